@@ -1,0 +1,10 @@
+# The one binary. Skipped while there is no src/apps/main.cpp.
+if(EXISTS ${CMAKE_SOURCE_DIR}/src/apps/main.cpp)
+  file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/apps/*.cpp)
+  list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
+  add_library(riptide_apps STATIC ${app_sources})
+  target_include_directories(riptide_apps PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  target_link_libraries(riptide_apps PUBLIC riptide_engine)
+  add_executable(riptide ${CMAKE_SOURCE_DIR}/src/apps/main.cpp)
+  target_link_libraries(riptide PRIVATE riptide_apps)
+endif()

@@ -1,0 +1,27 @@
+// The subcommands of `riptide`, one file each (cmd_NAME.cpp).
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace riptide::apps {
+
+/// What a parsed subcommand does; returns the exit code.
+using Action = std::function<int()>;
+
+/// Each adds its subcommand to `app` and, when that is chosen, leaves what to do in `action`.
+void add_run(CLI::App& app, Action& action);
+void add_chat(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_template(CLI::App& app, Action& action);
+void add_quantize(CLI::App& app, Action& action);
+void add_synth(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_trace(CLI::App& app, Action& action);
+void add_ppl(CLI::App& app, Action& action);
+
+/// The whole program: parses, runs, prints `error: ...` on one line of stderr. Returns the exit code (base/error.h).
+int riptide_main(int argc, const char* const* argv);
+
+}  // namespace riptide::apps

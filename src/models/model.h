@@ -1,0 +1,65 @@
+// What a model is to the rest of the engine.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "ops/batch.h"
+#include "ops/kv_view.h"
+#include "tensor/context.h"
+
+namespace riptide {
+
+/// The state that one layer keeps for each sequence.
+struct StateSpec {
+    enum class Kind { none, paged, window };
+    Kind kind = Kind::none;
+    int64_t num_kv_heads = 0;
+    int64_t head_dim = 0;
+    int32_t window = 0;  // kind == window: a row sees itself and the window - 1 positions before it
+};
+
+/// Facts about a loaded model that other layers may show or check.
+struct ModelInfo {
+    std::string architecture;    // "laguna", "qwen3"
+    std::string name;            // general.name or the folder
+    int64_t num_hidden_layers = 0;
+    int64_t hidden_size = 0;
+    int64_t vocab_size = 0;
+    int64_t max_position_embeddings = 0;
+    int64_t parameters = 0;         // stored
+    int64_t active_parameters = 0;  // used for one token; the embedding table counts as one row
+    int64_t weight_bytes = 0;
+    int64_t bytes_per_token = 0;    // weight bytes that one decoded token reads (batch 1)
+};
+
+/// The storage that a step works on, one view for each layer (kind none: an empty view).
+struct States {
+    std::span<const KvView> kv;
+};
+
+/// A network with its weights. Immutable after loading. forward() may be called from one thread at a time for one Context.
+class Model {
+  public:
+    virtual ~Model() = default;
+    virtual const ModelInfo& info() const = 0;
+    /// One entry for each layer.
+    virtual std::span<const StateSpec> state_specs() const = 0;
+    /// Runs one step: appends K/V of every row, returns f32 logits [batch.logit_rows.size(), vocab_size] in the arena.
+    /// Each row's result is independent of the other rows of the step, bit for bit.
+    virtual Tensor forward(Context& ctx, const Batch& batch, const States& states) const = 0;
+};
+
+struct ModelOptions {
+    /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this value.
+    double yarn_attention_factor = -1.0;
+};
+
+/// Builds the model that the checkpoint describes. The checkpoint must outlive it (weights are mapped, not copied).
+/// Throws Error for an unknown architecture (listing the known ones) and for missing, unused or wrongly shaped tensors.
+std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptions& options = {});
+
+}  // namespace riptide

@@ -1,0 +1,48 @@
+#include "tensor/arena.h"
+
+#include <algorithm>
+
+namespace riptide {
+
+namespace {
+constexpr int64_t kAlignment = 64;
+}
+
+Arena::Arena(int64_t first_block_bytes) {
+    blocks_.push_back({nullptr, nullptr, first_block_bytes});
+}
+
+void* Arena::allocate(int64_t bytes) {
+    RT_ASSERT(bytes >= 0);
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    while (used_ + bytes > blocks_[current_].bytes) {
+        if (current_ + 1 == blocks_.size()) blocks_.push_back({nullptr, nullptr, std::max(bytes, 2 * blocks_.back().bytes)});
+        ++current_;
+        used_ = 0;
+    }
+    Block& block = blocks_[current_];
+    if (!block.memory) {
+        block.memory.reset(new std::byte[static_cast<size_t>(block.bytes + kAlignment)]);
+        const auto address = reinterpret_cast<uintptr_t>(block.memory.get());
+        block.start = block.memory.get() + (kAlignment - address % kAlignment) % kAlignment;
+    }
+    void* result = block.start + used_;
+    used_ += bytes;
+    int64_t in_use = used_;
+    for (size_t i = 0; i < current_; ++i) in_use += blocks_[i].bytes;
+    peak_ = std::max(peak_, in_use);
+    return result;
+}
+
+int64_t Arena::capacity() const {
+    int64_t total = 0;
+    for (const Block& block : blocks_) total += block.memory ? block.bytes : 0;
+    return total;
+}
+
+void Arena::restore(Mark mark) {
+    current_ = mark.block;
+    used_ = mark.used;
+}
+
+}  // namespace riptide

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Builds a preset and fails on any compiler warning.
+set -uo pipefail
+log=$(mktemp)
+cmake --build --preset "$1" -- -k 0 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
+if grep -q 'warning:' "$log"; then
+  echo "the build printed warnings"
+  status=1
+fi
+rm -f "$log"
+exit "$status"

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Fails if a source file includes an upper layer, or if CUDA leaks out of its folders. The table is DESIGN.md's.
+
+usage: check_layers.py [ROOT]        check_layers.py --self-test
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+ALLOWED = {
+    "base": set(),
+    "tensor": {"base"},
+    "quant": {"base", "tensor"},
+    "ops": {"base", "tensor", "quant"},
+    "io": {"base", "tensor", "quant"},
+    "text": {"base"},
+    "cache": {"base", "tensor", "quant", "ops"},
+    "models": {"base", "tensor", "quant", "ops", "cache", "io"},
+    "engine": {"base", "tensor", "quant", "ops", "cache", "io", "models", "text"},
+    "server": {"base", "text"},
+    "apps": {"base", "tensor", "quant", "ops", "io", "text", "cache", "models", "engine", "server"},
+}
+SERVER_MAY = {"engine/engine.h", "engine/request.h"}
+CUDA_FOLDERS = {"tensor", "quant", "ops"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+
+
+def check(root: pathlib.Path) -> list[str]:
+    problems = []
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+            continue
+        layer = path.relative_to(root / "src").parts[0]
+        where = path.relative_to(root)
+        if layer not in ALLOWED:
+            problems.append(f"{where}: folder '{layer}' is not a layer of the table")
+            continue
+        if path.suffix in {".cu", ".cuh"} and layer not in CUDA_FOLDERS:
+            problems.append(f"{where}: CUDA sources belong in {', '.join(sorted(CUDA_FOLDERS))}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match:
+                bracket, target = match.groups()
+                if re.match(r"cuda|cublas|cub/", target) and layer not in CUDA_FOLDERS:
+                    problems.append(f"{where}:{number}: includes {target} outside the CUDA folders")
+                first = target.split("/")[0]
+                if bracket == '"' and first in ALLOWED and first != layer and first not in ALLOWED[layer]:
+                    if not (layer == "server" and target in SERVER_MAY):
+                        problems.append(f"{where}:{number}: {layer} must not include {target}")
+            elif re.match(r"^\s*#\s*if.*CUDA", line) and layer not in CUDA_FOLDERS:
+                problems.append(f"{where}:{number}: CUDA conditional outside the CUDA folders")
+            elif re.search(r"\bgetenv\s*\(", line):
+                problems.append(f"{where}:{number}: src/ reads no environment variables")
+            elif re.search(r"\bstd::regex\b", line):
+                problems.append(f"{where}:{number}: std::regex overflows the stack on long input")
+    return problems
+
+
+def self_test() -> None:
+    """The check must be able to fail: plants one violation of each kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        planted = {
+            "src/base/a.h": '#include "ops/norm.h"\n',
+            "src/models/b.cpp": "#include <cuda_runtime.h>\n",
+            "src/engine/c.cpp": "#ifdef RIPTIDE_CUDA\n#endif\n",
+            "src/io/d.cpp": 'auto x = getenv("X");\n',
+            "src/stray/e.cpp": "\n",
+            "src/text/f.cpp": "std::regex r;\n",
+            "src/models/g.cu": "\n",
+        }
+        for name, text in planted.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        problems = check(root)
+        for name in planted:
+            assert any(problem.startswith(name) for problem in problems), f"{name} was not reported: {problems}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        sys.exit(0)
+    found = check(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
+    print("\n".join(found) if found else "layers: no upward include")
+    sys.exit(1 if found else 0)

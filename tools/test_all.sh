@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Everything that CI runs, cheapest first. Ends with `N passed, N failed, N skipped`.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+tally=$(mktemp)
+rm -f "$tally"
+passed=0
+failed=0
+stage() {  # stage NAME COMMAND...: one check that passes or fails as a whole
+  local name=$1
+  shift
+  local started=$SECONDS
+  if "$@" >"build/stage.log" 2>&1; then
+    passed=$((passed + 1))
+    printf '%-34s ok      %4d s\n' "$name" $((SECONDS - started))
+  else
+    failed=$((failed + 1))
+    printf '%-34s FAILED  %4d s\n' "$name" $((SECONDS - started))
+    tail -n 60 build/stage.log
+  fi
+}
+mkdir -p build
+
+stage "layers: the check can fail" tools/check_layers.py --self-test
+stage "layers: no upward include" tools/check_layers.py
+stage "configure cpu" cmake --preset cpu
+stage "build cpu, no warnings" tools/build_clean.sh cpu
+echo "== unit tests (optimised)"
+tools/run_tests.py build/cpu --tally "$tally"
+stage "command line" tools/cli_test.py build/cpu/riptide
+stage "configure asan" cmake --preset asan
+stage "build asan" cmake --build --preset asan -- -k 0
+echo "== unit tests (AddressSanitizer + UndefinedBehaviorSanitizer)"
+tools/run_tests.py build/asan --tally "$tally"
+stage "configure fuzz" cmake --preset fuzz
+stage "build fuzz" cmake --build --preset fuzz --target fuzzers
+for target in gguf safetensors tokenizer jinja laguna_stream; do
+  stage "fuzz $target, ${FUZZ_SECONDS:=60} s" tools/fuzz.sh "$target" "$FUZZ_SECONDS"
+done
+
+counts=($(python3 -c "import json,sys; t=json.load(open('$tally')); print(t['passed'], t['failed'], t['skipped'])"))
+passed=$((passed + counts[0]))
+failed=$((failed + counts[1]))
+echo "$passed passed, $failed failed, ${counts[2]} skipped"
+[ "$failed" -eq 0 ]
