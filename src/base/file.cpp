@@ -41,7 +41,8 @@ struct Descriptor {
 
 struct Mapping {
     std::atomic<uintptr_t> begin{0};  // 0: free
-    std::atomic<uintptr_t> end{0};    // stored last when taken and cleared first when freed: begin >= end matches no address
+    std::atomic<uintptr_t> end{
+        0};  // stored last when taken and cleared first when freed: begin >= end matches no address
     std::atomic<bool> lost{false};
 };
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -50,8 +51,9 @@ constexpr int kMaxMappings = 4096;
 constinit std::array<Mapping, kMaxMappings> g_mappings;
 struct sigaction g_previous_sigbus;
 
-// Zeros from the faulting page to the end of the map: past the end of a file every later page is gone too, and one call for
-// all of them keeps the number of memory areas small. The raw system call is safe in a handler; errno is the caller's to save.
+// Zeros from the faulting page to the end of the map: past the end of a file every later page is gone too, and one call
+// for all of them keeps the number of memory areas small. The raw system call is safe in a handler; errno is the
+// caller's to save.
 bool cover_with_zeros(uintptr_t address) {
     for (Mapping& mapping : g_mappings) {
         const uintptr_t begin = mapping.begin.load(std::memory_order_acquire);
@@ -183,13 +185,14 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
     std::string text;
     constexpr size_t kPiece = size_t{1} << 16;
     // Read to the end rather than to st_size: pipes and /proc say 0, and a file may grow.
-    for (size_t have = 0;; ) {
+    for (size_t have = 0;;) {
         text.resize(have + std::max(kPiece, have == 0 ? static_cast<size_t>(status.st_size) + 1 : 0));
         const ssize_t got = ::read(file.fd, text.data() + have, text.size() - have);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) fail_errno(path, "read", errno);
         have += static_cast<size_t>(got);
-        RT_CHECK(have <= static_cast<size_t>(max_bytes), "{}: has more than the {} bytes that are allowed", path, max_bytes);
+        RT_CHECK(have <= static_cast<size_t>(max_bytes), "{}: has more than the {} bytes that are allowed", path,
+                 max_bytes);
         if (got == 0) {
             text.resize(have);
             return text;
@@ -221,8 +224,7 @@ void OutputFile::write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
         const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
         if (put < 0 && errno == EINTR) continue;
-        if (put < 0)
-            fail(ErrorKind::io, "{}: cannot write after {} bytes: {}", path_, written_, std::strerror(errno));
+        if (put < 0) fail(ErrorKind::io, "{}: cannot write after {} bytes: {}", path_, written_, std::strerror(errno));
         written_ += put;
         bytes = bytes.subspan(static_cast<size_t>(put));
     }
@@ -238,7 +240,8 @@ void OutputFile::commit() {
         ::unlink(temp_.c_str());
         fail_errno(path_, "put into place", code);
     }
-    // The rename itself is on disk only when the folder is. A file system that cannot sync folders has done what it can.
+    // The rename itself is on disk only when the folder is. A file system that cannot sync folders has done what it
+    // can.
     const std::string folder = std::filesystem::path(path_).parent_path().string();
     Descriptor parent{::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
     if (parent.fd >= 0 && ::fsync(parent.fd) != 0 && errno != EINVAL && errno != EROFS && errno != EBADF)

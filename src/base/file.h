@@ -1,7 +1,8 @@
-// Files: read-only maps that survive a file shrinking under them, bounded reads, and writes that appear whole or not at all.
+// Files: read-only maps that survive a file shrinking under them, bounded reads, and writes that appear whole or not at
+// all.
 //
-// Every error is one line that begins with the path. Kinds: a missing file is no_input, a refused one permission, a folder or
-// other thing that is not a file is data, everything else io.
+// Every error is one line that begins with the path. Kinds: a missing file is no_input, a refused one permission, a
+// folder or other thing that is not a file is data, everything else io.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +13,13 @@
 
 namespace riptide {
 
-/// A whole regular file, mapped read-only; its real size comes from fstat. Pages are read when touched, so mapping costs the
-/// same for 1 KB and for 20 GB. An empty file maps to an empty span.
+/// A whole regular file, mapped read-only; its real size comes from fstat. Pages are read when touched, so mapping
+/// costs the same for 1 KB and for 20 GB. An empty file maps to an empty span.
 ///
-/// If the file becomes shorter while mapped, reading the lost part gives zeros instead of killing the process: the first mapping
-/// installs a SIGBUS handler (faults outside these maps go on to the handler that was there before), which puts zeros over the
-/// rest of the map and notes the loss for check_intact(). Reading is thread-safe; moving and destroying are not.
+/// If the file becomes shorter while mapped, reading the lost part gives zeros instead of killing the process: the
+/// first mapping installs a SIGBUS handler (faults outside these maps go on to the handler that was there before),
+/// which puts zeros over the rest of the map and notes the loss for check_intact(). Reading is thread-safe; moving and
+/// destroying are not.
 class MappedFile {
   public:
     MappedFile() = default;
@@ -44,8 +46,9 @@ class MappedFile {
 /// The whole file (or pipe) as text. Throws Error(data) if it holds more than `max_bytes`.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// A file that is written under a temporary name beside `path` and gets its own name, complete and on disk, in commit().
-/// Without commit() the destructor removes it, so nothing half-written is ever seen under `path`. Not thread-safe.
+/// A file that is written under a temporary name beside `path` and gets its own name, complete and on disk, in
+/// commit(). Without commit() the destructor removes it, so nothing half-written is ever seen under `path`. Not
+/// thread-safe.
 class OutputFile {
   public:
     /// REQUIRES: `path` is new or a regular file (which commit() replaces).

@@ -1,0 +1,168 @@
+// riptide quantize: safetensors or GGUF to GGUF in another type.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "apps/commands.h"
+#include "apps/convert.h"
+#include "apps/demo_model.h"
+#include "apps/terminal.h"
+#include "base/thread_pool.h"
+#include "io/gguf.h"
+#include "quant/codec.h"
+#include "quant/quant_mix.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    std::string in, out, type = "q4_k_m", name;
+    int threads = 0;
+};
+
+/// One tensor to write: where its rows come from, and in what type they go out.
+struct Job {
+    LayoutTensor tensor;
+    DType dtype = DType::f32;
+    std::vector<Weight> parts;   // experts in order, or one matrix
+    std::vector<float> vector;   // instead of parts
+};
+
+constexpr int64_t kPieceBytes = int64_t{32} << 20;
+
+/// Rows [first, first + count) of a matrix in the wanted type. Unchanged bytes where the type stays.
+void convert_rows(const Weight& source, DType dtype, int64_t first, int64_t count, std::byte* out, ThreadPool& threads) {
+    const int64_t bytes = row_bytes(dtype, source.cols);
+    threads.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
+        std::vector<float> row(static_cast<size_t>(source.cols));
+        for (int64_t r = begin; r < end; ++r) {
+            if (source.dtype == dtype && source.scales == nullptr && source.scale == 1.0f) {
+                std::copy_n(static_cast<const std::byte*>(source.row(first + r)), bytes, out + r * bytes);
+                continue;
+            }
+            dequantize_row(source, first + r, row.data());
+            quantize(dtype, row.data(), out + r * bytes, source.cols);
+        }
+    });
+}
+
+void write_job(const Job& job, GgufWriter& writer, ThreadPool& threads, const std::function<void(int64_t)>& advance) {
+    if (job.parts.empty()) {
+        std::vector<std::byte> out(static_cast<size_t>(row_bytes(job.dtype, static_cast<int64_t>(job.vector.size()))));
+        quantize(job.dtype, job.vector.data(), out.data(), static_cast<int64_t>(job.vector.size()));
+        writer.write_tensor(job.tensor.name, out);
+        return advance(static_cast<int64_t>(out.size()));
+    }
+    std::vector<std::byte> piece;
+    for (const Weight& part : job.parts) {
+        const int64_t bytes = row_bytes(job.dtype, part.cols), step = std::max<int64_t>(1, kPieceBytes / bytes);
+        for (int64_t first = 0; first < part.rows; first += step) {
+            const int64_t count = std::min(step, part.rows - first);
+            piece.resize(static_cast<size_t>(count * bytes));
+            convert_rows(part, job.dtype, first, count, piece.data(), threads);
+            writer.write(piece);
+            advance(count * bytes);
+            if (interrupted()) fail(ErrorKind::io, "interrupted; {} was left as it was", job.tensor.name);
+        }
+    }
+}
+
+Weight whole(const TensorInfo& tensor) {
+    Weight w;
+    w.data = tensor.bytes.data();
+    w.dtype = tensor.dtype;
+    w.cols = tensor.shape.back();
+    w.rows = 1;
+    for (size_t i = 0; i + 1 < tensor.shape.size(); ++i) w.rows *= tensor.shape[i];
+    w.row_bytes = row_bytes(w.dtype, w.cols);
+    return w;
+}
+
+/// "blk.12.attn_q.weight" -> 12, others -1.
+int64_t layer_of(const std::string& name) {
+    if (name.rfind("blk.", 0) != 0) return -1;
+    int64_t layer = 0;
+    for (size_t i = 4; i < name.size() && name[i] >= '0' && name[i] <= '9' && layer < 100000; ++i) layer = layer * 10 + (name[i] - '0');
+    return layer;
+}
+
+/// GGUF in: every tensor under its own name, every key kept.
+std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, GgufWriter& writer) {
+    writer.copy_metadata(file);
+    int64_t layers = 0;
+    for (const TensorInfo& tensor : file.tensors()) layers = std::max(layers, layer_of(tensor.name) + 1);
+    std::vector<Job> jobs;
+    for (const TensorInfo& tensor : file.tensors()) {
+        Job job;
+        job.tensor = {tensor.name, tensor.shape, layer_of(tensor.name)};
+        job.dtype = quant_mix_type(mix, tensor.name, tensor.shape, job.tensor.layer, layers, file.find("output.weight") == nullptr);
+        job.parts = {whole(tensor)};
+        jobs.push_back(std::move(job));
+    }
+    return jobs;
+}
+
+std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+    const std::string name = options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name;
+    const GgufLayout layout = layout_of(checkpoint, name);
+    write_layout_metadata(layout, writer);
+    write_tokenizer_metadata(checkpoint, layout.vocab_size, writer);
+    Binder binder(checkpoint);
+    std::vector<Job> jobs;
+    for (const LayoutTensor& tensor : layout_tensors(layout)) {
+        Job job;
+        job.tensor = tensor;
+        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, layout.num_hidden_layers, layout.tie_word_embeddings);
+        if (is_expert_stack(tensor)) job.parts = binder.experts(expert_names(tensor), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
+        else if (tensor.shape.size() == 2) job.parts = {binder.matrix(source_names(tensor), tensor.shape[0], tensor.shape[1])};
+        else job.vector = binder.vector(source_names(tensor), tensor.shape[0]);
+        jobs.push_back(std::move(job));
+    }
+    binder.finish();
+    return jobs;
+}
+
+int quantize_file(const Options& options) {
+    quant_mix_file_type(options.type);  // an unknown mix is an error before anything is opened
+    const auto checkpoint = open_checkpoint(options.in);
+    RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out), ErrorKind::usage,
+             "{}: input and output are the same file", options.out);
+    catch_interrupts();
+    GgufWriter writer(options.out);
+    const auto* gguf = dynamic_cast<const GgufFile*>(checkpoint.get());
+    const std::vector<Job> jobs = gguf != nullptr ? jobs_from_gguf(*gguf, options.type, writer)
+                                                  : jobs_from_safetensors(*checkpoint, options, writer);
+    writer.set_u32("general.quantization_version", 2);
+    writer.set_u32("general.file_type", quant_mix_file_type(options.type));
+    for (const Job& job : jobs) writer.add_tensor(job.tensor.name, job.dtype, job.tensor.shape);
+    ThreadPool threads(options.threads);
+    Progress progress("quantising", "B");
+    int64_t done = 0;
+    for (const Job& job : jobs) {
+        write_job(job, writer, threads, [&](int64_t bytes) { progress.update(done += bytes, writer.tensor_bytes()); });
+        checkpoint->check_intact();
+    }
+    writer.finish();
+    fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(), grouped(writer.tensor_bytes()),
+               human_bytes(writer.tensor_bytes()), human_bytes(checkpoint->tensor_bytes()));
+    return 0;
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type");
+    auto options = std::make_shared<Options>();
+    cmd->add_option("IN", options->in, "Safetensors folder or GGUF file")->required();
+    cmd->add_option("OUT", options->out, "GGUF file to write")->required();
+    cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();
+    cmd->add_option("--name", options->name, "general.name of the output; default: the folder's name");
+    cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();
+    cmd->footer("Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
+                "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0");
+    cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
+}
+
+}  // namespace riptide::apps

@@ -1,0 +1,27 @@
+// Hugging Face folders as GGUF: layout, names and tokenizer.
+#pragma once
+
+#include <string>
+
+#include "apps/gguf_layout.h"
+#include "io/checkpoint.h"
+#include "models/binder.h"
+
+namespace riptide::apps {
+
+/// The layout of the GGUF that holds this safetensors checkpoint: Laguna and dense Qwen3. `name` goes to general.name.
+/// Throws Error for other architectures, listing these.
+GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name);
+
+/// Where a GGUF tensor's values are in a Hugging Face folder.
+/// REQUIRES a name that layout_tensors makes. Stacks (`*_exps`) are read with expert_names.
+TensorNames source_names(const LayoutTensor& tensor);
+ExpertNames expert_names(const LayoutTensor& tensor);
+/// Is it a stack of experts?
+bool is_expert_stack(const LayoutTensor& tensor);
+
+/// Writes tokenizer.ggml.* and tokenizer.chat_template from tokenizer.json, tokenizer_config.json, generation_config.json and the
+/// chat template of the folder. Nothing if the folder has no tokenizer.json. Throws Error for rules that GGUF has no name for.
+void write_tokenizer_metadata(const Checkpoint& checkpoint, int64_t vocab_size, GgufWriter& writer);
+
+}  // namespace riptide::apps

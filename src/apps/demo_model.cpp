@@ -1,0 +1,24 @@
+#include "apps/demo_model.h"
+
+#include <cstddef>
+#include <span>
+
+extern "C" const std::byte riptide_demo_model_begin[];
+extern "C" const std::byte riptide_demo_model_end[];
+extern "C" const char riptide_demo_template_begin[];
+extern "C" const char riptide_demo_template_end[];
+
+namespace riptide::apps {
+
+std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path) {
+    if (!path.empty()) return open_checkpoint(path);
+    const std::span<const std::byte> image(riptide_demo_model_begin, riptide_demo_model_end);
+    if (image.empty()) fail(ErrorKind::unavailable, "this build contains no demo model: name a GGUF file or a safetensors folder");
+    return open_gguf_memory(image, "(demo model)");
+}
+
+std::string_view demo_chat_template() {
+    return {riptide_demo_template_begin, static_cast<size_t>(riptide_demo_template_end - riptide_demo_template_begin)};
+}
+
+}  // namespace riptide::apps

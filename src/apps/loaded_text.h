@@ -1,0 +1,22 @@
+// The text side of a checkpoint: its tokenizer, chat template and stop ids.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "text/tokenizer.h"
+
+namespace riptide::apps {
+
+/// The checkpoint has a vocabulary that load_tokenizer can read.
+bool has_tokenizer(const Checkpoint& checkpoint);
+/// From tokenizer.ggml.* or tokenizer.json. Throws Error if the checkpoint has none.
+Tokenizer load_tokenizer(const Checkpoint& checkpoint);
+/// The chat template's source, or "" if the checkpoint has none.
+std::string chat_template_source(const Checkpoint& checkpoint);
+/// The ids that end an answer: the tokenizer's eos and eot and generation_config.json's eos_token_id.
+std::vector<int32_t> stop_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer);
+
+}  // namespace riptide::apps

@@ -1,0 +1,33 @@
+#include "cache/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace riptide {
+
+HostMemory::HostMemory(int64_t bytes) : bytes_(bytes) {
+    RT_ASSERT(bytes >= 0);
+    if (bytes == 0) return;
+    void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) fail(ErrorKind::system, "the system has no {} bytes of address space for the K/V cache", bytes);
+    data_ = static_cast<std::byte*>(p);
+}
+
+HostMemory::~HostMemory() {
+    if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+HostMemory::HostMemory(HostMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+}  // namespace riptide

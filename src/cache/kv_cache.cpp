@@ -1,0 +1,125 @@
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checked.h"
+#include "ops/kv_append.h"
+#include "quant/kv_codec.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr int32_t kRingAlign = 64;
+
+const KvCacheOptions& checked(const KvCacheOptions& o) {
+    RT_CHECK(o.page_rows >= 1, "K/V pages of {} tokens: a page holds at least one", o.page_rows);
+    RT_CHECK(o.pages >= 0, "{} K/V pages: the number cannot be negative", o.pages);
+    RT_CHECK(o.max_sequences >= 1, "room for {} sequences: at least one is needed", o.max_sequences);
+    RT_CHECK(o.max_step_rows >= 1, "steps of {} rows: at least one is needed", o.max_step_rows);
+    RT_CHECK(int64_t{o.pages} * o.page_rows <= INT32_MAX, "{} pages of {} tokens: more than {} tokens", o.pages,
+             o.page_rows, INT32_MAX);
+    return o;
+}
+
+void check_heads(const StateSpec& spec, size_t layer, DType type, const char* which) {
+    RT_CHECK(can_hold_kv(type), "{} cannot store {}", dtype_name(type), which);
+    RT_CHECK(spec.num_kv_heads >= 1 && spec.head_dim >= 1, "layer {}: {} K/V heads of {} values", layer, spec.num_kv_heads,
+             spec.head_dim);
+    const int64_t block = dtype_info(type).block_elements;
+    RT_CHECK(spec.head_dim % block == 0, "layer {}: head_dim {} does not suit {} as {}: its blocks hold {} values", layer,
+             spec.head_dim, dtype_name(type), which, block);
+}
+
+}  // namespace
+
+KvCache::KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options)
+    : options_(checked(options)),
+      pool_(options.pages),
+      slot_held_(static_cast<size_t>(options.max_sequences), 0),
+      views_(specs.size()) {
+    for (int32_t slot = options.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+    for (size_t layer = 0; layer < specs.size(); ++layer) {
+        const StateSpec& spec = specs[layer];
+        if (spec.kind != StateSpec::Kind::none) add_layer(spec, layer);
+    }
+}
+
+void KvCache::add_layer(const StateSpec& spec, size_t layer) {
+    check_heads(spec, layer, options_.k_dtype, "K");
+    check_heads(spec, layer, options_.v_dtype, "V");
+    KvView& view = views_[layer];
+    view.k_dtype = options_.k_dtype;
+    view.v_dtype = options_.v_dtype;
+    view.num_kv_heads = spec.num_kv_heads;
+    view.head_dim = spec.head_dim;
+    view.k_slot_bytes = checked_mul(spec.num_kv_heads, row_bytes(options_.k_dtype, spec.head_dim), "K/V cache");
+    view.v_slot_bytes = checked_mul(spec.num_kv_heads, row_bytes(options_.v_dtype, spec.head_dim), "K/V cache");
+    const int64_t token = checked_add(view.k_slot_bytes, view.v_slot_bytes, "K/V cache");
+    int64_t slots = 0;
+    if (spec.kind == StateSpec::Kind::paged) {
+        view.page_rows = options_.page_rows;
+        slots = int64_t{options_.pages} * options_.page_rows;
+        bytes_per_token_ = checked_add(bytes_per_token_, token, "K/V cache");
+    } else {
+        RT_CHECK(spec.window >= 1, "layer {}: a window of {} tokens", layer, spec.window);
+        const int64_t rows = int64_t{spec.window} - 1 + options_.max_step_rows;
+        const int64_t ring = (rows + kRingAlign - 1) / kRingAlign * kRingAlign;
+        RT_CHECK(ring <= INT32_MAX, "layer {}: a ring of {} tokens", layer, ring);
+        view.window = spec.window;
+        view.ring_rows = static_cast<int32_t>(ring);
+        slots = checked_mul(options_.max_sequences, ring, "K/V cache");
+        bytes_per_sequence_ = checked_add(bytes_per_sequence_, checked_mul(ring, token, "K/V cache"), "K/V cache");
+    }
+    view.k = memory_.emplace_back(checked_mul(slots, view.k_slot_bytes, "K/V cache")).data();
+    view.v = memory_.emplace_back(checked_mul(slots, view.v_slot_bytes, "K/V cache")).data();
+}
+
+int32_t KvCache::pages_for(int64_t tokens) const {
+    return static_cast<int32_t>((tokens + options_.page_rows - 1) / options_.page_rows);
+}
+
+int32_t KvCache::acquire_slot() {
+    if (free_slots_.empty()) return -1;
+    const int32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    slot_held_[static_cast<size_t>(slot)] = 1;
+    return slot;
+}
+
+void KvCache::release_slot(int32_t slot) {
+    RT_ASSERT(slot >= 0 && slot < options_.max_sequences && slot_held_[static_cast<size_t>(slot)] != 0);
+    slot_held_[static_cast<size_t>(slot)] = 0;
+    free_slots_.push_back(slot);
+}
+
+int64_t KvCache::total_bytes() const {
+    return int64_t{options_.pages} * options_.page_rows * bytes_per_token_ + options_.max_sequences * bytes_per_sequence_;
+}
+
+void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) {
+    RT_ASSERT(rows >= 0 && rows <= options_.page_rows);
+    for (const KvView& view : views_) {
+        if (view.page_rows == 0) continue;
+        const auto copy = [&](void* base, int64_t slot_bytes) {
+            char* memory = static_cast<char*>(base);
+            const int64_t page_bytes = slot_bytes * view.page_rows;
+            std::memcpy(memory + to * page_bytes, memory + from * page_bytes, static_cast<size_t>(rows * slot_bytes));
+        };
+        copy(view.k, view.k_slot_bytes);
+        copy(view.v, view.v_slot_bytes);
+    }
+}
+
+void KvCache::copy_rings(int32_t from_slot, int32_t to_slot, int64_t length) {
+    for (const KvView& view : views_) {
+        if (view.window == 0) continue;
+        for (int64_t index = std::max<int64_t>(0, length - (view.window - 1)); index < length; ++index) {
+            const int64_t place = index % view.ring_rows;
+            ops::kv_move(view, int64_t{from_slot} * view.ring_rows + place, int64_t{to_slot} * view.ring_rows + place);
+        }
+    }
+}
+
+}  // namespace riptide

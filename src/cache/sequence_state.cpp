@@ -1,0 +1,177 @@
+#include "cache/sequence_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cache/saved_state.h"
+#include "ops/kv_append.h"
+
+namespace riptide {
+
+SequenceState::SequenceState(KvCache& cache) : cache_(&cache), slot_(cache.acquire_slot()) {
+    if (slot_ < 0)
+        fail(ErrorKind::unavailable, "all {} sequence slots of the K/V cache are taken", cache.options().max_sequences);
+}
+
+SequenceState::~SequenceState() { release_all(); }
+
+SequenceState::SequenceState(SequenceState&& other) noexcept
+    : cache_(std::exchange(other.cache_, nullptr)),
+      pages_(std::exchange(other.pages_, {})),
+      slot_(std::exchange(other.slot_, -1)),
+      length_(std::exchange(other.length_, 0)),
+      reserved_(std::exchange(other.reserved_, 0)),
+      ring_base_(std::exchange(other.ring_base_, 0)),
+      ring_high_(std::exchange(other.ring_high_, 0)) {}
+
+SequenceState& SequenceState::operator=(SequenceState&& other) noexcept {
+    SequenceState taken(std::move(other));
+    std::swap(cache_, taken.cache_);
+    std::swap(pages_, taken.pages_);
+    std::swap(slot_, taken.slot_);
+    std::swap(length_, taken.length_);
+    std::swap(reserved_, taken.reserved_);
+    std::swap(ring_base_, taken.ring_base_);
+    std::swap(ring_high_, taken.ring_high_);
+    return *this;
+}
+
+void SequenceState::release_all() {
+    if (cache_ == nullptr) return;
+    for (const int32_t page : pages_) cache_->pool().release(page);
+    pages_.clear();
+    cache_->release_slot(slot_);
+}
+
+/// Frees the pages beyond those that hold `tokens` tokens.
+void SequenceState::resize_pages(int64_t tokens) {
+    while (static_cast<int32_t>(pages_.size()) > cache_->pages_for(tokens)) {
+        cache_->pool().release(pages_.back());
+        pages_.pop_back();
+    }
+}
+
+/// Whether the page that the next token falls into is shared and partly filled.
+bool SequenceState::tail_is_shared() const {
+    const int32_t page_rows = cache_->options().page_rows;
+    if (length_ % page_rows == 0) return false;
+    return cache_->pool().refcount(pages_[static_cast<size_t>(length_ / page_rows)]) > 1;
+}
+
+int32_t SequenceState::pages_needed(int64_t rows) const {
+    if (!cache_->has_pages()) return 0;
+    const int32_t more = cache_->pages_for(length_ + rows) - static_cast<int32_t>(pages_.size());
+    return std::max(0, more) + (tail_is_shared() ? 1 : 0);
+}
+
+bool SequenceState::try_reserve(int64_t rows) {
+    RT_ASSERT(rows >= 1 && rows <= cache_->options().max_step_rows && length_ + rows <= INT32_MAX);
+    PagePool& pool = cache_->pool();
+    if (pages_needed(rows) > pool.free_count()) return false;
+    if (cache_->has_pages()) {
+        if (tail_is_shared()) {
+            const int32_t page_rows = cache_->options().page_rows;
+            int32_t& tail = pages_[static_cast<size_t>(length_ / page_rows)];
+            const int32_t own = pool.acquire();
+            cache_->copy_page(tail, own, static_cast<int32_t>(length_ % page_rows));
+            pool.release(tail);
+            tail = own;
+        }
+        while (static_cast<int32_t>(pages_.size()) < cache_->pages_for(length_ + rows)) pages_.push_back(pool.acquire());
+    }
+    reserved_ = std::max(reserved_, rows);
+    ring_high_ = std::max(ring_high_, length_ + reserved_);
+    return true;
+}
+
+/// Copies K/V between two storage indices of this sequence in every layer.
+void SequenceState::move_row(int64_t from, int64_t to) {
+    for (const KvView& view : cache_->views()) {
+        const auto slot = [&](int64_t index) -> int64_t {
+            if (view.window > 0) return int64_t{slot_} * view.ring_rows + index % view.ring_rows;
+            return int64_t{pages_[static_cast<size_t>(index / view.page_rows)]} * view.page_rows + index % view.page_rows;
+        };
+        if (view.num_kv_heads > 0) ops::kv_move(view, slot(from), slot(to));
+    }
+}
+
+void SequenceState::commit(std::span<const int32_t> path) {
+    // Row i of the path comes from index >= i, so going up never overwrites a row that is still to be moved.
+    for (size_t i = 0; i < path.size(); ++i) {
+        RT_ASSERT(path[i] >= 0 && path[i] < reserved_ && (i == 0 || path[i - 1] < path[i]));
+        if (path[i] != static_cast<int32_t>(i)) move_row(length_ + path[i], length_ + static_cast<int64_t>(i));
+    }
+    commit_prefix(static_cast<int64_t>(path.size()));
+}
+
+void SequenceState::commit_prefix(int64_t rows) {
+    RT_ASSERT(rows >= 0 && rows <= reserved_);
+    length_ += rows;
+    reserved_ = 0;
+    resize_pages(length_);
+}
+
+/// The rings have been filled with what a sequence of `length` tokens needs, and no more.
+void SequenceState::adopt_rings(int64_t length) {
+    length_ = length;
+    ring_base_ = length;
+    ring_high_ = length;
+}
+
+bool SequenceState::can_truncate(int64_t length) const {
+    RT_ASSERT(length >= 0 && length <= length_);
+    return std::all_of(cache_->views().begin(), cache_->views().end(), [&](const KvView& view) {
+        if (view.window == 0) return true;
+        const int64_t oldest = std::max<int64_t>(0, length - (view.window - 1));
+        const bool copied_in = oldest >= ring_base_ - (view.window - 1), overwritten = oldest + view.ring_rows < ring_high_;
+        return oldest >= length || (copied_in && !overwritten);
+    });
+}
+
+void SequenceState::truncate(int64_t length) {
+    RT_ASSERT(reserved_ == 0);
+    RT_CHECK(can_truncate(length),
+             "cannot go back from {} to {} tokens: the window layers no longer hold what the tokens there see", length_,
+             length);
+    length_ = length;
+    if (length == 0) ring_base_ = ring_high_ = 0;
+    resize_pages(length);
+}
+
+std::vector<std::byte> SequenceState::save() const {
+    RT_ASSERT(reserved_ == 0);
+    return save_rings(*cache_, slot_, length_);
+}
+
+void SequenceState::restore(std::span<const std::byte> saved) {
+    RT_ASSERT(reserved_ == 0);
+    const int64_t length = saved_length(*cache_, saved);
+    RT_CHECK(length <= length_, "a state of {} tokens cannot be restored into a sequence of {}", length, length_);
+    load_rings(*cache_, slot_, saved);
+    adopt_rings(length);
+    resize_pages(length);
+}
+
+void SequenceState::restore(std::span<const std::byte> saved, std::span<const int32_t> pages) {
+    RT_ASSERT(length_ == 0 && reserved_ == 0);
+    const int64_t length = saved_length(*cache_, saved);
+    const int64_t wanted = cache_->has_pages() ? cache_->pages_for(length) : 0;
+    RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}", length,
+             pages.size(), wanted);
+    for (const int32_t page : pages) cache_->pool().retain(page);
+    pages_.assign(pages.begin(), pages.end());
+    load_rings(*cache_, slot_, saved);
+    adopt_rings(length);
+}
+
+SequenceState SequenceState::fork() const {
+    RT_ASSERT(reserved_ == 0);
+    SequenceState copy(*cache_);
+    for (const int32_t page : pages_) cache_->pool().retain(page);
+    copy.pages_ = pages_;
+    cache_->copy_rings(slot_, copy.slot_, length_);
+    copy.adopt_rings(length_);
+    return copy;
+}
+
+}  // namespace riptide

@@ -1,0 +1,93 @@
+// From a checkpoint's named tensors to the Weights of a model: finding, checking, counting.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "tensor/tensor.h"
+
+namespace riptide {
+
+/// What one parameter may be called: in GGUF files, and in Hugging Face folders. The first name that exists is taken.
+struct TensorNames {
+    std::vector<std::string> gguf;
+    std::vector<std::string> hf;
+};
+
+/// What the experts' matrices of one kind may be called.
+struct ExpertNames {
+    std::string gguf;       // one stack [experts, rows, cols]
+    std::string hf_each;    // one matrix each; "{}" stands for the expert
+    std::string hf_stack;   // transformers' stack [experts, rows, cols] in memory, or [experts, 2 rows, cols] with ...
+    int hf_half = -1;       // ... gate (0) above up (1); -1: the stack holds this matrix alone
+};
+
+/// Finds tensors, checks dtype and shape, and keeps account of what was used, so that a tensor which nothing reads is an error
+/// and not a silently wrong model. Weights point into the checkpoint, which must outlive them.
+///
+/// A matrix stored as `X.weight` in a Hugging Face folder may lie there quantised by compressed-tensors; what it is, is decided
+/// by the tensors themselves, one by one:
+///   X.weight        F8_E4M3 [N, K]       with X.weight_scale [ceil(N/128), ceil(K/128)], [N, 1], [N] or one value
+///   X.weight_packed I32 [N, K/8 or K/4]  with X.weight_scale [N, K/g]: INT4 or INT8, g a divisor of K
+///   X.weight_packed U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_global_scale, a divisor: NVFP4
+///
+/// Every function throws Error naming file and tensor, what was found and what was expected. Not thread-safe.
+class Binder {
+  public:
+    /// Tensors of a safetensors checkpoint may all carry the prefix "language_model.".
+    explicit Binder(const Checkpoint& checkpoint);
+
+    bool has(const TensorNames& names) const { return find(names) != nullptr; }
+    /// Dimension 0 of a matrix that must be there, for what the files say only by shape.
+    int64_t rows_of(const TensorNames& names) const;
+
+    Weight matrix(const TensorNames& names, int64_t rows, int64_t cols);
+    /// f32, f16 and bf16 alike, as f32. Values that are not finite are an error.
+    std::vector<float> vector(const TensorNames& names, int64_t size);
+    std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols);
+
+    /// Throws Error if the checkpoint holds tensors that nothing asked for.
+    void finish() const;
+
+    /// Values of all tensors taken so far, each counted once; quantisation scales do not count.
+    int64_t parameters() const { return parameters_; }
+    /// Their bytes in the file, scales included.
+    int64_t weight_bytes() const { return weight_bytes_; }
+    /// Tensors that finish() let pass: KV scales, activation scales and the like. In the order of the file.
+    std::vector<std::string> ignored() const;
+
+  private:
+    const TensorInfo* find(const TensorNames& names) const;
+    const TensorInfo* find_name(const std::string& name) const;
+    const std::vector<std::string>& candidates(const TensorNames& names) const;
+    [[noreturn]] void fail_missing(std::span<const std::string> names) const;
+    const TensorInfo& use(const TensorInfo& tensor, int64_t parameters);
+    const TensorInfo& companion(const std::string& name, std::string_view of);
+    std::string where(const TensorInfo& tensor) const;
+
+    Weight stored_matrix(const TensorInfo& tensor, int64_t rows, int64_t cols);
+    Weight float8_matrix(const std::string& stem, Weight w);
+    Weight packed_matrix(const std::string& stem, const TensorInfo& packed, int64_t rows, int64_t cols);
+    Weight named_matrix(const std::string& name, int64_t rows, int64_t cols);
+    std::vector<Weight> stack(const TensorInfo& tensor, int64_t experts, int64_t rows, int64_t cols, int half);
+    void set_scale_plane(Weight& w, const TensorInfo& scale);
+    float scalar(const TensorInfo& tensor) const;
+
+    const Checkpoint& checkpoint_;
+    std::string prefix_;
+    std::set<std::string, std::less<>> used_;
+    int64_t parameters_ = 0;
+    int64_t weight_bytes_ = 0;
+};
+
+/// Bytes that a product with w reads: its rows and its scale plane.
+int64_t bytes_read(const Weight& w);
+
+}  // namespace riptide

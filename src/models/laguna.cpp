@@ -1,0 +1,205 @@
+// Laguna. Reference: transformers, models/laguna/modular_laguna.py (LagunaAttention, LagunaSparseMoeBlock, LagunaTopKRouter).
+// n rows, D hidden_size, V vocab_size; in layer l: H query heads, Hkv key-value heads, d head_dim.
+#include "models/laguna.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "models/facts.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/embed.h"
+#include "ops/kv_append.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+
+namespace riptide {
+
+// ---- forward ----------------------------------------------------------------------------------------------------------------
+
+Tensor Laguna::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
+    const auto i = static_cast<size_t>(l);
+    const Layer& w = layers_[i];
+    const int64_t n = x.rows(), H = config_.num_attention_heads_per_layer[i], Hkv = config_.num_key_value_heads;
+    const int64_t d = config_.head_dim;
+    const auto eps = static_cast<float>(config_.rms_norm_eps);
+    const ops::Rope& R = config_.is_sliding[i] ? rope_sliding_ : rope_full_;
+
+    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);                      // h = RMSNorm(x)                   [n, D]
+    const Weight* projections[] = {&w.wq, &w.wk, &w.wv, &w.wg};
+    const std::vector<Tensor> qkvg = ops::matmul_group(ctx, projections, h);       // q = Wq h, k = Wk h, v = Wv h, g = Wg h
+    Tensor q = qkvg[0].view({n, H, d});                                            //                               [n, H, d]
+    Tensor k = qkvg[1].view({n, Hkv, d});                                          //                             [n, Hkv, d]
+    const Tensor v = qkvg[2].view({n, Hkv, d});
+    q = ops::rms_norm(ctx, q, w.q_norm, eps);                                      // each head by itself; v stays
+    k = ops::rms_norm(ctx, k, w.k_norm, eps);
+    ops::rope(ctx, q, batch.positions, R);                                         // q, k <- R(p) q, R(p) k
+    ops::rope(ctx, k, batch.positions, R);
+    ops::kv_append(ctx, kv, k, v, batch);
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
+    Tensor o = ops::attention(ctx, q, kv, batch, scale);                           // o = softmax(q K^T / sqrt d) V   [n, H d]
+    ops::mul_softplus(ctx, o, qkvg[3], H);                                         // o <- softplus(g) * o, per head or element
+    const Tensor y = ops::matmul(ctx, w.wo, o);                                    // Wo o                            [n, D]
+    ctx.observe("attn_out", static_cast<int>(l), y);
+    return y;
+}
+
+Tensor Laguna::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
+    const auto i = static_cast<size_t>(l);
+    const Layer& w = layers_[i];
+
+    const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
+    Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);                // y = Wd (silu(Wg h) * Wu h): dense, or the
+    if (config_.is_sparse[i]) {                                                    //     shared expert
+        const Tensor z = ops::matmul(ctx, w.router, h);                            // s = sigmoid(Wr h); the top k of s + bias;
+        const ops::Routing routing =                                               // r_e = scale * s_e / (sum of the k s)
+            ops::route_sigmoid(ctx, z, w.router_bias, config_.num_experts_per_tok,
+                               static_cast<float>(config_.moe_routed_scaling_factor), config_.norm_topk_prob);
+        ops::add(ctx, y, ops::moe_swiglu(ctx, h, routing, w.experts));             // y <- y + sum_e r_e Wd_e (silu(Wg_e h) * Wu_e h)
+    }
+    ctx.observe("ffn_out", static_cast<int>(l), y);
+    return y;
+}
+
+Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) const {
+    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);                       // x: the residual stream, f32     [n, D]
+    ctx.observe("embed", -1, x);
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
+        const ArenaScope scope(*ctx.arena);
+        ops::add(ctx, x, attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]));
+        ops::add(ctx, x, feed_forward(ctx, l, x));
+        ctx.observe("layer_out", static_cast<int>(l), x);
+    }
+    if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
+    x = ops::gather_rows(ctx, x, batch.logit_rows);
+    x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
+    ctx.observe("final_norm", -1, x);
+    return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
+}
+
+// ---- weights ----------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Names of layer l's tensor: "blk.3.attn_q.weight" in GGUF, "model.layers.3.self_attn.q_proj.weight" in Hugging Face folders.
+TensorNames in_layer(int64_t l, std::initializer_list<std::string_view> gguf, std::initializer_list<std::string_view> hf) {
+    TensorNames names;
+    for (const std::string_view name : gguf) names.gguf.push_back(fmt::format("blk.{}.{}", l, name));
+    for (const std::string_view name : hf) names.hf.push_back(fmt::format("model.layers.{}.{}", l, name));
+    return names;
+}
+
+ExpertNames experts_in_layer(int64_t l, std::string_view gguf, std::string_view hf, std::string_view hf_stack, int half) {
+    const std::string mlp = fmt::format("model.layers.{}.mlp.experts.", l);
+    return {.gguf = fmt::format("blk.{}.{}", l, gguf),
+            .hf_each = mlp + "{}." + std::string(hf),
+            .hf_stack = mlp + std::string(hf_stack),
+            .hf_half = half};
+}
+
+}  // namespace
+
+void Laguna::bind_attention(Binder& bind, int64_t l) {
+    const auto i = static_cast<size_t>(l);
+    const int64_t D = config_.hidden_size, d = config_.head_dim;
+    const int64_t H = config_.num_attention_heads_per_layer[i], Hkv = config_.num_key_value_heads;
+    Layer& w = layers_[i];
+    w.attn_norm = bind.vector(in_layer(l, {"attn_norm.weight"}, {"input_layernorm.weight"}), D);
+    w.wq = bind.matrix(in_layer(l, {"attn_q.weight"}, {"self_attn.q_proj.weight"}), H * d, D);
+    w.wk = bind.matrix(in_layer(l, {"attn_k.weight"}, {"self_attn.k_proj.weight"}), Hkv * d, D);
+    w.wv = bind.matrix(in_layer(l, {"attn_v.weight"}, {"self_attn.v_proj.weight"}), Hkv * d, D);
+    w.wo = bind.matrix(in_layer(l, {"attn_output.weight"}, {"self_attn.o_proj.weight"}), D, H * d);
+    w.q_norm = bind.vector(in_layer(l, {"attn_q_norm.weight"}, {"self_attn.q_norm.weight"}), d);
+    w.k_norm = bind.vector(in_layer(l, {"attn_k_norm.weight"}, {"self_attn.k_norm.weight"}), d);
+    // One gate for each head (XS and S) or each element (M.1).
+    const TensorNames gate = in_layer(l, {"attn_gate.weight", "attn_g.weight"}, {"self_attn.g_proj.weight"});
+    const int64_t gates = bind.rows_of(gate);
+    RT_CHECK(gates == H || gates == H * d, "{}: layer {} has {} attention gates, expected {} (one per head) or {} (one per element)",
+             info_.name, l, gates, H, H * d);
+    w.wg = bind.matrix(gate, gates, D);
+}
+
+void Laguna::bind_feed_forward(Binder& bind, int64_t l) {
+    const auto i = static_cast<size_t>(l);
+    const int64_t D = config_.hidden_size;
+    Layer& w = layers_[i];
+    w.ffn_norm = bind.vector(in_layer(l, {"ffn_norm.weight"}, {"post_attention_layernorm.weight"}), D);
+    if (!config_.is_sparse[i]) {
+        const int64_t F = config_.intermediate_size;
+        w.w_gate = bind.matrix(in_layer(l, {"ffn_gate.weight"}, {"mlp.gate_proj.weight"}), F, D);
+        w.w_up = bind.matrix(in_layer(l, {"ffn_up.weight"}, {"mlp.up_proj.weight"}), F, D);
+        w.w_down = bind.matrix(in_layer(l, {"ffn_down.weight"}, {"mlp.down_proj.weight"}), D, F);
+        return;
+    }
+    const int64_t S = config_.shared_expert_intermediate_size, F = config_.moe_intermediate_size, E = config_.num_experts;
+    const auto shared = [&](std::string_view gguf, std::string_view hf) {  // singular on disk, plural in transformers
+        return in_layer(l, {gguf}, {fmt::format("mlp.shared_expert.{}", hf), fmt::format("mlp.shared_experts.{}", hf)});
+    };
+    w.w_gate = bind.matrix(shared("ffn_gate_shexp.weight", "gate_proj.weight"), S, D);
+    w.w_up = bind.matrix(shared("ffn_up_shexp.weight", "up_proj.weight"), S, D);
+    w.w_down = bind.matrix(shared("ffn_down_shexp.weight", "down_proj.weight"), D, S);
+    w.router = bind.matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
+    w.router_bias = bind.vector(in_layer(l, {"exp_probs_b.bias"},
+                                         {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}), E);
+    w.experts.gate = bind.experts(experts_in_layer(l, "ffn_gate_exps.weight", "gate_proj.weight", "gate_up_proj", 0), E, F, D);
+    w.experts.up = bind.experts(experts_in_layer(l, "ffn_up_exps.weight", "up_proj.weight", "gate_up_proj", 1), E, F, D);
+    w.experts.down = bind.experts(experts_in_layer(l, "ffn_down_exps.weight", "down_proj.weight", "down_proj", -1), E, D, F);
+}
+
+Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options) : config_(laguna_config(checkpoint)) {
+    if (options.yarn_attention_factor >= 0 && config_.rope_full.yarn()) config_.rope_full.magnitude = options.yarn_attention_factor;
+    rope_full_ = make_rope(config_.rope_full);
+    if (config_.has_sliding()) rope_sliding_ = make_rope(config_.rope_sliding);
+
+    Binder bind(checkpoint);
+    info_.name = model_name(checkpoint);
+    const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
+    const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
+    const int64_t V = config_.vocab_size > 0 ? config_.vocab_size : bind.rows_of(embedding), D = config_.hidden_size;
+    config_.vocab_size = V;
+    embed_tokens_ = bind.matrix(embedding, V, D);
+    const bool tied = config_.tie_word_embeddings && !bind.has(head);
+    lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
+    norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight"}}, D);
+    layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
+        bind_attention(bind, l);
+        bind_feed_forward(bind, l);
+        const bool sliding = config_.is_sliding[static_cast<size_t>(l)];
+        specs_.push_back({.kind = sliding ? StateSpec::Kind::window : StateSpec::Kind::paged,
+                          .num_kv_heads = config_.num_key_value_heads,
+                          .head_dim = config_.head_dim,
+                          .window = sliding ? static_cast<int32_t>(config_.sliding_window) : 0});
+    }
+    bind.finish();
+    count(bind);
+}
+
+void Laguna::count(const Binder& bind) {
+    info_.architecture = "laguna";
+    info_.num_hidden_layers = config_.num_hidden_layers;
+    info_.hidden_size = config_.hidden_size;
+    info_.vocab_size = config_.vocab_size;
+    info_.max_position_embeddings = config_.max_position_embeddings;
+    info_.parameters = bind.parameters();
+    info_.weight_bytes = bind.weight_bytes();
+    TokenCost cost;
+    cost.add_row(embed_tokens_);
+    cost.add(lm_head_);
+    cost.add(norm_);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const Layer& w = layers_[i];
+        for (const Weight* matrix : {&w.wq, &w.wk, &w.wv, &w.wo, &w.wg, &w.w_gate, &w.w_up, &w.w_down}) cost.add(*matrix);
+        for (const auto* values : {&w.attn_norm, &w.ffn_norm, &w.q_norm, &w.k_norm}) cost.add(*values);
+        if (!config_.is_sparse[i]) continue;
+        cost.add(w.router);
+        cost.add(w.router_bias);
+        for (const auto* stack : {&w.experts.gate, &w.experts.up, &w.experts.down})
+            cost.add((*stack)[0], config_.num_experts_per_tok);
+    }
+    info_.active_parameters = cost.parameters;
+    info_.bytes_per_token = cost.bytes;
+}
+
+}  // namespace riptide

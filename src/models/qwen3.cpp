@@ -1,0 +1,135 @@
+// Qwen3. Reference: transformers, models/qwen3/modeling_qwen3.py (Qwen3Attention, Qwen3MLP).
+// n rows, D hidden_size, V vocab_size, H query heads, Hkv key-value heads, d head_dim.
+#include "models/qwen3.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "models/facts.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/embed.h"
+#include "ops/kv_append.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+
+namespace riptide {
+
+// ---- forward ----------------------------------------------------------------------------------------------------------------
+
+Tensor Qwen3::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
+    const Layer& w = layers_[static_cast<size_t>(l)];
+    const int64_t n = x.rows(), H = config_.num_attention_heads, Hkv = config_.num_key_value_heads, d = config_.head_dim;
+    const auto eps = static_cast<float>(config_.rms_norm_eps);
+
+    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);                      // h = RMSNorm(x)                   [n, D]
+    const Weight* projections[] = {&w.wq, &w.wk, &w.wv};
+    const std::vector<Tensor> qkv = ops::matmul_group(ctx, projections, h);        // q = Wq h, k = Wk h, v = Wv h
+    Tensor q = qkv[0].view({n, H, d});                                             //                               [n, H, d]
+    Tensor k = qkv[1].view({n, Hkv, d});                                           //                             [n, Hkv, d]
+    const Tensor v = qkv[2].view({n, Hkv, d});
+    q = ops::rms_norm(ctx, q, w.q_norm, eps);                                      // each head by itself; v stays
+    k = ops::rms_norm(ctx, k, w.k_norm, eps);
+    ops::rope(ctx, q, batch.positions, rope_);                                     // q, k <- R(p) q, R(p) k
+    ops::rope(ctx, k, batch.positions, rope_);
+    ops::kv_append(ctx, kv, k, v, batch);
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
+    const Tensor o = ops::attention(ctx, q, kv, batch, scale);                     // o = softmax(q K^T / sqrt d) V   [n, H d]
+    const Tensor y = ops::matmul(ctx, w.wo, o);                                    // Wo o                            [n, D]
+    ctx.observe("attn_out", static_cast<int>(l), y);
+    return y;
+}
+
+Tensor Qwen3::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
+    const Layer& w = layers_[static_cast<size_t>(l)];
+    const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
+    const Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);          // y = Wd (silu(Wg h) * Wu h)
+    ctx.observe("ffn_out", static_cast<int>(l), y);
+    return y;
+}
+
+Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) const {
+    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);                       // x: the residual stream, f32     [n, D]
+    ctx.observe("embed", -1, x);
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
+        const ArenaScope scope(*ctx.arena);
+        ops::add(ctx, x, attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]));
+        ops::add(ctx, x, feed_forward(ctx, l, x));
+        ctx.observe("layer_out", static_cast<int>(l), x);
+    }
+    if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
+    x = ops::gather_rows(ctx, x, batch.logit_rows);
+    x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
+    ctx.observe("final_norm", -1, x);
+    return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
+}
+
+// ---- weights ----------------------------------------------------------------------------------------------------------------
+
+void Qwen3::bind_layer(Binder& bind, int64_t l) {
+    const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
+    const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
+    const auto names = [&](std::string_view gguf, std::string_view hf) {
+        return TensorNames{{fmt::format("blk.{}.{}.weight", l, gguf)}, {fmt::format("model.layers.{}.{}.weight", l, hf)}};
+    };
+    Layer& w = layers_[static_cast<size_t>(l)];
+    w.attn_norm = bind.vector(names("attn_norm", "input_layernorm"), D);
+    w.wq = bind.matrix(names("attn_q", "self_attn.q_proj"), H * d, D);
+    w.wk = bind.matrix(names("attn_k", "self_attn.k_proj"), Hkv * d, D);
+    w.wv = bind.matrix(names("attn_v", "self_attn.v_proj"), Hkv * d, D);
+    w.wo = bind.matrix(names("attn_output", "self_attn.o_proj"), D, H * d);
+    w.q_norm = bind.vector(names("attn_q_norm", "self_attn.q_norm"), d);
+    w.k_norm = bind.vector(names("attn_k_norm", "self_attn.k_norm"), d);
+    w.ffn_norm = bind.vector(names("ffn_norm", "post_attention_layernorm"), D);
+    w.w_gate = bind.matrix(names("ffn_gate", "mlp.gate_proj"), F, D);
+    w.w_up = bind.matrix(names("ffn_up", "mlp.up_proj"), F, D);
+    w.w_down = bind.matrix(names("ffn_down", "mlp.down_proj"), D, F);
+}
+
+Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
+    : config_(checkpoint.format() == Checkpoint::Format::gguf ? qwen3_config_from_gguf(gguf_config(checkpoint, "qwen3."))
+                                                              : qwen3_config_from_hf(hf_config(checkpoint))) {
+    if (options.yarn_attention_factor >= 0 && config_.rope.yarn()) config_.rope.magnitude = options.yarn_attention_factor;
+    rope_ = make_rope(config_.rope);
+
+    Binder bind(checkpoint);
+    const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
+    const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
+    const int64_t V = config_.vocab_size > 0 ? config_.vocab_size : bind.rows_of(embedding), D = config_.hidden_size;
+    config_.vocab_size = V;
+    embed_tokens_ = bind.matrix(embedding, V, D);
+    const bool tied = config_.tie_word_embeddings && !bind.has(head);
+    lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
+    norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight"}}, D);
+    layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l);
+    specs_.assign(layers_.size(), {.kind = StateSpec::Kind::paged,
+                                   .num_kv_heads = config_.num_key_value_heads,
+                                   .head_dim = config_.head_dim});
+    bind.finish();
+    info_.name = model_name(checkpoint);
+    count(bind);
+}
+
+void Qwen3::count(const Binder& bind) {
+    info_.architecture = "qwen3";
+    info_.num_hidden_layers = config_.num_hidden_layers;
+    info_.hidden_size = config_.hidden_size;
+    info_.vocab_size = config_.vocab_size;
+    info_.max_position_embeddings = config_.max_position_embeddings;
+    info_.parameters = bind.parameters();
+    info_.weight_bytes = bind.weight_bytes();
+    TokenCost cost;
+    cost.add_row(embed_tokens_);
+    cost.add(lm_head_);
+    cost.add(norm_);
+    for (const Layer& w : layers_) {
+        for (const Weight* matrix : {&w.wq, &w.wk, &w.wv, &w.wo, &w.w_gate, &w.w_up, &w.w_down}) cost.add(*matrix);
+        for (const auto* values : {&w.attn_norm, &w.ffn_norm, &w.q_norm, &w.k_norm}) cost.add(*values);
+    }
+    info_.active_parameters = cost.parameters;
+    info_.bytes_per_token = cost.bytes;
+}
+
+}  // namespace riptide

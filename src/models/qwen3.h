@@ -1,0 +1,66 @@
+// Qwen3, the dense models.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "models/binder.h"
+#include "models/model.h"
+#include "models/rope_config.h"
+
+namespace riptide {
+
+struct Qwen3Config {
+    int64_t vocab_size = 0;  // 0: as many as the embedding table has rows
+    int64_t hidden_size = 0;
+    int64_t num_hidden_layers = 0;
+    int64_t num_attention_heads = 0;
+    int64_t num_key_value_heads = 0;
+    int64_t head_dim = 0;
+    int64_t intermediate_size = 0;
+    int64_t max_position_embeddings = 0;
+    double rms_norm_eps = 0;
+    bool tie_word_embeddings = false;
+    RopeConfig rope;
+};
+
+/// From config.json, with rope_theta and rope_scaling or with rope_parameters. Throws Error naming the key for anything missing
+/// or not supported (attention biases, sliding windows, other activations).
+Qwen3Config qwen3_config_from_hf(const ConfigReader& config);
+/// From GGUF metadata; `keys` has the prefix "qwen3.".
+Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys);
+
+/// Reference: transformers, models/qwen3/modeling_qwen3.py. Taps as Laguna's.
+class Qwen3 final : public Model {
+  public:
+    /// Binds every tensor of the checkpoint. Throws Error; see Binder and qwen3_config_*.
+    Qwen3(const Checkpoint& checkpoint, const ModelOptions& options);
+
+    const ModelInfo& info() const override { return info_; }
+    std::span<const StateSpec> state_specs() const override { return specs_; }
+    Tensor forward(Context& ctx, const Batch& batch, const States& states) const override;
+
+    const Qwen3Config& config() const { return config_; }
+
+  private:
+    struct Layer {
+        std::vector<float> attn_norm, ffn_norm, q_norm, k_norm;
+        Weight wq, wk, wv, wo;
+        Weight w_gate, w_up, w_down;
+    };
+
+    void bind_layer(Binder& bind, int64_t l);
+    void count(const Binder& bind);
+    Tensor attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const;
+    Tensor feed_forward(Context& ctx, int64_t l, const Tensor& x) const;
+
+    Qwen3Config config_;
+    ops::Rope rope_;
+    Weight embed_tokens_, lm_head_;
+    std::vector<float> norm_;
+    std::vector<Layer> layers_;
+    std::vector<StateSpec> specs_;
+    ModelInfo info_;
+};
+
+}  // namespace riptide

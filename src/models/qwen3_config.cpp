@@ -1,0 +1,79 @@
+#include "base/error.h"
+#include "models/qwen3.h"
+
+namespace riptide {
+
+namespace {
+
+void check(const Qwen3Config& c, std::string_view source) {
+    constexpr int64_t kMaxSize = int64_t{1} << 24;
+    const auto size = [&](int64_t value, std::string_view name, int64_t most) {
+        RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
+    };
+    size(c.hidden_size, "hidden_size", kMaxSize);
+    size(c.num_hidden_layers, "num_hidden_layers", 4096);
+    size(c.num_key_value_heads, "num_key_value_heads", kMaxSize);
+    size(c.head_dim, "head_dim", kMaxSize);
+    size(c.num_attention_heads, "num_attention_heads", kMaxSize / c.head_dim);
+    size(c.intermediate_size, "intermediate_size", kMaxSize);
+    size(c.max_position_embeddings, "max_position_embeddings", INT32_MAX - 1);
+    RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= kMaxSize, "{}: vocab_size is {}, expected at most {}", source, c.vocab_size, kMaxSize);
+    RT_CHECK(c.num_attention_heads % c.num_key_value_heads == 0,
+             "{}: {} attention heads, expected a multiple of the {} key-value heads", source, c.num_attention_heads,
+             c.num_key_value_heads);
+    RT_CHECK(c.rms_norm_eps > 0 && c.rms_norm_eps < 1, "{}: rms_norm_eps is {}, expected more than 0 and less than 1", source,
+             c.rms_norm_eps);
+    check_rope(c.rope, c.head_dim, fmt::format("{}: rope", source));
+}
+
+/// transformers 5 has rope_parameters; before, rope_theta stood alone and rope_scaling held the rest.
+RopeConfig read_rope(const ConfigReader& c, int64_t head_dim) {
+    if (c.has("rope_parameters")) return rope_from_hf(c.child("rope_parameters"), head_dim, 1.0);
+    json::object merged;
+    if (c.has("rope_scaling")) merged = c.child("rope_scaling").object();
+    merged["rope_theta"] = c.raw("rope_theta");
+    return rope_from_hf(ConfigReader(merged, "config.json"), head_dim, 1.0);
+}
+
+}  // namespace
+
+Qwen3Config qwen3_config_from_hf(const ConfigReader& c) {
+    for (const char* key : {"attention_bias", "use_sliding_window"})
+        RT_CHECK(!c.get_or<bool>(key, false), "{} is true, which is not supported", c.name_of(key));
+    const auto activation = c.get_or<std::string>("hidden_act", "silu");
+    RT_CHECK(activation == "silu", "{} is \"{}\", expected silu", c.name_of("hidden_act"), activation);
+    Qwen3Config out;
+    out.vocab_size = c.get<int64_t>("vocab_size");
+    RT_CHECK(out.vocab_size >= 1, "{} is {}, expected at least 1", c.name_of("vocab_size"), out.vocab_size);
+    out.hidden_size = c.get<int64_t>("hidden_size");
+    out.num_hidden_layers = c.get<int64_t>("num_hidden_layers");
+    out.num_attention_heads = c.get<int64_t>("num_attention_heads");
+    out.num_key_value_heads = c.get<int64_t>("num_key_value_heads");
+    out.head_dim = c.get<int64_t>("head_dim");
+    out.intermediate_size = c.get<int64_t>("intermediate_size");
+    out.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
+    out.rms_norm_eps = c.get<double>("rms_norm_eps");
+    out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
+    out.rope = read_rope(c, out.head_dim);
+    check(out, "config.json");
+    return out;
+}
+
+Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys) {
+    Qwen3Config c;
+    c.vocab_size = keys.get_or<int64_t>("vocab_size", 0);
+    c.hidden_size = keys.get<int64_t>("embedding_length");
+    c.num_hidden_layers = keys.get<int64_t>("block_count");
+    c.num_attention_heads = keys.get<int64_t>("attention.head_count");
+    c.num_key_value_heads = keys.get<int64_t>("attention.head_count_kv");
+    c.head_dim = keys.get<int64_t>("attention.key_length");
+    c.intermediate_size = keys.get<int64_t>("feed_forward_length");
+    c.max_position_embeddings = keys.get<int64_t>("context_length");
+    c.rms_norm_eps = keys.get<double>("attention.layer_norm_rms_epsilon");
+    c.tie_word_embeddings = true;  // if the file has no output.weight
+    c.rope = rope_from_gguf(keys, keys.get_or<int64_t>("rope.dimension_count", c.head_dim));
+    check(c, keys.name_of("*"));
+    return c;
+}
+
+}  // namespace riptide

@@ -1,0 +1,47 @@
+#include <fmt/ranges.h>
+
+#include <array>
+
+#include "base/error.h"
+#include "io/content.h"
+#include "io/hf_config.h"
+#include "models/laguna.h"
+#include "models/model.h"
+#include "models/qwen3.h"
+
+namespace riptide {
+
+namespace {
+
+template <class T>
+std::unique_ptr<Model> make(const Checkpoint& checkpoint, const ModelOptions& options) {
+    return std::make_unique<T>(checkpoint, options);
+}
+
+struct Architecture {
+    const char* name;  // general.architecture in GGUF, model_type in config.json
+    std::unique_ptr<Model> (*load)(const Checkpoint&, const ModelOptions&);
+};
+
+constexpr std::array kArchitectures = {Architecture{"laguna", make<Laguna>}, Architecture{"qwen3", make<Qwen3>}};
+
+std::string architecture_of(const Checkpoint& checkpoint) {
+    if (checkpoint.format() == Checkpoint::Format::gguf) return gguf_config(checkpoint).get<std::string>("general.architecture");
+    return hf_config(checkpoint).get<std::string>("model_type");
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptions& options) {
+    RT_CHECK(options.yarn_attention_factor < 0 || (options.yarn_attention_factor > 0 && options.yarn_attention_factor <= 100),
+             "the YaRN attention factor is {}, expected more than 0 and at most 100", options.yarn_attention_factor);
+    const std::string name = architecture_of(checkpoint);
+    std::vector<std::string> known;
+    for (const Architecture& architecture : kArchitectures) {
+        if (name == architecture.name) return architecture.load(checkpoint, options);
+        known.push_back(architecture.name);
+    }
+    fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name), fmt::join(known, ", "));
+}
+
+}  // namespace riptide

@@ -1,0 +1,263 @@
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "ops/attention_kernels.h"
+#include "ops/attention_plan.h"
+#include "ops/parallel.h"
+#include "quant/kv_codec.h"
+
+namespace riptide::ops {
+
+namespace {
+
+constexpr int64_t kBlockKeys = 32;                    // K or V decoded at a time: 16 KiB at head_dim 128
+constexpr int64_t kPartialFloats = int64_t{2} << 20;  // of states that wait to be merged
+
+/// What stays the same over one call.
+struct Job {
+    const KvView& view;
+    const Batch& batch;
+    const AttentionKernels& kernels;
+    const Tensor& q;
+    float scale;
+    int64_t heads, group, d, dp, state;
+
+    int64_t queries(const AttentionTile& tile) const { return tile.rows * group; }
+};
+
+/// One thread's buffers.
+struct Scratch {
+    float* q;        // [kTileRows * group, dp]
+    float* block;    // [kBlockKeys, dp]
+    float* scores;   // [kTileRows * group, kAttentionSplit]
+    float* states;   // [kTileRows * group, state]
+    float* running;  // the same: states of the pieces so far
+};
+
+/// The part of one piece that a set of queries looks at: storage indices and, for each row, a range of keys.
+struct PieceKeys {
+    int64_t begin = kAttentionSplit, end = 0;  // keys of the piece that some row sees
+    std::array<VisibleRange, kTileRows> rows{};
+    std::array<int64_t, kAttentionSplit> index{};
+};
+
+float* floats(Context& ctx, int64_t n) {
+    return static_cast<float*>(ctx.arena->allocate(n * static_cast<int64_t>(sizeof(float))));
+}
+
+/// Queries of the tile that read KV head `kv_head`, padded with zeros to dp, in the domain of the stored keys.
+void load_queries(const Job& job, const AttentionTile& tile, int64_t kv_head, float* q) {
+    for (int64_t r = 0; r < tile.rows; ++r)
+        for (int64_t g = 0; g < job.group; ++g, q += job.dp) {
+            const float* source = job.q.row(tile.row + r) + (kv_head * job.group + g) * job.d;
+            std::copy_n(source, job.d, q);
+            std::fill(q + job.d, q + job.dp, 0.0f);
+            if (kv_rotated(job.view.k_dtype)) kv_rotate(q, job.d);
+        }
+}
+
+/// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see by the same indices.
+void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count, PieceKeys& keys) {
+    const int64_t origin = piece * kAttentionSplit;
+    keys.begin = kAttentionSplit;
+    keys.end = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        VisibleRange range = visible_range(job.batch, job.view.window, tile.row + first + i);
+        range.begin = std::clamp<int64_t>(range.begin - origin, 0, kAttentionSplit);
+        range.end = std::clamp<int64_t>(range.end - origin, 0, kAttentionSplit);
+        keys.rows[static_cast<size_t>(i)] = range;
+        if (range.begin >= range.end) continue;
+        keys.begin = std::min(keys.begin, range.begin);
+        keys.end = std::max(keys.end, range.end);
+    }
+    if (keys.begin >= keys.end) return;
+    if (tile.tree)
+        path_indices(job.batch, tile.row + first + count - 1, origin + keys.begin, origin + keys.end,
+                     keys.index.data() + keys.begin);
+    else
+        std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
+}
+
+/// Decodes keys [begin, end) of the piece, key `block` at the start of the buffer.
+void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
+                  bool values, float* out) {
+    const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
+    const DType type = values ? job.view.v_dtype : job.view.k_dtype;
+    for (int64_t j = begin; j < end; ++j) {
+        const int64_t slot = job.view.slot(job.batch, tile.sequence, keys.index[static_cast<size_t>(j)]);
+        const char* row = values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
+        decode_kv_row(type, row, out + (j - block) * job.dp, job.d);
+    }
+}
+
+/// One state for each query of rows [first, first + count): softmax over their keys of one piece.
+void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t first, int64_t count,
+            const PieceKeys& keys, const Scratch& scratch, float* states) {
+    const float* q = scratch.q + first * job.group * job.dp;
+    const int64_t first_block = keys.begin / kBlockKeys * kBlockKeys, queries = count * job.group;
+    for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
+        decode_block(job, tile, kv_head, keys, block, false, scratch.block);
+        const int64_t n = (std::min(kBlockKeys, keys.end - block) + 3) / 4 * 4;
+        for (int64_t i = 0; i < queries; ++i) {
+            const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
+            if (range.begin >= block + n || range.end <= block) continue;
+            job.kernels.scores(q + i * job.dp, scratch.block, n, job.dp, job.scale,
+                               scratch.scores + i * kAttentionSplit + block);
+        }
+    }
+    for (int64_t i = 0; i < queries; ++i) {
+        const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
+        float* state = states + i * job.state;
+        if (range.begin < range.end)
+            job.kernels.softmax(scratch.scores + i * kAttentionSplit, range.begin, range.end, job.dp, state);
+        else
+            state[job.dp + 1] = 0;
+    }
+    for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
+        decode_block(job, tile, kv_head, keys, block, true, scratch.block);
+        for (int64_t i = 0; i < queries; ++i) {
+            const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
+            const int64_t begin = std::max(range.begin, block), end = std::min(range.end, block + kBlockKeys);
+            if (begin >= end) continue;
+            job.kernels.accumulate(scratch.scores + i * kAttentionSplit + begin,
+                                   scratch.block + (begin - block) * job.dp, end - begin, job.dp, states + i * job.state);
+        }
+    }
+}
+
+/// States of all queries of the tile for one piece. Rows share the committed part; where a tree's own rows begin, each row
+/// follows its own path.
+void attend_piece(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t piece, const Scratch& scratch,
+                  float* states) {
+    const int64_t committed = job.batch.committed[static_cast<size_t>(tile.sequence)];
+    const bool shared = !tile.tree || (piece + 1) * kAttentionSplit <= committed;
+    const int64_t step = shared ? tile.rows : 1;
+    PieceKeys keys;
+    for (int64_t first = 0; first < tile.rows; first += step) {
+        find_keys(job, tile, piece, first, step, keys);
+        attend(job, tile, kv_head, first, step, keys, scratch, states + first * job.group * job.state);
+    }
+}
+
+void merge_states(const Job& job, int64_t queries, float* into, const float* from) {
+    for (int64_t i = 0; i < queries; ++i)
+        if (from[i * job.state + job.dp + 1] != 0)
+            job.kernels.merge(into + i * job.state, from + i * job.state, job.dp);
+}
+
+void clear_states(const Job& job, int64_t queries, float* states) {
+    for (int64_t i = 0; i < queries; ++i) states[i * job.state + job.dp + 1] = 0;
+}
+
+/// o = acc / s, out of the domain of the stored values.
+void finish(const Job& job, const AttentionTile& tile, int64_t kv_head, const float* states, Tensor& out) {
+    for (int64_t i = 0; i < job.queries(tile); ++i, states += job.state) {
+        float* o = out.row(tile.row + i / job.group) + (kv_head * job.group + i % job.group) * job.d;
+        const float inverse = 1.0f / states[job.dp + 1];
+        for (int64_t e = 0; e < job.d; ++e) o[e] = states[e] * inverse;
+        if (kv_rotated(job.view.v_dtype)) kv_unrotate(o, job.d);
+    }
+}
+
+std::vector<Scratch> make_scratch(Context& ctx, const Job& job) {
+    const int64_t queries = kTileRows * job.group;
+    std::vector<Scratch> scratch(static_cast<size_t>(ctx.threads == nullptr ? 1 : ctx.threads->size()));
+    for (Scratch& s : scratch) {
+        s.q = floats(ctx, queries * job.dp);
+        s.block = floats(ctx, kBlockKeys * job.dp);
+        s.scores = floats(ctx, queries * kAttentionSplit);
+        s.states = floats(ctx, queries * job.state);
+        s.running = floats(ctx, queries * job.state);
+        std::fill_n(s.block, kBlockKeys * job.dp, 0.0f);  // the padding beyond head_dim stays zero
+    }
+    return scratch;
+}
+
+void for_each(Context& ctx, int64_t n, const std::function<void(int64_t, int)>& body) {
+    const auto range = [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t i = begin; i < end; ++i) body(i, thread);
+    };
+    if (ctx.threads == nullptr)
+        range(0, n, 0);
+    else
+        ctx.threads->parallel_for(n, 1, range);
+}
+
+/// Enough tiles for all threads: a thread takes a tile and a KV head through all pieces.
+void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles,
+               const std::vector<Scratch>& scratch, Tensor& out) {
+    const int64_t kv_heads = job.view.num_kv_heads;
+    for_each(ctx, static_cast<int64_t>(tiles.size()) * kv_heads, [&](int64_t item, int thread) {
+        const AttentionTile& tile = tiles[static_cast<size_t>(item / kv_heads)];
+        const Scratch& s = scratch[static_cast<size_t>(thread)];
+        load_queries(job, tile, item % kv_heads, s.q);
+        clear_states(job, job.queries(tile), s.running);
+        for (int64_t piece = tile.first_piece; piece < tile.end_piece; ++piece) {
+            attend_piece(job, tile, item % kv_heads, piece, s, s.states);
+            merge_states(job, job.queries(tile), s.running, s.states);
+        }
+        finish(job, tile, item % kv_heads, s.running, out);
+    });
+}
+
+/// Few tiles over many keys: pieces run in parallel, a bounded number of them at a time, and are merged in order.
+void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles,
+                const std::vector<Scratch>& scratch, Tensor& out) {
+    const int64_t kv_heads = job.view.num_kv_heads, items = static_cast<int64_t>(tiles.size()) * kv_heads;
+    int64_t most_rows = 1, first = INT64_MAX, end = 0;
+    for (const AttentionTile& tile : tiles) {
+        most_rows = std::max(most_rows, tile.rows);
+        first = std::min(first, tile.first_piece);
+        end = std::max(end, tile.end_piece);
+    }
+    const int64_t stride = most_rows * job.group * job.state;
+    const int64_t pieces = std::clamp<int64_t>(kPartialFloats / (items * stride), 1, end - first);
+    float* partial = floats(ctx, items * pieces * stride);
+    float* running = floats(ctx, items * stride);
+    const auto tile_of = [&](int64_t item) -> const AttentionTile& { return tiles[static_cast<size_t>(item / kv_heads)]; };
+    for (int64_t item = 0; item < items; ++item) clear_states(job, job.queries(tile_of(item)), running + item * stride);
+    for (int64_t start = first; start < end; start += pieces) {
+        const int64_t count = std::min(pieces, end - start);
+        for_each(ctx, items * count, [&](int64_t i, int thread) {
+            const int64_t item = i / count, piece = start + i % count;
+            const AttentionTile& tile = tile_of(item);
+            float* states = partial + i * stride;
+            if (piece < tile.first_piece || piece >= tile.end_piece) return clear_states(job, job.queries(tile), states);
+            const Scratch& s = scratch[static_cast<size_t>(thread)];
+            load_queries(job, tile, item % kv_heads, s.q);
+            attend_piece(job, tile, item % kv_heads, piece, s, states);
+        });
+        for_each(ctx, items, [&](int64_t item, int) {
+            const AttentionTile& tile = tile_of(item);
+            for (int64_t j = 0; j < count; ++j)
+                merge_states(job, job.queries(tile), running + item * stride, partial + (item * count + j) * stride);
+            if (start + count >= end) finish(job, tile, item % kv_heads, running + item * stride, out);
+        });
+    }
+}
+
+}  // namespace
+
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
+    RT_ASSERT(q.dtype == DType::f32 && q.contiguous() && q.rank == 3 && q.rows() == batch.rows());
+    RT_ASSERT(q.shape[2] == view.head_dim && q.shape[1] % view.num_kv_heads == 0);
+    const int64_t heads = q.shape[1], d = view.head_dim, dp = (d + 15) / 16 * 16;
+    Tensor out = ctx.alloc(DType::f32, {q.rows(), heads * d});
+    if (q.rows() == 0) return out;
+    const ArenaScope scope(*ctx.arena);
+    const Job job{view, batch, attention_kernels(),     q,  softmax_scale,
+                  heads, heads / view.num_kv_heads, d, dp, attention_state_floats(dp)};
+    const std::vector<AttentionTile> tiles = plan_tiles(batch, view.window);
+    const std::vector<Scratch> scratch = make_scratch(ctx, job);
+    const auto items = static_cast<int64_t>(tiles.size()) * view.num_kv_heads;
+    if (items >= 4 * static_cast<int64_t>(scratch.size()))
+        run_tiles(ctx, job, tiles, scratch, out);
+    else
+        run_pieces(ctx, job, tiles, scratch, out);
+    return out;
+}
+
+}  // namespace riptide::ops

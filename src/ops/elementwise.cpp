@@ -1,0 +1,80 @@
+#include "ops/elementwise.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/parallel.h"
+
+namespace riptide::ops {
+
+namespace {
+
+constexpr int64_t kExpCost = 16;  // scalar operations that an exponential is worth
+
+bool same_shape(const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.shape == b.shape; }
+
+void require_f32(const Tensor& t) { RT_ASSERT(t.dtype == DType::f32 && t.contiguous()); }
+
+template <class Acc>
+Acc softplus(Acc t) {
+    return std::max(t, Acc{0}) + std::log1p(std::exp(-std::abs(t)));
+}
+
+}  // namespace
+
+template <class Acc>
+void swiglu_ref(const float* gate, const float* up, int64_t n, Acc* z) {
+    for (int64_t i = 0; i < n; ++i) {
+        const Acc t = gate[i];
+        z[i] = t / (Acc{1} + std::exp(-t)) * Acc{up[i]};
+    }
+}
+
+template <class Acc>
+void mul_softplus_ref(const float* o, const float* g, int64_t n, int64_t repeat, Acc* y) {
+    for (int64_t i = 0; i < n; i += repeat) {
+        const Acc s = softplus(Acc{g[i / repeat]});
+        for (int64_t j = i; j < i + repeat; ++j) y[j] = Acc{o[j]} * s;
+    }
+}
+
+template void swiglu_ref<float>(const float*, const float*, int64_t, float*);
+template void swiglu_ref<double>(const float*, const float*, int64_t, double*);
+template void mul_softplus_ref<float>(const float*, const float*, int64_t, int64_t, float*);
+template void mul_softplus_ref<double>(const float*, const float*, int64_t, int64_t, double*);
+
+void add(Context& ctx, Tensor& x, const Tensor& y) {
+    require_f32(x);
+    require_f32(y);
+    RT_ASSERT(same_shape(x, y));
+    float* a = x.row(0);
+    const float* b = y.row(0);
+    parallel_rows(ctx, x.elements(), 1, [=](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) a[i] += b[i];
+    });
+}
+
+Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
+    require_f32(gate);
+    require_f32(up);
+    RT_ASSERT(gate.rank == 2 && same_shape(gate, up));
+    Tensor z = ctx.alloc(DType::f32, {gate.shape[0], gate.shape[1]});
+    parallel_rows(ctx, z.elements(), kExpCost, [&](int64_t begin, int64_t end, int) {
+        swiglu_ref<float>(gate.row(0) + begin, up.row(0) + begin, end - begin, z.row(0) + begin);
+    });
+    return z;
+}
+
+void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
+    require_f32(o);
+    require_f32(g);
+    RT_ASSERT(o.rows() == g.rows() && heads > 0 && o.row_elements() % heads == 0);
+    RT_ASSERT(g.row_elements() == heads || g.row_elements() == o.row_elements());
+    const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
+    parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
+        float* y = o.row(0) + begin * repeat;
+        mul_softplus_ref<float>(y, g.row(0) + begin, (end - begin) * repeat, repeat, y);
+    });
+}
+
+}  // namespace riptide::ops

@@ -1,0 +1,30 @@
+// Sums, gates and activations, element by element.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/context.h"
+
+namespace riptide::ops {
+
+/// x <- x + y. x, y f32 of one shape; y may be x. Each element is rounded once.
+void add(Context& ctx, Tensor& x, const Tensor& y);
+
+/// z = silu(gate) * up, silu(t) = t / (1 + exp(-t)). gate, up f32 [n, m]; z f32 [n, m], fresh.
+/// The product may exceed the range of f16 in late layers of Laguna: it stays f32.
+/// Source: transformers, LagunaMLP.
+Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
+
+/// o <- o * softplus(g), softplus(t) = max(t, 0) + log1p(exp(-|t|)).
+/// o f32 [n, heads * d]. g f32 [n, heads] scales each head, g [n, heads * d] each element.
+/// Source: transformers, LagunaAttention (gating "per-head" and "per-element").
+void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+
+/// The formulas over plain arrays, in Acc. Acc = float is what the ops above compute; double judges.
+template <class Acc>
+void swiglu_ref(const float* gate, const float* up, int64_t n, Acc* z);
+/// y = o * softplus(g); `repeat` consecutive elements of o share one g. n counts elements of o.
+template <class Acc>
+void mul_softplus_ref(const float* o, const float* g, int64_t n, int64_t repeat, Acc* y);
+
+}  // namespace riptide::ops

@@ -1,0 +1,117 @@
+#include "ops/matmul.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace riptide::ops {
+
+namespace {
+
+constexpr int64_t kPanelRows = 16;  // kernels work on panels of sixteen weight rows
+
+void check_weight(const Weight& w, int64_t cols) {
+    RT_CHECK(has_dot(w.dtype), "no matrix product for weights of type {}", dtype_name(w.dtype));
+    RT_CHECK(w.cols == cols, "a weight of shape [{}, {}] cannot multiply rows of {} values", w.rows, w.cols, cols);
+}
+
+/// Weight rows of one unit of work: about eight units for each thread, whole panels, at most 256 rows.
+int64_t unit_rows(int64_t rows, int threads) {
+    const int64_t share = rows / (int64_t{threads} * 8) / kPanelRows * kPanelRows;
+    return std::clamp<int64_t>(share, kPanelRows, 256);
+}
+
+int thread_count(const Context& ctx) { return ctx.threads == nullptr ? 1 : ctx.threads->size(); }
+
+}  // namespace
+
+template <class Acc>
+void matmul_ref(const float* w, const float* x, int64_t rows, int64_t cols, Acc* y) {
+    for (int64_t o = 0; o < rows; ++o) {
+        Acc sum = 0;
+        for (int64_t c = 0; c < cols; ++c) sum += Acc{w[o * cols + c]} * Acc{x[c]};
+        y[o] = sum;
+    }
+}
+template void matmul_ref<float>(const float*, const float*, int64_t, int64_t, float*);
+template void matmul_ref<double>(const float*, const float*, int64_t, int64_t, double*);
+
+void DotInput::set(DotTask& task, const Weight& w) const {
+    const bool use_int8 = uses_int8_activations(w.dtype);
+    task.w = &w;
+    task.x = use_int8 ? int8 : f32;
+    task.x_stride = use_int8 ? Int8Row::bytes(cols) : cols * int64_t{sizeof(float)};
+}
+
+DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8) {
+    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
+    DotInput input{x.data, nullptr, x.shape[1]};
+    if (!want_int8) return input;
+    const int64_t bytes = Int8Row::bytes(input.cols);
+    auto* rows = static_cast<std::byte*>(ctx.arena->allocate(x.rows() * bytes));
+    const auto quantize = [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) kernels.quantize(x.row(r), 0, input.cols, input.cols, rows + r * bytes);
+    };
+    if (x.rows() >= 16 && thread_count(ctx) > 1)
+        ctx.threads->parallel_for(x.rows(), 8, quantize);
+    else
+        quantize(0, x.rows(), 0);
+    input.int8 = rows;
+    return input;
+}
+
+std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
+                                 const Tensor& x) {
+    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
+    std::vector<Tensor> results;
+    results.reserve(weights.size());
+    int64_t rows = 0, scratch_bytes = 0;
+    bool want_int8 = false;
+    for (const Weight* w : weights) {
+        check_weight(*w, x.shape[1]);
+        results.push_back(ctx.alloc(DType::f32, {x.rows(), w->rows}));
+        rows += w->rows;
+        scratch_bytes = std::max(scratch_bytes, dot_scratch_bytes(*w));
+        want_int8 = want_int8 || uses_int8_activations(w->dtype);
+    }
+    if (x.rows() == 0) return results;
+
+    const ArenaScope scope(*ctx.arena);
+    const DotInput input = dot_input(ctx, kernels, x, want_int8);
+    auto* scratch = static_cast<std::byte*>(ctx.arena->allocate(scratch_bytes * thread_count(ctx)));
+    const int64_t step = unit_rows(rows, thread_count(ctx));
+    const auto units_of = [step](const Weight& w) { return (w.rows + step - 1) / step; };
+    const auto run_unit = [&](int64_t unit, int thread) {
+        size_t i = 0;
+        while (unit >= units_of(*weights[i])) unit -= units_of(*weights[i++]);
+        DotTask task;
+        input.set(task, *weights[i]);
+        task.row_begin = unit * step;
+        task.row_end = std::min(weights[i]->rows, task.row_begin + step);
+        task.n = x.rows();
+        task.y = results[i].row(0) + task.row_begin;
+        task.y_stride = weights[i]->rows;
+        task.scratch = scratch + thread * scratch_bytes;
+        kernels.dot(task);
+    };
+    int64_t units = 0;
+    for (const Weight* w : weights) units += units_of(*w);
+    const auto run = [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t unit = begin; unit < end; ++unit) run_unit(unit, thread);
+    };
+    if (thread_count(ctx) == 1)
+        run(0, units, 0);
+    else
+        ctx.threads->parallel_for(units, 1, run);
+    return results;
+}
+
+std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x) {
+    return matmul_group(ctx, dot_kernels(), weights, x);
+}
+
+Tensor matmul(Context& ctx, const Weight& w, const Tensor& x) {
+    const Weight* const group[] = {&w};
+    return matmul_group(ctx, dot_kernels(), group, x).front();
+}
+
+}  // namespace riptide::ops

@@ -1,0 +1,53 @@
+// y = W x for every weight format.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "quant/dot.h"
+#include "tensor/context.h"
+
+namespace riptide::ops {
+
+/// y[r, o] = sum_c W[o, c] x[r, c].
+/// x: f32 [n, cols], contiguous. y: f32 [n, rows], fresh. W: any type for which has_dot() holds.
+/// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for 32
+/// values. quant/dot.h gives the exact definition and the error bounds.
+/// Determinism: y[r] is a function of x[r] and W alone, bit for bit: the number of rows, of threads, and the instruction set
+/// do not matter.
+/// Errors: throws Error if W has a type without a product or x has another width.
+/// Cost: reads W once for up to 256 rows (n = 1: memory-bound); 2 * n * rows * cols operations. One parallel region, and one
+/// more to quantise x if n >= 16.
+Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
+
+/// The products of several matrices with one x, in one parallel region and with x quantised once. All have x's width.
+/// matmul_group({a, b}) gives the same bits as matmul(a) and matmul(b).
+std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
+
+/// y = w_down (silu(w_gate x) * (w_up x)): a dense SwiGLU feed-forward layer in two parallel regions.
+/// x: f32 [n, cols] -> y: f32 [n, w_down.rows]. The same bits as matmul, swiglu and matmul.
+/// REQUIRES w_gate and w_up of one shape, w_down.cols == w_gate.rows.
+Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down);
+
+/// The formula on one row, in Acc: y[o] = sum_c w[o, c] x[c] with w dequantised, f32 [rows, cols]. Judges the kernels.
+template <class Acc>
+void matmul_ref(const float* w, const float* x, int64_t rows, int64_t cols, Acc* y);
+
+/// The rows of x in the forms that products need: made once, used by any number of weights. Part of the engine room of
+/// matmul and moe; models do not need it. Memory comes from the arena.
+struct DotInput {
+    const void* f32 = nullptr;
+    const void* int8 = nullptr;  // Int8Row rows; nullptr if no weight wants them
+    int64_t cols = 0;
+
+    /// Fills x, x_stride of a task for w.
+    void set(DotTask& task, const Weight& w) const;
+};
+DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8);
+
+/// As the functions above, with an explicit instruction set.
+std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
+                                 const Tensor& x);
+
+}  // namespace riptide::ops

@@ -1,0 +1,95 @@
+#include "ops/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "ops/parallel.h"
+
+namespace riptide::ops {
+
+namespace {
+
+/// theta^(2i / rotary_dim) as transformers has it: exponent and power each rounded to f32.
+std::vector<float> position_periods(double theta, int64_t rotary_dim) {
+    RT_ASSERT(rotary_dim > 0 && rotary_dim % 2 == 0 && theta > 1);
+    std::vector<float> periods(static_cast<size_t>(rotary_dim / 2));
+    for (size_t i = 0; i < periods.size(); ++i) {
+        const float exponent = static_cast<float>(2 * i) / static_cast<float>(rotary_dim);
+        periods[i] = static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
+    }
+    return periods;
+}
+
+/// Rotates the heads of one row by the angles whose cos and sin are given.
+template <class Acc>
+void rotate_row(const float* x, int64_t heads, int64_t d, int64_t half, const float* c, const float* s, Acc* y) {
+    for (int64_t h = 0; h < heads; ++h, x += d, y += d) {
+        for (int64_t j = 0; j < half; ++j) {
+            const Acc a = x[j], b = x[j + half];
+            y[j] = a * Acc{c[j]} - b * Acc{s[j]};
+            y[j + half] = b * Acc{c[j]} + a * Acc{s[j]};
+        }
+        for (int64_t j = 2 * half; j < d; ++j) y[j] = x[j];
+    }
+}
+
+}  // namespace
+
+Rope make_rope(double theta, int64_t rotary_dim) {
+    Rope rope{position_periods(theta, rotary_dim), 1.0f, rotary_dim};
+    for (float& f : rope.inv_freq) f = 1.0f / f;
+    return rope;
+}
+
+Rope make_yarn_rope(double theta, int64_t rotary_dim, double factor, double original_context, double beta_fast,
+                    double beta_slow, double magnitude) {
+    Rope rope{position_periods(theta, rotary_dim), static_cast<float>(magnitude), rotary_dim};
+    const auto d = static_cast<double>(rotary_dim);
+    const auto corr = [&](double beta) {
+        return d * std::log(original_context / (beta * 2 * std::numbers::pi)) / (2 * std::log(theta));
+    };
+    const double low = std::max(std::floor(corr(beta_fast)), 0.0);
+    const double high = std::min(std::ceil(corr(beta_slow)), d - 1);
+    const auto width = static_cast<float>(std::max(0.001, high - low));
+    for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
+        const float period = rope.inv_freq[i];
+        const float ramp = std::clamp((static_cast<float>(i) - static_cast<float>(low)) / width, 0.0f, 1.0f);
+        const float keep = 1.0f - ramp;
+        const float stretched = 1.0f / (static_cast<float>(factor) * period);
+        rope.inv_freq[i] = stretched * (1.0f - keep) + 1.0f / period * keep;
+    }
+    return rope;
+}
+
+template <class Acc>
+void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope, Acc* y) {
+    const size_t half = rope.inv_freq.size();
+    std::vector<float> c(half), s(half);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (size_t j = 0; j < half; ++j) {
+            const float angle = static_cast<float>(positions[r]) * rope.inv_freq[j];
+            c[j] = std::cos(angle) * rope.magnitude;
+            s[j] = std::sin(angle) * rope.magnitude;
+        }
+        const int64_t first = r * heads * d;
+        rotate_row(x + first, heads, d, static_cast<int64_t>(half), c.data(), s.data(), y + first);
+    }
+}
+
+template void rope_ref<float>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, float*);
+template void rope_ref<double>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, double*);
+
+void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope) {
+    RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && x.rank == 3);
+    RT_ASSERT(x.rows() == static_cast<int64_t>(positions.size()));
+    const int64_t heads = x.shape[1], d = x.shape[2];
+    RT_ASSERT(rope.rotary_dim <= d && rope.rotary_dim == 2 * static_cast<int64_t>(rope.inv_freq.size()));
+    constexpr int64_t kTrigCost = 40;
+    parallel_rows(ctx, x.rows(), heads * d + rope.rotary_dim * kTrigCost, [&](int64_t begin, int64_t end, int) {
+        float* rows = x.row(begin);
+        rope_ref<float>(rows, end - begin, heads, d, positions.data() + begin, rope, rows);
+    });
+}
+
+}  // namespace riptide::ops

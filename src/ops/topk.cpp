@@ -1,0 +1,102 @@
+#include "ops/topk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/lanes.h"
+#include "ops/parallel.h"
+
+namespace riptide::ops {
+
+namespace {
+
+/// Whether a comes before b: larger value, then lower index; NaN last.
+bool before(const Scored& a, const Scored& b) {
+    const bool nan_a = std::isnan(a.value), nan_b = std::isnan(b.value);
+    if (nan_a != nan_b) return nan_b;
+    if (!nan_a && a.value != b.value) return a.value > b.value;
+    return a.index < b.index;
+}
+
+void check_rows(const Tensor& x) {
+    RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && x.rank == 2 && x.shape[1] > 0);
+    RT_ASSERT(x.shape[1] <= std::numeric_limits<int32_t>::max());
+}
+
+std::span<const float> row_of(const Tensor& x, int64_t r) { return {x.row(r), static_cast<size_t>(x.shape[1])}; }
+
+}  // namespace
+
+int32_t argmax(std::span<const float> row) {
+    RT_ASSERT(!row.empty());
+    Scored best{0, row[0]};
+    for (size_t i = 1; i < row.size(); ++i)
+        if (row[i] > best.value || std::isnan(best.value)) {
+            const Scored next{static_cast<int32_t>(i), row[i]};
+            if (before(next, best)) best = next;
+        }
+    return best.index;
+}
+
+std::vector<Scored> top_k(std::span<const float> row, int64_t k) {
+    RT_ASSERT(k >= 0);
+    const size_t count = std::min(row.size(), static_cast<size_t>(k));
+    std::vector<Scored> best;
+    if (count == 0) return best;
+    best.reserve(count + 1);
+    // A heap whose top is the last of the best so far; long rows of logits mostly fail the first comparison.
+    for (size_t i = 0; i < row.size(); ++i) {
+        const Scored next{static_cast<int32_t>(i), row[i]};
+        if (best.size() == count) {
+            if (!before(next, best.front())) continue;
+            std::pop_heap(best.begin(), best.end(), before);
+            best.pop_back();
+        }
+        best.push_back(next);
+        std::push_heap(best.begin(), best.end(), before);
+    }
+    std::sort_heap(best.begin(), best.end(), before);
+    return best;
+}
+
+Tensor argmax(Context& ctx, const Tensor& x) {
+    check_rows(x);
+    Tensor y = ctx.alloc(DType::i32, {x.rows()});
+    parallel_rows(ctx, x.rows(), x.shape[1], [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) *y.row<int32_t>(r) = argmax(row_of(x, r));
+    });
+    return y;
+}
+
+TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
+    check_rows(x);
+    RT_ASSERT(k >= 1 && k <= x.shape[1]);
+    TopK result{k, ctx.alloc(DType::i32, {x.rows(), k}), ctx.alloc(DType::f32, {x.rows(), k})};
+    parallel_rows(ctx, x.rows(), 2 * x.shape[1], [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) {
+            int64_t i = 0;
+            for (const Scored& entry : top_k(row_of(x, r), k)) {
+                result.indices.row<int32_t>(r)[i] = entry.index;
+                result.values.row(r)[i++] = entry.value;
+            }
+        }
+    });
+    return result;
+}
+
+template <class Acc>
+Acc log_sum_exp(std::span<const float> row) {
+    RT_ASSERT(!row.empty());
+    const float largest = *std::max_element(row.begin(), row.end());
+    if (std::isinf(largest)) return static_cast<Acc>(largest);
+    const Acc sum = lane_sum<Acc>(static_cast<int64_t>(row.size()), [&](int64_t i) {
+        return std::exp(static_cast<Acc>(row[static_cast<size_t>(i)]) - static_cast<Acc>(largest));
+    });
+    return static_cast<Acc>(largest) + std::log(sum);
+}
+
+template float log_sum_exp<float>(std::span<const float>);
+template double log_sum_exp<double>(std::span<const float>);
+
+}  // namespace riptide::ops

@@ -1,0 +1,100 @@
+#include "quant/quant_mix.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "base/error.h"
+
+namespace riptide {
+
+namespace {
+
+struct Mix {
+    std::string_view name;
+    DType base;
+    DType head;           // of output.weight
+    DType more;           // of the sensitive tensors in some layers; == base: none
+    bool half_of_layers;  // more: true in quant_mix_more_bits layers, false in the first few
+    uint32_t file_type;   // GGUF's general.file_type
+};
+
+constexpr Mix kMixes[] = {
+    {"f32", DType::f32, DType::f32, DType::f32, false, 0},
+    {"f16", DType::f16, DType::f16, DType::f16, false, 1},
+    {"bf16", DType::bf16, DType::bf16, DType::bf16, false, 32},
+    {"q8_0", DType::q8_0, DType::q8_0, DType::q8_0, false, 7},
+    {"q6_k", DType::q6_k, DType::q6_k, DType::q6_k, false, 18},
+    {"q5_k_m", DType::q5_k, DType::q6_k, DType::q6_k, true, 17},
+    {"q5_k_s", DType::q5_k, DType::q6_k, DType::q5_k, false, 16},
+    {"q4_k_m", DType::q4_k, DType::q6_k, DType::q6_k, true, 15},
+    {"q4_k_s", DType::q4_k, DType::q6_k, DType::q5_k, false, 14},
+    {"q4_0", DType::q4_0, DType::q6_k, DType::q4_0, false, 2},
+};
+
+const Mix& find_mix(std::string_view name) {
+    std::string lower(name);
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const Mix& mix : kMixes)
+        if (mix.name == lower) return mix;
+    fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names());
+}
+
+/// "ffn_down" of "blk.7.ffn_down.weight", "output" of "output.weight"; empty unless the name ends in ".weight".
+std::string_view weight_part(std::string_view name) {
+    constexpr std::string_view kSuffix = ".weight";
+    if (!name.ends_with(kSuffix)) return {};
+    name.remove_suffix(kSuffix.size());
+    const size_t dot = name.rfind('.');
+    return dot == std::string_view::npos ? name : name.substr(dot + 1);
+}
+
+bool stays_f32(std::string_view part, std::span<const int64_t> shape) {
+    return part.empty() || shape.size() < 2 || part == "ffn_gate_inp" || part == "ffn_gate_inp_shexp" ||
+           part.ends_with("_norm") || part.find("conv1d") != std::string_view::npos;
+}
+
+bool is_down(std::string_view part) { return part == "ffn_down" || part == "ffn_down_exps" || part == "ffn_down_shexp"; }
+
+DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layers, bool tied_head) {
+    if (part == "output" || (part == "token_embd" && tied_head)) return mix.head;
+    if (layer < 0 || (part != "attn_v" && !is_down(part))) return mix.base;
+    if (mix.half_of_layers) return quant_mix_more_bits(layer, layers) ? mix.more : mix.base;
+    return layer < (is_down(part) ? layers / 8 : 4) ? mix.more : mix.base;
+}
+
+/// The type itself if a row of `cols` is whole blocks, else the nearest one for which it is.
+DType fit_row(DType type, int64_t cols) {
+    if (cols % dtype_info(type).block_elements == 0) return type;
+    switch (type) {
+        case DType::q4_k: return fit_row(DType::q5_0, cols);
+        case DType::q5_k: return fit_row(DType::q5_1, cols);
+        case DType::q6_k: return fit_row(DType::q8_0, cols);
+        default: return DType::f16;
+    }
+}
+
+}  // namespace
+
+std::string quant_mix_names() {
+    std::string names;
+    for (const Mix& mix : kMixes) names += (names.empty() ? "" : ", ") + std::string(mix.name);
+    return names;
+}
+
+bool quant_mix_more_bits(int64_t layer, int64_t layers) {
+    const int64_t eighth = layers / 8;
+    return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+}
+
+DType quant_mix_type(std::string_view mix_name, std::string_view name, std::span<const int64_t> shape, int64_t layer,
+                     int64_t layers, bool tied_head) {
+    const Mix& mix = find_mix(mix_name);
+    RT_ASSERT(!shape.empty());
+    const std::string_view part = weight_part(name);
+    if (stays_f32(part, shape)) return DType::f32;
+    return fit_row(choose(mix, part, layer, layers, tied_head), shape.back());
+}
+
+uint32_t quant_mix_file_type(std::string_view mix) { return find_mix(mix).file_type; }
+
+}  // namespace riptide

@@ -1,0 +1,62 @@
+// Byte-pair merging: from the bytes of one piece to token ids.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace riptide {
+
+/// The merge rules of a vocabulary, by token id. Filled once, then immutable and shareable between threads.
+class Bpe {
+  public:
+    /// What a pair of neighbouring tokens becomes. Lower ranks merge first.
+    struct Merge {
+        int32_t rank = -1;
+        int32_t result = -1;
+    };
+    /// Working memory of one thread, kept over the pieces of a text.
+    struct Scratch {
+        struct Symbol {
+            int32_t id = -1;
+            int64_t previous = -1, next = -1;
+        };
+        struct Candidate {
+            int64_t at = 0;  // symbol index of the left side
+            int32_t rank = 0, result = -1;
+        };
+        std::vector<Symbol> symbols;
+        std::vector<Candidate> heap;
+    };
+
+    /// `byte_ids[b]` is the token of the single byte b, or -1 if the vocabulary has none.
+    explicit Bpe(const std::array<int32_t, 256>& byte_ids, std::size_t merge_count);
+
+    /// Adds the next merge rule (ranks count up from 0). False, without effect, if the pair has a rule already.
+    bool add(int32_t left, int32_t right, int32_t result);
+
+    /// Appends the tokens of `piece`: from single bytes, the pair of lowest rank is merged, leftmost first, until no pair
+    /// has a rule. Throws Error naming the byte if a byte has no token. Time n log n in the bytes of the piece.
+    void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
+
+    const std::array<int32_t, 256>& byte_ids() const { return byte_ids_; }
+
+  private:
+    struct Entry {
+        uint64_t pair = kNoPair;
+        Merge merge;
+    };
+    static constexpr uint64_t kNoPair = ~uint64_t{0};
+
+    Merge find(int32_t left, int32_t right) const;
+    std::size_t slot_of(uint64_t pair) const;
+    void offer(Scratch& scratch, int64_t at) const;
+    void merge_all(Scratch& scratch) const;
+
+    std::array<int32_t, 256> byte_ids_;
+    std::vector<Entry> table_;  // open addressing, a power of two at least twice the rules
+    int32_t count_ = 0;
+};
+
+}  // namespace riptide

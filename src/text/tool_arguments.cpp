@@ -1,0 +1,156 @@
+#include "text/tool_arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace riptide {
+namespace {
+
+using Type = ToolSchemas::Type;
+
+constexpr std::size_t kMaxDepth = 100;
+
+bool names_string(const json::value& type) {
+    if (!type.is_string()) return false;
+    const std::string_view name = type.get_string();
+    return name == "string" || name == "str" || name == "text" || name == "enum";
+}
+
+Type type_of_schema(const json::value& schema) {
+    if (!schema.is_object()) return Type::any;
+    const json::value* type = schema.get_object().if_contains("type");
+    if (type == nullptr) {
+        const json::value* choices = schema.get_object().if_contains("enum");
+        if (choices == nullptr || !choices->is_array() || choices->get_array().empty()) return Type::any;
+        const json::array& list = choices->get_array();
+        const bool strings = std::all_of(list.begin(), list.end(), [](const json::value& v) { return v.is_string(); });
+        return strings ? Type::string : Type::any;
+    }
+    if (names_string(*type)) return Type::string;
+    if (!type->is_array() || type->get_array().empty()) return Type::any;
+    bool nullable = false;
+    for (const json::value& one : type->get_array()) {
+        const bool is_null = one.is_string() && one.get_string() == "null";
+        if (!is_null && !names_string(one)) return Type::any;
+        nullable = nullable || is_null;
+    }
+    return nullable ? Type::nullable_string : Type::string;
+}
+
+const json::object* object_at(const json::object& object, std::string_view key) {
+    const json::value* value = object.if_contains(key);
+    return value == nullptr ? nullptr : value->if_object();
+}
+
+std::string_view trimmed(std::string_view text) {
+    const std::size_t first = text.find_first_not_of(" \t\r\n");
+    if (first == std::string_view::npos) return {};
+    return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+bool is_json(std::string_view text) {
+    if (text.empty()) return false;
+    json::error_code error;
+    json::parse_options options;
+    options.max_depth = kMaxDepth;
+    json::stream_parser parser({}, options);
+    const std::size_t used = parser.write(text.data(), text.size(), error);
+    if (!error) parser.finish(error);
+    return !error && used == text.size();
+}
+
+}  // namespace
+
+ToolSchemas::ToolSchemas(const json::array& tools) {
+    for (const json::value& tool : tools) {
+        const json::object* function = tool.if_object();
+        if (function == nullptr) continue;
+        if (const json::object* inner = object_at(*function, "function")) function = inner;
+        const json::value* name = function->if_contains("name");
+        const json::object* schema = object_at(*function, "parameters");
+        if (schema == nullptr) schema = object_at(*function, "input_schema");
+        const json::object* properties = schema == nullptr ? nullptr : object_at(*schema, "properties");
+        if (name == nullptr || !name->is_string() || properties == nullptr) continue;
+        auto& types = types_[std::string(name->get_string())];
+        for (const auto& [key, value] : *properties) types[std::string(key)] = type_of_schema(value);
+    }
+}
+
+Type ToolSchemas::type_of(std::string_view tool, std::string_view parameter) const {
+    const auto types = types_.find(std::string(tool));
+    if (types == types_.end()) return Type::any;
+    const auto type = types->second.find(std::string(parameter));
+    return type == types->second.end() ? Type::any : type->second;
+}
+
+void append_json_escaped(std::string_view text, std::string& out) {
+    for (const char c : text) {
+        switch (c) {
+            case '"': out += "\\\""; break;
+            case '\\': out += "\\\\"; break;
+            case '\n': out += "\\n"; break;
+            case '\r': out += "\\r"; break;
+            case '\t': out += "\\t"; break;
+            default:
+                if (static_cast<unsigned char>(c) < 0x20) {
+                    out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+                } else {
+                    out += c;
+                }
+        }
+    }
+}
+
+std::string json_of_raw(std::string_view raw, Type type) {
+    const std::string_view text = trimmed(raw);
+    if (type == Type::nullable_string) {
+        if (text == "null" || text == "None") return "null";
+    } else {
+        if (is_json(text)) return std::string(text);
+        if (text == "True") return "true";
+        if (text == "False") return "false";
+        if (text == "None") return "null";
+    }
+    std::string out = "\"";
+    append_json_escaped(raw, out);
+    return out + "\"";
+}
+
+void ToolArguments::begin_value(std::string_view key, Type type, std::string& fragment) {
+    RT_ASSERT(!open_);
+    open_ = true;
+    type_ = type;
+    raw_.clear();
+    ignored_ = key.empty() || keys_.find(key) != keys_.end();
+    if (ignored_) return;
+    fragment += keys_.empty() ? "{\"" : ", \"";
+    append_json_escaped(key, fragment);
+    fragment += type == Type::string ? "\": \"" : "\": ";
+    keys_.emplace(key);
+}
+
+void ToolArguments::append(std::string_view text, std::string& fragment) {
+    if (ignored_) return;
+    if (type_ == Type::string) {
+        append_json_escaped(text, fragment);
+    } else {
+        raw_.append(text);
+    }
+}
+
+void ToolArguments::end_value(std::string& fragment) {
+    open_ = false;
+    if (ignored_) return;
+    fragment += type_ == Type::string ? "\"" : json_of_raw(raw_, type_);
+    raw_.clear();
+}
+
+void ToolArguments::end(std::string& fragment) {
+    if (open_) end_value(fragment);
+    fragment += keys_.empty() ? "{}" : "}";
+}
+
+}  // namespace riptide

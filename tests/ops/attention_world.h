@@ -1,0 +1,182 @@
+// Sequences of random tokens with their K/V storage, for attention tests: the same tokens can be fed in any steps, pages,
+// batches and trees, and each row's output compared. Unused storage is NaN.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ops/attention.h"
+#include "ops/kv_append.h"
+#include "tests/ops/op_fixture.h"
+
+namespace riptide {
+
+struct WorldShape {
+    int64_t heads = 6;
+    int64_t kv_heads = 2;
+    int64_t head_dim = 64;
+    DType k_dtype = DType::f16;
+    DType v_dtype = DType::f16;
+    int32_t window = 0;
+    int32_t page_rows = 16;
+    int32_t ring_rows = 128;
+    int32_t capacity = 64;  // pages, or rings
+    float key_scale = 1.0f;
+};
+
+/// A token fed in a step: what it is, and its parent among the rows fed for the same sequence (-1: the last committed).
+struct FedToken {
+    uint64_t id;
+    int32_t parent;
+};
+
+struct WorldSequence {
+    std::vector<int32_t> pages;
+    int32_t slot = 0;
+    int32_t committed = 0;
+};
+
+class AttentionWorld {
+  public:
+    AttentionWorld(OpContext& op, const WorldShape& shape, uint64_t seed) : op_(op), shape_(shape), rng_(seed) {
+        view.k_dtype = shape.k_dtype;
+        view.v_dtype = shape.v_dtype;
+        view.num_kv_heads = shape.kv_heads;
+        view.head_dim = shape.head_dim;
+        view.k_slot_bytes = shape.kv_heads * row_bytes(shape.k_dtype, shape.head_dim);
+        view.v_slot_bytes = shape.kv_heads * row_bytes(shape.v_dtype, shape.head_dim);
+        view.window = shape.window;
+        (shape.window > 0 ? view.ring_rows : view.page_rows) = shape.window > 0 ? shape.ring_rows : shape.page_rows;
+        const int64_t slots = int64_t{shape.capacity} * (shape.window > 0 ? shape.ring_rows : shape.page_rows);
+        k_.assign(static_cast<size_t>(slots * view.k_slot_bytes), '\xFF');
+        v_.assign(static_cast<size_t>(slots * view.v_slot_bytes), '\xFF');
+        view.k = k_.data();
+        view.v = v_.data();
+        for (int32_t i = 0; i < shape.capacity; ++i) free_.push_back(i);
+        std::shuffle(free_.begin(), free_.end(), rng_);  // pages lie anywhere
+    }
+
+    WorldSequence sequence() {
+        WorldSequence s;
+        if (shape_.window > 0) s.slot = take();
+        return s;
+    }
+
+    /// Feeds tokens to several sequences in one step and gives back the outputs, one vector for each row in order.
+    /// Nothing is committed.
+    std::vector<std::vector<float>> step(const std::vector<WorldSequence*>& sequences,
+                                         const std::vector<std::vector<FedToken>>& fed) {
+        build(sequences, fed);
+        op_.poison();
+        std::vector<float> q, k, v;
+        for (const std::vector<FedToken>& tokens : fed)
+            for (const FedToken& token : tokens) {
+                append(q, token.id * 3, shape_.heads, 1.0f);
+                append(k, token.id * 3 + 1, shape_.kv_heads, shape_.key_scale);
+                append(v, token.id * 3 + 2, shape_.kv_heads, 1.0f);
+            }
+        const int64_t n = batch.rows();
+        query = op_.tensor(q, {n, shape_.heads, shape_.head_dim});
+        ops::kv_append(op_.ctx, view, op_.tensor(k, {n, shape_.kv_heads, shape_.head_dim}),
+                  op_.tensor(v, {n, shape_.kv_heads, shape_.head_dim}), batch);
+        out = ops::attention(op_.ctx, query, view, batch, scale());
+        std::vector<std::vector<float>> rows;
+        for (int64_t r = 0; r < n; ++r) rows.emplace_back(out.row(r), out.row(r) + out.row_elements());
+        return rows;
+    }
+
+    /// Feeds a chain in steps of `chunk` tokens and commits it.
+    std::vector<std::vector<float>> feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
+        std::vector<std::vector<float>> rows;
+        for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+            std::vector<FedToken> fed;
+            for (size_t i = begin; i < std::min(ids.size(), begin + chunk); ++i)
+                fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
+            for (std::vector<float>& row : step({&s}, {fed})) rows.push_back(std::move(row));
+            s.committed += static_cast<int32_t>(fed.size());
+        }
+        return rows;
+    }
+
+    float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
+
+    KvView view;
+    Batch batch;   // of the last step, until the next
+    Tensor query;  // the same
+    Tensor out;
+
+  private:
+    int32_t take() {
+        EXPECT_FALSE(free_.empty());
+        const int32_t id = free_.back();
+        free_.pop_back();
+        return id;
+    }
+
+    void append(std::vector<float>& to, uint64_t seed, int64_t heads, float scale) const {
+        const std::vector<float> x = normals(static_cast<size_t>(heads * shape_.head_dim), seed, scale);
+        to.insert(to.end(), x.begin(), x.end());
+    }
+
+    void build(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
+        for (auto* array : {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &table_, &slots_})
+            array->clear();
+        bool tree = false;
+        int32_t max_pages = 0;
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            WorldSequence& sequence = *sequences[s];
+            const auto first = static_cast<int32_t>(tokens_.size());
+            row_begin_.push_back(first);
+            for (size_t i = 0; i < fed[s].size(); ++i) {
+                const int32_t parent = fed[s][i].parent;
+                tree = tree || parent != static_cast<int32_t>(i) - 1;
+                tokens_.push_back(static_cast<int32_t>(fed[s][i].id));
+                positions_.push_back(parent < 0 ? sequence.committed : positions_[static_cast<size_t>(first + parent)] + 1);
+                row_sequence_.push_back(static_cast<int32_t>(s));
+                parent_.push_back(parent < 0 ? -1 : first + parent);
+            }
+            const size_t indices = static_cast<size_t>(sequence.committed) + fed[s].size();
+            while (shape_.window == 0 && sequence.pages.size() * static_cast<size_t>(shape_.page_rows) < indices)
+                sequence.pages.push_back(take());
+            max_pages = std::max(max_pages, static_cast<int32_t>(sequence.pages.size()));
+            committed_.push_back(sequence.committed);
+            slots_.push_back(sequence.slot);
+        }
+        row_begin_.push_back(static_cast<int32_t>(tokens_.size()));
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            table_.insert(table_.end(), sequences[s]->pages.begin(), sequences[s]->pages.end());
+            table_.resize((s + 1) * static_cast<size_t>(max_pages), -1);
+        }
+        batch = {tokens_, positions_, row_sequence_, {}, row_begin_, committed_, table_, max_pages, slots_, {}};
+        if (tree) batch.parent = parent_;
+    }
+
+    OpContext& op_;
+    WorldShape shape_;
+    std::mt19937_64 rng_;
+    std::vector<char> k_, v_;
+    std::vector<int32_t> free_;
+    std::vector<int32_t> tokens_, positions_, row_sequence_, parent_, row_begin_, committed_, table_, slots_;
+};
+
+inline std::vector<uint64_t> token_ids(size_t n, uint64_t seed) {
+    std::mt19937_64 rng(seed);
+    std::vector<uint64_t> ids(n);
+    for (uint64_t& id : ids) id = rng() % 1000003;
+    return ids;
+}
+
+inline void expect_same_rows(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
+                             const std::string& what) {
+    ASSERT_EQ(a.size(), b.size()) << what;
+    for (size_t r = 0; r < a.size(); ++r) {
+        ASSERT_EQ(a[r].size(), b[r].size()) << what;
+        ASSERT_TRUE(same_bits(a[r].data(), b[r].data(), a[r].size())) << what << ": row " << r;
+        ASSERT_TRUE(std::all_of(a[r].begin(), a[r].end(), [](float x) { return std::isfinite(x); })) << what << ": row " << r;
+    }
+}
+
+}  // namespace riptide

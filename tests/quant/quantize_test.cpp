@@ -1,0 +1,186 @@
+// Laws of the quantisers that need no reference data.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cfloat>
+#include <functional>
+
+#include "base/error.h"
+#include "quant/codec.h"
+#include "quant_data.h"
+#include "tensor/half.h"
+
+namespace riptide {
+
+namespace {
+
+const std::vector<DType> kBlockTypes = {DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+                                        DType::q4_k, DType::q5_k, DType::q6_k, DType::tq3_0};
+
+std::vector<uint8_t> encode(DType type, const std::vector<float>& values) {
+    const auto n = static_cast<int64_t>(values.size());
+    std::vector<uint8_t> bytes(static_cast<size_t>(row_bytes(type, n)));
+    quantize(type, values.data(), bytes.data(), n);
+    return bytes;
+}
+
+std::vector<float> round_trip(DType type, const std::vector<float>& values) {
+    const std::vector<uint8_t> bytes = encode(type, values);
+    std::vector<float> back(values.size(), NAN);
+    dequantize(type, bytes.data(), back.data(), static_cast<int64_t>(values.size()));
+    return back;
+}
+
+/// Mean squared error of the best uniform quantiser of a unit Gaussian with this many levels (Max 1960, table II).
+double uniform_max_error(int levels) {
+    switch (levels) {
+        case 16: return 0.01154;
+        case 32: return 0.00349;
+        default: return 0.00104;  // 64
+    }
+}
+
+}  // namespace
+
+TEST(Quantize, can_quantize_lists_what_quantize_takes) {
+    const std::vector<float> values = test::gaussian(256, 3);
+    for (int t = 0; t < static_cast<int>(DType::count); ++t) {
+        const auto type = static_cast<DType>(t);
+        std::vector<uint8_t> bytes(4096);
+        if (can_quantize(type)) EXPECT_NO_THROW(quantize(type, values.data(), bytes.data(), 256)) << dtype_name(type);
+        else EXPECT_THROW(quantize(type, values.data(), bytes.data(), 256), Error) << dtype_name(type);
+        EXPECT_EQ(can_quantize(type), (", " + quantize_names() + ",").find(std::string(" ") + dtype_name(type) + ",") !=
+                                          std::string::npos)
+            << dtype_name(type);
+    }
+}
+
+TEST(Quantize, float_types_round_to_nearest) {
+    const std::vector<float> values = {1.0f, -0.3f, 1e-30f, 70000.0f, 449.0f, -1e9f, 0.0f, 0.1f};
+    EXPECT_EQ(round_trip(DType::f32, values), values);
+    const std::vector<float> f8 = round_trip(DType::f8_e4m3, values), bf = round_trip(DType::bf16, values);
+    EXPECT_EQ(f8[4], 448.0f);
+    EXPECT_EQ(f8[5], -448.0f);
+    EXPECT_EQ(f8[1], -0.3125f);
+    EXPECT_EQ(round_trip(DType::f16, values)[3], INFINITY);
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(bf[i], values[i], std::fabs(values[i]) / 256);
+}
+
+TEST(Quantize, gaussian_error_is_below_that_of_the_best_fixed_uniform_quantiser) {
+    // A scale of its own for each group adapts to the group, so a fit beats the best grid for the whole distribution.
+    const std::vector<float> values = test::gaussian(64 * 256, 17, 0.02f);
+    const std::pair<DType, int> levels[] = {{DType::q4_0, 16}, {DType::q4_1, 16}, {DType::q4_k, 16}, {DType::q5_0, 32},
+                                            {DType::q5_1, 32}, {DType::q5_k, 32}, {DType::q6_k, 64}};
+    for (const auto& [type, count] : levels) {
+        const double error = test::rms_error(round_trip(type, values), values) / 0.02;
+        EXPECT_LT(error * error, uniform_max_error(count)) << dtype_name(type);
+    }
+}
+
+TEST(Quantize, values_on_the_grid_survive) {
+    // Q4_0 and Q6_K hold small integers exactly when the extreme code occurs; Q4_1 and Q4_K hold 0..15 times a power of two.
+    std::vector<float> symmetric, affine;
+    for (int i = 0; i < 256; ++i) {
+        symmetric.push_back(0.25f * static_cast<float>(i % 16 - 8));
+        affine.push_back(0.25f * static_cast<float>(i % 16) - 1.0f);
+    }
+    EXPECT_EQ(round_trip(DType::q4_0, symmetric), symmetric);
+    EXPECT_EQ(round_trip(DType::q5_0, symmetric).size(), symmetric.size());
+    EXPECT_EQ(round_trip(DType::q4_1, affine), affine);
+    for (DType type : {DType::q4_k, DType::q5_k})
+        EXPECT_LT(test::rms_error(round_trip(type, affine), affine), 1e-3) << dtype_name(type);
+}
+
+TEST(Quantize, zero_blocks_become_zero) {
+    const std::vector<float> zeros(256, 0.0f);
+    for (DType type : kBlockTypes)
+        for (float v : round_trip(type, zeros)) EXPECT_EQ(v, 0.0f) << dtype_name(type);
+}
+
+TEST(Quantize, constant_blocks_are_kept) {
+    for (float value : {1.0f, -1.0f, 0.037f, -300.0f})
+        for (DType type : kBlockTypes) {
+            const std::vector<float> constant(256, value);
+            // Two f16 roundings and, for TQ3_0 and Q4_K, an integer multiple of the scale.
+            for (float v : round_trip(type, constant)) ASSERT_NEAR(v, value, std::fabs(value) * 2e-3f) << dtype_name(type);
+        }
+}
+
+TEST(Quantize, extreme_magnitudes_stay_finite) {
+    const std::array<float, 12> magnitudes = {FLT_MAX,  1e38f, 1e30f, 1e10f,  1e5f,         1e-3f,
+                                              1e-6f,    1e-8f, 1e-20f, 1e-38f, FLT_TRUE_MIN, 1e-41f};
+    for (DType type : kBlockTypes)
+        for (float magnitude : magnitudes)
+            for (int kind = 0; kind < 4; ++kind) {
+                std::vector<float> values = test::gaussian(256, 23);
+                for (size_t i = 0; i < values.size(); ++i) {
+                    values[i] = std::clamp(values[i] / 6, -1.0f, 1.0f) * magnitude;
+                    if (kind == 1) values[i] = i == 70 ? magnitude : 0.0f;
+                    if (kind == 2) values[i] = i % 2 == 0 ? magnitude : -magnitude;
+                    if (kind == 3 && i >= 32) values[i] = std::fabs(values[i]) * 1e-25f;  // far apart within a super-block
+                }
+                for (float v : round_trip(type, values)) {
+                    ASSERT_TRUE(std::isfinite(v)) << dtype_name(type) << " at " << magnitude << " kind " << kind;
+                    ASSERT_LE(std::fabs(v), std::max(magnitude * 1.35f, 1e-3f)) << dtype_name(type) << " kind " << kind;
+                }
+            }
+}
+
+TEST(Quantize, error_scales_with_the_values) {
+    // Multiplying by a power of two that stays inside f16's normal range multiplies everything exactly.
+    const std::vector<float> values = test::gaussian(256, 29);
+    for (DType type : kBlockTypes) {
+        std::vector<float> scaled = values;
+        for (float& v : scaled) v *= 64.0f;
+        const std::vector<float> small = round_trip(type, values), large = round_trip(type, scaled);
+        if (type == DType::q4_k || type == DType::q5_k || type == DType::q6_k) {  // d is an f16 subnormal at sigma 1
+            EXPECT_LE(test::rms_error(large, scaled), 64 * test::rms_error(small, values) * 1.001) << dtype_name(type);
+            continue;
+        }
+        for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(large[i], 64.0f * small[i]) << dtype_name(type);
+    }
+}
+
+TEST(Quantize, each_block_depends_on_itself_alone) {
+    const std::vector<float> values = test::gaussian(4 * 256, 31);
+    for (DType type : kBlockTypes) {
+        const std::vector<uint8_t> all = encode(type, values);
+        const size_t quarter = all.size() / 4;
+        for (size_t i = 0; i < 4; ++i) {
+            const auto begin = values.begin() + static_cast<std::ptrdiff_t>(256 * i);
+            const std::vector<uint8_t> part = encode(type, std::vector<float>(begin, begin + 256));
+            EXPECT_EQ(0, std::memcmp(part.data(), all.data() + i * quarter, quarter)) << dtype_name(type) << " part " << i;
+        }
+    }
+}
+
+TEST(Quantize, nearby_codes_do_not_improve_the_error) {
+    // Local optimality: no single value would be nearer under a neighbouring code. Checked on Q8_0 and Q4_0, whose codes are bytes.
+    const std::vector<float> values = test::gaussian(32 * 64, 37);
+    const std::vector<uint8_t> bytes = encode(DType::q4_0, values);
+    const std::vector<float> back = round_trip(DType::q4_0, values);
+    for (size_t i = 0; i < values.size(); ++i) {
+        uint16_t half;
+        std::memcpy(&half, bytes.data() + i / 32 * 18, 2);
+        const float d = std::fabs(f16_to_f32(half));
+        const bool clipped = back[i] == 7 * f16_to_f32(half) || back[i] == -8 * f16_to_f32(half);
+        if (!clipped) EXPECT_LE(std::fabs(back[i] - values[i]), d * 0.5001f) << i;
+    }
+}
+
+TEST(Quantize, non_finite_values_are_named) {
+    for (float bad : {NAN, INFINITY, -INFINITY})
+        for (DType type : kBlockTypes) {
+            std::vector<float> values = test::gaussian(512, 41);
+            values[300] = bad;
+            std::vector<uint8_t> bytes(4096);
+            try {
+                quantize(type, values.data(), bytes.data(), 512);
+                FAIL() << dtype_name(type) << " took " << bad;
+            } catch (const Error& error) {
+                EXPECT_NE(std::string(error.what()).find("value 300 of 512"), std::string::npos) << error.what();
+            }
+        }
+}
+
+}  // namespace riptide

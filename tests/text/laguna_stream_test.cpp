@@ -1,0 +1,371 @@
+// Laguna's stream parser: generated answers, cut everywhere; and each rule of the header.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tests/text/laguna_answers.h"
+#include "text/utf8.h"
+
+namespace riptide {
+namespace {
+
+using namespace testing_laguna;
+
+constexpr unsigned kSeed = 20260731;
+constexpr int kAnswers = 300;
+
+StreamEvents parse(const LagunaParserOptions& options, const std::vector<Piece>& pieces) {
+    StreamEvents events;
+    const auto parser = make_laguna_parser(options);
+    for (const Piece& piece : pieces) parser->push_token(piece.text, piece.special, events);
+    parser->finish(events);
+    return events;
+}
+
+std::vector<Piece> as_text(const std::vector<Piece>& pieces) {
+    std::string text;
+    for (const Piece& piece : pieces) text += piece.text;
+    return {{text, false}};
+}
+
+std::vector<Piece> byte_by_byte(const std::vector<Piece>& pieces) {
+    std::vector<Piece> out;
+    for (const Piece& piece : pieces) {
+        if (piece.special) {
+            out.push_back(piece);
+            continue;
+        }
+        for (const char c : piece.text) out.push_back({std::string(1, c), false});
+    }
+    return out;
+}
+
+// Runs `f` on the pieces with one plain piece cut in two (`truncate`: and the rest dropped), for every place.
+template <class F>
+void for_each_cut(const std::vector<Piece>& pieces, bool truncate, F f) {
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const std::size_t places = pieces[i].special ? 1 : pieces[i].text.size();
+        for (std::size_t at = 0; at < places; ++at) {
+            std::vector<Piece> cut(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(i));
+            if (at > 0) cut.push_back({pieces[i].text.substr(0, at), false});
+            if (!truncate) {
+                cut.push_back({pieces[i].text.substr(at), pieces[i].special});
+                cut.insert(cut.end(), pieces.begin() + static_cast<std::ptrdiff_t>(i) + 1, pieces.end());
+            }
+            f(cut);
+        }
+    }
+}
+
+void expect_answer(const Answer& answer, const StreamEvents& events) {
+    const Collected got = collect(events);
+    EXPECT_EQ(got.reasoning, answer.reasoning);
+    EXPECT_EQ(got.content, answer.content);
+    EXPECT_EQ(got.finishes, 1);
+    EXPECT_TRUE(got.finish_last && got.closed);
+    ASSERT_EQ(got.calls.size(), answer.calls.size());
+    for (std::size_t i = 0; i < got.calls.size(); ++i) {
+        EXPECT_EQ(got.calls[i].name, answer.calls[i].name);
+        EXPECT_TRUE(got.calls[i].complete);
+        EXPECT_EQ(parse_json(got.calls[i].arguments, "arguments"), json::value(answer.calls[i].arguments))
+            << got.calls[i].arguments;
+    }
+}
+
+std::size_t count(std::string_view text, std::string_view what) {
+    std::size_t n = 0;
+    for (std::size_t at = text.find(what); at != text.npos; at = text.find(what, at + what.size())) ++n;
+    return n;
+}
+
+// What must hold of any input: one Finish, at the end; every call ended, with arguments that are a JSON object; valid UTF-8.
+void expect_sound(const StreamEvents& events) {
+    const Collected got = collect(events);
+    EXPECT_EQ(got.finishes, 1);
+    EXPECT_TRUE(got.finish_last);
+    for (const Collected::Call& call : got.calls) {
+        EXPECT_TRUE(call.ended);
+        EXPECT_TRUE(parse_json(call.arguments, "arguments").is_object()) << call.arguments;
+    }
+    for (const StreamEvent& event : events) {
+        std::string_view text;
+        if (const auto* e = std::get_if<TextDelta>(&event)) text = e->text;
+        if (const auto* e = std::get_if<ReasoningDelta>(&event)) text = e->text;
+        if (const auto* e = std::get_if<ToolCallArguments>(&event)) text = e->json_fragment;
+        EXPECT_EQ(utf8_valid_prefix(text), text.size());
+    }
+}
+
+void expect_truncation(const Answer& answer, bool strict, const StreamEvents& events) {
+    expect_sound(events);
+    const Collected got = collect(events);
+    // What has come is a prefix of the whole, but for a call without a complete name, and (from text alone) a cut tag: both
+    // are text, and then the newline before them is, too.
+    const auto is_prefix = [&](std::string part, const std::string& whole) {
+        part = part.substr(0, part.find(kReplacement));
+        const auto fits = [&](std::string_view text) {
+            return whole.starts_with(text) || (text.ends_with("\n") && whole.starts_with(text.substr(0, text.size() - 1)));
+        };
+        return whole.starts_with(part) || fits(part.substr(0, part.rfind("<tool_call>"))) ||
+               (!strict && fits(part.substr(0, part.rfind('<'))));
+    };
+    EXPECT_TRUE(is_prefix(got.reasoning, answer.reasoning)) << got.reasoning;
+    EXPECT_TRUE(is_prefix(got.content, answer.content)) << got.content;
+    ASSERT_LE(got.calls.size(), answer.calls.size());
+    std::size_t replaced = count(got.reasoning, kReplacement) + count(got.content, kReplacement);
+    for (std::size_t i = 0; i < got.calls.size(); ++i) {
+        EXPECT_EQ(got.calls[i].name, answer.calls[i].name);
+        replaced += count(got.calls[i].arguments, kReplacement);
+        EXPECT_TRUE(got.calls[i].complete || i + 1 == got.calls.size());
+    }
+    EXPECT_LE(replaced, 1u);
+}
+
+TEST(laguna_stream, generated_answers_survive_every_split) {
+    Generator generator(kSeed);
+    int loose = 0;
+    int calls = 0;
+    for (int n = 0; n < kAnswers; ++n) {
+        const Answer answer = generator.answer();
+        SCOPED_TRACE("seed " + std::to_string(kSeed) + " answer " + std::to_string(n) + ": " + as_text(answer.pieces)[0].text);
+        calls += static_cast<int>(answer.calls.size());
+        for (const bool strict : {true, false}) {
+            if (!strict && answer.spells_markers) continue;
+            loose += strict ? 0 : 1;
+            const auto options = options_for(answer.thinking, answer.newlines, strict);
+            const std::vector<Piece> pieces = strict ? answer.pieces : as_text(answer.pieces);
+            const StreamEvents whole = parse(options, pieces);
+            expect_answer(answer, whole);
+            expect_sound(whole);
+            const auto expected = joined(whole);
+            EXPECT_EQ(joined(parse(options, byte_by_byte(pieces))), expected);
+            for_each_cut(pieces, false, [&](const auto& cut) { EXPECT_EQ(joined(parse(options, cut)), expected); });
+            if (HasFailure()) return;
+        }
+    }
+    EXPECT_GE(loose, 100);
+    EXPECT_GE(calls, 200);
+}
+
+TEST(laguna_stream, generated_answers_survive_every_truncation) {
+    Generator generator(kSeed + 1);
+    for (int n = 0; n < kAnswers; ++n) {
+        const Answer answer = generator.answer();
+        SCOPED_TRACE("seed " + std::to_string(kSeed + 1) + " answer " + std::to_string(n) + ": " + as_text(answer.pieces)[0].text);
+        for (const bool strict : {true, false}) {
+            if (!strict && answer.spells_markers) continue;
+            const auto options = options_for(answer.thinking, answer.newlines, strict);
+            const std::vector<Piece> pieces = strict ? answer.pieces : as_text(answer.pieces);
+            for_each_cut(pieces, true, [&](const auto& cut) {
+                const StreamEvents events = parse(options, cut);
+                expect_truncation(answer, strict, events);
+                EXPECT_EQ(joined(parse(options, byte_by_byte(cut))), joined(events));
+            });
+            if (HasFailure()) return;
+        }
+    }
+}
+
+TEST(laguna_stream, any_bytes_give_sound_events_however_they_are_cut) {
+    static const char* const parts[] = {"<tool_call>", "</tool_call>", "<think>", "</think>", "</assistant>", "<arg_key>", "</arg_key>",
+                                        "<arg_value>", "</arg_value>", "\n", " ", "f", "<", "\xE2", "\x82", "\xAC", "\xFF", "\"", "{", "1", "path", "edit"};
+    std::mt19937 random(kSeed);
+    for (int n = 0; n < 4000; ++n) {
+        std::vector<Piece> pieces;
+        for (unsigned k = random() % 24; k > 0; --k) pieces.push_back({parts[random() % std::size(parts)], random() % 2 == 0});
+        for (const bool strict : {true, false}) {
+            const auto options = options_for(random() % 2 == 0, random() % 2 == 0, strict);
+            const StreamEvents events = parse(options, pieces);
+            expect_sound(events);
+            if (strict) {
+                // Whole pieces that are not tags are text whether or not they are called special.
+                EXPECT_EQ(joined(parse(options, pieces)), joined(events));
+                std::vector<Piece> split;
+                for (const Piece& p : pieces) {
+                    const auto bytes = p.special ? std::vector<Piece>{p} : byte_by_byte({p});
+                    split.insert(split.end(), bytes.begin(), bytes.end());
+                }
+                EXPECT_EQ(joined(parse(options, split)), joined(events));
+            } else {
+                const auto text = as_text(pieces);
+                EXPECT_EQ(joined(parse(options, byte_by_byte(text))), joined(parse(options, text)));
+            }
+        }
+        if (HasFailure()) return;
+    }
+}
+
+// Loose mode with newline framing: what `text` becomes.
+std::vector<std::string> read(const std::string& text, bool thinking = false) {
+    return joined(parse(options_for(thinking, true, false), {{text, false}}));
+}
+using Lines = std::vector<std::string>;
+
+TEST(laguna_stream, v5_answer_with_thinking_and_a_call) {
+    EXPECT_EQ(read("\nI think.\n</think>\nHello.\n<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
+                   "<arg_key>line</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</assistant>",
+                   true),
+              (Lines{"reasoning: I think.", "text: Hello.", "begin 0 call_0 edit", "args 0: {\"path\": \"a b\", \"line\": 3}", "end 0",
+                     "finish 1 closed"}));
+}
+
+TEST(laguna_stream, v8_answer_is_verbatim) {
+    const auto options = options_for(true, false, false);
+    EXPECT_EQ(joined(parse(options, {{"\nR\n</think>\nC\n<tool_call>f</tool_call>\n", false}})),
+              (Lines{"reasoning: \nR\n", "text: \nC\n", "begin 0 call_0 f", "args 0: {}", "end 0", "text: \n", "finish 1"}));
+}
+
+TEST(laguna_stream, only_one_framing_newline_is_dropped) {
+    EXPECT_EQ(read("\n\nA\n\n</assistant>"), (Lines{"text: \nA\n", "finish 0 closed"}));
+}
+
+TEST(laguna_stream, zero_argument_calls_with_and_without_newline) {
+    for (const char* call : {"<tool_call>f</tool_call>", "<tool_call>f\n</tool_call>", "<tool_call>\nf \n</tool_call>"}) {
+        EXPECT_EQ(read(call), (Lines{"begin 0 call_0 f", "args 0: {}", "end 0", "finish 1"})) << call;
+    }
+}
+
+TEST(laguna_stream, call_inside_thinking_ends_thinking) {
+    EXPECT_EQ(read("Hm.\n<tool_call>f</tool_call>\nDone", true),
+              (Lines{"reasoning: Hm.", "begin 0 call_0 f", "args 0: {}", "end 0", "text: Done", "finish 1"}));
+}
+
+TEST(laguna_stream, stray_tags_outside_calls) {
+    EXPECT_EQ(read("</think>\nA</think>B</tool_call>C"), (Lines{"text: AB</tool_call>C", "finish 0"}));
+    EXPECT_EQ(read("<think>\nR</think>\nA <think>b</think> c"),
+              (Lines{"reasoning: R", "text: A <think>b</think> c", "finish 0"}));
+    EXPECT_EQ(read("<think>R <think> S</think>A", true), (Lines{"reasoning: R <think> S", "text: A", "finish 0"}));
+}
+
+TEST(laguna_stream, unterminated_thinking_is_reasoning) {
+    EXPECT_EQ(read("never ends", true), (Lines{"reasoning: never ends", "finish 0"}));
+}
+
+TEST(laguna_stream, what_is_no_call_is_text) {
+    EXPECT_EQ(read("a\n<tool_call></tool_call>b"), (Lines{"text: a\n<tool_call></tool_call>b", "finish 0"}));
+    EXPECT_EQ(read("<tool_call>not a name\n"), (Lines{"text: <tool_call>not a name", "finish 0"}));
+    EXPECT_EQ(read("<tool_call>{\"name\": 1}</tool_call>"), (Lines{"text: <tool_call>{\"name\": 1}</tool_call>", "finish 0"}));
+    EXPECT_EQ(read("<tool_call>get_wea"), (Lines{"text: <tool_call>get_wea", "finish 0"}));
+    EXPECT_EQ(read("<tool_call><arg_key>k</arg_key>"), (Lines{"text: <tool_call><arg_key>k</arg_key>", "finish 0"}));
+    EXPECT_EQ(read("use <tool_call> in tags</think>A", true),
+              (Lines{"reasoning: use <tool_call> in tags", "text: A", "finish 0"}));
+    EXPECT_EQ(collect(parse(options_for(false, true, false), {{"<tool_call>" + std::string(1000, 'x'), false}})).content,
+              "<tool_call>" + std::string(1000, 'x'));
+}
+
+TEST(laguna_stream, closing_tags_inside_values) {
+    const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
+    const auto value_of = [&](const std::string& tail) {
+        const Collected got = collect(parse(options_for(false, true, false), {{head + tail, false}}));
+        return got.calls.size() == 1 ? parse_json(got.calls[0].arguments, "arguments").as_object().at("text").as_string().c_str()
+                                     : std::to_string(got.calls.size()) + " calls";
+    };
+    EXPECT_EQ(value_of("a</arg_value>b</arg_value>\n</tool_call>"), "a</arg_value>b");
+    EXPECT_EQ(value_of("a</arg_value></arg_value></tool_call>"), "a</arg_value>");
+    EXPECT_EQ(value_of("a</tool_call> b</arg_value></tool_call>"), "a</tool_call> b");
+    EXPECT_EQ(value_of("a</tool_call></arg_value></tool_call>"), "a</tool_call>");
+    EXPECT_EQ(value_of("a</tool_call>\n</assistant>"), "a");
+    EXPECT_EQ(value_of("a</tool_call>\n"), "a");
+    EXPECT_EQ(value_of("a</tool_call>\n<tool_call>f</tool_call>"), "2 calls");
+    EXPECT_EQ(value_of("<tool_call>a</arg_value><tool_call>f</tool_call>"), "2 calls");
+    EXPECT_EQ(value_of("\n a\n </arg_value></tool_call>"), "\n a\n ");
+}
+
+TEST(laguna_stream, keys_that_do_not_count) {
+    EXPECT_EQ(read("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key> a </arg_key><arg_value>2</arg_value>"
+                   "<arg_key></arg_key><arg_value>3</arg_value><arg_key>no value</arg_key><arg_key>b</arg_key><arg_value>4</arg_value></tool_call>"),
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1, \"b\": 4}", "end 0", "finish 1"}));
+}
+
+TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered) {
+    const Collected got = collect(parse(options_for(false, true, false), {{"<tool_call>f\njunk here<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", false}}));
+    EXPECT_EQ(got.content, "junk here");
+    EXPECT_EQ(got.calls.at(0).arguments, "{\"a\": 1}");
+}
+
+TEST(laguna_stream, cut_calls_are_closed_and_marked) {
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>/tmp/\"x</arg_va"),
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x\"}", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>list</arg_key>\n<arg_value>[1, 2"),
+              (Lines{"begin 0 call_0 edit", "args 0: {\"list\": \"[1, 2\"}", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>li"), (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
+}
+
+TEST(laguna_stream, nothing_after_the_end_of_the_turn_counts) {
+    EXPECT_EQ(read("A</assistant>B<tool_call>f</tool_call>"), (Lines{"text: A", "finish 0 closed"}));
+}
+
+TEST(laguna_stream, spelled_tags_are_text_with_strict_specials) {
+    const auto options = options_for(false, true, true);
+    EXPECT_EQ(joined(parse(options, {{"say <tool_call>f</tool_call></assistant> now", false}})),
+              (Lines{"text: say <tool_call>f</tool_call></assistant> now", "finish 0"}));
+    EXPECT_EQ(joined(parse(options, {{"<tool_call>", true}, {"f", false}, {"</tool_call>", true}})),
+              (Lines{"begin 0 call_0 f", "args 0: {}", "end 0", "finish 1"}));
+}
+
+TEST(laguna_stream, string_values_stream_before_they_end) {
+    StreamEvents events;
+    const auto parser = make_laguna_parser(options_for(false, true, false));
+    parser->push("<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>one two", events);
+    EXPECT_EQ(joined(events).back(), "args 0: {\"text\": \"one two");
+    parser->push(" three </arg", events);
+    EXPECT_EQ(joined(events).back(), "args 0: {\"text\": \"one two three ");
+    parser->finish(events);
+}
+
+TEST(laguna_stream, time_is_linear_in_hard_inputs) {
+    const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
+    const std::vector<std::string> units = {"<", "</arg_value>", "</arg_value>\n", "</tool_call> ", "\n", "<tool_call>", "</arg_value><", "a"};
+    for (const std::string& unit : units) {
+        for (const std::string& start : {std::string(), head}) {
+            std::string text = start;
+            while (text.size() < 400000) text += unit;
+            const auto begin = std::chrono::steady_clock::now();
+            const StreamEvents events = parse(options_for(false, true, false), byte_by_byte({{text, false}}));
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+            EXPECT_LT(took.count(), 5.0) << unit;  // a quadratic parser takes minutes
+            expect_sound({events.back()});
+        }
+    }
+}
+
+TEST(laguna_stream, start_state_follows_the_prompt) {
+    const auto starts = [](std::vector<int32_t> ids) { return laguna_starts_thinking(ids, 18, 19, 23); };
+    EXPECT_TRUE(starts({2, 23, 18}));
+    EXPECT_TRUE(starts({2, 23, 19, 23, 70, 18, 71}));
+    EXPECT_FALSE(starts({2, 18, 23, 19}));
+    EXPECT_FALSE(starts({2, 18, 19, 23}));
+    EXPECT_FALSE(starts({70, 71}));
+    EXPECT_FALSE(starts({}));
+}
+
+TEST(tool_arguments, raw_values_become_json) {
+    using Type = ToolSchemas::Type;
+    EXPECT_EQ(json_of_raw(" 12 ", Type::any), "12");
+    EXPECT_EQ(json_of_raw("True", Type::any), "true");
+    EXPECT_EQ(json_of_raw("\nNone\n", Type::any), "null");
+    EXPECT_EQ(json_of_raw("[1, {\"a\": 2}]", Type::any), "[1, {\"a\": 2}]");
+    EXPECT_EQ(json_of_raw("1 2", Type::any), "\"1 2\"");
+    EXPECT_EQ(json_of_raw("", Type::any), "\"\"");
+    EXPECT_EQ(json_of_raw("None", Type::nullable_string), "null");
+    EXPECT_EQ(json_of_raw("12", Type::nullable_string), "\"12\"");
+    const std::string deep = std::string(200000, '[');
+    EXPECT_EQ(json_of_raw(deep, Type::any), "\"" + deep + "\"");
+}
+
+TEST(tool_arguments, types_come_from_the_schemas) {
+    using Type = ToolSchemas::Type;
+    const ToolSchemas tools(json::parse(kTools).as_array());
+    EXPECT_EQ(tools.type_of("edit", "path"), Type::string);
+    EXPECT_EQ(tools.type_of("edit", "mode"), Type::string);
+    EXPECT_EQ(tools.type_of("edit", "note"), Type::nullable_string);
+    EXPECT_EQ(tools.type_of("edit", "line"), Type::any);
+    EXPECT_EQ(tools.type_of("edit", "absent"), Type::any);
+    EXPECT_EQ(tools.type_of("ping", "host"), Type::string);
+    EXPECT_EQ(tools.type_of("nobody", "host"), Type::any);
+    const ToolSchemas odd(json::parse(R"([1, {}, {"name": 2}, {"function": []}, {"name": "f", "parameters": {"properties": {"a": 1}}}])").as_array());
+    EXPECT_EQ(odd.type_of("f", "a"), Type::any);
+}
+
+}  // namespace
+}  // namespace riptide

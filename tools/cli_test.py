@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Drives the riptide binary as a user and as a script would. usage: cli_test.py RIPTIDE
+
+Every bad input must give one line `error: ...` on stderr and a non-zero exit, never a crash or a hang.
+"""
+import json
+import pathlib
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+riptide = pathlib.Path(sys.argv[1]).resolve()
+work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-cli-"))
+failures = []
+checks = 0
+
+
+def run(*arguments, timeout=120, stdin=None):
+    return subprocess.run([str(riptide), *map(str, arguments)], capture_output=True, timeout=timeout, input=stdin,
+                          stdin=subprocess.DEVNULL if stdin is None else None)
+
+
+def expect(condition, what, done=None):
+    global checks
+    checks += 1
+    if not condition:
+        failures.append(what)
+        print(f"FAILED {what}")
+        if done is not None:
+            print(f"  exit {done.returncode}\n  stdout: {done.stdout[-1500:]!r}\n  stderr: {done.stderr[-1500:]!r}")
+
+
+def good(*arguments, **options):
+    done = run(*arguments, **options)
+    expect(done.returncode == 0, "riptide " + " ".join(map(str, arguments)), done)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def bad(code, needle, *arguments):
+    """The command must fail with this exit code and one error line that contains `needle`."""
+    done = run(*arguments)
+    text = done.stderr.decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    ok = done.returncode == code and len(lines) == 1 and lines[0].startswith("error: ") and needle in lines[0]
+    expect(ok, f"riptide {' '.join(map(str, arguments))} -> exit {code}, one line with {needle!r}", done)
+
+
+def help_and_usage():
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "trace", "ppl"]:
+        text = good(command, "--help")
+        expect("Examples:" in text and len(text.splitlines()) <= 50, f"{command} --help fits one screen and has examples")
+    expect("riptide" in good("--version"), "--version")
+    good()
+    bad(64, "--prompt", "run", "--promt", "x")
+    bad(64, "inspect", "inspekt")
+    bad(64, "--temperature", "run", "--temperature", "hot")
+    bad(64, "temperature", "run", "--prompt", "x", "--temperature", "-1")
+    bad(64, "top_p", "run", "--prompt", "x", "--top-p", "1.5")
+    bad(64, "tokens", "run", "--prompt", "x", "-n", "-5")
+
+
+def bad_files():
+    bad(66, "nowhere.gguf", "inspect", work / "nowhere.gguf")
+    for name, content, needle in [
+        ("empty.gguf", b"", "empty"),
+        ("lfs.gguf", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
+        ("page.gguf", b"<!DOCTYPE html><html></html>", "HTML"),
+        ("short.gguf", b"GGUF\x03\x00\x00\x00", "truncated"),
+        ("v1.gguf", b"GGUF\x01\x00\x00\x00" + bytes(16), "version 1"),
+        ("many.gguf", b"GGUF" + struct.pack("<IQQ", 3, 2**63, 2**63), "many.gguf"),
+    ]:
+        path = work / name
+        path.write_bytes(content)
+        bad(65, needle, "inspect", path)
+        bad(65, name, "run", path, "--prompt", "x")
+    folder = work / "folder"
+    folder.mkdir()
+    bad(65, "folder", "run", folder, "--prompt", "x")
+
+
+def synthetic_models():
+    model = work / "tiny.gguf"
+    good("synth", model, "--shape", "laguna-tiny", "--type", "q4_k_m", "--seed", 3)
+    info = json.loads(good("inspect", model, "--json", "--tensors"))
+    expect(info["tensor_count"] == len(info["tensors"]) == 3 + 5 * 9 + 3 + 4 * 8, "tiny model has all its tensors")
+    text = good("inspect", model)
+    expect("laguna.block_count" in text and "q4_k" in text, "inspect prints config and types")
+    ids = work / "ids.json"
+    ids.write_text(json.dumps([2, 100, 101, 102, 103, 104, 105, 106, 107, 108]))
+    hashes = set()
+    for chunk in [1, 7, 64]:
+        out = work / f"logits{chunk}.safetensors"
+        good("trace", model, "--tokens", ids, "--logits", out, "--chunk", chunk)
+        data = out.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + size])
+        expect(header["logits"]["shape"] == [10, 512] and header["logits"]["dtype"] == "F32", "trace writes f32 logits [n, vocab]")
+        hashes.add(data[8 + size:])
+    expect(len(hashes) == 1, "chunks of 1, 7 and 64 give the same logits bytes")
+    first = json.loads(good("run", model, "--tokens", ids, "-n", 8, "--temperature", 0, "--json"))
+    again = json.loads(good("run", model, "--tokens", ids, "-n", 8, "--temperature", 0, "--json", "--chunk", 3))
+    expect(first["tokens"] == again["tokens"] and len(first["tokens"]) >= 1, "greedy tokens do not depend on the chunk")
+    for kind in ["bf16", "q8_0", "q4_0", "q6_k"]:
+        good("quantize", model, work / f"tiny-{kind}.gguf", "--type", kind)
+        good("run", work / f"tiny-{kind}.gguf", "--tokens", ids, "-n", 2, "--temperature", 0, "--json")
+    for kv in ["f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "tq3_0"]:
+        good("run", model, "--tokens", ids, "-n", 2, "--temperature", 0, "--json", "--kv", kv)
+    whole = model.read_bytes()
+    cut = work / "cut.gguf"
+    cut.write_bytes(whole[:-1000])
+    bad(65, "truncated", "run", cut, "--prompt", "x")
+    wrong = whole.replace(b"blk.2.attn_q.weight", b"blk.2.attn_Q.weight")
+    (work / "renamed.gguf").write_bytes(wrong)
+    bad(65, "blk.2.attn_q", "run", work / "renamed.gguf", "--tokens", ids, "-n", 1)
+    (work / "arch.gguf").write_bytes(whole.replace(b"\x06\x00\x00\x00\x00\x00\x00\x00laguna", b"\x06\x00\x00\x00\x00\x00\x00\x00lagune", 1))
+    bad(65, "lagune", "run", work / "arch.gguf", "--tokens", ids, "-n", 1)
+    long = work / "long.json"
+    long.write_text(json.dumps([100] * 5000))
+    bad(65, "5000", "run", model, "--tokens", long, "-n", 1)
+    (work / "range.json").write_text("[1, 99999]")
+    bad(65, "99999", "run", model, "--tokens", work / "range.json", "-n", 1)
+    (work / "junk.json").write_text("[1, ")
+    bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
+    bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")
+    bad(64, "laguna-xxl", "synth", work / "x.gguf", "--shape", "laguna-xxl")
+    bad(69, "CUDA", "run", model, "--tokens", ids, "-n", 1, "--device", "cuda")
+    expect(not (work / "x.gguf").exists(), "a failed command leaves no file")
+    good("bench", model, "--prompt", 32, "--gen", 8, "--repeat", 1, timeout=300)
+    text = work / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 20)
+    expect("perplexity" in good("ppl", model, "--text", text, "--ctx", 64), "ppl prints a perplexity")
+    return model
+
+
+def demo_model(model):
+    # A debug check of the embedded model: greedy output repeats, the closing line is complete.
+    done = run("run", "--prompt", "def add(a, b):\n", "-n", 24, "--temperature", 0)
+    expect(done.returncode == 0, "the demo model completes code", done)
+    closing = done.stderr.decode().strip().splitlines()[-1] if done.stderr.strip() else ""
+    for part in ["prefill", "decode", "tok/s", "GB/s", "%", "hash"]:
+        expect(part in closing, f"the closing line has {part}: {closing!r}")
+    same = run("run", "--prompt", "def add(a, b):\n", "-n", 24, "--temperature", 0, "--chunk", 1)
+    hash_of = lambda text: re.findall(r"hash ([0-9a-f]+)", text.decode())[-1:]
+    expect(hash_of(done.stderr) == hash_of(same.stderr) != [], "chunk 1 and the default give the same logits hash", same)
+    one = good("run", "--prompt", "import os\n", "-n", 16, "--seed", 5)
+    two = good("run", "--prompt", "import os\n", "-n", 16, "--seed", 5)
+    expect(one == two, "the same seed gives the same text")
+    reply = json.loads(good("chat", "--tools", ROOT / "examples/tools.json", "--temperature", 0, "--json", "--message",
+                            "Book a table at Luigi for 4 guests, outdoor please."))
+    calls = reply.get("tool_calls", [])
+    expect(len(calls) == 1 and calls[0]["function"]["name"] == "book_table", f"the demo model calls the right tool: {reply}")
+    if calls:
+        arguments = json.loads(calls[0]["function"]["arguments"])
+        expect(arguments.get("guests") == 4 and "Luigi" in str(arguments.get("restaurant")), f"with the right arguments: {arguments}")
+
+
+def text_commands(model):
+    text = work / "hello.txt"
+    text.write_text("hello world 123\r\n<think>")
+    ids = json.loads(good("tokenize", "--text", text, "--json"))
+    expect(isinstance(ids["tokens"], list) and 18 not in ids["tokens"], "tokenize keeps special strings as text")
+    special = json.loads(good("tokenize", "--text", text, "--json", "--parse-special"))
+    expect(18 in special["tokens"], "--parse-special finds <think>")
+    with_bos = json.loads(good("tokenize", "--text", text, "--json", "--add-special"))
+    expect(with_bos["tokens"] == [2] + ids["tokens"], "--add-special prepends BOS")
+    template = work / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    variables = work / "v.json"
+    variables.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    expect(good("template", template, "--vars", variables) == "user: hi\n", "template renders")
+    (work / "loop.jinja").write_text("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+    bad(65, "loop.jinja", "template", work / "loop.jinja", "--vars", variables)
+    (work / "deep.jinja").write_text("{{ " + "(" * 100000 + "1" + ")" * 100000 + " }}")
+    bad(65, "deep.jinja", "template", work / "deep.jinja", "--vars", variables)
+    (work / "deep.json").write_text("[" * 100000 + "]" * 100000)
+    bad(65, "deep.json", "template", template, "--vars", work / "deep.json")
+
+
+def interrupt(model):
+    process = subprocess.Popen([str(riptide), "run", "--prompt", "x", "-n", "4000", "--ignore-eos"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, error = process.communicate(timeout=20)
+        expect(process.returncode == 130 and b"tok/s" in error, f"Ctrl-C stops cleanly with statistics: {process.returncode} {error[-300:]!r}")
+    except subprocess.TimeoutExpired:
+        process.kill()
+        expect(False, "Ctrl-C stops the run")
+
+
+if __name__ == "__main__":
+    help_and_usage()
+    bad_files()
+    tiny = synthetic_models()
+    text_commands(tiny)
+    demo_model(tiny)
+    interrupt(tiny)
+    print(f"{checks} command line checks, {len(failures)} failed")
+    sys.exit(1 if failures else 0)
