@@ -133,7 +133,7 @@ def synthetic_models():
     good("bench", model, "--prompt", 32, "--gen", 8, "--repeat", 1, timeout=300)
     text = work / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 20)
-    expect("perplexity" in good("ppl", model, "--text", text, "--ctx", 64), "ppl prints a perplexity")
+    expect("perplexity" in good("ppl", model, "--text", text, "--window", 64), "ppl prints a perplexity")
     return model
 
 

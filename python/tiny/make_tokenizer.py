@@ -1,6 +1,7 @@
 """A byte-level BPE tokenizer in the shape of Laguna's: its special ids 0-69 at their real places, its pre-tokenizer.
 
-    python3 python/tiny/make_tokenizer.py --text FILE... --vocab 8192 --out FOLDER
+    python3 python/tiny/make_tokenizer.py --out FOLDER                  # from the demo model's own training text
+    python3 python/tiny/make_tokenizer.py --text FILE... --vocab 2048 --out FOLDER
 
 Writes tokenizer.json and tokenizer_config.json. Ids: 70 special tokens, 256 bytes, then merges.
 """
@@ -74,13 +75,43 @@ def save(tokenizer, folder):
                                                   encoding="utf-8")
 
 
+def training_text(code_bytes=45_000_000, conversations=7000):
+    """The text the demo model's vocabulary is made from: a sample of the code corpus and generated conversations."""
+    import random
+    import re
+
+    import chat
+    import corpus
+    import snippets
+    import tasks
+    import tools
+    rng = random.Random(11)
+    paths, used = corpus.file_list()[0], 0
+    rng.shuffle(paths)
+    for path in paths:
+        text = None if corpus.is_held_out(path) else corpus.read(path)
+        if text is not None:
+            used += len(text)
+            yield text
+        if used > code_bytes:
+            break
+    pools = tools.Pools()
+    cut = re.compile("|".join(re.escape(s) for s in SPECIALS))
+    for i in range(conversations):
+        made = (tools.tool_chat(rng, pools) if i % 7 < 4 else tasks.question_chat(rng) if i % 7 < 6
+                else snippets.snippet_chat(rng))
+        yield from (t for t in cut.split(chat.render(made["messages"], made["tools"], made["thinking"])) if t)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", nargs="+", required=True)
+    parser.add_argument("--text", nargs="*", help="files to train on; default: the code corpus and generated conversations")
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    texts = (pathlib.Path(p).read_text(encoding="utf-8", errors="ignore") for p in args.text)
+    texts = training_text()
+    if args.text:
+        texts = (pathlib.Path(p).read_text(encoding="utf-8", errors="ignore") for p in args.text)
     save(build(texts, args.vocab), args.out)
 
 

@@ -9,6 +9,7 @@
 #include "apps/synth_shapes.h"
 #include "apps/synth_vocab.h"
 #include "apps/terminal.h"
+#include "base/error.h"
 #include "base/thread_pool.h"
 #include "quant/quant_mix.h"
 #include "quant/random_fill.h"
@@ -81,7 +82,8 @@ int synth(const Options& options) {
     write_synth_vocabulary(writer, shape.vocab_size, demo_chat_template());
     std::vector<DType> types;
     for (const LayoutTensor& tensor : tensors) {
-        types.push_back(quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, shape.num_hidden_layers));
+        types.push_back(quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, shape.num_hidden_layers,
+                                       shape.tie_word_embeddings));
         writer.add_tensor(tensor.name, types.back(), tensor.shape);
     }
     ThreadPool threads(options.threads);

@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/demo_model.h"
 #include "apps/loaded_text.h"
+#include "base/error.h"
 #include "base/file.h"
 
 namespace riptide::apps {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <span>
 
+#include "base/error.h"
+
 extern "C" const std::byte riptide_demo_model_begin[];
 extern "C" const std::byte riptide_demo_model_end[];
 extern "C" const char riptide_demo_template_begin[];

@@ -15,6 +15,7 @@ HostMemory::HostMemory(int64_t bytes) : bytes_(bytes) {
                    -1, 0);
     if (p == MAP_FAILED) fail(ErrorKind::system, "the system has no {} bytes of address space for the K/V cache", bytes);
     data_ = static_cast<std::byte*>(p);
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
 }
 
 HostMemory::~HostMemory() {

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kMaxName = 65535;               // the specification's limit for keys
 constexpr int64_t kMaxString = int64_t{1} << 30;  // json::string holds just under 2 GiB
-constexpr int64_t kMaxElements = int64_t{1}
-                                 << 24;  // of all arrays; each costs 24 bytes in memory, the largest vocabulary is 2^18
+// Of all arrays together: an element costs 24 bytes in memory, and the largest vocabularies have 2^18.
+constexpr int64_t kMaxElements = int64_t{1} << 24;
 constexpr int64_t kMinKeyValueBytes = 8 + 1 + 4 + 1;  // key length, key, type, value
 constexpr int64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;
 constexpr int64_t kTrustedCount = 65536;  // claimed counts above it get memory only as their contents turn up
@@ -145,7 +145,7 @@ json::value read_scalar(Cursor& in, GgufType type, std::string_view key) {
 json::array read_array(Cursor& in, GgufType element, std::string_view key, int64_t& budget) {
     RT_CHECK(element != GgufType::array, "{}: key {} is an array of arrays, which is not supported", in.file(),
              printable(key));
-    const int64_t n = in.count(key, smallest_value(element));
+    const int64_t n = in.count(fmt::format("elements of key {}", key), smallest_value(element));
     RT_CHECK(n <= budget, "{}: the arrays up to key {} have more than {} elements in all", in.file(), printable(key),
              kMaxElements);
     budget -= n;

@@ -19,6 +19,7 @@ constexpr int64_t kMaxIndex = 64 << 20;
 constexpr int64_t kMaxConfig = 16 << 20;
 constexpr int64_t kMaxTokenizer = 128 << 20;
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kWhole = "model.safetensors";
 
 // A link that leads nowhere or a file behind a closed folder counts as there: opening it gives the better message.
 bool is_there(const fs::path& path) {
@@ -140,6 +141,8 @@ std::vector<std::string> list_shards(const std::string& folder, json::object& ex
     std::vector<std::string> present = files_ending(folder, {".safetensors"});
     if (!has_file((fs::path(folder) / kIndex).string())) {
         if (present.empty()) fail_no_shards(folder);
+        // As transformers has it: a model in one file has this name, whatever else lies beside it.
+        if (std::find(present.begin(), present.end(), kWhole) != present.end()) return {kWhole};
         check_numbering(folder, present);
         return present;
     }

@@ -57,6 +57,8 @@ Tensor Laguna::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
             ops::route_sigmoid(ctx, z, w.router_bias, config_.num_experts_per_tok,
                                static_cast<float>(config_.moe_routed_scaling_factor), config_.norm_topk_prob);
         ops::add(ctx, y, ops::moe_swiglu(ctx, h, routing, w.experts));             // y <- y + sum_e r_e Wd_e (silu(Wg_e h) * Wu_e h)
+        ctx.observe("router_logits", static_cast<int>(l), z);
+        ctx.observe("router_experts", static_cast<int>(l), routing.experts);
     }
     ctx.observe("ffn_out", static_cast<int>(l), y);
     return y;
@@ -74,7 +76,7 @@ Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) c
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
     x = ops::gather_rows(ctx, x, batch.logit_rows);
     x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
-    ctx.observe("final_norm", -1, x);
+    ctx.observe("norm", -1, x);
     return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
 }
 

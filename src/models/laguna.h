@@ -13,7 +13,8 @@
 namespace riptide {
 
 /// Reference: transformers, models/laguna/modular_laguna.py. Taps, in the order of a forward pass: "embed" (layer -1), for each
-/// layer "attn_out" (after o_proj), "ffn_out" and "layer_out", then "final_norm" (layer -1, the rows of the logits).
+/// layer "attn_out" (after o_proj), in sparse layers "router_logits" and "router_experts", "ffn_out" (the feed-forward with the
+/// shared expert) and "layer_out", then "norm" (layer -1, the rows of the logits).
 class Laguna final : public Model {
   public:
     /// Binds every tensor of the checkpoint. Throws Error; see Binder and laguna_config.

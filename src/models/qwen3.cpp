@@ -61,7 +61,7 @@ Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) co
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
     x = ops::gather_rows(ctx, x, batch.logit_rows);
     x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
-    ctx.observe("final_norm", -1, x);
+    ctx.observe("norm", -1, x);
     return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
 }
 

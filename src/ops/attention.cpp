@@ -81,15 +81,28 @@ void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t
         std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
 }
 
-/// Decodes keys [begin, end) of the piece, key `block` at the start of the buffer.
+const char* stored_row(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t index, bool values) {
+    const int64_t slot = job.view.slot(job.batch, tile.sequence, index);
+    return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
+}
+
+/// Decodes keys [begin, end) of the piece to their places in a block that begins at key `block`, and fetches the next ones:
+/// the rows of a head lie a slot apart, which hardware does not guess.
 void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
                   bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
+    const int64_t bytes = (values ? job.view.v_slot_bytes : job.view.k_slot_bytes) / job.view.num_kv_heads;
     for (int64_t j = begin; j < end; ++j) {
-        const int64_t slot = job.view.slot(job.batch, tile.sequence, keys.index[static_cast<size_t>(j)]);
-        const char* row = values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
-        decode_kv_row(type, row, out + (j - block) * job.dp, job.d);
+        const char* row = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j)], values);
+        float* to = out + (j - block) * job.dp;
+        if (type == DType::f16 && job.kernels.decode_f16 != nullptr)
+            job.kernels.decode_f16(row, to, job.d);
+        else
+            decode_kv_row(type, row, to, job.d);
+        if (j + kBlockKeys >= keys.end) continue;
+        const char* next = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j + kBlockKeys)], values);
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
     }
 }
 
@@ -97,18 +110,18 @@ void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, co
 void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t first, int64_t count,
             const PieceKeys& keys, const Scratch& scratch, float* states) {
     const float* q = scratch.q + first * job.group * job.dp;
-    const int64_t first_block = keys.begin / kBlockKeys * kBlockKeys, queries = count * job.group;
+    const int64_t first_block = keys.begin / kBlockKeys * kBlockKeys, score_stride = job.group * kAttentionSplit;
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
         decode_block(job, tile, kv_head, keys, block, false, scratch.block);
         const int64_t n = (std::min(kBlockKeys, keys.end - block) + 3) / 4 * 4;
-        for (int64_t i = 0; i < queries; ++i) {
-            const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
+        for (int64_t i = 0; i < count; ++i) {
+            const VisibleRange range = keys.rows[static_cast<size_t>(i)];
             if (range.begin >= block + n || range.end <= block) continue;
-            job.kernels.scores(q + i * job.dp, scratch.block, n, job.dp, job.scale,
-                               scratch.scores + i * kAttentionSplit + block);
+            job.kernels.scores(q + i * job.group * job.dp, job.group, scratch.block, n, job.dp, job.scale,
+                               scratch.scores + i * score_stride + block);
         }
     }
-    for (int64_t i = 0; i < queries; ++i) {
+    for (int64_t i = 0; i < count * job.group; ++i) {
         const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
         float* state = states + i * job.state;
         if (range.begin < range.end)
@@ -118,12 +131,13 @@ void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t 
     }
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
         decode_block(job, tile, kv_head, keys, block, true, scratch.block);
-        for (int64_t i = 0; i < queries; ++i) {
-            const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
+        for (int64_t i = 0; i < count; ++i) {
+            const VisibleRange range = keys.rows[static_cast<size_t>(i)];
             const int64_t begin = std::max(range.begin, block), end = std::min(range.end, block + kBlockKeys);
             if (begin >= end) continue;
-            job.kernels.accumulate(scratch.scores + i * kAttentionSplit + begin,
-                                   scratch.block + (begin - block) * job.dp, end - begin, job.dp, states + i * job.state);
+            job.kernels.accumulate(scratch.scores + i * score_stride + begin, job.group,
+                                   scratch.block + (begin - block) * job.dp, end - begin, job.dp,
+                                   states + i * job.group * job.state);
         }
     }
 }

@@ -19,9 +19,10 @@ inline constexpr int64_t kAttentionSplit = 256;
 ///
 /// Determinism: the value of a row is a function of its query and of its keys in order of position, bit for bit: the same
 /// in decode, in any chunk of prefill, in any batch, on any thread count and instruction set, and as a node of a tree.
-///   score    16 lanes over head_dim (element i in lane i % 16), lanes added pairwise, then * softmax_scale
-///   piece    (m, s, acc): m = max score, s = sum of exp(score - m) over 16 lanes by rank in the piece, acc = the
-///            weighted sum of v in order of position
+///   score    16 lanes over head_dim, element i fused into lane i % 16; lanes i + 8 onto i, then + 4, + 2, + 1; then
+///            * softmax_scale
+///   piece    (m, s, acc): m = max score; s = sum of exp(score - m) over 16 lanes by place in the piece, added likewise;
+///            acc = the sum of exp(score - m) * v in order of position, each product fused
 ///   row      pieces merged in order of position: (m, s, acc) + (m', s', acc') rescaled to the larger maximum
 /// Error: f32 roundoff of these sums; exp within 2 ulp. K/V quantisation comes on top.
 /// Only slots of keys that some row sees are read: what else lies in the storage (NaN even) has no effect.

@@ -1,14 +1,15 @@
-// Included by attention_kernels_*.cpp, which first define kWidth: how many floats a register holds (4, 8, 16).
+// Included by attention_kernels_*.cpp, which first define kWidth (how many floats a register holds: 4, 8, 16), Vec (such a
+// register), fused(a, b, c) = a * b + c rounded once, and kQueries (how many queries share the loads of a key).
 // Nothing here may call an inline function of another header: the linker could then pick this file's copy for any CPU.
 
 namespace riptide::ops {
 namespace {
 
-typedef float Vec __attribute__((vector_size(kWidth * 4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4), may_alias));
 typedef float Vec4 __attribute__((vector_size(16), may_alias));
 
 constexpr int kParts = 16 / kWidth;
+constexpr int64_t kSplit = 256;  // kAttentionSplit
 
 /// Sixteen lanes.
 struct Lanes {
@@ -19,9 +20,9 @@ inline __attribute__((always_inline)) Vec load(const float* p) { return *reinter
 inline __attribute__((always_inline)) void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline __attribute__((always_inline)) Vec fill(float x) { return Vec{} + x; }
 
-inline __attribute__((always_inline)) void multiply_add(Lanes& sum, const float* a, const float* b) {
+inline __attribute__((always_inline)) void add_products(Lanes& sum, const float* a, const float* b) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kParts; ++i) sum.part[i] += load(a + i * kWidth) * load(b + i * kWidth);
+    for (int i = 0; i < kParts; ++i) sum.part[i] = fused(load(a + i * kWidth), load(b + i * kWidth), sum.part[i]);
 }
 
 /// Lane i + 8 onto lane i, then i + 4.
@@ -60,31 +61,31 @@ inline __attribute__((always_inline)) Vec exp_of_negative(Vec x) {
     return x < -87.0f ? Vec{} : y;
 }
 
-template <int kBlocks>  // dp / 16, or 0 for any
-void scores(const float* q, const float* k, int64_t nk, int64_t dp, float scale, float* s) {
-    const int64_t blocks = kBlocks > 0 ? kBlocks : dp / 16;
-    for (int64_t j = 0; j < nk; j += 4, k += 4 * blocks * 16) {
-        Lanes a{}, b{}, c{}, d{};
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < blocks; ++i) {
-            const float* row = k + i * 16;
-            multiply_add(a, q + i * 16, row);
-            multiply_add(b, q + i * 16, row + blocks * 16);
-            multiply_add(c, q + i * 16, row + blocks * 32);
-            multiply_add(d, q + i * 16, row + blocks * 48);
-        }
-        const Vec4 sums = fold_4_rows(fold_to_4(a), fold_to_4(b), fold_to_4(c), fold_to_4(d));
-        *reinterpret_cast<Vec4*>(s + j) = sums * scale;
+/// kN queries by four keys.
+template <int kN>
+inline __attribute__((always_inline)) void score_tile(const float* q, const float* k, int64_t dp, float scale, float* s) {
+    Lanes sum[kN][4] = {};
+    for (int64_t e = 0; e < dp; e += 16)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+#pragma GCC unroll 4
+            for (int i = 0; i < kN; ++i) add_products(sum[i][j], q + i * dp + e, k + j * dp + e);
+#pragma GCC unroll 4
+    for (int i = 0; i < kN; ++i) {
+        const Vec4 dots = fold_4_rows(fold_to_4(sum[i][0]), fold_to_4(sum[i][1]), fold_to_4(sum[i][2]), fold_to_4(sum[i][3]));
+        *reinterpret_cast<Vec4*>(s + i * kSplit) = dots * scale;
     }
 }
 
-void scores_any(const float* q, const float* k, int64_t nk, int64_t dp, float scale, float* s) {
-    if (dp == 128)
-        scores<8>(q, k, nk, dp, scale, s);
-    else if (dp == 64)
-        scores<4>(q, k, nk, dp, scale, s);
-    else
-        scores<0>(q, k, nk, dp, scale, s);
+template <int kN>
+void score_rows(const float* q, const float* k, int64_t nk, int64_t dp, float scale, float* s) {
+    for (int64_t j = 0; j < nk; j += 4) score_tile<kN>(q, k + j * dp, dp, scale, s + j);
+}
+
+void scores(const float* q, int64_t n, const float* k, int64_t nk, int64_t dp, float scale, float* s) {
+    int64_t i = 0;
+    for (; i + kQueries <= n; i += kQueries) score_rows<kQueries>(q + i * dp, k, nk, dp, scale, s + i * kSplit);
+    for (; i < n; ++i) score_rows<1>(q + i * dp, k, nk, dp, scale, s + i * kSplit);
 }
 
 void softmax(float* s, int64_t begin, int64_t end, int64_t dp, float* state) {
@@ -111,26 +112,39 @@ void softmax(float* s, int64_t begin, int64_t end, int64_t dp, float* state) {
     state[dp + 1] = fold(sum);
 }
 
-/// kVecs registers of acc, all keys.
-template <int kVecs>
-inline __attribute__((always_inline)) void accumulate_part(const float* p, const float* v, int64_t nv, int64_t dp, float* acc) {
-    Vec sum[kVecs];
+/// kN queries, kVecs registers of their sums, all keys.
+template <int kN, int kVecs>
+inline __attribute__((always_inline)) void accumulate_part(const float* p, const float* v, int64_t nv, int64_t dp,
+                                                           float* acc) {
+    Vec sum[kN][kVecs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kN; ++i)
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) sum[i] = load(acc + i * kWidth);
-    for (int64_t j = 0; j < nv; ++j, v += dp) {
-        const Vec weight = fill(p[j]);
+        for (int e = 0; e < kVecs; ++e) sum[i][e] = load(acc + i * (dp + 16) + e * kWidth);
+    for (int64_t j = 0; j < nv; ++j, v += dp)
+#pragma GCC unroll 4
+        for (int i = 0; i < kN; ++i)
 #pragma GCC unroll 8
-        for (int i = 0; i < kVecs; ++i) sum[i] += weight * load(v + i * kWidth);
-    }
+            for (int e = 0; e < kVecs; ++e) sum[i][e] = fused(fill(p[i * kSplit + j]), load(v + e * kWidth), sum[i][e]);
+#pragma GCC unroll 4
+    for (int i = 0; i < kN; ++i)
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) store(acc + i * kWidth, sum[i]);
+        for (int e = 0; e < kVecs; ++e) store(acc + i * (dp + 16) + e * kWidth, sum[i][e]);
 }
 
-void accumulate(const float* p, const float* v, int64_t nv, int64_t dp, float* acc) {
+template <int kN>
+void accumulate_rows(const float* p, const float* v, int64_t nv, int64_t dp, float* acc) {
+    int64_t e = 0;
+    for (; e + 8 * kWidth <= dp; e += 8 * kWidth) accumulate_part<kN, 8>(p, v + e, nv, dp, acc + e);
+    for (; e + 4 * kWidth <= dp; e += 4 * kWidth) accumulate_part<kN, 4>(p, v + e, nv, dp, acc + e);
+    for (; e < dp; e += kWidth) accumulate_part<kN, 1>(p, v + e, nv, dp, acc + e);
+}
+
+void accumulate(const float* p, int64_t n, const float* v, int64_t nv, int64_t dp, float* states) {
+    constexpr int kPair = kQueries >= 2 ? 2 : 1;
     int64_t i = 0;
-    for (; i + 8 * kWidth <= dp; i += 8 * kWidth) accumulate_part<8>(p, v + i, nv, dp, acc + i);
-    for (; i + 4 * kWidth <= dp; i += 4 * kWidth) accumulate_part<4>(p, v + i, nv, dp, acc + i);
-    for (; i < dp; i += kWidth) accumulate_part<1>(p, v + i, nv, dp, acc + i);
+    for (; i + kPair <= n; i += kPair) accumulate_rows<kPair>(p + i * kSplit, v, nv, dp, states + i * (dp + 16));
+    for (; i < n; ++i) accumulate_rows<1>(p + i * kSplit, v, nv, dp, states + i * (dp + 16));
 }
 
 void merge(float* into, const float* from, int64_t dp) {
@@ -145,8 +159,6 @@ void merge(float* into, const float* from, int64_t dp) {
     into[dp] = m;
     into[dp + 1] = into[dp + 1] * a + from[dp + 1] * b;
 }
-
-constexpr AttentionKernels kKernels = {scores_any, softmax, accumulate, merge};
 
 }  // namespace
 }  // namespace riptide::ops

@@ -1,8 +1,8 @@
-// The memory layouts of quantised blocks, as GGUF files hold them. Layout source: the GGUF type table of the ggml project.
+// The memory layouts of quantised blocks, as GGUF files hold them. Source: the type table of the ggml project.
 //
-// Every struct has alignment 1: data in a mapped file is aligned to nothing better than its block size. `uint16_t` fields named
-// d, m or dmin are binary16 bit patterns (see tensor/half.h); read them by value. Multi-byte fields are little-endian.
-// "Element i" counts the consecutive values of a row that a block holds, from 0.
+// Every struct has alignment 1: data in a mapped file is aligned to nothing better than its block size. `uint16_t`
+// fields named d, m or dmin are binary16 bit patterns (see tensor/half.h); read them by value. Multi-byte fields are
+// little-endian. "Element i" counts the consecutive values of a row that a block holds, from 0.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct RT_PACKED BlockQ4_1 {
     uint8_t qs[16];
 };
 
-/// x = d * (q - 16), q in 0..31. qs holds the low four bits as in Q4_0; bit i of the 32-bit word qh is bit 4 of element i.
+/// x = d * (q - 16), q in 0..31. qs holds the low four bits as in Q4_0; bit i of the word qh is bit 4 of element i.
 struct RT_PACKED BlockQ5_0 {
     uint16_t d;
     uint8_t qh[4];
@@ -59,8 +59,8 @@ struct RT_PACKED BlockQ2K {
 };
 
 /// 16 groups of 16: x = d * (s[g] - 32) * (q - 4), q in 0..7. Low two bits of q as in Q2_K; bit (element / 32) of
-/// hmask[element % 32] is bit 2 of q. s[g], six bits: low nibbles of s[0..7] and s[8..15] are the low and high nibbles of
-/// scales[0..7]; the high two bits of s[4 k + j] are bits 2k, 2k+1 of scales[8 + j].
+/// hmask[element % 32] is bit 2 of q. s[g], six bits: low nibbles of s[0..7] and s[8..15] are the low and high nibbles
+/// of scales[0..7]; the high two bits of s[4 k + j] are bits 2k, 2k+1 of scales[8 + j].
 struct RT_PACKED BlockQ3K {
     uint8_t hmask[32];
     uint8_t qs[64];
@@ -68,10 +68,11 @@ struct RT_PACKED BlockQ3K {
     uint16_t d;
 };
 
-/// 8 groups of 32: x = (d * s[g]) * q - dmin * m[g], q in 0..15. Element 64 p + l (l < 32) is the low nibble of qs[32 p + l],
-/// element 64 p + 32 + l its high nibble. s and m are six bits each:
-/// for g < 4 s[g] = scales[g] & 63 and m[g] = scales[4 + g] & 63; for g >= 4 the low nibbles of s[g] and m[g] are the low and
-/// high nibble of scales[4 + g], their high two bits the top bits of scales[g - 4] and scales[g].
+/// 8 groups of 32: x = (d * s[g]) * q - dmin * m[g], q in 0..15.
+/// Element 64 p + l (l < 32) is the low nibble of qs[32 p + l], element 64 p + 32 + l its high nibble.
+/// s and m are six bits each. g < 4: s[g] = scales[g] & 63, m[g] = scales[4 + g] & 63. g >= 4: the low nibbles of s[g]
+/// and m[g] are the low and the high nibble of scales[4 + g], their high two bits the top bits of scales[g - 4] and
+/// scales[g].
 struct RT_PACKED BlockQ4K {
     uint16_t d;
     uint16_t dmin;
@@ -88,8 +89,9 @@ struct RT_PACKED BlockQ5K {
     uint8_t qs[128];
 };
 
-/// 16 groups of 16: x = d * scales[g] * (q - 32), q in 0..63. In each half h (128 elements) element 128 h + 32 s + l has its
-/// low four bits in ql[64 h + 32 (s & 1) + l] (low nibble for s < 2, else high) and its high two in bits 2s, 2s+1 of qh[32 h + l].
+/// 16 groups of 16: x = d * scales[g] * (q - 32), q in 0..63. In each half h (128 elements) element 128 h + 32 s + l
+/// has its low four bits in ql[64 h + 32 (s & 1) + l] (low nibble for s < 2, else high) and its high two in bits 2s,
+/// 2s+1 of qh[32 h + l].
 struct RT_PACKED BlockQ6K {
     uint8_t ql[128];
     uint8_t qh[64];
@@ -103,8 +105,8 @@ struct RT_PACKED BlockIQ4NL {
     uint8_t qs[16];
 };
 
-/// 8 groups of 32: x = d * (s[g] - 32) * kIQ4Values[q]. Low nibble of s[g]: nibble g of scales_l; high two bits: bits 2g, 2g+1 of
-/// scales_h. Group g holds its nibbles in qs[16 g ..] as Q4_0 does.
+/// 8 groups of 32: x = d * (s[g] - 32) * kIQ4Values[q]. Low nibble of s[g]: nibble g of scales_l; high two bits: bits
+/// 2g, 2g+1 of scales_h. Group g holds its nibbles in qs[16 g ..] as Q4_0 does.
 struct RT_PACKED BlockIQ4XS {
     uint16_t d;
     uint16_t scales_h;
@@ -118,7 +120,7 @@ struct RT_PACKED BlockMxfp4 {
     uint8_t qs[16];
 };
 
-/// 4 groups of 16: x = ue4m3(d[g]) * e2m1(q). In group g, qs[8 g + j] holds element 16 g + j (low nibble) and 16 g + 8 + j (high).
+/// 4 groups of 16: x = ue4m3(d[g]) * e2m1(q). qs[8 g + j] holds elements 16 g + j (low nibble) and 16 g + 8 + j (high).
 struct RT_PACKED BlockNvfp4 {
     uint8_t d[4];
     uint8_t qs[32];
@@ -130,8 +132,8 @@ struct RT_PACKED BlockTQ2_0 {
     uint16_t d;
 };
 
-/// KV rows only (see kv_codec.h): x = d * kTQ3Values[q], in the rotated domain. Low two bits of element i: bits 2 (i % 4), +1 of
-/// qs[i / 4]; bit 2: bit i % 8 of qh[i / 8].
+/// KV rows only (see kv_codec.h): x = d * kTQ3Values[q], in the rotated domain.
+/// Low two bits of q of element i: qs[i / 4] >> 2 (i % 4); bit 2: bit i % 8 of qh[i / 8].
 struct RT_PACKED BlockTQ3_0 {
     uint16_t d;
     uint8_t qs[8];
@@ -142,7 +144,7 @@ struct RT_PACKED BlockTQ3_0 {
 
 /// The 16 levels of IQ4_NL and IQ4_XS.
 inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-/// E2M1 as twice its value, so that it is an integer: sign, two exponent bits, one mantissa bit. Source: OCP microscaling 1.0.
+/// E2M1 (sign, two exponent bits, one mantissa bit) as twice its value, an integer. Source: OCP microscaling 1.0.
 inline constexpr int8_t kE2M1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /// The six-bit scales s[0..7] and minima m[0..7] of a Q4_K or Q5_K block, unpacked.

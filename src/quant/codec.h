@@ -1,7 +1,7 @@
 // Between stored numbers and f32: the definition of every weight format, and the quantisers.
 //
-// All functions here are pure: the result for a block depends on that block alone. Thread-safe; nothing is allocated beyond the
-// stack. `src` and `dst` of a stored type need no alignment and must not overlap the floats.
+// All functions here are pure: the result for a block depends on that block alone. Thread-safe; nothing is allocated
+// beyond the stack. `src` and `dst` of a stored type need no alignment and must not overlap the floats.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace riptide {
 
-/// dst[i] = value i of n stored values, exactly as the format defines it (see blocks.h for the formulas; products are rounded
-/// to f32 in the order written there). Types: f32, f16, bf16, f8_e4m3 and every block type. i4_pack, i8_pack and f4_pack give
-/// the stored numbers without their scales. tq3_0 gives values of the rotated domain (see kv_codec.h).
+/// dst[i] = value i of n stored values, exactly as the format defines it (see blocks.h for the formulas; products are
+/// rounded to f32 in the order written there). Types: f32, f16, bf16, f8_e4m3 and every block type. i4_pack, i8_pack
+/// and f4_pack give the stored numbers without their scales. tq3_0 gives values of the rotated domain (see kv_codec.h).
 /// Throws Error if n is not a whole number of blocks or if the type is an integer type or f64.
 /// Cost: one pass; K types decode at more than 1 GB/s of f32 output a core.
 void dequantize(DType type, const void* src, float* dst, int64_t n);
@@ -28,12 +28,12 @@ bool can_quantize(DType type);
 std::string quantize_names();
 
 /// Writes n values as `type`. f16, bf16: nearest even. f8_e4m3: nearest even, saturating at +-448.
-/// Block types minimise the squared error of the block as stored, with f16 scales: a least-squares fit of scale (and minimum)
-/// for several starting steps, then again with the scales that the format can hold. A block too large for an f16 scale
-/// saturates; one too small for it becomes zero. q8_0 takes the step max |x| / 127 instead of searching.
-/// Throws Error if n is not a whole number of blocks, if can_quantize(type) is false, or if a value for a block type is not
-/// finite (no block can hold it). Float types keep infinities and NaN as far as they can.
-/// Cost: q4_k, q5_k, q6_k more than 20 MB/s of f32 input a core; the search is most of it.
+/// Block types minimise the squared error of the block as stored, with f16 scales: a least-squares fit of scale (and
+/// minimum) for several starting steps, then again with the scales that the format can hold. A block too large for an
+/// f16 scale saturates; one too small for it becomes zero. q8_0 takes the step max |x| / 127 instead of searching.
+/// Throws Error if n is not a whole number of blocks, if can_quantize(type) is false, or if a value for a block type is
+/// not finite (no block can hold it). Float types keep infinities and NaN as far as they can. Cost: q4_k, q5_k, q6_k
+/// more than 20 MB/s of f32 input a core; the search is most of it.
 void quantize(DType type, const float* src, void* dst, int64_t n);
 
 }  // namespace riptide

@@ -1,8 +1,9 @@
 // Least-squares fits of a group of values to a grid: what the quantisers search with. Not for other folders.
 //
 // Two grids: symmetric x = s q with q in [-N, N - 1] (s of either sign), and affine x = s q + low with q in [0, Q].
-// Given the codes, the best s (and low) solve a linear system; given s and low, the best codes are the nearest ones. Each fit
-// starts from several steps, since where the extreme values round decides which local minimum is found, and then alternates.
+// Given the codes, the best s (and low) solve a linear system; given s and low, the best codes are the nearest ones.
+// Each fit starts from several steps, since where the extreme values round decides which local minimum is found, and
+// then alternates.
 #pragma once
 
 #include <cmath>
@@ -29,8 +30,8 @@ inline F4 round_within4(F4 v, F4 low, F4 high) {
     return (v + 12582912.0f) - 12582912.0f;
 }
 
-/// A power of two that brings the largest magnitude of a block near 1, and its inverse. Multiplying by it is exact, so the fits
-/// need not care about overflow or underflow of squares.
+/// A power of two that brings the largest magnitude of a block near 1, and its inverse. Multiplying by it is exact, so
+/// the fits need not care about overflow or underflow of squares.
 struct Range {
     float down;  // block values times this are near 1
     float up;
@@ -54,7 +55,8 @@ inline HalfScale half_scale(float x, Range range) {
 }
 inline float inverse(float s) { return s != 0.0f ? 1.0f / s : 0.0f; }
 
-// ---- symmetric ----------------------------------------------------------------------------------------------------------
+// ---- symmetric
+// ----------------------------------------------------------------------------------------------------------
 
 /// Squared error of x on the grid s q, q in [-N, N - 1], n values.
 template <int n, int N>
@@ -103,7 +105,8 @@ float fit_symmetric(const float* x) {
     return best;
 }
 
-// ---- affine ---------------------------------------------------------------------------------------------------------------
+// ---- affine
+// ---------------------------------------------------------------------------------------------------------------
 
 /// x = s q + low.
 struct Affine {
@@ -123,7 +126,8 @@ float affine_error(const float* x, Affine grid) {
     return sum4(sum);
 }
 
-/// The best grid for the codes that (1 / inv, low) gives; kNegative: with low <= 0, as K types need it. Returns its squared error.
+/// The best grid for the codes that (1 / inv, low) gives; kNegative: with low <= 0, as K types need it. Returns its
+/// squared error.
 template <int n, int Q, bool kNegative>
 float affine_step(const float* x, float inv, float low, float sum_x, float sum_xx, Affine& grid) {
     const F4 zero = all4(0), high = all4(Q);
@@ -162,7 +166,8 @@ Affine fit_affine(const float* x) {
         const float error = affine_step<n, Q, kNegative>(x, inv, start, sum_x, sum_xx, grid);
         if (error < least && grid.s > 0) least = error, best = grid;
     };
-    for (int k = -8; k <= 8; ++k) consider((static_cast<float>(Q) + 0.125f * static_cast<float>(k)) / (high - low), low);
+    for (int k = -8; k <= 8; ++k)
+        consider((static_cast<float>(Q) + 0.125f * static_cast<float>(k)) / (high - low), low);
     for (int i = 0; i < 3; ++i) consider(inverse(best.s), best.low);
     return best;
 }

@@ -20,9 +20,7 @@ bool encode_super(DType type, const float* src, void* dst, int64_t n);
 constexpr float kMaxHalf = 65504.0f;
 
 /// The f16 nearest to x, saturating instead of overflowing to infinity.
-inline uint16_t to_half(float x) {
-    return f32_to_f16(x > kMaxHalf ? kMaxHalf : x < -kMaxHalf ? -kMaxHalf : x);
-}
+inline uint16_t to_half(float x) { return f32_to_f16(x > kMaxHalf ? kMaxHalf : x < -kMaxHalf ? -kMaxHalf : x); }
 
 /// Whether all values are finite.
 inline bool all_finite(const float* x, int64_t n) {

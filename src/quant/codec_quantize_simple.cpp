@@ -34,7 +34,8 @@ void affine_codes(const Scaled& block, uint8_t* codes, uint16_t& d_bits, uint16_
     const Affine grid = fit_affine<kBlock, Q, false>(block.x);
     const HalfScale d = half_scale(grid.s, block.range), m = half_scale(grid.low, block.range);
     const float inv = inverse(d.value);
-    for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within((block.x[i] - m.value) * inv, 0, Q));
+    for (int i = 0; i < kBlock; ++i)
+        codes[i] = static_cast<uint8_t>(nearest_within((block.x[i] - m.value) * inv, 0, Q));
     d_bits = d.bits;
     m_bits = m.bits;
 }
@@ -85,23 +86,47 @@ int tq3_code(float v) {
     return q;
 }
 
-/// Starts with the scale that gives the block the mean square of the levels' source, 1/128, and alternates codes and scale.
+/// The best d for the codes of x / d, and by how much it lowers the sum of squares. The levels are symmetric, and a
+/// level has the sign of its value, so magnitudes are enough.
+float tq3_step(const float* magnitudes, float d, float& gain) {
+    constexpr float k0 = kTQ3Values[4], k1 = kTQ3Values[5] - k0, k2 = kTQ3Values[6] - k1 - k0;
+    constexpr float k3 = kTQ3Values[7] - k2 - k1 - k0;
+    const F4 e1 = all4(kTQ3Edges[4] * d), e2 = all4(kTQ3Edges[5] * d), e3 = all4(kTQ3Edges[6] * d);
+    F4 xc = all4(0), cc = all4(0);
+    for (int i = 0; i < kBlock; i += 4) {
+        const F4 a = load4(magnitudes + i);
+        const F4 c =
+            k0 + (a >= e1 ? all4(k1) : all4(0)) + (a >= e2 ? all4(k2) : all4(0)) + (a >= e3 ? all4(k3) : all4(0));
+        xc += a * c;
+        cc += c * c;
+    }
+    const float x = sum4(xc), c = sum4(cc);
+    gain = x * x / c;
+    return x / c;
+}
+
+/// Starts from scales around the one that gives the block the mean square of the levels' source, 1/128.
+float fit_tq3(const Scaled& block) {
+    float magnitudes[kBlock], square = 0;
+    for (int i = 0; i < kBlock; ++i) {
+        magnitudes[i] = std::fabs(block.x[i]);
+        square += magnitudes[i] * magnitudes[i];
+    }
+    const float usual = std::sqrt(square * (128.0f / kBlock));
+    float best = 0, best_gain = -1;
+    const auto consider = [&](float start) {
+        float gain;
+        const float d = tq3_step(magnitudes, start, gain);
+        if (gain > best_gain) best_gain = gain, best = d;
+    };
+    for (int k = -5; k <= 6; ++k) consider(usual * (1 + 0.06f * static_cast<float>(k)));
+    for (int i = 0; i < 2; ++i) consider(best);
+    return best;
+}
+
 void encode(const float* x, BlockTQ3_0& b) {
     const Scaled block(x);
-    float square = 0;
-    for (float v : block.x) square += v * v;
-    float d = std::sqrt(square * (128.0f / kBlock));
-    for (int round = 0; round < 3; ++round) {
-        const float inv = inverse(d);
-        float xc = 0, cc = 0;
-        for (float v : block.x) {
-            const float level = kTQ3Values[tq3_code(v * inv)];
-            xc += v * level;
-            cc += level * level;
-        }
-        d = xc / cc;
-    }
-    const HalfScale scale = half_scale(d, block.range);
+    const HalfScale scale = half_scale(fit_tq3(block), block.range);
     const float inv = inverse(scale.value);
     b = {};
     b.d = scale.bits;
@@ -123,13 +148,20 @@ bool encode_all(const float* src, void* dst, int64_t n) {
 
 bool encode_simple(DType type, const float* src, void* dst, int64_t n) {
     switch (type) {
-        case DType::q8_0: return encode_all<BlockQ8_0>(src, dst, n);
-        case DType::q4_0: return encode_all<BlockQ4_0>(src, dst, n);
-        case DType::q4_1: return encode_all<BlockQ4_1>(src, dst, n);
-        case DType::q5_0: return encode_all<BlockQ5_0>(src, dst, n);
-        case DType::q5_1: return encode_all<BlockQ5_1>(src, dst, n);
-        case DType::tq3_0: return encode_all<BlockTQ3_0>(src, dst, n);
-        default: return false;
+        case DType::q8_0:
+            return encode_all<BlockQ8_0>(src, dst, n);
+        case DType::q4_0:
+            return encode_all<BlockQ4_0>(src, dst, n);
+        case DType::q4_1:
+            return encode_all<BlockQ4_1>(src, dst, n);
+        case DType::q5_0:
+            return encode_all<BlockQ5_0>(src, dst, n);
+        case DType::q5_1:
+            return encode_all<BlockQ5_1>(src, dst, n);
+        case DType::tq3_0:
+            return encode_all<BlockTQ3_0>(src, dst, n);
+        default:
+            return false;
     }
 }
 

@@ -1,7 +1,8 @@
 // Encoders of the formats with super-blocks of 256 values.
 //
-// All alternate between three steps: fit each group freely; round the groups' scales (and minima) to the integers that the format
-// has for them, trying the neighbours too; given integers and codes, solve for the super-block's own f16 scales.
+// All alternate between three steps: fit each group freely; round the groups' scales (and minima) to the integers that
+// the format has for them, trying the neighbours too; given integers and codes, solve for the super-block's own f16
+// scales.
 #include <algorithm>
 
 #include "quant/blocks.h"
@@ -21,7 +22,8 @@ struct Scaled {
     }
 };
 
-// ---- Q4_K and Q5_K: x = (d s[g]) q - dmin m[g] -----------------------------------------------------------------------------
+// ---- Q4_K and Q5_K: x = (d s[g]) q - dmin m[g]
+// -----------------------------------------------------------------------------
 
 constexpr int kGroups = 8;
 constexpr int kMaxInt = 63;
@@ -173,7 +175,8 @@ void encode(const float* x, BlockQ5K& b) {
     b.dmin = block.dmin.bits;
 }
 
-// ---- Q6_K: x = d s[g] q, q in [-32, 31] ----------------------------------------------------------------------------------
+// ---- Q6_K: x = d s[g] q, q in [-32, 31]
+// ----------------------------------------------------------------------------------
 
 constexpr int kSixGroups = 16, kSixValues = 16;
 
@@ -276,10 +279,14 @@ bool encode_all(const float* src, void* dst, int64_t n) {
 
 bool encode_super(DType type, const float* src, void* dst, int64_t n) {
     switch (type) {
-        case DType::q4_k: return encode_all<BlockQ4K>(src, dst, n);
-        case DType::q5_k: return encode_all<BlockQ5K>(src, dst, n);
-        case DType::q6_k: return encode_all<BlockQ6K>(src, dst, n);
-        default: return false;
+        case DType::q4_k:
+            return encode_all<BlockQ4K>(src, dst, n);
+        case DType::q5_k:
+            return encode_all<BlockQ5K>(src, dst, n);
+        case DType::q6_k:
+            return encode_all<BlockQ6K>(src, dst, n);
+        default:
+            return false;
     }
 }
 

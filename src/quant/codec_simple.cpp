@@ -109,16 +109,26 @@ bool decode_all(const void* src, float* dst, int64_t n) {
 
 bool decode_simple(DType type, const void* src, float* dst, int64_t n) {
     switch (type) {
-        case DType::q8_0: return decode_all<BlockQ8_0>(src, dst, n);
-        case DType::q4_0: return decode_all<BlockQ4_0>(src, dst, n);
-        case DType::q4_1: return decode_all<BlockQ4_1>(src, dst, n);
-        case DType::q5_0: return decode_all<BlockQ5_0>(src, dst, n);
-        case DType::q5_1: return decode_all<BlockQ5_1>(src, dst, n);
-        case DType::iq4_nl: return decode_all<BlockIQ4NL>(src, dst, n);
-        case DType::mxfp4: return decode_all<BlockMxfp4>(src, dst, n);
-        case DType::nvfp4: return decode_all<BlockNvfp4, 64>(src, dst, n);
-        case DType::tq3_0: return decode_all<BlockTQ3_0>(src, dst, n);
-        default: return false;
+        case DType::q8_0:
+            return decode_all<BlockQ8_0>(src, dst, n);
+        case DType::q4_0:
+            return decode_all<BlockQ4_0>(src, dst, n);
+        case DType::q4_1:
+            return decode_all<BlockQ4_1>(src, dst, n);
+        case DType::q5_0:
+            return decode_all<BlockQ5_0>(src, dst, n);
+        case DType::q5_1:
+            return decode_all<BlockQ5_1>(src, dst, n);
+        case DType::iq4_nl:
+            return decode_all<BlockIQ4NL>(src, dst, n);
+        case DType::mxfp4:
+            return decode_all<BlockMxfp4>(src, dst, n);
+        case DType::nvfp4:
+            return decode_all<BlockNvfp4, 64>(src, dst, n);
+        case DType::tq3_0:
+            return decode_all<BlockTQ3_0>(src, dst, n);
+        default:
+            return false;
     }
 }
 

@@ -110,14 +110,22 @@ bool decode_all(const void* src, float* dst, int64_t n) {
 
 bool decode_super(DType type, const void* src, float* dst, int64_t n) {
     switch (type) {
-        case DType::q2_k: return decode_all<BlockQ2K>(src, dst, n);
-        case DType::q3_k: return decode_all<BlockQ3K>(src, dst, n);
-        case DType::q4_k: return decode_all<BlockQ4K>(src, dst, n);
-        case DType::q5_k: return decode_all<BlockQ5K>(src, dst, n);
-        case DType::q6_k: return decode_all<BlockQ6K>(src, dst, n);
-        case DType::iq4_xs: return decode_all<BlockIQ4XS>(src, dst, n);
-        case DType::tq2_0: return decode_all<BlockTQ2_0>(src, dst, n);
-        default: return false;
+        case DType::q2_k:
+            return decode_all<BlockQ2K>(src, dst, n);
+        case DType::q3_k:
+            return decode_all<BlockQ3K>(src, dst, n);
+        case DType::q4_k:
+            return decode_all<BlockQ4K>(src, dst, n);
+        case DType::q5_k:
+            return decode_all<BlockQ5K>(src, dst, n);
+        case DType::q6_k:
+            return decode_all<BlockQ6K>(src, dst, n);
+        case DType::iq4_xs:
+            return decode_all<BlockIQ4XS>(src, dst, n);
+        case DType::tq2_0:
+            return decode_all<BlockTQ2_0>(src, dst, n);
+        default:
+            return false;
     }
 }
 

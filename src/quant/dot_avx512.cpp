@@ -112,18 +112,21 @@ template <DType T>
 constexpr int64_t kRecord = 64 * (8 + kSpan<T>.halves * (kSpan<T>.mins ? 2 : 1));
 
 /// Transposes 16 x 16 32-bit values: out[i] lane r = in[r] lane i.
-RT_INLINE void transpose(const __m512i* in, __m512i* out) {
+RT_INLINE void transpose(const __m512i (&in)[16], __m512i (&out)[16]) {
     __m512i a[16], b[16];
+    RT_UNROLL
     for (int i = 0; i < 16; i += 2) {
         a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
     }
+    RT_UNROLL
     for (int i = 0; i < 16; i += 4) {
         b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
         b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
         b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+    RT_UNROLL
     for (int i = 0; i < 4; ++i) {  // b[4 r + i] quarter q holds column 4 q + i of rows 4 r .. 4 r + 3
         const __m512i p = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88), q = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
         const __m512i r = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xDD), s = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xDD);
@@ -134,23 +137,35 @@ RT_INLINE void transpose(const __m512i* in, __m512i* out) {
     }
 }
 
+/// Sixteen weight rows of one span, decoded: the vectors of Decoded as rows of 16 x 16 tables.
+struct PanelRows {
+    __m512i u[4][kPanel];
+    __m512i f[2][kPanel];
+};
+
 /// Writes the records of eight groups; that of group j is at out + j * lane_stride.
 template <DType T>
-RT_INLINE void interleave(const Decoded* rows, uint8_t* out, int64_t lane_stride) {
+RT_INLINE void interleave(const PanelRows& rows, uint8_t* out, int64_t lane_stride) {
     constexpr SpanTraits t = kSpan<T>;
-    __m512i in[16], turned[16];
+    __m512i turned[16];
     for (int k = 0; k < 4; ++k) {
-        for (int r = 0; r < 16; ++r) in[r] = rows[r].u[k];
-        transpose(in, turned);
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + (2 * k + i / 8) * lane_stride + i % 8 * 64, turned[i]);
+        transpose(rows.u[k], turned);
+        uint8_t* even = out + 2 * k * lane_stride;
+        RT_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            _mm512_store_si512(even + i * 64, turned[i]);
+            _mm512_store_si512(even + lane_stride + i * 64, turned[8 + i]);
+        }
     }
-    constexpr int kVectors = t.halves == 2 && t.mins ? 2 : 1;
-    for (int f = 0; f < kVectors; ++f) {
-        for (int r = 0; r < 16; ++r) in[r] = _mm512_castps_si512(rows[r].f[f]);
-        transpose(in, turned);
-        const int used = t.halves == 1 && !t.mins ? 8 : 16;
-        for (int i = 0; i < used; ++i)
-            _mm512_store_si512(out + i % 8 * lane_stride + 512 + (2 * f + i / 8) * 64, turned[i]);
+    constexpr bool kFirst = t.halves == 1 && !t.mins;  // only the first eight columns are in use
+    for (int f = 0; f < (t.halves == 2 && t.mins ? 2 : 1); ++f) {
+        transpose(rows.f[f], turned);
+        uint8_t* scales = out + 512 + 2 * f * 64;
+        RT_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            _mm512_store_si512(scales + i * lane_stride, turned[i]);
+            if constexpr (!kFirst) _mm512_store_si512(scales + i * lane_stride + 64, turned[8 + i]);
+        }
     }
 }
 
@@ -158,12 +173,16 @@ RT_INLINE void interleave(const Decoded* rows, uint8_t* out, int64_t lane_stride
 template <DType T>
 void build_panel(const Weight& w, int64_t first, int64_t count, uint8_t* panel) {
     const int64_t full = w.cols / 256, tail = w.cols % 256 / 32, spans = full + (tail != 0);
-    Decoded rows[kPanel];
-    for (auto& row : rows) row = {};
+    PanelRows rows;
+    if (count < kPanel) __builtin_memset(&rows, 0, sizeof rows);
     for (int64_t b = 0; b < spans; ++b) {
         for (int64_t r = 0; r < count; ++r) {
             const auto* p = static_cast<const uint8_t*>(w.row(first + r)) + b * span_bytes<T>();
-            rows[r] = b < full ? decode<T>(p) : decode_tail<T>(p, tail);
+            const Decoded row = b < full ? decode<T>(p) : decode_tail<T>(p, tail);
+            RT_UNROLL
+            for (int k = 0; k < 4; ++k) rows.u[k][r] = row.u[k];
+            rows.f[0][r] = _mm512_castps_si512(row.f[0]);
+            if constexpr (kSpan<T>.halves == 2 && kSpan<T>.mins) rows.f[1][r] = _mm512_castps_si512(row.f[1]);
         }
         interleave<T>(rows, panel + b * kRecord<T>, spans * kRecord<T>);
     }
@@ -182,10 +201,10 @@ using AliasedInt = int32_t __attribute__((may_alias));
 template <int R, int First, int Last>
 RT_INLINE void multiply_bytes(const uint8_t* record, const uint8_t* const* x, int64_t at, __m512i* sums) {
     for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_si512();
-#pragma GCC unroll 8
+    RT_UNROLL
     for (int i = First; i < Last; ++i) {
         const __m512i u = _mm512_load_si512(record + 64 * i);
-#pragma GCC unroll 8
+        RT_UNROLL
         for (int r = 0; r < R; ++r)
             sums[r] = _mm512_dpbusd_epi32(sums[r], u,
                                           _mm512_set1_epi32(*reinterpret_cast<const AliasedInt*>(x[r] + at + 4 * i)));
@@ -199,7 +218,7 @@ RT_INLINE void multiply_half(const PanelRun& run, const uint8_t* record, int64_t
     multiply_bytes<R, 8 / Halves * H, 8 / Halves*(H + 1)>(record, x, at, sums);
     const __m512 s = _mm512_load_ps(record + 512 + 64 * H);
     const __m512 zero = _mm512_set1_ps(run.zero);
-#pragma GCC unroll 8
+    RT_UNROLL
     for (int r = 0; r < R; ++r) {
         __m512 centred = _mm512_cvtepi32_ps(sums[r]);
         if constexpr (!Mins) centred = _mm512_fnmadd_ps(zero, _mm512_set1_ps(*floats(x[r] + sum_at)), centred);
@@ -211,7 +230,7 @@ RT_INLINE void multiply_half(const PanelRun& run, const uint8_t* record, int64_t
 template <int R>
 RT_INLINE void subtract_min(const uint8_t* m_at, int64_t sum_at, const uint8_t* const* x, __m512* v) {
     const __m512 m = _mm512_load_ps(m_at);
-#pragma GCC unroll 8
+    RT_UNROLL
     for (int r = 0; r < R; ++r) v[r] = _mm512_fnmadd_ps(m, _mm512_set1_ps(*floats(x[r] + sum_at)), v[r]);
 }
 
@@ -225,7 +244,7 @@ RT_INLINE void add_group(const PanelRun& run, const uint8_t* record, int64_t g, 
     if constexpr (Halves == 2) multiply_half<R, Halves, Mins, 1>(run, record, 32 * g, sum1, x, v);
     if constexpr (Mins) subtract_min<R>(record + 512 + 64 * Halves, sum0, x, v);
     if constexpr (Mins && Halves == 2) subtract_min<R>(record + 512 + 64 * 3, sum1, x, v);
-#pragma GCC unroll 8
+    RT_UNROLL
     for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(v[r], _mm512_set1_ps(*floats(x[r] + at.d + 4 * g)), acc[r]);
 }
 

@@ -4,9 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/error.h"
+#include "quant/dot_scales.h"
 #include "quant/dot_span.h"
-#include "tensor/half.h"
 
 namespace riptide {
 
@@ -14,11 +13,8 @@ namespace {
 
 struct Span {
     uint8_t u[256];
-    float s[2][8];  // [half][group]
-    float m[2][8];
+    SpanScales scales;
 };
-
-float half_at(const uint8_t* p) { return f16_to_f32(static_cast<uint16_t>(p[0] | p[1] << 8)); }
 
 // Sixteen bytes hold 32 four-bit codes: value j in the low, value j + 16 in the high nibble of byte j.
 void nibbles(const uint8_t* p, uint8_t* u) {
@@ -37,120 +33,50 @@ void fifth_bits(const uint8_t* p, uint8_t* u) {
     for (int j = 0; j < 32; ++j) u[j] = static_cast<uint8_t>(u[j] | (p[j / 8] >> (j % 8) & 1) << 4);
 }
 
-/// Decodes the 32 values of group j at p, for formats whose blocks hold 32 (nvfp4: 64) values.
+/// The codes of the 32 values of group j. p: the block of the group; for nvfp4, whose blocks hold 64 values, its half of it.
 template <DType T>
-void decode_group(const uint8_t* p, int j, Span& span) {
-    uint8_t* u = span.u + 32 * j;
-    if constexpr (T == DType::mxfp4) {
-        span.s[0][j] = p[0] >= 2 ? std::bit_cast<float>(static_cast<uint32_t>(p[0] - 1) << 23)
-                                 : std::bit_cast<float>(uint32_t{0x00200000} << p[0]);
-        look_up(p + 1, kE2M1Doubled, 16, u);
-        return;
-    } else {
-        span.s[0][j] = half_at(p);
-    }
+void group_codes(const uint8_t* p, uint8_t* u) {
+    if constexpr (T == DType::mxfp4) look_up(p + 1, kE2M1Doubled, 16, u);
     if constexpr (T == DType::q4_0) nibbles(p + 2, u);
+    if constexpr (T == DType::q4_1) nibbles(p + 4, u);
     if constexpr (T == DType::iq4_nl) look_up(p + 2, kIQ4Values, 128, u);
     if constexpr (T == DType::q8_0)
         for (int i = 0; i < 32; ++i) u[i] = p[2 + i] ^ 0x80;
-    if constexpr (T == DType::q5_0) {
-        nibbles(p + 6, u);
-        fifth_bits(p + 2, u);
+    if constexpr (T == DType::q5_0 || T == DType::q5_1) {
+        const uint8_t* high = p + (T == DType::q5_0 ? 2 : 4);
+        nibbles(high + 4, u);
+        fifth_bits(high, u);
     }
-    if constexpr (T == DType::q4_1) nibbles(p + 4, u);
-    if constexpr (T == DType::q5_1) {
-        nibbles(p + 8, u);
-        fifth_bits(p + 4, u);
-    }
-    if constexpr (T == DType::q4_1 || T == DType::q5_1) span.m[0][j] = -half_at(p + 2);
-}
-
-void decode_nvfp4_block(const uint8_t* p, int j, Span& span) {
-    for (int k = 0; k < 4; ++k) {
-        span.s[k % 2][j + k / 2] = (p[k] & 0x7F) == 0x7F ? 0.0f : 0.5f * f8_e4m3_to_f32(p[k] & 0x7F);
-        uint8_t* u = span.u + 32 * j + 16 * k;
-        const uint8_t* q = p + 4 + 8 * k;
-        for (int i = 0; i < 8; ++i) {
-            u[i] = static_cast<uint8_t>(kE2M1Doubled[q[i] & 15] + 16);
-            u[i + 8] = static_cast<uint8_t>(kE2M1Doubled[q[i] >> 4] + 16);
-        }
-    }
-}
-
-// Twelve bytes: eight 6-bit scales and eight 6-bit minima.
-void scales_q4_k(const uint8_t* p, const uint8_t* packed, Span& span) {
-    const float d = half_at(p), dmin = half_at(p + 2);
-    for (int j = 0; j < 8; ++j) {
-        const int sc = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
-        const int m = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
-        span.s[0][j] = d * static_cast<float>(sc);
-        span.m[0][j] = dmin * static_cast<float>(m);
-    }
-}
-
-void scales_q3_k(const uint8_t* packed, float d, Span& span) {
-    for (int i = 0; i < 16; ++i) {
-        const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4;
-        const int high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-        span.s[i % 2][i / 2] = d * static_cast<float>((low | high << 4) - 32);
-    }
+    if constexpr (T == DType::nvfp4)
+        for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(kE2M1Doubled[p[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15] + 16);
 }
 
 template <DType T>
-void decode_superblock(const uint8_t* p, Span& span) {
-    if constexpr (T == DType::q4_k || T == DType::q5_k) {
-        scales_q4_k(p, p + 4, span);
-        const uint8_t* q = p + (T == DType::q4_k ? 16 : 48);
-        for (int i = 0; i < 256; ++i) {
-            span.u[i] = q[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
-            if (T == DType::q5_k) span.u[i] = static_cast<uint8_t>(span.u[i] | (p[16 + i % 32] >> (i / 32) & 1) << 4);
-        }
-    } else if constexpr (T == DType::q6_k) {
-        const float d = half_at(p + 208);
-        for (int i = 0; i < 16; ++i) span.s[i % 2][i / 2] = d * static_cast<float>(static_cast<int8_t>(p[192 + i]));
-        for (int i = 0; i < 256; ++i) {
-            const int low = p[i / 128 * 64 + i % 64] >> (i / 64 % 2 * 4) & 15;
-            const int high = p[128 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-            span.u[i] = static_cast<uint8_t>(low | high << 4);
-        }
-    } else if constexpr (T == DType::q2_k) {
-        const float d = half_at(p + 80), dmin = half_at(p + 82);
-        for (int i = 0; i < 16; ++i) {
-            span.s[i % 2][i / 2] = d * static_cast<float>(p[i] & 15);
-            span.m[i % 2][i / 2] = dmin * static_cast<float>(p[i] >> 4);
-        }
-        for (int i = 0; i < 256; ++i) span.u[i] = p[16 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-    } else if constexpr (T == DType::q3_k) {
-        scales_q3_k(p + 96, half_at(p + 108), span);
-        for (int i = 0; i < 256; ++i) {
-            const int low = p[32 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-            span.u[i] = static_cast<uint8_t>(low | (p[i % 32] >> (i / 32) & 1) << 2);
-        }
-    } else {
-        static_assert(T == DType::iq4_xs);
-        const float d = half_at(p);
-        for (int j = 0; j < 8; ++j) {
-            const int scale = (p[4 + j / 2] >> (j % 2 * 4) & 15) | ((p[2] | p[3] << 8) >> (2 * j) & 3) << 4;
-            span.s[0][j] = d * static_cast<float>(scale - 32);
-            look_up(p + 8 + 16 * j, kIQ4Values, 128, span.u + 32 * j);
-        }
+void superblock_codes(const uint8_t* p, uint8_t* u) {
+    for (int i = 0; i < 256; ++i) {
+        const int group = i / 32, l = i % 32, half = i / 128;
+        int code = 0;
+        if constexpr (T == DType::q4_k) code = p[16 + i / 64 * 32 + l] >> (group % 2 * 4) & 15;
+        if constexpr (T == DType::q5_k) code = (p[48 + i / 64 * 32 + l] >> (group % 2 * 4) & 15) | (p[16 + l] >> group & 1) << 4;
+        if constexpr (T == DType::q6_k)
+            code = (p[half * 64 + i % 64] >> (i / 64 % 2 * 4) & 15) | (p[128 + half * 32 + l] >> (group % 4 * 2) & 3) << 4;
+        if constexpr (T == DType::q2_k) code = p[16 + half * 32 + l] >> (group % 4 * 2) & 3;
+        if constexpr (T == DType::q3_k) code = (p[32 + half * 32 + l] >> (group % 4 * 2) & 3) | (p[l] >> group & 1) << 2;
+        if constexpr (T == DType::iq4_xs) code = kIQ4Values[p[8 + 16 * group + l % 16] >> (l / 16 * 4) & 15] + 128;
+        u[i] = static_cast<uint8_t>(code);
     }
 }
 
 /// Decodes `groups` <= 8 groups at p; the others become zeros.
 template <DType T>
-void decode(const uint8_t* p, int groups, Span& span) {
+void decode(const uint8_t* p, int64_t groups, Span& span) {
+    span_scales<T>(p, groups, span.scales);
     if constexpr (kSpan<T>.bytes32 == 0) {
-        decode_superblock<T>(p, span);
+        superblock_codes<T>(p, span.u);
     } else {
-        if (groups < 8) std::memset(&span, 0, sizeof span);
-        for (int j = 0; j < groups; ++j) {
-            if constexpr (T == DType::nvfp4) {
-                if (j % 2 == 0) decode_nvfp4_block(p + 18 * j, j, span);
-            } else {
-                decode_group<T>(p + kSpan<T>.bytes32 * j, j, span);
-            }
-        }
+        for (int64_t j = 0; j < groups; ++j)
+            group_codes<T>(T == DType::nvfp4 ? p + j / 2 * 36 + 4 + j % 2 * 16 : p + kSpan<T>.bytes32 * j, span.u + 32 * j);
+        std::memset(span.u + 32 * groups, 0, static_cast<size_t>(32 * (8 - groups)));
     }
 }
 
@@ -169,12 +95,12 @@ void add_span(const Span& span, const Int8Row& x, int64_t c, float* lane) {
                 sum_a += x.a[c + first + i];
             }
             const auto centred = static_cast<float>(sum - t.zero * sum_a);
-            v = h == 0 ? span.s[0][j] * centred : std::fma(span.s[1][j], centred, v);
+            v = h == 0 ? span.scales.s[0][j] * centred : std::fma(span.scales.s[1][j], centred, v);
         }
         if (t.mins) {
             const float* sums = x.sum16 + c / 16;
-            if (t.halves == 1) v = std::fma(-span.m[0][j], x.sum32[c / 32 + j], v);
-            for (int h = 0; h < t.halves && t.halves == 2; ++h) v = std::fma(-span.m[h][j], sums[8 * h + j], v);
+            if (t.halves == 1) v = std::fma(-span.scales.m[0][j], x.sum32[c / 32 + j], v);
+            for (int h = 0; h < t.halves && t.halves == 2; ++h) v = std::fma(-span.scales.m[h][j], sums[8 * h + j], v);
         }
         lane[j] = std::fma(v, x.d[c / 32 + j], lane[j]);
     }
@@ -189,7 +115,7 @@ void dot_block_rows(const DotTask& task) {
     for (int64_t o = task.row_begin; o < task.row_end; ++o) {
         const auto* row = static_cast<const uint8_t*>(w.row(o));
         for (int64_t b = 0; b < spans; ++b)
-            decode<T>(row + b * span_bytes<T>(), static_cast<int>(std::min<int64_t>(8, (w.cols - 256 * b) / 32)), decoded[b]);
+            decode<T>(row + b * span_bytes<T>(), std::min<int64_t>(8, (w.cols - 256 * b) / 32), decoded[b]);
         for (int64_t i = 0; i < task.n; ++i) {
             const Int8Row x = int8_row(task.x_row(i), w.cols);
             float l[8] = {};

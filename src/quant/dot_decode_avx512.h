@@ -5,9 +5,6 @@
 
 #include "quant/dot_span.h"
 
-// A call would pass vectors through memory and cost more than the work of these functions.
-#define RT_INLINE __attribute__((always_inline)) inline
-
 namespace riptide {
 namespace {
 
@@ -65,6 +62,7 @@ RT_INLINE __m512i two_nibble_groups(const uint8_t* first, const uint8_t* second)
 /// Blocks of 32 with the codes at byte `at` of each block of `size` bytes; fifth bits, if any, four bytes before them.
 template <bool Fifth>
 RT_INLINE void nibble_blocks(const uint8_t* p, int size, int at, __m512i* u) {
+    RT_UNROLL
     for (int k = 0; k < 4; ++k) {
         const uint8_t* first = p + 2 * k * size + at;
         u[k] = two_nibble_groups(first, first + size);
@@ -125,6 +123,7 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
     Decoded w;
     if constexpr (T == DType::q4_k || T == DType::q5_k) {
         w.f[0] = k_scales(p);
+        RT_UNROLL
         for (int k = 0; k < 4; ++k) {
             const uint8_t* q = p + (T == DType::q4_k ? 16 : 48) + 32 * k;
             w.u[k] = _mm512_and_si512(_mm512_srlv_epi64(twice(q), counts(0, 4)), bytes(15));
@@ -136,6 +135,7 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
     } else if constexpr (T == DType::q6_k) {
         const __m512 d = _mm512_set1_ps(half_at(p + 208));
         w.f[0] = split_halves(_mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p + 192)))));
+        RT_UNROLL
         for (int h = 0; h < 2; ++h) {
             const __m512i ql = _mm512_loadu_si512(p + 64 * h), qh = twice(p + 128 + 32 * h);
             const __m512i top0 = _mm512_rolv_epi64(qh, counts(4, 2)), top1 = _mm512_rolv_epi64(qh, counts(0, 62));
@@ -143,6 +143,7 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
             w.u[2 * h + 1] = _mm512_ternarylogic_epi64(_mm512_and_si512(_mm512_srli_epi16(ql, 4), bytes(15)), top1, bytes(48), 0xF8);
         }
     } else if constexpr (T == DType::q2_k || T == DType::q3_k) {
+        RT_UNROLL
         for (int k = 0; k < 4; ++k) {
             const __m512i q = twice(p + (T == DType::q2_k ? 16 : 32) + k / 2 * 32);
             w.u[k] = _mm512_and_si512(_mm512_srlv_epi64(q, counts(k % 2 * 4, k % 2 * 4 + 2)), bytes(3));
@@ -163,6 +164,7 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
     } else {
         static_assert(T == DType::iq4_xs);
         nibble_blocks<false>(p + 8, 16, 0, w.u);
+        RT_UNROLL
         for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kIQ4Values, 128), u);
         const __m256i low = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(load_u32(p + 4))),
                                                                _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
@@ -186,10 +188,12 @@ RT_INLINE Decoded decode(const uint8_t* p) {
     if constexpr (T == DType::mxfp4) {
         w.f[0] = _mm512_castps256_ps512(eight_exponents(p, kSize));
         nibble_blocks<false>(p, kSize, 1, w.u);
+        RT_UNROLL
         for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kE2M1Doubled, 16), u);
     } else if constexpr (T == DType::nvfp4) {
         w.f[0] = split_halves(sixteen_ue4m3(_mm_setr_epi32(static_cast<int>(load_u32(p)), static_cast<int>(load_u32(p + 36)),
                                                            static_cast<int>(load_u32(p + 72)), static_cast<int>(load_u32(p + 108)))));
+        RT_UNROLL
         for (int k = 0; k < 4; ++k) {
             const __m512i pairs = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), twice(p + 36 * k + 4));
             const __m512i codes = _mm512_and_si512(_mm512_srlv_epi64(pairs, _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4)), bytes(15));
@@ -199,6 +203,7 @@ RT_INLINE Decoded decode(const uint8_t* p) {
         const __m256 s = eight_halves(p, kSize);
         w.f[0] = _mm512_castps256_ps512(s);
         if constexpr (T == DType::q8_0)
+            RT_UNROLL
             for (int k = 0; k < 4; ++k) {
                 const auto* first = reinterpret_cast<const __m256i*>(p + 2 * k * kSize + 2);
                 const auto* second = reinterpret_cast<const __m256i*>(p + (2 * k + 1) * kSize + 2);
@@ -211,6 +216,7 @@ RT_INLINE Decoded decode(const uint8_t* p) {
         if constexpr (T == DType::q5_0) nibble_blocks<true>(p, kSize, 6, w.u);
         if constexpr (T == DType::q5_1) nibble_blocks<true>(p, kSize, 8, w.u);
         if constexpr (T == DType::iq4_nl)
+            RT_UNROLL
             for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kIQ4Values, 128), u);
         if constexpr (T == DType::q4_1 || T == DType::q5_1)
             w.f[0] = halves(s, _mm256_xor_ps(eight_halves(p + 2, kSize), _mm256_set1_ps(-0.0f)));

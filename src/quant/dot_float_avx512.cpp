@@ -9,8 +9,6 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#define RT_INLINE __attribute__((always_inline)) inline
-
 namespace riptide {
 
 namespace {
@@ -44,12 +42,12 @@ RT_INLINE float add_lanes(__m512 l) {
 template <class Format, int W, int X>
 RT_INLINE void add_columns(const uint8_t* const* w, const float* const* x, int64_t c, __mmask16 mask, __m512 (&acc)[W][X]) {
     __m512 values[X];
-#pragma GCC unroll 4
+    RT_UNROLL
     for (int i = 0; i < X; ++i) values[i] = _mm512_maskz_loadu_ps(mask, x[i] + c);
-#pragma GCC unroll 4
+    RT_UNROLL
     for (int o = 0; o < W; ++o) {
         const __m512 weight = Format::load(w[o] + c * Format::kBytes, mask);
-#pragma GCC unroll 4
+        RT_UNROLL
         for (int i = 0; i < X; ++i) acc[o][i] = _mm512_fmadd_ps(weight, values[i], acc[o][i]);
     }
 }
@@ -58,16 +56,16 @@ RT_INLINE void add_columns(const uint8_t* const* w, const float* const* x, int64
 template <class Format, int W, int X>
 void tile(const uint8_t* const* w, const float* const* x, int64_t cols, float* y, int64_t y_stride) {
     __m512 acc[W][X];
-#pragma GCC unroll 4
+    RT_UNROLL
     for (int o = 0; o < W; ++o)
-#pragma GCC unroll 4
+        RT_UNROLL
         for (int i = 0; i < X; ++i) acc[o][i] = _mm512_setzero_ps();
     int64_t c = 0;
     for (; c + 16 <= cols; c += 16) add_columns<Format, W, X>(w, x, c, 0xFFFF, acc);
     if (c < cols) add_columns<Format, W, X>(w, x, c, static_cast<__mmask16>((1u << (cols - c)) - 1), acc);
-#pragma GCC unroll 4
+    RT_UNROLL
     for (int o = 0; o < W; ++o)
-#pragma GCC unroll 4
+        RT_UNROLL
         for (int i = 0; i < X; ++i) y[i * y_stride + o] = add_lanes(acc[o][i]);
 }
 
@@ -152,12 +150,13 @@ RT_INLINE __m512 stored(const uint8_t* row, int64_t c, int count) {
 
 /// Columns [begin, end) of a row, all under one plane scale; begin is a multiple of 16.
 template <DType T>
-void expand_run(const uint8_t* row, int64_t begin, int64_t end, bool has_plane, float plane, float scale, float* out) {
+void expand_run(const uint8_t* row, int64_t begin, int64_t end, float plane, float scale, float* out) {
     const __m512 p = _mm512_set1_ps(plane), s = _mm512_set1_ps(scale);
-    for (int64_t c = begin; c < end; c += 16) {
-        __m512 v = stored<T>(row, c, end - c < 16 ? static_cast<int>(end - c) : 16);
-        if (has_plane) v = _mm512_mul_ps(v, p);
-        _mm512_storeu_ps(out + c, _mm512_mul_ps(v, s));
+    int64_t c = begin;
+    for (; c + 16 <= end; c += 16) _mm512_storeu_ps(out + c, _mm512_mul_ps(_mm512_mul_ps(stored<T>(row, c, 16), p), s));
+    if (c < end) {
+        const __m512 v = stored<T>(row, c, static_cast<int>(end - c));
+        _mm512_storeu_ps(out + c, _mm512_mul_ps(_mm512_mul_ps(v, p), s));
     }
 }
 
@@ -168,7 +167,7 @@ void expand_row(const Weight& w, int64_t o, float* out) {
     const auto* row = static_cast<const uint8_t*>(w.row(o));
     const int64_t run = w.scales == nullptr ? w.cols : w.scale_cols;
     for (int64_t c = 0; c < w.cols; c += run)
-        expand_run<T>(row, c, w.cols - c < run ? w.cols : c + run, w.scales != nullptr, w.plane_scale(o, c), w.scale, out);
+        expand_run<T>(row, c, w.cols - c < run ? w.cols : c + run, w.plane_scale(o, c), w.scale, out);
     for (int64_t c = w.cols; c < padded; ++c) out[c] = 0.0f;
 }
 

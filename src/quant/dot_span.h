@@ -7,6 +7,14 @@
 #include "quant/blocks.h"
 #include "quant/dot.h"
 
+// Kernels keep vectors in registers only if nothing is called and small loops disappear, at -O2 too.
+#define RT_INLINE __attribute__((always_inline)) inline
+#if defined(__clang__)
+#define RT_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define RT_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace riptide {
 
 /// How 256 consecutive values of a weight row are decoded: eight groups of 32 (see quant/dot.h).

@@ -97,8 +97,10 @@ bool can_hold_kv(DType type) {
         case DType::f8_e4m3:
         case DType::q8_0:
         case DType::q4_0:
-        case DType::tq3_0: return true;
-        default: return false;
+        case DType::tq3_0:
+            return true;
+        default:
+            return false;
     }
 }
 

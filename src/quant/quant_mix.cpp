@@ -33,7 +33,8 @@ constexpr Mix kMixes[] = {
 
 const Mix& find_mix(std::string_view name) {
     std::string lower(name);
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const Mix& mix : kMixes)
         if (mix.name == lower) return mix;
     fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names());
@@ -53,7 +54,9 @@ bool stays_f32(std::string_view part, std::span<const int64_t> shape) {
            part.ends_with("_norm") || part.find("conv1d") != std::string_view::npos;
 }
 
-bool is_down(std::string_view part) { return part == "ffn_down" || part == "ffn_down_exps" || part == "ffn_down_shexp"; }
+bool is_down(std::string_view part) {
+    return part == "ffn_down" || part == "ffn_down_exps" || part == "ffn_down_shexp";
+}
 
 DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layers, bool tied_head) {
     if (part == "output" || (part == "token_embd" && tied_head)) return mix.head;
@@ -66,10 +69,14 @@ DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layer
 DType fit_row(DType type, int64_t cols) {
     if (cols % dtype_info(type).block_elements == 0) return type;
     switch (type) {
-        case DType::q4_k: return fit_row(DType::q5_0, cols);
-        case DType::q5_k: return fit_row(DType::q5_1, cols);
-        case DType::q6_k: return fit_row(DType::q8_0, cols);
-        default: return DType::f16;
+        case DType::q4_k:
+            return fit_row(DType::q5_0, cols);
+        case DType::q5_k:
+            return fit_row(DType::q5_1, cols);
+        case DType::q6_k:
+            return fit_row(DType::q8_0, cols);
+        default:
+            return DType::f16;
     }
 }
 

@@ -13,20 +13,21 @@ namespace riptide {
 /// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0.
 std::string quant_mix_names();
 
-/// Whether layer i of n belongs to the half of the layers that the _M mixes store in more bits: the first and the last eighth and
-/// every third in between, i < n/8 or i >= 7n/8 or (i - n/8) % 3 == 2 in integer division.
+/// Whether layer i of n belongs to the half of the layers that the _M mixes store in more bits: the first and the last
+/// eighth and every third in between, i < n/8 or i >= 7n/8 or (i - n/8) % 3 == 2 in integer division.
 bool quant_mix_more_bits(int64_t layer, int64_t layers);
 
 /// The type of GGUF tensor `name` of row-major `shape` under `mix` (any case). layer: its layer, or -1.
 /// tied_head: the file has no output.weight, so that token_embd.weight is the head as well and gets the head's type.
-///   vectors, routers (ffn_gate_inp), convolutions and everything that is not a weight   f32
-///   the head (output.weight)                                   q6_k in mixes below q8_0
-///   *_m mixes: attn_v, ffn_down (also _exps, _shexp)           q6_k where quant_mix_more_bits
-///   *_s mixes: attn_v in layers 0-3 and ffn_down in the first eighth  q5_k (q4_k_s; q5_k_s has that already)
-///   everything else                                            the type that names the mix
+///   vectors, norms, routers (ffn_gate_inp), convolutions, all that is not a .weight   f32
+///   the head                                                                          q6_k in mixes below q8_0
+///   attn_v, ffn_down, ffn_down_exps, ffn_down_shexp
+///     in _m mixes, layers of quant_mix_more_bits                                      q6_k
+///     in q4_k_s, attn_v of layers 0-3 and ffn_down* of the first eighth               q5_k
+///   everything else                                                                   the type that names the mix
 /// Rows that are not whole super-blocks of 256: q4_k -> q5_0, q5_k -> q5_1, q6_k -> q8_0; not whole blocks of 32: f16.
-/// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as found in the
-/// published Q4_K_M files of Laguna.
+/// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as
+/// found in the published Q4_K_M files of Laguna.
 DType quant_mix_type(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
                      int64_t layers, bool tied_head = false);
 

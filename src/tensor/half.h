@@ -6,15 +6,17 @@
 
 namespace riptide {
 
+/// All ones if the condition holds. Masks instead of branches: a loop over the conversions below then vectorises.
+constexpr uint32_t mask_if(bool condition) { return 0u - static_cast<uint32_t>(condition); }
+
 /// IEEE binary16 -> float, exact. Source: IEEE 754-2008 §3.4.
 inline float f16_to_f32(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-    const uint32_t exponent = (h >> 10) & 0x1Fu;
-    const uint32_t mantissa = h & 0x3FFu;
-    if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000u | (mantissa << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-    const float subnormal = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(subnormal));
+    const int32_t magnitude = (h & 0x7FFF) << 13;  // signed: compares are cheaper
+    const auto normal = static_cast<uint32_t>(magnitude) + 0x38000000u;
+    const float subnormal = std::bit_cast<float>(normal + 0x00800000u) - 0x1p-14f;
+    const uint32_t small = mask_if(magnitude < 0x00800000), special = mask_if(magnitude >= 0x0F800000) & 0x38000000u;
+    return std::bit_cast<float>(sign | (std::bit_cast<uint32_t>(subnormal) & small) | ((normal + special) & ~small));
 }
 
 /// float -> IEEE binary16, nearest even; overflow to infinity, NaN kept quiet.
@@ -45,11 +47,12 @@ inline uint16_t f32_to_bf16(float f) {
 /// OCP E4M3FN (1-4-3, bias 7, no infinity, 0x7F is NaN) -> float, exact. Source: OCP 8-bit FP specification 1.0.
 inline float f8_e4m3_to_f32(uint8_t v) {
     const uint32_t sign = static_cast<uint32_t>(v & 0x80u) << 24;
-    const uint32_t exponent = (v >> 3) & 0xFu, mantissa = v & 7u;
-    if ((v & 0x7Fu) == 0x7Fu) return std::bit_cast<float>(sign | 0x7FC00000u);
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 120) << 23) | (mantissa << 20));
-    const float subnormal = static_cast<float>(mantissa) * 0x1p-9f;
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(subnormal));
+    const int32_t magnitude = (v & 0x7F) << 20;
+    const auto normal = static_cast<uint32_t>(magnitude) + 0x3C000000u;
+    const float subnormal = std::bit_cast<float>(normal + 0x00800000u) - 0x1p-6f;
+    const uint32_t small = mask_if(magnitude < 0x00800000), nan = mask_if(magnitude == 0x07F00000);
+    return std::bit_cast<float>(sign | (std::bit_cast<uint32_t>(subnormal) & small) | (normal & ~small & ~nan) |
+                                (0x7FC00000u & nan));
 }
 
 /// float -> OCP E4M3FN, nearest even, saturating at +-448; NaN -> 0x7F.

@@ -8,8 +8,8 @@ namespace riptide {
 namespace {
 
 bool is_white_space(char32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 // Bytes of white space at the start of the text.
@@ -52,7 +52,8 @@ const AddedToken* AddedTokens::longest_at(std::string_view text) const {
     for (std::size_t depth = 0; depth < text.size() && low != high; ++depth) {
         const auto byte = static_cast<unsigned char>(text[depth]);
         const auto at = [&](const AddedToken& token) { return static_cast<unsigned char>(token.text[depth]); };
-        low = std::partition_point(low, high, [&](const AddedToken& token) { return token.text.size() <= depth || at(token) < byte; });
+        low = std::partition_point(
+            low, high, [&](const AddedToken& token) { return token.text.size() <= depth || at(token) < byte; });
         high = std::partition_point(low, high, [&](const AddedToken& token) { return at(token) <= byte; });
         if (low != high && low->text.size() == depth + 1) best = &*low;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 
 #include "base/error.h"
 
@@ -10,11 +11,6 @@ namespace {
 
 uint64_t pair_of(int32_t left, int32_t right) {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-}
-
-// std::push_heap keeps the greatest on top: the lowest rank is the greatest here, then the leftmost place.
-bool later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
-    return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
 }
 
 }  // namespace
@@ -39,33 +35,36 @@ bool Bpe::add(int32_t left, int32_t right, int32_t result) {
 
 Bpe::Merge Bpe::find(int32_t left, int32_t right) const { return table_[slot_of(pair_of(left, right))].merge; }
 
-void Bpe::offer(Scratch& scratch, int64_t at) const {
-    const auto& symbols = scratch.symbols;
-    const int64_t next = symbols[static_cast<std::size_t>(at)].next;
-    if (next < 0) return;
-    const Merge merge = find(symbols[static_cast<std::size_t>(at)].id, symbols[static_cast<std::size_t>(next)].id);
-    if (merge.rank < 0) return;
-    scratch.heap.push_back({at, merge.rank, merge.result});
-    std::push_heap(scratch.heap.begin(), scratch.heap.end(), later);
+bool Bpe::offer(Scratch& scratch, int32_t at) const {
+    const Scratch::Symbol& left = scratch.symbols[static_cast<std::size_t>(at)];
+    if (left.next < 0) return false;
+    const Merge merge = find(left.id, scratch.symbols[static_cast<std::size_t>(left.next)].id);
+    if (merge.rank < 0) return false;
+    scratch.heap.push_back(pair_of(merge.rank, at));
+    return true;
 }
 
 void Bpe::merge_all(Scratch& scratch) const {
     auto& symbols = scratch.symbols;
     auto& heap = scratch.heap;
+    std::make_heap(heap.begin(), heap.end(), std::greater<>());
     while (!heap.empty()) {
-        std::pop_heap(heap.begin(), heap.end(), later);
-        const Scratch::Candidate top = heap.back();
+        std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+        const auto at = static_cast<int32_t>(heap.back() & 0xFFFFFFFFu);
+        const auto rank = static_cast<int32_t>(heap.back() >> 32);
         heap.pop_back();
-        Scratch::Symbol& left = symbols[static_cast<std::size_t>(top.at)];
+        Scratch::Symbol& left = symbols[static_cast<std::size_t>(at)];
         if (left.id < 0 || left.next < 0) continue;
         Scratch::Symbol& right = symbols[static_cast<std::size_t>(left.next)];
-        if (find(left.id, right.id).rank != top.rank) continue;  // one side has changed since the offer
-        left.id = top.result;
+        const Merge merge = find(left.id, right.id);
+        if (merge.rank != rank) continue;  // one side has changed since the offer
+        left.id = merge.result;
         right.id = -1;
         left.next = right.next;
-        if (left.next >= 0) symbols[static_cast<std::size_t>(left.next)].previous = top.at;
-        if (left.previous >= 0) offer(scratch, left.previous);
-        offer(scratch, top.at);
+        if (left.next >= 0) symbols[static_cast<std::size_t>(left.next)].previous = at;
+        for (const int32_t side : {left.previous, at}) {
+            if (side >= 0 && offer(scratch, side)) std::push_heap(heap.begin(), heap.end(), std::greater<>());
+        }
     }
 }
 
@@ -73,15 +72,16 @@ void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>&
     auto& symbols = scratch.symbols;
     symbols.clear();
     scratch.heap.clear();
-    const auto n = static_cast<int64_t>(piece.size());
-    for (int64_t i = 0; i < n; ++i) {
+    RT_CHECK(piece.size() < 0x7FFFFFFF, "a piece of text of {} bytes is too long", piece.size());
+    const auto n = static_cast<int32_t>(piece.size());
+    for (int32_t i = 0; i < n; ++i) {
         const auto byte = static_cast<unsigned char>(piece[static_cast<std::size_t>(i)]);
         RT_CHECK(byte_ids_[byte] >= 0, "the vocabulary has no token for byte 0x{:02X}", byte);
         symbols.push_back({byte_ids_[byte], i - 1, i + 1 < n ? i + 1 : -1});
     }
-    for (int64_t i = 0; i + 1 < n; ++i) offer(scratch, i);
+    for (int32_t i = 0; i + 1 < n; ++i) offer(scratch, i);
     merge_all(scratch);
-    for (int64_t at = n > 0 ? 0 : -1; at >= 0; at = symbols[static_cast<std::size_t>(at)].next) {
+    for (int32_t at = n > 0 ? 0 : -1; at >= 0; at = symbols[static_cast<std::size_t>(at)].next) {
         ids.push_back(symbols[static_cast<std::size_t>(at)].id);
     }
 }

@@ -20,14 +20,10 @@ class Bpe {
     struct Scratch {
         struct Symbol {
             int32_t id = -1;
-            int64_t previous = -1, next = -1;
-        };
-        struct Candidate {
-            int64_t at = 0;  // symbol index of the left side
-            int32_t rank = 0, result = -1;
+            int32_t previous = -1, next = -1;
         };
         std::vector<Symbol> symbols;
-        std::vector<Candidate> heap;
+        std::vector<uint64_t> heap;  // rank << 32 | index of the left symbol, the least on top
     };
 
     /// `byte_ids[b]` is the token of the single byte b, or -1 if the vocabulary has none.
@@ -36,8 +32,9 @@ class Bpe {
     /// Adds the next merge rule (ranks count up from 0). False, without effect, if the pair has a rule already.
     bool add(int32_t left, int32_t right, int32_t result);
 
-    /// Appends the tokens of `piece`: from single bytes, the pair of lowest rank is merged, leftmost first, until no pair
-    /// has a rule. Throws Error naming the byte if a byte has no token. Time n log n in the bytes of the piece.
+    /// Appends the tokens of `piece`: from single bytes, the pair of lowest rank is merged, leftmost first, until no
+    /// pair has a rule. Time n log n in the bytes of the piece. Throws Error naming the byte if a byte has no token, or
+    /// if the piece has 2^31 bytes or more.
     void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
 
     const std::array<int32_t, 256>& byte_ids() const { return byte_ids_; }
@@ -51,7 +48,7 @@ class Bpe {
 
     Merge find(int32_t left, int32_t right) const;
     std::size_t slot_of(uint64_t pair) const;
-    void offer(Scratch& scratch, int64_t at) const;
+    bool offer(Scratch& scratch, int32_t at) const;  // appends the pair at `at` to the heap's array, if it has a rule
     void merge_all(Scratch& scratch) const;
 
     std::array<int32_t, 256> byte_ids_;

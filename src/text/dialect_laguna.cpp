@@ -1,35 +1,15 @@
+// Laguna's stream parser, the input side: bytes to characters to text and tags, and what tags mean outside calls.
 #include "text/dialect_laguna.h"
 
 #include <algorithm>
-#include <array>
+#include <span>
 
-#include "text/delta_writer.h"
+#include "text/dialect_laguna_parser.h"
 #include "text/tag_match.h"
-#include "text/utf8.h"
 
 namespace riptide {
+namespace laguna {
 namespace {
-
-constexpr std::size_t kMaxName = 256;
-constexpr std::string_view kSpace = " \t\r\n";
-
-enum class Marker { think, end_think, tool_call, end_tool_call, end_assistant };
-constexpr std::array<std::string_view, 5> kMarkers = {"<think>", "</think>", "<tool_call>", "</tool_call>", "</assistant>"};
-
-enum class State {
-    reasoning,
-    content,
-    name,          // behind <tool_call>
-    before_key,    // in a call, between arguments
-    key,           // behind <arg_key>
-    before_value,  // behind </arg_key>
-    value,         // behind <arg_value>
-    after_value,   // behind </arg_value>, not yet sure that it ended the value
-    after_close,   // behind </tool_call> in an open value, not yet sure that it ended the call
-};
-
-constexpr std::string_view kArgKey = "<arg_key>", kEndArgKey = "</arg_key>";
-constexpr std::string_view kArgValue = "<arg_value>", kEndArgValue = "</arg_value>";
 
 constexpr std::array<std::string_view, 2> kKeyTags = {kArgKey};
 constexpr std::array<std::string_view, 2> kEndKeyTags = {kEndArgKey};
@@ -41,72 +21,20 @@ std::span<const std::string_view> tags_of(State state) {
     switch (state) {
         case State::name:
         case State::before_key:
-        case State::after_value: return std::span(kKeyTags).first(1);
-        case State::key: return std::span(kEndKeyTags).first(1);
-        case State::before_value: return kValueTags;
-        case State::value: return std::span(kEndValueTags).first(1);
-        default: return {};
+        case State::after_value:
+            return std::span(kKeyTags).first(1);
+        case State::key:
+            return std::span(kEndKeyTags).first(1);
+        case State::before_value:
+            return kValueTags;
+        case State::value:
+            return std::span(kEndValueTags).first(1);
+        default:
+            return {};
     }
 }
 
-class LagunaParser final : public StreamParser {
-  public:
-    explicit LagunaParser(LagunaParserOptions options)
-        : options_(std::move(options)),
-          state_(options_.thinking ? State::reasoning : State::content),
-          writer_(options_.newline_framing, options_.call_id_prefix) {}
-
-    void push_token(std::string_view text, bool is_special, StreamEvents& out) override;
-    void finish(StreamEvents& out) override;
-
-  private:
-    // Input, from bytes to whole characters to text and markers.
-    void on_characters(std::string_view text);
-    void flush_marker();
-    void on_text(std::string_view text);
-    std::size_t on_plain(std::string_view text);
-    void on_all_plain(std::string_view text);
-    void flush_tag();
-    void on_tag(std::string_view tag);
-    void on_marker(Marker marker);
-    bool on_section_marker(Marker marker);
-    void on_call_marker(Marker marker);
-    void on_value_marker(Marker marker);
-    std::size_t on_name(std::string_view text);
-    std::size_t on_between(std::string_view text);
-    std::size_t on_held(std::string_view text);
-
-    // Steps of a call.
-    void start_call();
-    void begin_call();
-    void abandon_call();
-    void close_call(bool complete);
-    void start_value();
-    void value_goes_on();
-
-    // Output to the section that the parser is in.
-    void write(std::string_view text);
-
-    LagunaParserOptions options_;
-    State state_;
-    bool done_ = false;     // </assistant> has come
-    DeltaWriter writer_;
-
-    Utf8Stream utf8_;
-    std::string marker_;  // start of a marker in plain text (strict_specials off)
-    std::string tag_;     // start of a plain-text tag
-    std::string hold_;    // a closing tag and white space, in after_value and after_close
-
-    int literal_thinks_ = 0;  // <think> tags that were shown as text
-
-    State origin_ = State::content;  // where <tool_call> came
-    std::string raw_;                // of a call whose name is not complete
-    std::string name_;
-    bool name_ended_ = false;  // white space behind the name
-    std::string key_;
-    bool junk_ = false;  // text where none belongs, between the parts of a call
-    ToolArguments arguments_;
-};
+}  // namespace
 
 void LagunaParser::push_token(std::string_view text, bool is_special, StreamEvents& out) {
     writer_.attach(out);
@@ -217,63 +145,26 @@ std::size_t LagunaParser::on_plain(std::string_view text) {
     std::string fragment;
     switch (state_) {
         case State::reasoning:
-        case State::content: write(text); return text.size();
-        case State::name: return on_name(text);
+        case State::content:
+            write(text);
+            return text.size();
+        case State::name:
+            return on_name(text);
         case State::before_key:
-        case State::before_value: return on_between(text);
-        case State::key: key_.append(text); return text.size();
+        case State::before_value:
+            return on_between(text);
+        case State::key:
+            key_.append(text);
+            return text.size();
         case State::value:
             arguments_.append(text, fragment);
             writer_.write_arguments(fragment);
             return text.size();
         case State::after_value:
-        case State::after_close: return on_held(text);
+        case State::after_close:
+            return on_held(text);
     }
     return text.size();
-}
-
-std::size_t LagunaParser::on_name(std::string_view text) {
-    constexpr std::string_view forbidden = "<>{}[]\"";
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        raw_ += c;
-        if (c == '\n' && !name_.empty()) {
-            begin_call();
-            return i + 1;
-        }
-        const bool space = kSpace.find(c) != std::string_view::npos;
-        const bool control = static_cast<unsigned char>(c) < 0x20;
-        if (space) {
-            name_ended_ = !name_.empty();
-        } else if (name_ended_ || control || forbidden.find(c) != std::string_view::npos) {
-            abandon_call();
-            return i + 1;
-        } else {
-            name_ += c;
-        }
-        if (raw_.size() > kMaxName + kMarkers[2].size()) {
-            abandon_call();
-            return i + 1;
-        }
-    }
-    return text.size();
-}
-
-std::size_t LagunaParser::on_between(std::string_view text) {
-    if (!junk_) {
-        const std::size_t space = std::min(text.find_first_not_of(kSpace), text.size());
-        if (space > 0) return space;
-    }
-    junk_ = true;
-    writer_.write_verbatim(DeltaWriter::Channel::text, text);
-    return text.size();
-}
-
-std::size_t LagunaParser::on_held(std::string_view text) {
-    const std::size_t space = std::min(text.find_first_not_of(kSpace), text.size());
-    hold_.append(text.substr(0, space));
-    if (space < text.size()) value_goes_on();
-    return space;
 }
 
 void LagunaParser::on_tag(std::string_view tag) {
@@ -325,12 +216,18 @@ bool LagunaParser::on_section_marker(Marker marker) {
         writer_.start_section();
     };
     switch (marker) {
-        case Marker::tool_call: start_call(); break;
-        case Marker::end_assistant: done_ = true; break;
-        case Marker::end_tool_call: write(kMarkers[3]); break;
+        case Marker::tool_call:
+            start_call();
+            break;
+        case Marker::end_assistant:
+            done_ = true;
+            break;
+        case Marker::end_tool_call:
+            write(spelling_of(Marker::end_tool_call));
+            break;
         case Marker::think:
             if (writer_.visible() || (!in_reasoning && writer_.calls() > 0)) {
-                write(kMarkers[0]);
+                write(spelling_of(Marker::think));
                 ++literal_thinks_;
             } else {
                 enter(State::reasoning);
@@ -341,7 +238,7 @@ bool LagunaParser::on_section_marker(Marker marker) {
                 enter(State::content);
                 literal_thinks_ = 0;
             } else if (literal_thinks_ > 0) {
-                write(kMarkers[1]);
+                write(spelling_of(Marker::end_think));
                 --literal_thinks_;
             } else if (!writer_.visible()) {
                 writer_.expect_newline();
@@ -351,96 +248,15 @@ bool LagunaParser::on_section_marker(Marker marker) {
     return true;
 }
 
-// In a call, outside values.
-void LagunaParser::on_call_marker(Marker marker) {
-    if (marker == Marker::think || marker == Marker::end_think) return;
-    close_call(marker == Marker::end_tool_call || (marker == Marker::tool_call && state_ == State::before_key));
-    if (marker == Marker::tool_call) start_call();
-    if (marker == Marker::end_assistant) done_ = true;
-}
-
-// In a value, or behind what may have been its end.
-void LagunaParser::on_value_marker(Marker marker) {
-    const bool ended = state_ == State::after_value;
-    const bool closed = state_ == State::after_close;
-    if (marker == Marker::end_assistant || (marker == Marker::tool_call && (ended || closed)) ||
-        (marker == Marker::end_tool_call && ended)) {
-        close_call(closed || marker != Marker::end_assistant);
-        if (marker == Marker::tool_call) start_call();
-        if (marker == Marker::end_assistant) done_ = true;
-        return;
-    }
-    if (ended || closed) value_goes_on();
-    const std::string_view spelling = kMarkers[static_cast<std::size_t>(marker)];
-    if (marker == Marker::end_tool_call) {
-        state_ = State::after_close;
-        hold_ = spelling;
-    } else {
-        on_plain(spelling);
-    }
-}
-
-void LagunaParser::start_call() {
-    origin_ = state_;
-    state_ = State::name;
-    raw_ = kMarkers[2];
-    name_.clear();
-    name_ended_ = false;
-}
-
-void LagunaParser::begin_call() {
-    state_ = State::before_key;
-    junk_ = false;
-    arguments_ = {};
-    writer_.end_section();
-    writer_.begin_call(name_);
-}
-
-// No call after all: its text goes where it came from.
-void LagunaParser::abandon_call() {
-    state_ = origin_;
-    write(raw_);
-    raw_.clear();
-}
-
-void LagunaParser::close_call(bool complete) {
-    std::string fragment;
-    arguments_.end(fragment);
-    writer_.write_arguments(fragment);
-    writer_.end_call(complete);
-    writer_.expect_newline();
-    state_ = State::content;
-    tag_.clear();
-    hold_.clear();
-}
-
-void LagunaParser::start_value() {
-    const std::size_t first = std::min(key_.find_first_not_of(kSpace), key_.size());
-    const std::size_t last = key_.find_last_not_of(kSpace);
-    const std::string key = key_.substr(first, last + 1 - first);
-    std::string fragment;
-    arguments_.begin_value(key, options_.tools.type_of(name_, key), fragment);
-    writer_.write_arguments(fragment);
-    state_ = State::value;
-}
-
-// The closing tag that was held is part of the value.
-void LagunaParser::value_goes_on() {
-    state_ = State::value;
-    std::string held;
-    held.swap(hold_);
-    on_plain(held);
-}
-
 void LagunaParser::write(std::string_view text) {
     using Channel = DeltaWriter::Channel;
     writer_.write(state_ == State::reasoning ? Channel::reasoning : Channel::text, text);
 }
 
-}  // namespace
+}  // namespace laguna
 
 std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options) {
-    return std::make_unique<LagunaParser>(std::move(options));
+    return std::make_unique<laguna::LagunaParser>(std::move(options));
 }
 
 bool laguna_starts_thinking(std::span<const int32_t> prompt, int32_t think, int32_t end_think, int32_t assistant) {
@@ -449,6 +265,12 @@ bool laguna_starts_thinking(std::span<const int32_t> prompt, int32_t think, int3
         if (id == think || id == end_think || id == assistant) return id == think;
     }
     return false;
+}
+
+bool laguna_frames_with_newlines(std::string_view prompt) {
+    constexpr std::string_view open = "<assistant>";
+    const std::size_t at = prompt.rfind(open);
+    return at != std::string_view::npos && prompt.substr(at + open.size()).starts_with('\n');
 }
 
 }  // namespace riptide

@@ -12,11 +12,13 @@
 //   `</assistant>` or the end of the answer. Otherwise it belongs to the value.
 // - `</tool_call>` inside an open value belongs to the value, unless what follows, after white space, is `<tool_call>`,
 //   `</assistant>` or the end of the answer: then it closes the call. All other tags inside a value belong to it.
-// - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name is empty,
-//   longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text (reasoning, if it began there).
-//   Any other name is a call, whether or not a tool of that name was offered.
+// - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name is
+// empty,
+//   longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text (reasoning, if it began
+//   there). Any other name is a call, whether or not a tool of that name was offered.
 // - `<tool_call>` inside reasoning ends the reasoning. A missing `</tool_call>` before `<tool_call>` is supplied.
-// - `</think>` outside reasoning is dropped. `<think>` is dropped at the start of reasoning, starts reasoning if nothing
+// - `</think>` outside reasoning is dropped. `<think>` is dropped at the start of reasoning, starts reasoning if
+// nothing
 //   visible came before, and is text otherwise (as is then the `</think>` that goes with it).
 // - Other text between the parts of a call is delivered as text. A key without a value is dropped.
 // - If the answer ends inside a call, string and object are closed; a half-written tag is dropped.
@@ -26,6 +28,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "text/stream_parser.h"
 #include "text/tool_arguments.h"
@@ -38,8 +41,9 @@ struct LagunaParserOptions {
     /// Only single tokens are the five single-token tags; their spelling in plain text is text. Off: spelling is enough
     /// (for a stream of text without token borders).
     bool strict_specials = true;
-    /// One newline directly behind <think>, </think> and </tool_call> (and at the start of the answer), and one directly
-    /// before </think>, <tool_call>, </assistant> and the end, is framing and dropped, as v5 writes it. Off: v8, verbatim.
+    /// One newline directly behind <think>, </think> and </tool_call> (and at the start of the answer), and one
+    /// directly before </think>, <tool_call>, </assistant> and the end, is framing and dropped, as v5 writes it. Off:
+    /// v8, verbatim.
     bool newline_framing = true;
     /// Tool call ids are this with the index behind it.
     std::string call_id_prefix = "call_";
@@ -49,8 +53,13 @@ struct LagunaParserOptions {
 /// A parser for one answer.
 std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options);
 
-/// Whether an answer to this prompt starts inside thinking: the last of the three tokens in it is `think`. Pass the ids of
+/// Whether an answer to this prompt starts inside thinking: the last of the three tokens in it is `think`. Pass the ids
+/// of
 /// `<think>`, `</think>` and `<assistant>` (18, 19 and 23 in the released vocabularies).
 bool laguna_starts_thinking(std::span<const int32_t> prompt, int32_t think, int32_t end_think, int32_t assistant);
+
+/// Whether the template that wrote this prompt frames its tags with newlines (v5): it put one behind the last
+/// `<assistant>`.
+bool laguna_frames_with_newlines(std::string_view prompt);
 
 }  // namespace riptide

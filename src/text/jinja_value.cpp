@@ -106,16 +106,16 @@ Value Heap::dict(std::vector<std::pair<Value, Value>> items) {
     auto object = std::make_unique<DictObject>();
     for (auto& [key, value] : items) {
         object->depth = std::max({object->depth, 1 + depth_of(key), 1 + depth_of(value)});
-        if (const Value* old = object->find(key)) {
+        if (const Value* old = object->find(*this, key)) {
             const_cast<Value&>(*old) = value;
             continue;
         }
         object->items.emplace_back(key, value);
         const std::size_t count = object->items.size();
         if (count == kIndexedDict + 1) {
-            for (std::size_t i = 0; i < count; ++i) object->index.emplace(hash(object->items[i].first), i);
+            for (std::size_t i = 0; i < count; ++i) object->index.emplace(hash(*this, object->items[i].first), i);
         } else if (count > kIndexedDict) {
-            object->index.emplace(hash(key), count - 1);
+            object->index.emplace(hash(*this, key), count - 1);
         }
     }
     if (object->depth > limits_.value_depth) fault("values are nested more than {} deep", limits_.value_depth);
@@ -134,17 +134,17 @@ Value Heap::loop(std::unique_ptr<Loop> loop) {
 
 // ---- dict lookup
 
-const Value* DictObject::find(const Value& key) const {
-    const std::size_t wanted = hash(key);  // also refuses what cannot be a key
+const Value* DictObject::find(Heap& heap, const Value& key) const {
+    const std::size_t wanted = hash(heap, key);  // also refuses what cannot be a key
     if (index.empty()) {
         for (const auto& [k, v] : items) {
-            if (equal(k, key)) return &v;
+            if (equal(heap, k, key)) return &v;
         }
         return nullptr;
     }
     const auto [begin, end] = index.equal_range(wanted);
     for (auto at = begin; at != end; ++at) {
-        if (equal(items[at->second].first, key)) return &items[at->second].second;
+        if (equal(heap, items[at->second].first, key)) return &items[at->second].second;
     }
     return nullptr;
 }
@@ -256,12 +256,12 @@ bool contains(Heap& heap, const Value& container, const Value& item) {
         heap.step_bytes(container.text().size());
         return container.bytes().find(item.bytes()) != std::string::npos;
     }
-    if (container.is(Kind::dict)) return container.dict().find(item) != nullptr;
+    if (container.is(Kind::dict)) return container.dict().find(heap, item) != nullptr;
     if (!container.is(Kind::sequence) && !container.is_undefined()) {
         fault("argument of type '{}' is not iterable", type_name(container));
     }
     for (const Value& other : iterate(heap, container)) {
-        if (equal(other, item)) return true;
+        if (equal(heap, other, item)) return true;
     }
     return false;
 }

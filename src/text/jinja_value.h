@@ -34,6 +34,7 @@ struct DictObject;
 struct CallableObject;
 struct Loop;
 struct Space;
+class Heap;
 
 /// One value: 32 bytes, copied freely (strings and containers are shared and never change).
 /// The accessors REQUIRE the kind that they name.
@@ -119,7 +120,7 @@ struct DictObject {
     int depth = 1;
 
     /// nullptr if absent. Fault if the key cannot be one (a list, a dict).
-    const Value* find(const Value& key) const;
+    const Value* find(Heap& heap, const Value& key) const;
     const Value* find(std::string_view key) const;
 };
 inline constexpr std::size_t kIndexedDict = 12;
@@ -140,12 +141,14 @@ struct Arguments {
 };
 using Method = Value (*)(Interpreter&, const Value& self, Arguments&);
 struct Macro;
+struct Scope;
 /// A function of the engine, a bound method (function + self), or a macro.
 struct CallableObject {
     std::string_view name;
     Method function = nullptr;
     Value self;
     const Macro* macro = nullptr;
+    Scope* scope = nullptr;  // where the macro was made
 };
 
 /// Counts memory, steps and sizes against the limits, and makes the values that need memory.
@@ -214,14 +217,14 @@ class TextBuilder {
 std::string_view type_name(const Value& value);
 bool truth(const Value& value);
 /// ==
-bool equal(const Value& a, const Value& b);
+bool equal(Heap& heap, const Value& a, const Value& b);
 /// < 0, 0, > 0 for values that have an order; Fault ("'<' not supported ...") otherwise. `op` names the operator.
 /// Not for NaN: see `ordered`.
-int compare(const Value& a, const Value& b, std::string_view op);
+int compare(Heap& heap, const Value& a, const Value& b, std::string_view op);
 /// a OP b, with op one of "<", "<=", ">", ">=".
-bool ordered(const Value& a, const Value& b, std::string_view op);
+bool ordered(Heap& heap, const Value& a, const Value& b, std::string_view op);
 /// Fault for a list or dict.
-std::size_t hash(const Value& value);
+std::size_t hash(Heap& heap, const Value& value);
 int depth_of(const Value& value);
 /// len(); Fault if it has none.
 int64_t length(const Value& value);

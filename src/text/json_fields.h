@@ -43,7 +43,8 @@ inline bool field_bool_or(const json::object& object, std::string_view key, bool
 inline int64_t index_below(const json::value& value, int64_t limit, std::string_view what) {
     RT_CHECK(value.is_int64() || value.is_uint64(), "{}: expected a whole number", what);
     if (value.is_uint64()) {
-        RT_CHECK(value.get_uint64() < static_cast<uint64_t>(limit), "{}: {} is not below {}", what, value.get_uint64(), limit);
+        RT_CHECK(value.get_uint64() < static_cast<uint64_t>(limit), "{}: {} is not below {}", what, value.get_uint64(),
+                 limit);
         return static_cast<int64_t>(value.get_uint64());
     }
     const int64_t number = value.get_int64();

@@ -75,7 +75,8 @@ void sort_marks(std::vector<Mark>& marks) {
     }
 }
 
-// UAX #15: a character joins the last starter unless something of its own class or higher (or another starter) stands between.
+// UAX #15: a character joins the last starter unless something of its own class or higher (or another starter) stands
+// between.
 void compose_all(const std::vector<Mark>& marks, std::vector<char32_t>& out) {
     std::ptrdiff_t starter = -1;
     int last_class = -1;  // of what was kept since the starter; -1: nothing

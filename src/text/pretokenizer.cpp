@@ -11,14 +11,15 @@ namespace {
 
 constexpr std::string_view kLineBreaks = R"((?:\r?\n)+(?!\r?\n))";
 constexpr std::string_view kDigit = R"(\p{N})";
-constexpr std::string_view kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+// clang-format off
+constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen35 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// clang-format on
 
 struct Family {
     std::string_view name;
@@ -83,7 +84,8 @@ std::vector<Stretch> line_break_stretches(std::string_view text) {
     for (std::size_t at = text.find('\n'); at != std::string_view::npos; at = text.find('\n', done)) {
         const std::size_t begin = at > done && text[at - 1] == '\r' ? at - 1 : at;
         std::size_t end = at + 1;
-        while (end < text.size() && (text[end] == '\n' || text.substr(end, 2) == "\r\n")) end += text[end] == '\n' ? 1 : 2;
+        while (end < text.size() && (text[end] == '\n' || text.substr(end, 2) == "\r\n"))
+            end += text[end] == '\n' ? 1 : 2;
         if (begin > done) out.push_back({{int64_t(done), int64_t(begin)}, false});
         out.push_back({{int64_t(begin), int64_t(end)}, true});
         done = end;
@@ -100,7 +102,8 @@ std::vector<Stretch> join(std::vector<Stretch> in, SplitBehaviour behaviour) {
     std::vector<Stretch> out;
     for (const Stretch& s : in) {
         const bool before = !out.empty() && out.back().match;
-        const bool joins = !out.empty() && (behaviour == SplitBehaviour::contiguous ? s.match == before : s.match && !before);
+        const bool joins =
+            !out.empty() && (behaviour == SplitBehaviour::contiguous ? s.match == before : s.match && !before);
         if (!joins) {
             out.push_back(s);
             continue;
@@ -140,7 +143,8 @@ void PreTokenizer::add(std::string_view pattern, SplitBehaviour behaviour, bool 
 }
 
 PreTokenizer PreTokenizer::from_ggml(std::string_view name, std::string_view what) {
-    const auto family = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.name == name; });
+    const auto family =
+        std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.name == name; });
     if (family == kFamilies.end()) {
         std::string known;
         for (const Family& f : kFamilies) known.append(known.empty() ? "" : ", ").append(f.name);

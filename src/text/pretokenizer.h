@@ -29,8 +29,8 @@ enum class SplitBehaviour {
     contiguous,            // neighbouring matches join each other
 };
 
-/// A list of split rules, applied one after the other: each rule sees every piece of the rule before as a text of its own
-/// (so look-around does not see beyond a piece). Immutable and shareable between threads.
+/// A list of split rules, applied one after the other: each rule sees every piece of the rule before as a text of its
+/// own (so look-around does not see beyond a piece). Immutable and shareable between threads.
 class PreTokenizer {
   public:
     /// The rules behind a value of GGUF's `tokenizer.ggml.pre`:
@@ -47,9 +47,9 @@ class PreTokenizer {
     /// Throws Error naming `what` for another type, or for `add_prefix_space`.
     static PreTokenizer from_hf(const json::value& node, std::string_view what);
 
-    /// Appends the pieces of `text`, in order, none empty. Bytes that are not valid UTF-8 form pieces of their own: a run
-    /// of them ends the text before it and begins the text after it. Without a `removed` rule the pieces cover the text.
-    /// Time linear in the text for all named rules.
+    /// Appends the pieces of `text`, in order, none empty. Bytes that are not valid UTF-8 form pieces of their own: a
+    /// run of them ends the text before it and begins the text after it. Without a `removed` rule the pieces cover the
+    /// text. Time linear in the text for all named rules.
     void split(std::string_view text, std::vector<TextSpan>& pieces) const;
 
     /// The rules in a canonical spelling; equal strings cut equally, whichever kind of file they came from.

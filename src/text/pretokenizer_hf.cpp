@@ -48,7 +48,8 @@ void PreTokenizer::add_hf(const json::object& node, std::string_view what) {
         for (const json::value& child : field_array(node, "pretokenizers", what)) {
             RT_CHECK(child.is_object(), "{}: pretokenizers holds something that is no object", what);
             RT_CHECK(rules_.size() < 16, "{}: more than 16 rules", what);
-            RT_CHECK(field_string(child.get_object(), "type", what) != "Sequence", "{}: a Sequence inside a Sequence", what);
+            RT_CHECK(field_string(child.get_object(), "type", what) != "Sequence", "{}: a Sequence inside a Sequence",
+                     what);
             add_hf(child.get_object(), what);
         }
     } else if (type == "Split") {

@@ -82,7 +82,8 @@ Regex::Regex(std::string_view pattern, std::string_view what) : impl_(std::make_
     int code = 0;
     PCRE2_SIZE offset = 0;
     const std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
-    impl_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &code, &offset, nullptr);
+    impl_->code =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options, &code, &offset, nullptr);
     RT_CHECK(impl_->code != nullptr, "{}: regular expression {:?}: {}", what, pattern, message_of(code));
     // A machine that forbids executable memory makes this fail; pcre2_match then interprets the pattern.
     (void)pcre2_jit_compile(impl_->code, PCRE2_JIT_COMPLETE);

@@ -10,8 +10,8 @@ namespace riptide {
 
 /// A pattern in the dialect that Hugging Face tokenizers use (Oniguruma), as far as the two dialects agree: literals,
 /// classes, Unicode properties, groups, `(?i:)`, look-around, all quantifiers. `\s` and `\S` mean exactly Unicode's
-/// White_Space (PCRE2's own `\s` also takes U+180E). `\w` and `\d` are PCRE2's with UCP. Set operations in classes (`&&`)
-/// are refused. Immutable; any number of threads may match at once, each with its own Scratch.
+/// White_Space (PCRE2's own `\s` also takes U+180E). `\w` and `\d` are PCRE2's with UCP. Set operations in classes
+/// (`&&`) are refused. Immutable; any number of threads may match at once, each with its own Scratch.
 class Regex {
   public:
     /// Working memory of one thread. Cheap to make, worth keeping over many matches.
@@ -39,8 +39,8 @@ class Regex {
     Regex& operator=(Regex&&) noexcept;
 
     /// Finds the first match that starts at byte `from` or later; false if there is none.
-    /// REQUIRES: `subject` is valid UTF-8, `from` is a character border. Throws Error if the match needs more steps than
-    /// 1,000,000 + 100 per byte of the subject (only patterns with nested repeats do).
+    /// REQUIRES: `subject` is valid UTF-8, `from` is a character border. Throws Error if the match needs more steps
+    /// than 1,000,000 + 100 per byte of the subject (only patterns with nested repeats do).
     bool find(std::string_view subject, std::size_t from, Scratch& scratch, Match& match) const;
 
   private:

@@ -42,8 +42,8 @@ using StreamEvent = std::variant<TextDelta, ReasoningDelta, ToolCallBegin, ToolC
 using StreamEvents = std::vector<StreamEvent>;
 
 /// The stream parser of one chat dialect, for one answer. Total: any bytes, cut anywhere, give events and never an
-/// exception; what is not understood is delivered as text. How the input was cut changes only how the deltas are cut, not
-/// their joined contents. Time linear in the input. Not thread-safe.
+/// exception; what is not understood is delivered as text. How the input was cut changes only how the deltas are cut,
+/// not their joined contents. Time linear in the input. Not thread-safe.
 class StreamParser {
   public:
     virtual ~StreamParser() = default;
@@ -51,7 +51,8 @@ class StreamParser {
     /// The text of one token, or any part of the answer. `is_special`: it is one whole added token of the vocabulary
     /// (Tokenizer::is_added), so that it is markup and not text that happens to look alike. Appends events to `out`.
     virtual void push_token(std::string_view text, bool is_special, StreamEvents& out) = 0;
-    /// The answer is over. Closes what is open, delivers what was held back, and ends with Finish. REQUIRES: called once, last.
+    /// The answer is over. Closes what is open, delivers what was held back, and ends with Finish. REQUIRES: called
+    /// once, last.
     virtual void finish(StreamEvents& out) = 0;
 
     /// Plain text.

@@ -13,8 +13,8 @@ struct TagStep {
     bool possible = false;  // it is a tag or could become one
 };
 
-/// `seen` is a proper prefix of some tag (or empty), `next` what follows. REQUIRES: no tag is a prefix of another, and '<'
-/// stands only at the start of tags; then on failure nothing inside `seen` but its first character can start a tag.
+/// `seen` is a proper prefix of some tag (or empty), `next` what follows. REQUIRES: no tag is a prefix of another, and
+/// '<' stands only at the start of tags; then on failure nothing inside `seen` but its first character can start a tag.
 inline TagStep step_tag(std::span<const std::string_view> tags, std::string_view seen, char next) {
     TagStep step;
     for (std::size_t i = 0; i < tags.size(); ++i) {

@@ -100,14 +100,14 @@ Tokenizer::Impl::Impl(TokenizerSpec& spec) : path(spec.path), pre(std::move(spec
 }
 
 void Tokenizer::Impl::check_id(int32_t id, std::string_view name) const {
-    RT_CHECK(id >= 0 && static_cast<std::size_t>(id) < pieces.size(), "{}: {} id {} is outside the vocabulary of {} tokens",
-             path, name, id, pieces.size());
+    RT_CHECK(id >= 0 && static_cast<std::size_t>(id) < pieces.size(),
+             "{}: {} id {} is outside the vocabulary of {} tokens", path, name, id, pieces.size());
 }
 
 void Tokenizer::Impl::load_tokens(const TokenizerSpec& spec, TextIndex& by_spelling) {
     const std::size_t n = spec.tokens.size();
-    RT_CHECK(n > 0 && n <= static_cast<std::size_t>(kMaxTokens), "{}: vocabulary of {} tokens, expected 1 to {}", path, n,
-             kMaxTokens);
+    RT_CHECK(n > 0 && n <= static_cast<std::size_t>(kMaxTokens), "{}: vocabulary of {} tokens, expected 1 to {}", path,
+             n, kMaxTokens);
     pieces.resize(n);
     kinds.resize(n);
     by_spelling.reserve(n);
@@ -119,8 +119,8 @@ void Tokenizer::Impl::load_tokens(const TokenizerSpec& spec, TextIndex& by_spell
         RT_CHECK(token.defined, "{}: no token has id {} (of {})", path, id, n);
         const bool is_added = token.kind == TokenKind::special || token.kind == TokenKind::added;
         const int64_t limit = is_added ? kMaxAddedTokenBytes : kMaxTokenBytes;
-        RT_CHECK(static_cast<int64_t>(token.text.size()) <= limit, "{}: token {} has {} bytes, at most {} are allowed", path, id,
-                 token.text.size(), limit);
+        RT_CHECK(static_cast<int64_t>(token.text.size()) <= limit, "{}: token {} has {} bytes, at most {} are allowed",
+                 path, id, token.text.size(), limit);
         kinds[i] = token.kind;
         if (is_added || !from_byte_alphabet(token.text, pieces[i])) pieces[i] = token.text;
         if (token.kind == TokenKind::unused) continue;
@@ -151,8 +151,9 @@ void Tokenizer::Impl::load_merges(const TokenizerSpec& spec, const TextIndex& by
         const MergeSpec& merge = spec.merges[i];
         const auto id_of = [&](std::string_view token) {
             const auto found = by_spelling.find(token);
-            RT_CHECK(found != by_spelling.end(), "{}: merge {} ({:?} + {:?}) needs the token {:?}, which is not in the vocabulary",
-                     path, i, merge.left.substr(0, 200), merge.right.substr(0, 200), token.substr(0, 400));
+            RT_CHECK(found != by_spelling.end(),
+                     "{}: merge {} ({:?} + {:?}) needs the token {:?}, which is not in the vocabulary", path, i,
+                     merge.left.substr(0, 200), merge.right.substr(0, 200), token.substr(0, 400));
             return found->second;
         };
         joined.assign(merge.left).append(merge.right);
@@ -224,7 +225,8 @@ namespace {
 // The parts of `spans` inside [begin, end), counted from begin.
 std::vector<TextSpan> clip(std::span<const TextSpan> spans, int64_t begin, int64_t end) {
     std::vector<TextSpan> out;
-    const auto first = std::partition_point(spans.begin(), spans.end(), [&](const TextSpan& s) { return s.end <= begin; });
+    const auto first =
+        std::partition_point(spans.begin(), spans.end(), [&](const TextSpan& s) { return s.end <= begin; });
     for (auto s = first; s != spans.end() && s->begin < end; ++s) {
         out.push_back({std::max(s->begin, begin) - begin, std::min(s->end, end) - begin});
     }

@@ -44,7 +44,8 @@ class Tokenizer {
     static Tokenizer from_gguf(const json::object& metadata, const std::string& path);
 
     /// From tokenizer.json, with tokenizer_config.json (may be null) for the BOS, EOS, ... names. BPE models with a
-    /// ByteLevel pre-tokenizer; the normalizer may be absent or NFC. Throws Error as above, and for what is not supported.
+    /// ByteLevel pre-tokenizer; the normalizer may be absent or NFC. Throws Error as above, and for what is not
+    /// supported.
     static Tokenizer from_hf(const json::value& tokenizer_json, const json::value* tokenizer_config,
                              const std::string& path);
 
@@ -53,10 +54,10 @@ class Tokenizer {
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();
 
-    /// The token ids of any bytes. Added tokens found as the options say are cut out first; each stretch between them is
-    /// normalised, pre-tokenised and merged as one text, across the borders of trusted spans. With everything trusted the
-    /// ids equal those of Hugging Face. Bytes that are not UTF-8 are encoded one by one and merged only among themselves.
-    /// Time n log n. Throws Error if the spans are out of order, or a byte has no token.
+    /// The token ids of any bytes. Added tokens found as the options say are cut out first; each stretch between them
+    /// is normalised, pre-tokenised and merged as one text, across the borders of trusted spans. With everything
+    /// trusted the ids equal those of Hugging Face. Bytes that are not UTF-8 are encoded one by one and merged only
+    /// among themselves. Time n log n. Throws Error if the spans are out of order, or a byte has no token.
     std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
     /// The bytes of the ids, one after the other (not always valid UTF-8; see Detokenizer). `skip_special` leaves out
@@ -80,15 +81,16 @@ class Tokenizer {
     int32_t mask() const;
     bool adds_bos() const;  // whether add_special puts BOS in front
 
-    /// The ids that end an answer: eos, eot and `more` (generation_config's eos_token_id), sorted, each once. Entries of
-    /// `more` outside the vocabulary are an Error.
+    /// The ids that end an answer: eos, eot and `more` (generation_config's eos_token_id), sorted, each once. Entries
+    /// of `more` outside the vocabulary are an Error.
     std::vector<int32_t> stop_ids(std::span<const int32_t> more = {}) const;
 
     /// The token that spells exactly these bytes, an added one before a normal one, or -1.
     int32_t id_of(std::string_view bytes) const;
 
-    /// A hash of what decides encode and decode: tokens, merges, added tokens, rules. Equal for the same tokenizer read from
-    /// GGUF and from tokenizer.json (unused padding entries and names of control tokens do not count); stable for ever.
+    /// A hash of what decides encode and decode: tokens, merges, added tokens, rules. Equal for the same tokenizer read
+    /// from GGUF and from tokenizer.json (unused padding entries and names of control tokens do not count); stable for
+    /// ever.
     uint64_t fingerprint() const;
 
     const PreTokenizer& pre_tokenizer() const;

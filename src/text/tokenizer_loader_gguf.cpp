@@ -12,20 +12,25 @@ namespace {
 // Values of tokenizer.ggml.token_type.
 TokenKind kind_of(int64_t type, std::size_t id, const std::string& path) {
     switch (type) {
-        case 1: return TokenKind::normal;
+        case 1:
+            return TokenKind::normal;
         case 2:  // the unknown token
-        case 3: return TokenKind::special;
-        case 4: return TokenKind::added;
-        case 5: return TokenKind::unused;
-        default: break;
+        case 3:
+            return TokenKind::special;
+        case 4:
+            return TokenKind::added;
+        case 5:
+            return TokenKind::unused;
+        default:
+            break;
     }
     fail("{}: tokenizer.ggml.token_type of token {} is {}, expected 1 to 5 in a byte-level vocabulary", path, id, type);
 }
 
 void read_tokens(const json::object& metadata, TokenizerSpec& spec) {
     const json::array& tokens = field_array(metadata, "tokenizer.ggml.tokens", spec.path);
-    RT_CHECK(tokens.size() <= static_cast<std::size_t>(kMaxTokens), "{}: tokenizer.ggml.tokens has {} entries, at most {}",
-             spec.path, tokens.size(), kMaxTokens);
+    RT_CHECK(tokens.size() <= static_cast<std::size_t>(kMaxTokens),
+             "{}: tokenizer.ggml.tokens has {} entries, at most {}", spec.path, tokens.size(), kMaxTokens);
     const bool typed = find_field(metadata, "tokenizer.ggml.token_type") != nullptr;
     const json::array* types = typed ? &field_array(metadata, "tokenizer.ggml.token_type", spec.path) : nullptr;
     RT_CHECK(types == nullptr || types->size() == tokens.size(),
@@ -44,8 +49,8 @@ void read_tokens(const json::object& metadata, TokenizerSpec& spec) {
 
 void read_merges(const json::object& metadata, TokenizerSpec& spec) {
     const json::array& merges = field_array(metadata, "tokenizer.ggml.merges", spec.path);
-    RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens), "{}: tokenizer.ggml.merges has {} entries, at most {}",
-             spec.path, merges.size(), kMaxTokens);
+    RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens),
+             "{}: tokenizer.ggml.merges has {} entries, at most {}", spec.path, merges.size(), kMaxTokens);
     spec.merges.reserve(merges.size());
     for (std::size_t i = 0; i < merges.size(); ++i) {
         RT_CHECK(merges[i].is_string(), "{}: tokenizer.ggml.merges entry {} is not a string", spec.path, i);
@@ -69,7 +74,8 @@ int32_t read_id(const json::object& metadata, std::string_view key, TokenizerSpe
 
 Tokenizer Tokenizer::from_gguf(const json::object& metadata, const std::string& path) {
     const std::string_view model = field_string(metadata, "tokenizer.ggml.model", path);
-    RT_CHECK(model == "gpt2", "{}: tokenizer.ggml.model is {:?}, only \"gpt2\" (byte-level BPE) is supported", path, model);
+    RT_CHECK(model == "gpt2", "{}: tokenizer.ggml.model is {:?}, only \"gpt2\" (byte-level BPE) is supported", path,
+             model);
     const std::string_view pre = field_string(metadata, "tokenizer.ggml.pre", path);
     TokenizerSpec spec;
     spec.path = path;
@@ -82,15 +88,18 @@ Tokenizer Tokenizer::from_gguf(const json::object& metadata, const std::string& 
     spec.unk = read_id(metadata, "tokenizer.ggml.unknown_token_id", spec);
     spec.pad = read_id(metadata, "tokenizer.ggml.padding_token_id", spec);
     spec.mask = read_id(metadata, "tokenizer.ggml.mask_token_id", spec);
-    // The format has no key for ignore_merges, and files of the Llama 3 family often lack add_bos_token: both go with the name.
+    // The format has no key for ignore_merges, and files of the Llama 3 family often lack add_bos_token: both go with
+    // the name.
     const bool llama3 = pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3" || pre == "falcon3";
     spec.ignore_merges = llama3;
     if (field_bool_or(metadata, "tokenizer.ggml.add_bos_token", llama3 && spec.bos >= 0, path)) {
-        RT_CHECK(spec.bos >= 0, "{}: tokenizer.ggml.add_bos_token is on, but tokenizer.ggml.bos_token_id is missing", path);
+        RT_CHECK(spec.bos >= 0, "{}: tokenizer.ggml.add_bos_token is on, but tokenizer.ggml.bos_token_id is missing",
+                 path);
         spec.prefix.push_back(spec.bos);
     }
     if (field_bool_or(metadata, "tokenizer.ggml.add_eos_token", false, path)) {
-        RT_CHECK(spec.eos >= 0, "{}: tokenizer.ggml.add_eos_token is on, but tokenizer.ggml.eos_token_id is missing", path);
+        RT_CHECK(spec.eos >= 0, "{}: tokenizer.ggml.add_eos_token is on, but tokenizer.ggml.eos_token_id is missing",
+                 path);
         spec.suffix.push_back(spec.eos);
     }
     return Tokenizer(std::move(spec));

@@ -9,7 +9,8 @@
 namespace riptide {
 namespace {
 
-// Ids are dense, so none can reach the number of all entries that the files list. Checked before memory is taken for it.
+// Ids are dense, so none can reach the number of all entries that the files list. Checked before memory is taken for
+// it.
 int64_t count_entries(const json::object& root, const json::value* config) {
     std::size_t count = 0;
     if (const json::value* model = find_field(root, "model"); model != nullptr && model->is_object()) {
@@ -35,22 +36,25 @@ void check_model(const json::object& model, const std::string& what) {
              field_string(model, "type", what));
     for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
         const json::value* value = find_field(model, key);
-        RT_CHECK(value == nullptr || (value->is_string() && value->get_string().empty()), "{}: {} is not supported", what, key);
+        RT_CHECK(value == nullptr || (value->is_string() && value->get_string().empty()), "{}: {} is not supported",
+                 what, key);
     }
-    RT_CHECK(!field_bool_or(model, "byte_fallback", false, what), "{}: byte_fallback is not supported (expected a byte-level model)",
-             what);
+    RT_CHECK(!field_bool_or(model, "byte_fallback", false, what),
+             "{}: byte_fallback is not supported (expected a byte-level model)", what);
 }
 
 void read_vocab(const json::object& model, int64_t limit, const std::string& what, TokenizerSpec& spec) {
     const json::object& vocab = field_object(model, "vocab", what);
-    RT_CHECK(vocab.size() <= static_cast<std::size_t>(kMaxTokens), "{}: vocab has {} entries, at most {} are allowed", what,
-             vocab.size(), kMaxTokens);
+    RT_CHECK(vocab.size() <= static_cast<std::size_t>(kMaxTokens), "{}: vocab has {} entries, at most {} are allowed",
+             what, vocab.size(), kMaxTokens);
     spec.tokens.reserve(vocab.size());
     const std::string id_place = what + ": id in vocab";
     for (const auto& [text, value] : vocab) {
-        RT_CHECK(value.is_int64() || value.is_uint64(), "{}: vocab entry {:?} has no whole number as id", what, std::string_view(text));
+        RT_CHECK(value.is_int64() || value.is_uint64(), "{}: vocab entry {:?} has no whole number as id", what,
+                 std::string_view(text));
         TokenSpec& token = token_at(spec, index_below(value, limit, id_place));
-        RT_CHECK(!token.defined, "{}: vocab entries {:?} and {:?} have the same id", what, token.text, std::string_view(text));
+        RT_CHECK(!token.defined, "{}: vocab entries {:?} and {:?} have the same id", what, token.text,
+                 std::string_view(text));
         token.text = text;
         token.defined = true;
     }
@@ -58,8 +62,8 @@ void read_vocab(const json::object& model, int64_t limit, const std::string& wha
 
 void read_merges(const json::object& model, const std::string& what, TokenizerSpec& spec) {
     const json::array& merges = field_array(model, "merges", what);
-    RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens), "{}: merges has {} entries, at most {} are allowed", what,
-             merges.size(), kMaxTokens);
+    RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens), "{}: merges has {} entries, at most {} are allowed",
+             what, merges.size(), kMaxTokens);
     spec.merges.reserve(merges.size());
     for (std::size_t i = 0; i < merges.size(); ++i) {
         if (merges[i].is_string()) {
@@ -74,12 +78,14 @@ void read_merges(const json::object& model, const std::string& what, TokenizerSp
 }
 
 // One added token. `override_kind`: tokenizer_config.json, read second, has the last word on what is special.
-void read_added(const json::object& entry, int64_t id, bool override_kind, const std::string& what, TokenizerSpec& spec) {
+void read_added(const json::object& entry, int64_t id, bool override_kind, const std::string& what,
+                TokenizerSpec& spec) {
     const std::string_view content = field_string(entry, "content", what);
     TokenSpec& token = token_at(spec, id);
-    RT_CHECK(!token.defined || token.text == content, "{}: id {} is {:?} here and {:?} in the vocabulary", what, id, content,
-             token.text);
-    RT_CHECK(!field_bool_or(entry, "single_word", false, what), "{}: added token {:?}: single_word is not supported", what, content);
+    RT_CHECK(!token.defined || token.text == content, "{}: id {} is {:?} here and {:?} in the vocabulary", what, id,
+             content, token.text);
+    RT_CHECK(!field_bool_or(entry, "single_word", false, what), "{}: added token {:?}: single_word is not supported",
+             what, content);
     const bool special = field_bool_or(entry, "special", false, what);
     const bool known = token.kind == TokenKind::special || token.kind == TokenKind::added;
     token.kind = special ? TokenKind::special : TokenKind::added;
@@ -95,11 +101,15 @@ void read_added_tokens(const json::object& root, const json::value* config, int6
     const std::string what = spec.path + ": added_tokens";
     if (find_field(root, "added_tokens") != nullptr) {
         for (const json::value& entry : field_array(root, "added_tokens", spec.path)) {
-            RT_CHECK(entry.is_object() && entry.get_object().contains("id"), "{}: an entry is no object with an id", what);
-            read_added(entry.get_object(), index_below(entry.get_object().at("id"), limit, what + " id"), false, what, spec);
+            RT_CHECK(entry.is_object() && entry.get_object().contains("id"), "{}: an entry is no object with an id",
+                     what);
+            read_added(entry.get_object(), index_below(entry.get_object().at("id"), limit, what + " id"), false, what,
+                       spec);
         }
     }
-    if (config == nullptr || !config->is_object() || find_field(config->get_object(), "added_tokens_decoder") == nullptr) return;
+    if (config == nullptr || !config->is_object() ||
+        find_field(config->get_object(), "added_tokens_decoder") == nullptr)
+        return;
     const std::string decoder = spec.path + ": tokenizer_config added_tokens_decoder";
     for (const auto& [key, entry] : field_object(config->get_object(), "added_tokens_decoder", decoder)) {
         int64_t id = 0;
@@ -135,7 +145,8 @@ void read_template(const json::object& node, const std::string& what, TokenizerS
         const std::string_view name = field_string(field_object(part.get_object(), "SpecialToken", what), "id", what);
         const json::object& entry = field_object(field_object(node, "special_tokens", what), name, what);
         for (const json::value& id : field_array(entry, "ids", what)) {
-            const auto number = static_cast<int32_t>(index_below(id, static_cast<int64_t>(spec.tokens.size()), what + " id"));
+            const auto number =
+                static_cast<int32_t>(index_below(id, static_cast<int64_t>(spec.tokens.size()), what + " id"));
             (behind ? spec.suffix : spec.prefix).push_back(number);
         }
     }
@@ -154,8 +165,8 @@ void read_post_processor(const json::object& node, const std::string& what, Toke
             read_post_processor(child.get_object(), what, spec, depth + 1);
         }
     } else {
-        RT_CHECK(type == "ByteLevel", "{}: type {:?} is not supported; supported are TemplateProcessing, ByteLevel, Sequence", what,
-                 type);
+        RT_CHECK(type == "ByteLevel",
+                 "{}: type {:?} is not supported; supported are TemplateProcessing, ByteLevel, Sequence", what, type);
     }
 }
 
@@ -164,8 +175,10 @@ int32_t named_id(const json::object& config, std::string_view key, const Tokeniz
     const json::value* value = find_field(config, key);
     if (value == nullptr) return -1;
     const std::string what = spec.path + ": tokenizer_config";
-    const std::string_view text = value->is_object() ? field_string(value->get_object(), "content", what) : field_string(config, key, what);
-    const auto found = std::find_if(spec.tokens.begin(), spec.tokens.end(), [&](const TokenSpec& t) { return t.defined && t.text == text; });
+    const std::string_view text =
+        value->is_object() ? field_string(value->get_object(), "content", what) : field_string(config, key, what);
+    const auto found = std::find_if(spec.tokens.begin(), spec.tokens.end(),
+                                    [&](const TokenSpec& t) { return t.defined && t.text == text; });
     RT_CHECK(found != spec.tokens.end(), "{}: {} is {:?}, which is not in the vocabulary", what, key, text);
     return static_cast<int32_t>(found - spec.tokens.begin());
 }
@@ -202,8 +215,10 @@ Tokenizer Tokenizer::from_hf(const json::value& tokenizer_json, const json::valu
         spec.pad = named_id(config, "pad_token", spec);
         spec.mask = named_id(config, "mask_token", spec);
         const bool no_template = find_field(root, "post_processor") == nullptr;
-        if (no_template && spec.bos >= 0 && field_bool_or(config, "add_bos_token", false, path)) spec.prefix = {spec.bos};
-        if (no_template && spec.eos >= 0 && field_bool_or(config, "add_eos_token", false, path)) spec.suffix = {spec.eos};
+        if (no_template && spec.bos >= 0 && field_bool_or(config, "add_bos_token", false, path))
+            spec.prefix = {spec.bos};
+        if (no_template && spec.eos >= 0 && field_bool_or(config, "add_eos_token", false, path))
+            spec.suffix = {spec.eos};
     }
     return Tokenizer(std::move(spec));
 }

@@ -19,21 +19,22 @@ class ToolSchemas {
         any,              // JSON if it is JSON, else True, False or None, else a string
     };
     ToolSchemas() = default;
-    /// `tools` as in a chat request: {"type": "function", "function": {"name", "parameters"}}, or the bare inner object,
-    /// with the JSON schema under "parameters" or "input_schema". Whatever has another shape is passed over.
+    /// `tools` as in a chat request: {"type": "function", "function": {"name", "parameters"}}, or the bare inner
+    /// object, with the JSON schema under "parameters" or "input_schema". Whatever has another shape is passed over.
     explicit ToolSchemas(const json::array& tools);
 
     /// The type of a parameter; `any` for unknown tools and parameters.
-    /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of strings only.
+    /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of
+    /// strings only.
     Type type_of(std::string_view tool, std::string_view parameter) const;
 
   private:
     std::unordered_map<std::string, std::unordered_map<std::string, Type>> types_;
 };
 
-/// Writes the JSON object of one call in fragments: `{"k": v`, then `, "k": v`, then `}`. The first of several equal keys
-/// counts; later ones and empty ones are left out. Values of type string are written as they come, others when they end.
-/// All text given must be valid UTF-8 and cut at character borders.
+/// Writes the JSON object of one call in fragments: `{"k": v`, then `, "k": v`, then `}`. The first of several equal
+/// keys counts; later ones and empty ones are left out. Values of type string are written as they come, others when
+/// they end. All text given must be valid UTF-8 and cut at character borders.
 class ToolArguments {
   public:
     /// Starts the value of `key`. REQUIRES: no value open.
@@ -53,8 +54,8 @@ class ToolArguments {
     std::string raw_;
 };
 
-/// The JSON of a raw value of type any or nullable_string, as above. JSON is taken over as written, without the white space
-/// round it. Nesting beyond 100 counts as no JSON.
+/// The JSON of a raw value of type any or nullable_string, as above. JSON is taken over as written, without the white
+/// space round it. Nesting beyond 100 counts as no JSON.
 std::string json_of_raw(std::string_view raw, ToolSchemas::Type type);
 
 /// Appends `text` (valid UTF-8) as the inside of a JSON string.

@@ -16,7 +16,7 @@ struct Utf8Char {
     enum class Kind { character, invalid, incomplete };
     Kind kind = Kind::character;
     char32_t code_point = 0;  // only for `character`
-    int length = 1;           // bytes: of the character, or of the maximal invalid (or unfinished) prefix of one; 1 to 4
+    int length = 1;  // bytes: of the character, or of the maximal invalid (or unfinished) prefix of one; 1 to 4
 };
 
 /// The character of `text` at byte `at`. Strict: no overlong forms, surrogates, or code points above U+10FFFF.
@@ -30,9 +30,9 @@ std::size_t utf8_valid_prefix(std::string_view text);
 /// Appends one code point (REQUIRES: a Unicode scalar value).
 void append_utf8(std::string& out, char32_t code_point);
 
-/// Makes valid UTF-8 of bytes that arrive in any pieces. Output ends at character borders; at most 3 bytes are held back.
-/// Each maximal invalid prefix of a character (Unicode 15, section 3.9, table 3-8) becomes one U+FFFD.
-/// push(a) then push(b) gives the same bytes as push(a + b).
+/// Makes valid UTF-8 of bytes that arrive in any pieces. Output ends at character borders; at most 3 bytes are held
+/// back. Each maximal invalid prefix of a character (Unicode 15, section 3.9, table 3-8) becomes one U+FFFD. push(a)
+/// then push(b) gives the same bytes as push(a + b).
 class Utf8Stream {
   public:
     /// Appends to `out` the characters that `bytes` completes.

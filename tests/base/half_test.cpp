@@ -12,7 +12,8 @@ namespace riptide {
 
 namespace {
 
-/// An IEEE-like format: exponent bits, mantissa bits; with an infinity, or (E4M3FN) with finite values up to mantissa 6.
+/// An IEEE-like format: exponent bits, mantissa bits; with an infinity, or (E4M3FN) with finite values up to
+/// mantissa 6.
 struct Format {
     int exponent_bits, mantissa_bits;
     bool has_infinity;
@@ -31,7 +32,9 @@ struct Format {
         if (exponent == 0) return std::ldexp(mantissa * unit, 1 - bias());
         return std::ldexp(1 + mantissa * unit, exponent - bias());
     }
-    uint32_t largest() const { return has_infinity ? (((1u << exponent_bits) - 1) << mantissa_bits) - 1 : sign_bit() - 2; }
+    uint32_t largest() const {
+        return has_infinity ? (((1u << exponent_bits) - 1) << mantissa_bits) - 1 : sign_bit() - 2;
+    }
 };
 constexpr Format kF16{5, 10, true}, kBF16{8, 7, true}, kF8{4, 3, false};
 
@@ -106,6 +109,11 @@ TEST(Half, all_f8_codes_round_trip) { expect_all_codes_round_trip(kF8, f8_value,
 TEST(Half, f16_rounds_to_nearest_even) { expect_nearest_even(kF16, f32_to_f16); }
 TEST(Half, bf16_rounds_to_nearest_even) { expect_nearest_even(kBF16, f32_to_bf16); }
 TEST(Half, f8_rounds_to_nearest_even_and_saturates) { expect_nearest_even(kF8, f32_to_f8_e4m3); }
+
+TEST(Half, f8_nan_is_the_quiet_nan_of_its_sign) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(f8_e4m3_to_f32(0x7F)), 0x7FC00000u);
+    EXPECT_EQ(std::bit_cast<uint32_t>(f8_e4m3_to_f32(0xFF)), 0xFFC00000u);
+}
 
 TEST(Half, every_float_nan_stays_nan) {
     for (uint32_t payload : {1u, 0x1FFFu, 0x2000u, 0xFFFFu, 0x10000u, 0x3FFFFFu, 0x400000u, 0x7FFFFFu})

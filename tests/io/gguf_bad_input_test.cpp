@@ -167,6 +167,7 @@ TEST(GgufBadInput, value_types) {
     expect_refused(value(9, {13, 0}), {"value type 13"});
     expect_refused(value(9, {9 | uint64_t{1} << 32, 0}), {"array of arrays"});
     expect_refused(value(7, {}, 2), {"bool with the value 2"});
+    expect_refused(value(9, {8 | uint64_t{1000} << 32, 0}), {"truncated: claims 1000 elements of key k\\x0a"});
     expect_refused(value(8, {1000}), {"truncated: k\\x0a claims 1000 bytes"});
 }
 

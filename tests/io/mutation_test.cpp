@@ -18,7 +18,8 @@ std::atomic<std::size_t> g_total{0};
 
 }  // namespace
 
-void* operator new(std::size_t size) {
+// Not inlined: the compiler would see free() on what new gave and warn.
+[[gnu::noinline]] void* operator new(std::size_t size) {
     std::size_t largest = g_largest.load(std::memory_order_relaxed);
     while (size > largest && !g_largest.compare_exchange_weak(largest, size)) {
     }
@@ -26,8 +27,8 @@ void* operator new(std::size_t size) {
     if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
     throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace riptide {
 namespace {

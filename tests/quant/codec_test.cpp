@@ -93,6 +93,16 @@ TEST(Codec, simple_blocks_made_by_hand) {
     }
 }
 
+TEST(Codec, mxfp4_exponents_are_exact_down_to_the_subnormals) {
+    for (int e = 0; e < 255; ++e) {
+        BlockMxfp4 b{static_cast<uint8_t>(e), {}};
+        b.qs[0] = 0x91;  // element 0: 0.5, element 16: -0.5
+        const std::vector<float> values = decode(DType::mxfp4, b);
+        EXPECT_EQ(double{values[0]}, std::ldexp(0.5, e - 127)) << e;
+        EXPECT_EQ(double{values[16]}, -std::ldexp(0.5, e - 127)) << e;
+    }
+}
+
 TEST(Codec, nvfp4_block_made_by_hand) {
     BlockNvfp4 b{};
     const float scales[4] = {1.0f, 0.5f, 448.0f, 0x1p-9f};
@@ -104,6 +114,17 @@ TEST(Codec, nvfp4_block_made_by_hand) {
     const std::vector<float> values = decode(DType::nvfp4, b);
     for (int i = 0; i < 64; ++i)
         EXPECT_EQ(values[static_cast<size_t>(i)], scales[i / 16] * 0.5f * kE2M1Doubled[code_at(i, 16)]) << i;
+}
+
+TEST(Codec, nvfp4_scales_have_no_sign_and_no_nan) {
+    BlockNvfp4 b{};
+    std::memset(b.qs, 0x22, sizeof b.qs);  // all 1.0
+    b.d[0] = 0x38, b.d[1] = 0xB8, b.d[2] = 0x7F, b.d[3] = 0xFF;
+    const std::vector<float> values = decode(DType::nvfp4, b);
+    EXPECT_EQ(values[0], 1.0f);
+    EXPECT_EQ(values[16], 1.0f);
+    EXPECT_EQ(values[32], 0.0f);
+    EXPECT_EQ(values[48], 0.0f);
 }
 
 TEST(Codec, k_blocks_made_by_hand) {

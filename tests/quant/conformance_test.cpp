@@ -13,7 +13,8 @@ class Conformance : public testing::TestWithParam<DType> {
     void SetUp() override {
         std::string reason;
         if (!test::read_reference(GetParam(), file_, reason)) GTEST_SKIP() << reason;
-        ASSERT_EQ(static_cast<int64_t>(file_.bytes.size()), row_bytes(file_.type, static_cast<int64_t>(file_.input.size())));
+        ASSERT_EQ(static_cast<int64_t>(file_.bytes.size()),
+                  row_bytes(file_.type, static_cast<int64_t>(file_.input.size())));
     }
     ReferenceFile file_;
 };
@@ -44,7 +45,8 @@ TEST_P(QuantiserConformance, rms_error_is_at_most_that_of_the_reference) {
     quantize(file_.type, file_.input.data(), bytes.data(), n);
     dequantize(file_.type, bytes.data(), values.data(), n);
     const double ours = test::rms_error(values, file_.input), reference = test::rms_error(file_.values, file_.input);
-    std::printf("%s: rms %.6g, reference %.6g, ratio %.4f\n", dtype_name(file_.type), ours, reference, ours / reference);
+    std::printf("%s: rms %.6g, reference %.6g, ratio %.4f\n", dtype_name(file_.type), ours, reference,
+                ours / reference);
     EXPECT_LE(ours, 1.01 * reference) << file_.name;
 }
 

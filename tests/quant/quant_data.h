@@ -32,7 +32,8 @@ inline const std::vector<DType>& reference_types() {
     return types;
 }
 
-/// Reads the file of a type: u32 n, u32 nbytes, f32 input[n], bytes, f32 values[n]. False with a reason if it is not there.
+/// Reads the file of a type: u32 n, u32 nbytes, f32 input[n], bytes, f32 values[n]. False with a reason if it is not
+/// there.
 inline bool read_reference(DType type, ReferenceFile& file, std::string& reason) {
     std::string name = dtype_name(type);
     if (name.ends_with("_k")) name.back() = 'K';
@@ -49,10 +50,13 @@ inline bool read_reference(DType type, ReferenceFile& file, std::string& reason)
     file.input.resize(counts[0]);
     file.bytes.resize(counts[1]);
     file.values.resize(counts[0]);
-    in.read(reinterpret_cast<char*>(file.input.data()), static_cast<std::streamsize>(file.input.size() * sizeof(float)));
+    in.read(reinterpret_cast<char*>(file.input.data()),
+            static_cast<std::streamsize>(file.input.size() * sizeof(float)));
     in.read(reinterpret_cast<char*>(file.bytes.data()), static_cast<std::streamsize>(file.bytes.size()));
-    in.read(reinterpret_cast<char*>(file.values.data()), static_cast<std::streamsize>(file.values.size() * sizeof(float)));
-    EXPECT_TRUE(in.good() && in.peek() == std::ifstream::traits_type::eof()) << file.name << " has another size than it says";
+    in.read(reinterpret_cast<char*>(file.values.data()),
+            static_cast<std::streamsize>(file.values.size() * sizeof(float)));
+    EXPECT_TRUE(in.good() && in.peek() == std::ifstream::traits_type::eof())
+        << file.name << " has another size than it says";
     return true;
 }
 

@@ -137,7 +137,8 @@ TEST(QuantMix, rows_that_do_not_divide_fall_back) {
     EXPECT_EQ(type_of("q4_k_m", name, {64, 96}, 6), DType::q5_0);
     EXPECT_EQ(type_of("q5_k_m", name, {64, 96}, 6), DType::q5_1);
     EXPECT_EQ(type_of("q6_k", name, {64, 96}, 6), DType::q8_0);
-    for (const char* mix : {"q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0"}) EXPECT_EQ(type_of(mix, name, {64, 100}, 6), DType::f16);
+    for (const char* mix : {"q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0"})
+        EXPECT_EQ(type_of(mix, name, {64, 100}, 6), DType::f16);
     EXPECT_EQ(type_of("bf16", name, {64, 100}, 6), DType::bf16);
 }
 

@@ -23,7 +23,7 @@ struct Call {
 struct Answer {
     std::vector<Piece> pieces;
     bool thinking = false;
-    bool newlines = false;         // v5
+    bool newlines = false;        // v5
     bool spells_markers = false;  // plain text somewhere spells a single-token tag
     std::string reasoning, content;
     std::vector<Call> calls;
@@ -77,8 +77,9 @@ class Generator {
 
     // Text without white space at its ends, so that what framing takes away is known.
     std::string prose(bool markers) {
-        static const char* const words[] = {"the", "a < b", "x</arg_value>", "<arg_key>", "é", "日本", "🦙", "\n\n", "\"q\"", "\\",
-                                            "<", "</", "<tool", "</thi", "{\"a\": 1}", "&amp;", "\t", "caf\xC3\xA9"};
+        static const char* const words[] = {"the",   "a < b", "x</arg_value>", "<arg_key>", "é",  "日本",
+                                            "🦙",  "\n\n",  "\"q\"",         "\\",        "<",  "</",
+                                            "<tool", "</thi", "{\"a\": 1}",    "&amp;",     "\t", "caf\xC3\xA9"};
         static const char* const tags[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "</assistant>"};
         std::string out = "w";
         for (int n = pick(6); n > 0; --n) {
@@ -99,9 +100,33 @@ class Generator {
 
     // A raw string value; special tags inside it are sometimes single tokens, sometimes spelled.
     std::string string_value() {
-        static const char* const parts[] = {"",  "\n", "<", "</", "</arg", "</arg_key>", "<arg_key>k", "</arg_value>x", "</arg_value> ;",
-                                            "42", "true", "\"", "\\n", "é", "🦙", "日", "\x01", "\t", "\r\n", " ", "</tool_call>y", "</tool_call>\n;",
-                                            "<tool_call>", "<think>", "</think>z", "if (a < b) {\n\treturn \"<\";\n}\n", "\xE2\x80\xA8"};
+        static const char* const parts[] = {"",
+                                            "\n",
+                                            "<",
+                                            "</",
+                                            "</arg",
+                                            "</arg_key>",
+                                            "<arg_key>k",
+                                            "</arg_value>x",
+                                            "</arg_value> ;",
+                                            "42",
+                                            "true",
+                                            "\"",
+                                            "\\n",
+                                            "é",
+                                            "🦙",
+                                            "日",
+                                            "\x01",
+                                            "\t",
+                                            "\r\n",
+                                            " ",
+                                            "</tool_call>y",
+                                            "</tool_call>\n;",
+                                            "<tool_call>",
+                                            "<think>",
+                                            "</think>z",
+                                            "if (a < b) {\n\treturn \"<\";\n}\n",
+                                            "\xE2\x80\xA8"};
         std::string out;
         for (int n = pick(5); n > 0; --n) out += one_of(parts);
         return out;
@@ -139,9 +164,20 @@ class Generator {
             const std::string s = string_value() + "!";
             return pick(2) == 0 ? Argument{"null", nullptr} : Argument{s, json::value(s)};
         }
-        static const char* const typed[] = {"0", "-7", "3.5", "1e3", "true", "null", "[1, \"a<b\", [null]]", "{\"a\": {\"b\": \"</arg_key>\"}}",
-                                            "\"quoted\"", "[]", "{}", "\"\\ud83e\\udd99\""};
-        static const char* const words[] = {"True", "False", "None", "plain words", "01", "[1,", "'x'", "+1", "nul", "\"\\ud800\""};
+        static const char* const typed[] = {"0",
+                                            "-7",
+                                            "3.5",
+                                            "1e3",
+                                            "true",
+                                            "null",
+                                            "[1, \"a<b\", [null]]",
+                                            "{\"a\": {\"b\": \"</arg_key>\"}}",
+                                            "\"quoted\"",
+                                            "[]",
+                                            "{}",
+                                            "\"\\ud83e\\udd99\""};
+        static const char* const words[] = {"True", "False", "None", "plain words", "01",
+                                            "[1,",  "'x'",   "+1",   "nul",         "\"\\ud800\""};
         if (pick(3) != 0) {
             const std::string raw = one_of(typed);
             return {raw, json::parse(raw)};
@@ -155,7 +191,8 @@ class Generator {
 
     void call(const std::string& nl) {
         static const char* const names[] = {"edit", "edit", "edit", "ping", "unknown_tool", "mcp.server/tool-1"};
-        static const char* const keys[] = {"path", "text", "mode", "note", "line", "ratio", "force", "options", "list", "other key", "ключ"};
+        static const char* const keys[] = {"path",  "text",    "mode", "note",      "line", "ratio",
+                                           "force", "options", "list", "other key", "ключ"};
         Call made;
         made.name = one_of(names);
         special("<tool_call>");
@@ -193,7 +230,8 @@ inline std::vector<std::string> joined(const StreamEvents& events) {
     for (const StreamEvent& event : events) {
         if (const auto* e = std::get_if<TextDelta>(&event)) add("text: ", e->text);
         if (const auto* e = std::get_if<ReasoningDelta>(&event)) add("reasoning: ", e->text);
-        if (const auto* e = std::get_if<ToolCallArguments>(&event)) add("args " + std::to_string(e->index) + ": ", e->json_fragment);
+        if (const auto* e = std::get_if<ToolCallArguments>(&event))
+            add("args " + std::to_string(e->index) + ": ", e->json_fragment);
         if (const auto* e = std::get_if<ToolCallBegin>(&event)) {
             out.push_back("begin " + std::to_string(e->index) + " " + e->id + " " + e->name);
         } else if (const auto* end = std::get_if<ToolCallEnd>(&event)) {
@@ -226,7 +264,8 @@ inline Collected collect(const StreamEvents& events) {
         if (const auto* e = std::get_if<TextDelta>(&event)) out.content += e->text;
         if (const auto* e = std::get_if<ReasoningDelta>(&event)) out.reasoning += e->text;
         if (const auto* e = std::get_if<ToolCallBegin>(&event)) out.calls.push_back({e->name, ""});
-        if (const auto* e = std::get_if<ToolCallArguments>(&event)) out.calls.at(static_cast<std::size_t>(e->index)).arguments += e->json_fragment;
+        if (const auto* e = std::get_if<ToolCallArguments>(&event))
+            out.calls.at(static_cast<std::size_t>(e->index)).arguments += e->json_fragment;
         if (const auto* e = std::get_if<ToolCallEnd>(&event)) {
             Collected::Call& call = out.calls.at(static_cast<std::size_t>(e->index));
             call.ended = true;

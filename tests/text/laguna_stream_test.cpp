@@ -78,7 +78,8 @@ std::size_t count(std::string_view text, std::string_view what) {
     return n;
 }
 
-// What must hold of any input: one Finish, at the end; every call ended, with arguments that are a JSON object; valid UTF-8.
+// What must hold of any input: one Finish, at the end; every call ended, with arguments that are a JSON object; valid
+// UTF-8.
 void expect_sound(const StreamEvents& events) {
     const Collected got = collect(events);
     EXPECT_EQ(got.finishes, 1);
@@ -99,12 +100,13 @@ void expect_sound(const StreamEvents& events) {
 void expect_truncation(const Answer& answer, bool strict, const StreamEvents& events) {
     expect_sound(events);
     const Collected got = collect(events);
-    // What has come is a prefix of the whole, but for a call without a complete name, and (from text alone) a cut tag: both
-    // are text, and then the newline before them is, too.
+    // What has come is a prefix of the whole, but for a call without a complete name, and (from text alone) a cut tag:
+    // both are text, and then the newline before them is, too.
     const auto is_prefix = [&](std::string part, const std::string& whole) {
         part = part.substr(0, part.find(kReplacement));
         const auto fits = [&](std::string_view text) {
-            return whole.starts_with(text) || (text.ends_with("\n") && whole.starts_with(text.substr(0, text.size() - 1)));
+            return whole.starts_with(text) ||
+                   (text.ends_with("\n") && whole.starts_with(text.substr(0, text.size() - 1)));
         };
         return whole.starts_with(part) || fits(part.substr(0, part.rfind("<tool_call>"))) ||
                (!strict && fits(part.substr(0, part.rfind('<'))));
@@ -127,7 +129,8 @@ TEST(laguna_stream, generated_answers_survive_every_split) {
     int calls = 0;
     for (int n = 0; n < kAnswers; ++n) {
         const Answer answer = generator.answer();
-        SCOPED_TRACE("seed " + std::to_string(kSeed) + " answer " + std::to_string(n) + ": " + as_text(answer.pieces)[0].text);
+        SCOPED_TRACE("seed " + std::to_string(kSeed) + " answer " + std::to_string(n) + ": " +
+                     as_text(answer.pieces)[0].text);
         calls += static_cast<int>(answer.calls.size());
         for (const bool strict : {true, false}) {
             if (!strict && answer.spells_markers) continue;
@@ -151,7 +154,8 @@ TEST(laguna_stream, generated_answers_survive_every_truncation) {
     Generator generator(kSeed + 1);
     for (int n = 0; n < kAnswers; ++n) {
         const Answer answer = generator.answer();
-        SCOPED_TRACE("seed " + std::to_string(kSeed + 1) + " answer " + std::to_string(n) + ": " + as_text(answer.pieces)[0].text);
+        SCOPED_TRACE("seed " + std::to_string(kSeed + 1) + " answer " + std::to_string(n) + ": " +
+                     as_text(answer.pieces)[0].text);
         for (const bool strict : {true, false}) {
             if (!strict && answer.spells_markers) continue;
             const auto options = options_for(answer.thinking, answer.newlines, strict);
@@ -167,12 +171,33 @@ TEST(laguna_stream, generated_answers_survive_every_truncation) {
 }
 
 TEST(laguna_stream, any_bytes_give_sound_events_however_they_are_cut) {
-    static const char* const parts[] = {"<tool_call>", "</tool_call>", "<think>", "</think>", "</assistant>", "<arg_key>", "</arg_key>",
-                                        "<arg_value>", "</arg_value>", "\n", " ", "f", "<", "\xE2", "\x82", "\xAC", "\xFF", "\"", "{", "1", "path", "edit"};
+    static const char* const parts[] = {"<tool_call>",
+                                        "</tool_call>",
+                                        "<think>",
+                                        "</think>",
+                                        "</assistant>",
+                                        "<arg_key>",
+                                        "</arg_key>",
+                                        "<arg_value>",
+                                        "</arg_value>",
+                                        "\n",
+                                        " ",
+                                        "f",
+                                        "<",
+                                        "\xE2",
+                                        "\x82",
+                                        "\xAC",
+                                        "\xFF",
+                                        "\"",
+                                        "{",
+                                        "1",
+                                        "path",
+                                        "edit"};
     std::mt19937 random(kSeed);
     for (int n = 0; n < 4000; ++n) {
         std::vector<Piece> pieces;
-        for (unsigned k = random() % 24; k > 0; --k) pieces.push_back({parts[random() % std::size(parts)], random() % 2 == 0});
+        for (unsigned k = random() % 24; k > 0; --k)
+            pieces.push_back({parts[random() % std::size(parts)], random() % 2 == 0});
         for (const bool strict : {true, false}) {
             const auto options = options_for(random() % 2 == 0, random() % 2 == 0, strict);
             const StreamEvents events = parse(options, pieces);
@@ -202,17 +227,19 @@ std::vector<std::string> read(const std::string& text, bool thinking = false) {
 using Lines = std::vector<std::string>;
 
 TEST(laguna_stream, v5_answer_with_thinking_and_a_call) {
-    EXPECT_EQ(read("\nI think.\n</think>\nHello.\n<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
-                   "<arg_key>line</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</assistant>",
-                   true),
-              (Lines{"reasoning: I think.", "text: Hello.", "begin 0 call_0 edit", "args 0: {\"path\": \"a b\", \"line\": 3}", "end 0",
-                     "finish 1 closed"}));
+    EXPECT_EQ(
+        read("\nI think.\n</think>\nHello.\n<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
+             "<arg_key>line</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</assistant>",
+             true),
+        (Lines{"reasoning: I think.", "text: Hello.", "begin 0 call_0 edit", "args 0: {\"path\": \"a b\", \"line\": 3}",
+               "end 0", "finish 1 closed"}));
 }
 
 TEST(laguna_stream, v8_answer_is_verbatim) {
     const auto options = options_for(true, false, false);
-    EXPECT_EQ(joined(parse(options, {{"\nR\n</think>\nC\n<tool_call>f</tool_call>\n", false}})),
-              (Lines{"reasoning: \nR\n", "text: \nC\n", "begin 0 call_0 f", "args 0: {}", "end 0", "text: \n", "finish 1"}));
+    EXPECT_EQ(
+        joined(parse(options, {{"\nR\n</think>\nC\n<tool_call>f</tool_call>\n", false}})),
+        (Lines{"reasoning: \nR\n", "text: \nC\n", "begin 0 call_0 f", "args 0: {}", "end 0", "text: \n", "finish 1"}));
 }
 
 TEST(laguna_stream, only_one_framing_newline_is_dropped) {
@@ -220,7 +247,8 @@ TEST(laguna_stream, only_one_framing_newline_is_dropped) {
 }
 
 TEST(laguna_stream, zero_argument_calls_with_and_without_newline) {
-    for (const char* call : {"<tool_call>f</tool_call>", "<tool_call>f\n</tool_call>", "<tool_call>\nf \n</tool_call>"}) {
+    for (const char* call :
+         {"<tool_call>f</tool_call>", "<tool_call>f\n</tool_call>", "<tool_call>\nf \n</tool_call>"}) {
         EXPECT_EQ(read(call), (Lines{"begin 0 call_0 f", "args 0: {}", "end 0", "finish 1"})) << call;
     }
 }
@@ -244,21 +272,24 @@ TEST(laguna_stream, unterminated_thinking_is_reasoning) {
 TEST(laguna_stream, what_is_no_call_is_text) {
     EXPECT_EQ(read("a\n<tool_call></tool_call>b"), (Lines{"text: a\n<tool_call></tool_call>b", "finish 0"}));
     EXPECT_EQ(read("<tool_call>not a name\n"), (Lines{"text: <tool_call>not a name", "finish 0"}));
-    EXPECT_EQ(read("<tool_call>{\"name\": 1}</tool_call>"), (Lines{"text: <tool_call>{\"name\": 1}</tool_call>", "finish 0"}));
+    EXPECT_EQ(read("<tool_call>{\"name\": 1}</tool_call>"),
+              (Lines{"text: <tool_call>{\"name\": 1}</tool_call>", "finish 0"}));
     EXPECT_EQ(read("<tool_call>get_wea"), (Lines{"text: <tool_call>get_wea", "finish 0"}));
     EXPECT_EQ(read("<tool_call><arg_key>k</arg_key>"), (Lines{"text: <tool_call><arg_key>k</arg_key>", "finish 0"}));
     EXPECT_EQ(read("use <tool_call> in tags</think>A", true),
               (Lines{"reasoning: use <tool_call> in tags", "text: A", "finish 0"}));
-    EXPECT_EQ(collect(parse(options_for(false, true, false), {{"<tool_call>" + std::string(1000, 'x'), false}})).content,
-              "<tool_call>" + std::string(1000, 'x'));
+    EXPECT_EQ(
+        collect(parse(options_for(false, true, false), {{"<tool_call>" + std::string(1000, 'x'), false}})).content,
+        "<tool_call>" + std::string(1000, 'x'));
 }
 
 TEST(laguna_stream, closing_tags_inside_values) {
     const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
     const auto value_of = [&](const std::string& tail) {
         const Collected got = collect(parse(options_for(false, true, false), {{head + tail, false}}));
-        return got.calls.size() == 1 ? parse_json(got.calls[0].arguments, "arguments").as_object().at("text").as_string().c_str()
-                                     : std::to_string(got.calls.size()) + " calls";
+        return got.calls.size() == 1
+                   ? parse_json(got.calls[0].arguments, "arguments").as_object().at("text").as_string().c_str()
+                   : std::to_string(got.calls.size()) + " calls";
     };
     EXPECT_EQ(value_of("a</arg_value>b</arg_value>\n</tool_call>"), "a</arg_value>b");
     EXPECT_EQ(value_of("a</arg_value></arg_value></tool_call>"), "a</arg_value>");
@@ -272,13 +303,17 @@ TEST(laguna_stream, closing_tags_inside_values) {
 }
 
 TEST(laguna_stream, keys_that_do_not_count) {
-    EXPECT_EQ(read("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key> a </arg_key><arg_value>2</arg_value>"
-                   "<arg_key></arg_key><arg_value>3</arg_value><arg_key>no value</arg_key><arg_key>b</arg_key><arg_value>4</arg_value></tool_call>"),
-              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1, \"b\": 4}", "end 0", "finish 1"}));
+    EXPECT_EQ(
+        read("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key> a </arg_key><arg_value>2</arg_value>"
+             "<arg_key></arg_key><arg_value>3</arg_value><arg_key>no "
+             "value</arg_key><arg_key>b</arg_key><arg_value>4</arg_value></tool_call>"),
+        (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1, \"b\": 4}", "end 0", "finish 1"}));
 }
 
 TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered) {
-    const Collected got = collect(parse(options_for(false, true, false), {{"<tool_call>f\njunk here<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", false}}));
+    const Collected got =
+        collect(parse(options_for(false, true, false),
+                      {{"<tool_call>f\njunk here<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", false}}));
     EXPECT_EQ(got.content, "junk here");
     EXPECT_EQ(got.calls.at(0).arguments, "{\"a\": 1}");
 }
@@ -288,7 +323,8 @@ TEST(laguna_stream, cut_calls_are_closed_and_marked) {
               (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x\"}", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>list</arg_key>\n<arg_value>[1, 2"),
               (Lines{"begin 0 call_0 edit", "args 0: {\"list\": \"[1, 2\"}", "end 0 cut", "finish 1"}));
-    EXPECT_EQ(read("<tool_call>edit\n<arg_key>li"), (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>li"),
+              (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
 }
 
 TEST(laguna_stream, nothing_after_the_end_of_the_turn_counts) {
@@ -315,7 +351,8 @@ TEST(laguna_stream, string_values_stream_before_they_end) {
 
 TEST(laguna_stream, time_is_linear_in_hard_inputs) {
     const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
-    const std::vector<std::string> units = {"<", "</arg_value>", "</arg_value>\n", "</tool_call> ", "\n", "<tool_call>", "</arg_value><", "a"};
+    const std::vector<std::string> units = {"<",  "</arg_value>", "</arg_value>\n", "</tool_call> ",
+                                            "\n", "<tool_call>",  "</arg_value><",  "a"};
     for (const std::string& unit : units) {
         for (const std::string& start : {std::string(), head}) {
             std::string text = start;
@@ -337,6 +374,12 @@ TEST(laguna_stream, start_state_follows_the_prompt) {
     EXPECT_FALSE(starts({2, 18, 19, 23}));
     EXPECT_FALSE(starts({70, 71}));
     EXPECT_FALSE(starts({}));
+}
+
+TEST(laguna_stream, framing_follows_the_prompt) {
+    EXPECT_TRUE(laguna_frames_with_newlines("<user>\nx\n</user>\n<assistant>\n<think>"));
+    EXPECT_FALSE(laguna_frames_with_newlines("<user>x</user>\n<assistant></think>"));
+    EXPECT_FALSE(laguna_frames_with_newlines("no turn"));
 }
 
 TEST(tool_arguments, raw_values_become_json) {
@@ -363,7 +406,9 @@ TEST(tool_arguments, types_come_from_the_schemas) {
     EXPECT_EQ(tools.type_of("edit", "absent"), Type::any);
     EXPECT_EQ(tools.type_of("ping", "host"), Type::string);
     EXPECT_EQ(tools.type_of("nobody", "host"), Type::any);
-    const ToolSchemas odd(json::parse(R"([1, {}, {"name": 2}, {"function": []}, {"name": "f", "parameters": {"properties": {"a": 1}}}])").as_array());
+    const ToolSchemas odd(
+        json::parse(R"([1, {}, {"name": 2}, {"function": []}, {"name": "f", "parameters": {"properties": {"a": 1}}}])")
+            .as_array());
     EXPECT_EQ(odd.type_of("f", "a"), Type::any);
 }
 

@@ -1,0 +1,45 @@
+// One turn of a conversation: messages to prompt, tokens to events, events to a message.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "apps/model_flags.h"
+#include "text/chat.h"
+#include "text/stream_parser.h"
+
+namespace riptide::apps {
+
+/// What the model said.
+struct ChatAnswer {
+    json::object message;  // role, content, and if there: reasoning_content, tool_calls, as OpenAI clients have them
+    GenerationResult result;
+};
+
+/// A session with its tokenizer, chat template and dialect. Not thread-safe.
+class ChatModel {
+  public:
+    /// Throws Error if the checkpoint has no tokenizer, no chat template, or no dialect that is known.
+    explicit ChatModel(std::unique_ptr<Session> session);
+
+    Session& session() { return *session_; }
+
+    /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and parses the
+    /// answer, calling on_event as it comes.
+    ChatAnswer ask(const json::array& messages, const json::array& tools, bool think, const SamplingParams& params,
+                   const std::function<void(const StreamEvent&)>& on_event, const std::function<void(int64_t, int64_t)>& on_prefill,
+                   const std::atomic<bool>* cancel);
+
+  private:
+    std::vector<int32_t> encode(const jinja::Rendered& prompt) const;
+    std::unique_ptr<StreamParser> make_parser(const std::vector<int32_t>& prompt, const std::string& text, const json::array& tools) const;
+
+    std::unique_ptr<Session> session_;
+    Tokenizer tokenizer_;
+    ChatTemplate template_;
+    std::vector<int32_t> stop_ids_;
+};
+
+}  // namespace riptide::apps

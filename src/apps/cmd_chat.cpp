@@ -1,0 +1,133 @@
+// riptide chat: a conversation, with reasoning and tool calls; or one message and its answer.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "apps/chat_turn.h"
+#include "apps/commands.h"
+#include "apps/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    ModelFlags model;
+    SamplingFlags sampling;
+    std::string system, message, tools_file, messages_file;
+    bool think = false, as_json = false;
+};
+
+constexpr int64_t kMaxJson = int64_t{64} << 20;
+
+json::array read_array(const std::string& path, const char* what) {
+    if (path.empty()) return {};
+    const json::value parsed = parse_json(read_file(path, kMaxJson), path);
+    RT_CHECK(parsed.is_array(), "{}: expected a JSON array of {}", path, what);
+    return parsed.get_array();
+}
+
+/// Shows an answer as it comes: thinking dimmed, calls on lines of their own.
+class Printer {
+  public:
+    void show(const StreamEvent& event) {
+        if (const auto* text = std::get_if<TextDelta>(&event)) return put(text->text, false);
+        if (const auto* thought = std::get_if<ReasoningDelta>(&event)) return put(thought->text, true);
+        if (const auto* call = std::get_if<ToolCallBegin>(&event)) return put("\n-> " + call->name + " ", false);
+        if (const auto* part = std::get_if<ToolCallArguments>(&event)) return put(part->json_fragment, false);
+        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete) put(" (cut short)", false);
+        if (std::holds_alternative<Finish>(event)) put("\n", false);
+    }
+
+  private:
+    void put(const std::string& text, bool dim) {
+        if (dim != dim_ && stdout_is_terminal()) std::fputs(dim ? "\033[2m" : "\033[0m\n", stdout);
+        dim_ = dim;
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+    }
+    bool dim_ = false;
+};
+
+json::object answer_json(const Session& session, const ChatAnswer& answer) {
+    json::object out = answer.message;
+    out["finish_reason"] = finish_reason_name(answer.result.reason);
+    out["usage"] = closing_json(session, answer.result);
+    return out;
+}
+
+/// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
+bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o, const SamplingParams& params) {
+    Printer printer;
+    Progress progress("reading the conversation", "tok");
+    const auto on_event = [&](const StreamEvent& event) {
+        if (!o.as_json) printer.show(event);
+    };
+    const ChatAnswer answer = chat.ask(messages, tools, o.think, params, on_event,
+                                       [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
+    messages.push_back(answer.message);
+    if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
+    else fmt::print(stderr, "{}\n", closing_line(chat.session(), answer.result));
+    return answer.result.reason != FinishReason::cancelled;
+}
+
+void add_message(json::array& messages, std::string_view role, std::string_view content) {
+    messages.push_back({{"role", role}, {"content", content}});
+}
+
+/// A conversation from the terminal. /new starts over, /think switches thinking, /quit (or the end of input) ends it.
+int converse(ChatModel& chat, json::array messages, const json::array& tools, Options o, const SamplingParams& params) {
+    const json::array beginning = messages;
+    fmt::print("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
+    std::string line;
+    while (!interrupted() && fmt::print("\n> ") >= 0 && std::fflush(stdout) == 0 && std::getline(std::cin, line)) {
+        if (line.empty()) continue;
+        if (line == "/quit" || line == "/exit") break;
+        if (line == "/new") {
+            messages = beginning;
+        } else if (line == "/think") {
+            o.think = !o.think;
+            fmt::print("thinking {}\n", o.think ? "on" : "off");
+        } else {
+            add_message(messages, "user", line);
+            if (!take_turn(chat, messages, tools, o, params)) return 130;
+        }
+    }
+    return interrupted() ? 130 : 0;
+}
+
+int chat(const Options& o) {
+    catch_interrupts();
+    const json::array tools = read_array(o.tools_file, "tools");
+    json::array messages = read_array(o.messages_file, "messages");
+    RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage, "--system and --messages exclude each other: put the system message into the file");
+    ChatModel model(open_session(o.model));
+    const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
+    if (!o.system.empty()) add_message(messages, "system", o.system);
+    if (!o.message.empty()) add_message(messages, "user", o.message);
+    if (o.message.empty() && o.messages_file.empty()) return converse(model, std::move(messages), tools, o, params);
+    return take_turn(model, messages, tools, o, params) ? 0 : 130;
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("chat", "Talk to a model, with reasoning and tool calls");
+    auto options = std::make_shared<Options>();
+    add_model_flags(*cmd, options->model);
+    cmd->add_option("-m,--message", options->message, "Ask this once; without it and --messages: a conversation");
+    cmd->add_option("--messages", options->messages_file, "JSON array of OpenAI-style messages to answer");
+    cmd->add_option("--system", options->system, "System message");
+    cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
+    cmd->add_flag("--think", options->think, "Let the model reason first");
+    add_sampling_flags(*cmd, options->sampling);
+    cmd->add_flag("--json", options->as_json, "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
+    cmd->footer("Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
+                "  riptide chat --tools examples/tools.json --message 'Book a table at Luigi for 4 guests, outdoor please.'");
+    cmd->callback([options, &action] { action = [options] { return chat(*options); }; });
+}
+
+}  // namespace riptide::apps

@@ -1,0 +1,116 @@
+// riptide run: complete a prompt.
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "apps/commands.h"
+#include "apps/loaded_text.h"
+#include "apps/model_flags.h"
+#include "apps/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    ModelFlags model;
+    SamplingFlags sampling;
+    std::string prompt, prompt_file, tokens_file;
+    bool echo = false, no_bos = false, parse_special = false, as_json = false;
+};
+
+constexpr int64_t kMaxPrompt = int64_t{64} << 20;
+constexpr int64_t kDefaultTokens = 128;
+
+std::string prompt_text(const Options& o) {
+    if (!o.prompt_file.empty()) {
+        if (o.prompt_file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+        return read_file(o.prompt_file, kMaxPrompt);
+    }
+    return o.prompt;
+}
+
+void check_one_prompt(const Options& o) {
+    const int given = (o.prompt.empty() ? 0 : 1) + (o.prompt_file.empty() ? 0 : 1) + (o.tokens_file.empty() ? 0 : 1);
+    RT_CHECK(given != 0, ErrorKind::usage, "no prompt: give --prompt TEXT, --prompt-file FILE or --tokens IDS.json");
+    RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
+}
+
+void print_json(const Session& session, const GenerationResult& result, bool has_text) {
+    json::object out = closing_json(session, result);
+    out["tokens"] = json::value_from(result.tokens);
+    if (has_text) out["text"] = result.text;
+    out["finish_reason"] = finish_reason_name(result.reason);
+    std::puts(json::serialize(out).c_str());
+}
+
+int run(const Options& o) {
+    check_one_prompt(o);
+    catch_interrupts();
+    const auto session = open_session(o.model);
+    const Checkpoint& checkpoint = session->checkpoint();
+    GenerateRequest request;
+    request.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
+    std::optional<Tokenizer> tokenizer;
+    std::vector<int32_t> prompt, eos;
+    std::string text;
+    if (o.tokens_file.empty()) {
+        tokenizer.emplace(load_tokenizer(checkpoint));
+        text = prompt_text(o);
+        EncodeOptions encode;
+        encode.add_special = !o.no_bos;
+        encode.parse_special = o.parse_special;
+        prompt = tokenizer->encode(text, encode);
+        eos = stop_ids(checkpoint, *tokenizer);
+    } else {
+        prompt = read_token_file(o.tokens_file);
+        if (has_tokenizer(checkpoint)) tokenizer.emplace(load_tokenizer(checkpoint));
+    }
+    request.prompt = prompt;
+    request.eos_ids = eos;
+    request.tokenizer = tokenizer ? &*tokenizer : nullptr;
+    request.cancel = &interrupted();
+    Progress progress("reading the prompt", "tok");
+    request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
+    if (!o.as_json) {
+        if (o.echo) std::fwrite(text.data(), 1, text.size(), stdout);
+        request.on_text = [](std::string_view piece) {
+            std::fwrite(piece.data(), 1, piece.size(), stdout);
+            std::fflush(stdout);
+        };
+    }
+    const GenerationResult result = session->generate(request);
+    if (o.as_json) {
+        print_json(*session, result, tokenizer.has_value());
+    } else {
+        if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
+        std::puts("");
+        fmt::print(stderr, "{}\n", closing_line(*session, result));
+    }
+    return result.reason == FinishReason::cancelled ? 130 : 0;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("run", "Complete a prompt");
+    auto options = std::make_shared<Options>();
+    add_model_flags(*cmd, options->model);
+    cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
+    cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
+    cmd->add_option("--tokens", options->tokens_file, "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
+    add_sampling_flags(*cmd, options->sampling);
+    cmd->add_flag("--echo", options->echo, "Print the prompt before its continuation");
+    cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
+    cmd->add_flag("--parse-special", options->parse_special, "Read <think> and the like in the prompt as control tokens");
+    cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
+    cmd->footer("Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
+                "  riptide run model.gguf -f main.py --temperature 0\n"
+                "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");
+    cmd->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace riptide::apps

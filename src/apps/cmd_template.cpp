@@ -1,0 +1,55 @@
+// riptide template: render a chat template.
+#include <cstdio>
+#include <memory>
+
+#include "apps/commands.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "text/jinja.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    std::string file, variables;
+    bool show_trusted = false;
+};
+
+constexpr int64_t kMaxVariables = int64_t{64} << 20;
+
+int render(const Options& options) {
+    const jinja::Limits limits;
+    const auto source = read_file(options.file, limits.source_bytes);
+    const auto program = jinja::Template::parse(source, options.file, limits);
+    json::object variables;
+    if (!options.variables.empty()) {
+        const json::value parsed = parse_json(read_file(options.variables, kMaxVariables), options.variables);
+        RT_CHECK(parsed.is_object(), "{}: expected a JSON object of variables", options.variables);
+        variables = parsed.get_object();
+    }
+    const jinja::Rendered rendered = program.render(variables);
+    if (!options.show_trusted) {
+        std::fwrite(rendered.text.data(), 1, rendered.text.size(), stdout);
+        return 0;
+    }
+    json::array spans;
+    for (const jinja::Span& span : rendered.trusted) spans.push_back({span.begin, span.end});
+    std::puts(json::serialize(json::object{{"text", rendered.text}, {"trusted", spans}}).c_str());
+    return 0;
+}
+
+}  // namespace
+
+void add_template(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
+    auto options = std::make_shared<Options>();
+    cmd->add_option("FILE", options->file, "Template (chat_template.jinja)")->required();
+    cmd->add_option("--vars", options->variables, "JSON file with an object of variables: messages, tools, ...");
+    cmd->add_flag("--trusted", options->show_trusted, "Print JSON with the byte spans that the template itself wrote");
+    cmd->footer("Examples:\n  riptide template chat_template.jinja --vars vars.json\n"
+                "  vars.json: {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"add_generation_prompt\": true}");
+    cmd->callback([options, &action] { action = [options] { return render(*options); }; });
+}
+
+}  // namespace riptide::apps

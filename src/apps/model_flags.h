@@ -1,0 +1,43 @@
+// Flags that several subcommands share, and the objects they describe.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/session.h"
+
+namespace riptide::apps {
+
+/// MODEL and how to run it.
+struct ModelFlags {
+    std::string model, kv = "f16", device = "cpu";
+    int threads = 0;
+    int64_t context = 0;
+    int chunk = 512;
+    double yarn_attention_factor = -1;
+};
+void add_model_flags(CLI::App& cmd, ModelFlags& flags);
+/// Opens the model (or the demo). Throws Error naming the flag that is wrong.
+std::unique_ptr<Session> open_session(const ModelFlags& flags);
+
+/// -n and everything about drawing tokens.
+struct SamplingFlags {
+    SamplingParams params;
+    int64_t max_tokens = 0;  // 0: `fallback` of sampling_params()
+};
+void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags);
+/// The parameters, checked. `fallback` tokens at most where -n is not given; -1: until the context is full.
+SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback);
+
+/// Reads token ids: a JSON array, or an object with an array "tokens". Throws Error naming the file.
+std::vector<int32_t> read_token_file(const std::string& path);
+
+/// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured read bandwidth,
+/// logits hash.
+std::string closing_line(const Session& session, const GenerationResult& result);
+/// The same facts for scripts.
+json::object closing_json(const Session& session, const GenerationResult& result);
+
+}  // namespace riptide::apps

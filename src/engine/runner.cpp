@@ -1,0 +1,57 @@
+#include "engine/runner.h"
+
+#include <vector>
+
+#include "base/error.h"
+
+namespace riptide {
+
+namespace {
+
+/// Drops the rows of a step unless it succeeds.
+class StepGuard {
+  public:
+    explicit StepGuard(std::span<const StepItem> items) : items_(items) {}
+    ~StepGuard() {
+        if (items_.empty()) return;
+        for (const StepItem& item : items_)
+            if (item.sequence->reserved() > 0) item.sequence->commit_prefix(0);
+    }
+    StepGuard(const StepGuard&) = delete;
+    StepGuard& operator=(const StepGuard&) = delete;
+    void succeed() { items_ = {}; }
+
+  private:
+    std::span<const StepItem> items_;
+};
+
+}  // namespace
+
+Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads) : model_(model), cache_(cache) {
+    context_.threads = threads;
+    context_.arena = &arena_;
+}
+
+void Runner::reserve(std::span<const StepItem> items) {
+    for (const StepItem& item : items) {
+        const auto rows = std::ssize(item.tokens);
+        if (item.sequence->try_reserve(rows)) continue;
+        fail(ErrorKind::unavailable, "the K/V cache is full: {} more tokens need {} pages of {}, and {} are free", rows,
+             item.sequence->pages_needed(rows), cache_.options().page_rows, cache_.pool().free_count());
+    }
+}
+
+Tensor Runner::step(std::span<const StepItem> items) {
+    RT_ASSERT(!items.empty());
+    StepGuard guard(items);
+    reserve(items);
+    std::vector<StepRows> rows;
+    for (const StepItem& item : items)
+        rows.push_back({item.sequence, item.tokens, item.parents, item.logits, item.logit_list});
+    arena_.reset();
+    const Tensor logits = model_.forward(context_, builder_.build(rows), States{cache_.views()});
+    guard.succeed();
+    return logits;
+}
+
+}  // namespace riptide

@@ -1,0 +1,51 @@
+// Runs steps of a model for any number of sequences.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cache/batch_builder.h"
+#include "cache/kv_cache.h"
+#include "cache/sequence_state.h"
+#include "models/model.h"
+
+namespace riptide {
+
+/// The rows of one sequence in a step; see StepRows.
+struct StepItem {
+    SequenceState* sequence = nullptr;
+    std::span<const int32_t> tokens;
+    std::span<const int32_t> parents = {};  // empty: a chain
+    StepRows::Logits logits = StepRows::Logits::last;
+    std::span<const int32_t> logit_list = {};
+};
+
+/// Owns what a step needs besides weights and caches: the arena and the batch arrays. Not thread-safe.
+class Runner {
+  public:
+    /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs().
+    Runner(const Model& model, KvCache& cache, ThreadPool* threads);
+
+    /// Reserves room for all rows, then runs them in one forward pass. Returns the logits of the wanted rows, item by item, valid
+    /// until the next step. The caller commits each sequence (or drops its rows with commit_prefix(0)).
+    /// Throws Error (unavailable) if the cache has too few pages, or what forward throws; then no sequence has rows reserved.
+    /// REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
+    Tensor step(std::span<const StepItem> items);
+
+    /// Where steps run; set its tap to watch.
+    Context& context() { return context_; }
+    const Model& model() const { return model_; }
+    /// The most bytes of temporaries that a step has needed.
+    int64_t peak_bytes() const { return arena_.peak(); }
+
+  private:
+    void reserve(std::span<const StepItem> items);
+
+    const Model& model_;
+    KvCache& cache_;
+    Arena arena_;
+    Context context_;
+    BatchBuilder builder_;
+};
+
+}  // namespace riptide

@@ -1,0 +1,134 @@
+#include "engine/session.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
+
+void check_options(const SessionOptions& o) {
+    const auto range = [](std::string_view name, int64_t value, int64_t low, int64_t high) {
+        if (value < low || value > high) fail(ErrorKind::usage, "{} is {}, expected {} to {}", name, value, low, high);
+    };
+    range("threads", o.threads, 0, 4096);
+    range("context", o.context, 0, INT32_MAX - 1);
+    range("chunk_rows", o.chunk_rows, 1, 65536);
+    range("page_rows", o.page_rows, 1, 65536);
+}
+
+}  // namespace
+
+std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options) {
+    check_options(options);
+    return std::make_unique<Session>(open_checkpoint(path), options);
+}
+
+Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options)
+    : options_(options), checkpoint_(std::move(checkpoint)) {
+    check_options(options);
+    model_ = load_model(*checkpoint_, options.model);
+    const ModelInfo& info = model_->info();
+    if (options.context > info.max_position_embeddings)
+        fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options.context, info.name,
+             info.max_position_embeddings);
+    context_ = options.context > 0 ? options.context : info.max_position_embeddings;
+    threads_ = std::make_unique<ThreadPool>(options.threads);
+    KvCacheOptions kv;
+    kv.k_dtype = options.k_dtype;
+    kv.v_dtype = options.v_dtype;
+    kv.page_rows = options.page_rows;
+    kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
+    kv.max_step_rows = options.chunk_rows;
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv);
+    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
+    sequence_.emplace(*cache_);
+}
+
+void Session::clear() {
+    sequence_->truncate(0);
+    tokens_.clear();
+}
+
+void Session::check_tokens(std::span<const int32_t> tokens) const {
+    if (tokens.empty()) fail(ErrorKind::usage, "the prompt is empty: it needs at least one token");
+    const auto size = std::ssize(tokens);
+    if (size > context_) fail(ErrorKind::usage, "the prompt has {} tokens, but the context holds {}", size, context_);
+    const int64_t vocab = model_->info().vocab_size;
+    for (int64_t i = 0; i < size; ++i) {
+        const int32_t token = tokens[static_cast<size_t>(i)];
+        if (token < 0 || token >= vocab)
+            fail(ErrorKind::usage, "token {} of the prompt is {}, expected 0 to {}", i, token, vocab - 1);
+    }
+}
+
+/// Runs one step and makes its rows part of the sequence.
+Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits) {
+    const StepItem item{&*sequence_, tokens, {}, logits, {}};
+    const Tensor result = runner_->step(std::span(&item, 1));
+    try {
+        checkpoint_->check_intact();  // before the rows count: what a shrunken file gave may be zeros
+    } catch (...) {
+        sequence_->commit_prefix(0);
+        throw;
+    }
+    sequence_->commit_prefix(std::ssize(tokens));
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    return result;
+}
+
+/// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that length. Rings
+/// may have overwritten what a shorter sequence would need: then everything is computed again.
+int64_t Session::rewind_to_common(std::span<const int32_t> tokens) {
+    const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
+    int64_t common = std::min(mine - tokens_.begin(), std::ssize(tokens) - 1);
+    if (common < sequence_->length()) {
+        if (!sequence_->can_truncate(common)) common = 0;
+        sequence_->truncate(common);
+        tokens_.resize(static_cast<size_t>(common));
+    }
+    return common;
+}
+
+std::span<const float> Session::prefill(std::span<const int32_t> tokens, const std::function<void(int64_t, int64_t)>& on_progress,
+                                        const std::atomic<bool>* cancel) {
+    check_tokens(tokens);
+    reused_ = rewind_to_common(tokens);
+    const int64_t total = std::ssize(tokens);
+    Tensor logits;
+    for (int64_t begin = reused_; begin < total;) {
+        if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return {};
+        const int64_t rows = std::min<int64_t>(options_.chunk_rows, total - begin);
+        const bool last = begin + rows == total;
+        logits = feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
+                      last ? StepRows::Logits::last : StepRows::Logits::none);
+        begin += rows;
+        if (on_progress) on_progress(begin - reused_, total - reused_);
+    }
+    return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
+}
+
+std::span<const float> Session::decode(int32_t token) {
+    RT_CHECK(sequence_->length() < context_, "the context is full: it holds {} tokens", context_);
+    const Tensor logits = feed(std::span(&token, 1), StepRows::Logits::last);
+    return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
+}
+
+void Session::score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,
+                    const std::atomic<bool>* cancel) {
+    check_tokens(tokens);
+    clear();
+    const int64_t row_size = model_->info().vocab_size * static_cast<int64_t>(sizeof(float));
+    const int64_t chunk = std::clamp<int64_t>(kScoreBytes / row_size, 1, options_.chunk_rows);
+    for (int64_t begin = 0; begin < std::ssize(tokens); begin += chunk) {
+        if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return;
+        const int64_t rows = std::min(chunk, std::ssize(tokens) - begin);
+        on_rows(begin, feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), StepRows::Logits::all));
+    }
+}
+
+}  // namespace riptide
