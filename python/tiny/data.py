@@ -23,6 +23,7 @@ import chat
 import make_tokenizer
 import snippets
 import tasks
+import tool_chats
 import tools
 import values
 import words
@@ -118,7 +119,8 @@ def text_filler(rng, pools, size):
         elif form == 1:
             line = f"{rng.choice(pools.nouns)}_{rng.choice(pools.nouns)} = {values.integer(rng)}"
         else:
-            line = f"The {rng.choice(pools.adjectives)} {rng.choice(pools.nouns)} of {values.surname(rng)} is {rng.choice(pools.adjectives)}."
+            first, second = rng.choice(pools.adjectives), rng.choice(pools.adjectives)
+            line = f"The {first} {rng.choice(pools.nouns)} of {values.surname(rng)} is {second}."
         lines.append(line)
         total += len(line)
     return lines
@@ -135,7 +137,8 @@ class Source:
         self.index = numpy.load(folder / "code_index.npy")
         with open(folder / "functions.pkl", "rb") as file:
             self.functions = pickle.load(file)
-        self.pools = tools.Pools(json.loads((folder / "words.json").read_text()), evaluation)
+        self.extra_words = json.loads((folder / "words.json").read_text())
+        self.pools = tools.Pools(self.extra_words, evaluation)
 
     def code_piece(self, length):
         """At most `length` tokens from one file: BOS and a stretch of it (half of the time its beginning)."""
@@ -175,7 +178,7 @@ class Source:
     def conversation(self, kind):
         rng = self.rng
         if kind == "tool":
-            return tools.tool_chat(rng, self.pools)
+            return tool_chats.tool_chat(rng, self.pools)
         if kind == "question":
             return tasks.question_chat(rng)
         if kind == "function":

@@ -2,8 +2,9 @@
 
     python3 python/tiny/evaluate.py --weights weights.safetensors --data FOLDER --tokenizer FOLDER --out results.json
 
-Tools are made from words, and everyday tools, that training never sees (words.held_out, natural_tools.HELD_OUT); a call
-counts only if every name, every argument and the order of calls are exact.
+tools_unseen: invented tools from words that training never uses in a tool (words.held_out). tools_everyday_unseen: the held-out
+everyday tools (natural_tools.HELD_OUT), asked for in ordinary words that need not occur in the schema. A call counts only if
+every name, every argument and the order of calls are exact.
 """
 import argparse
 import contextlib
@@ -22,6 +23,7 @@ import decode
 import model
 import optim
 import tasks
+import tool_chats
 import tools
 
 
@@ -83,7 +85,7 @@ def perplexity(decoder, documents, length=2048, most=192):
 
 def tool_accuracy(decoder, tokenizer, pools, count, seed):
     rng, right, names, wrong = random.Random(seed), {}, {}, []
-    made = [tools.tool_chat(rng, pools, kind, thinking) for kind in ("single", "parallel", "none")
+    made = [tool_chats.tool_chat(rng, pools, kind, thinking) for kind in ("single", "parallel", "none")
             for thinking in (False, True) for _ in range(count)]
     for m, answer in zip(made, ask(decoder, tokenizer, [opening(m) for m in made], 320)):
         text = after_thinking(answer, m["thinking"])
@@ -137,13 +139,12 @@ SHOWN = [
 
 
 def show(decoder, tokenizer):
-    lines = []
-    for offered, question, thinking in SHOWN:
-        prompt = chat.render([{"role": "user", "content": question}], offered, thinking, generate=True)
-        lines.append(f"> {question}\n{ask(decoder, tokenizer, [prompt], 200)[0]}")
-    for code in ("def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main():\n", "class Stack:\n    def __init__(self):\n"):
-        lines.append(f"# completion\n{code}{ask(decoder, tokenizer, [chat.EOS + code], 96)[0]}")
-    return lines
+    """Readable samples: fixed questions, tools and code beginnings with the answers."""
+    prompts = [chat.render([{"role": "user", "content": q}], offered, t, generate=True) for offered, q, t in SHOWN]
+    codes = ("def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main():\n", "class Stack:\n    def __init__(self):\n")
+    answers = ask(decoder, tokenizer, prompts + [chat.EOS + code for code in codes], 160)
+    return [f"> {q}\n{a}" for (_, q, _), a in zip(SHOWN, answers)] + [
+        f"# completion\n{code}{a}" for code, a in zip(codes, answers[len(SHOWN):])]
 
 
 def evaluate(config, w, folder, tokenizer_path, count=100, needles=8):
@@ -157,9 +158,12 @@ def evaluate(config, w, folder, tokenizer_path, count=100, needles=8):
         with context:
             decoder = decode.Decoder(config, w)
             r = results[name] = {"code": perplexity(decoder, held_out)}
-            r["tools_unseen"], r["tools_unseen_wrong"] = tool_accuracy(decoder, tokenizer, source.pools, count, 1)
+            made_up = tools.Pools(source.extra_words, evaluation=True, natural_share=0.0)
+            r["tools_unseen"], r["tools_unseen_wrong"] = tool_accuracy(decoder, tokenizer, made_up, count, 1)
             if name == "float":
                 r["tools_seen_words"] = tool_accuracy(decoder, tokenizer, tools.Pools(), count, 2)[0]
+                everyday = tools.Pools(source.extra_words, evaluation=True, natural_share=1.0)
+                r["tools_everyday_unseen"], r["tools_everyday_wrong"] = tool_accuracy(decoder, tokenizer, everyday, count, 4)
                 r["questions"] = question_accuracy(decoder, tokenizer, max(20, count // 2), 3)
                 r["needle"] = needle_accuracy(decoder, tokenizer, source, needles)
             r["shown"] = show(decoder, tokenizer)

@@ -84,6 +84,7 @@ def training_text(code_bytes=45_000_000, conversations=7000):
     import corpus
     import snippets
     import tasks
+    import tool_chats
     import tools
     rng = random.Random(11)
     paths, used = corpus.file_list()[0], 0
@@ -98,7 +99,7 @@ def training_text(code_bytes=45_000_000, conversations=7000):
     pools = tools.Pools()
     cut = re.compile("|".join(re.escape(s) for s in SPECIALS))
     for i in range(conversations):
-        made = (tools.tool_chat(rng, pools) if i % 7 < 4 else tasks.question_chat(rng) if i % 7 < 6
+        made = (tool_chats.tool_chat(rng, pools) if i % 7 < 4 else tasks.question_chat(rng) if i % 7 < 6
                 else snippets.snippet_chat(rng))
         yield from (t for t in cut.split(chat.render(made["messages"], made["tools"], made["thinking"])) if t)
 

@@ -215,7 +215,8 @@ class Masks:
     def _mask(self, kind, partial, complete):
         def ordered(m):
             m = m[:, None]
-            return m.sum(-1).to(torch.int32), torch.argsort(m.to(torch.int32), dim=-1, descending=True, stable=True).to(torch.int32)
+            order = torch.argsort(m.to(torch.int32), dim=-1, descending=True, stable=True)
+            return m.sum(-1).to(torch.int32), order.to(torch.int32)
 
         return BlockMask.from_kv_blocks(*ordered(partial), *ordered(complete), BLOCK_SIZE=BLOCK,
                                         mask_mod=self.functions[kind], seq_lengths=(self.length, self.length))

@@ -1,7 +1,7 @@
 """Everyday tools with everyday requests. One line: names | description | parameters | request templates.
 
 Parameters: name[/other names][?]:kind; `?` marks optional ones. Kinds: city person email date clock path id phrase url
-country language color word, int(a-b), num, bool, list, or a|b|c for an enumeration.
+country language color word, int(a-b), num, bool, or a|b|c for an enumeration.
 Tools whose first name is in HELD_OUT never occur in training.
 """
 import re
@@ -45,14 +45,61 @@ order_food,order_pizza,food_order ; Order food ; dish/item:word, quantity/count:
 lookup_contact,find_contact,get_contact ; Look up a contact ; name/person:person ; What is the number of {name}? ~ Find {name} in my contacts. ~ Look up {name}. ~ How can I reach {name}?
 calculate,calculator,evaluate_expression ; Evaluate an arithmetic expression ; expression:sum ; Calculate {expression}. ~ What is {expression}? Use the calculator. ~ Use the tool to compute {expression}.
 query_database,run_query,sql ; Run a query on a database table ; table:word, limit?:int(1-500), order_by?:word ; Show the first {limit} rows of {table}. ~ Query the table {table} ordered by {order_by}. ~ List everything in {table}. ~ Give me {limit} rows from {table} sorted by {order_by}.
+close_account,account_close ; Close a bank account ; account/account_id:id, reason?:phrase ; Close the account {account}. ~ Please close my account {account} because of {reason}. ~ I want to close {account}.
+check_balance,get_balance,account_balance ; Check the balance of an account ; account/account_id:id ; What is the balance of {account}? ~ How much money is in {account}? ~ Check the balance of account {account}. ~ Show me my balance on {account}.
+get_news,news,headlines ; Get the latest news about a topic ; topic/subject:word, limit/count?:int(1-20) ; What is the latest news about {topic}? ~ Show me {limit} headlines about {topic}. ~ News on {topic} please. ~ Any news about {topic}?
+find_recipe,recipe_search,get_recipe ; Find a recipe for a dish ; dish/food:word, servings?:int(1-10) ; How do I cook {dish}? ~ Find a recipe for {dish}. ~ I need a {dish} recipe for {servings} people. ~ Give me a recipe with {dish}.
+open_app,launch_app,start_app ; Open an application ; app/name:word ; Open {app}. ~ Launch the {app} app. ~ Start {app} please.
+close_app,quit_app,stop_app ; Close an application ; app/name:word, force?:bool ; Close {app}. ~ Quit the {app} app. ~ Stop {app} please.
+set_volume,change_volume,volume ; Set the volume ; level/volume:int(0-100) ; Set the volume to {level}. ~ Turn the volume to {level}. ~ Volume {level} please. ~ Make it {level} percent loud.
+take_photo,capture_image,camera_shot ; Take a photo with the camera ; camera/device:word, flash?:bool ; Take a photo with the {camera} camera. ~ Take a picture using {camera}. ~ Photo from {camera} please.
+list_files,ls,show_directory ; List the files of a folder ; path/folder:path, hidden?:bool ; List the files in {path}. ~ What files are in {path}? ~ Show the folder {path}. ~ Which files does {path} contain?
+copy_file,cp,duplicate_file ; Copy a file ; source/from:path, target/to:path ; Copy {source} to {target}. ~ Duplicate {source} as {target}. ~ Make a copy of {source} at {target}.
+move_file,mv,relocate_file ; Move a file ; source/from:path, target/to:path ; Move {source} to {target}. ~ Put {source} into {target}. ~ Relocate {source} to {target}.
+rename_file,file_rename ; Rename a file ; path/file:path, new_name/name:word ; Rename {path} to {new_name}. ~ Call {path} {new_name} from now on. ~ Change the name of {path} to {new_name}.
+create_folder,make_directory,mkdir ; Create a folder ; path/name:path ; Create the folder {path}. ~ Make a directory {path}. ~ I need a new folder {path}.
+zip_files,compress_files,make_archive ; Compress files into an archive ; files:list, output?:path ; Zip {files}. ~ Compress {files} into {output}. ~ Make an archive of {files}.
+download_file,fetch_file,download ; Download a file from a url ; url/link:url, path?:path ; Download {url}. ~ Get the file {url} and save it as {path}. ~ Save {url} to {path}.
+run_tests,test,execute_tests ; Run the tests of a project ; path/target:path, verbose?:bool ; Run the tests in {path}. ~ Test {path}. ~ Execute the tests of {path} please.
+edit_file,replace_text,str_replace ; Replace text in a file ; path/file:path, old/old_text:word, new/new_text:word ; Replace {old} with {new} in {path}. ~ In {path}, change {old} to {new}. ~ Edit {path}: {old} becomes {new}.
+search_code,grep,find_in_code ; Search a pattern in the source code ; pattern/query:word, path?:path ; Where is {pattern} used? ~ Search the code for {pattern}. ~ Grep {pattern} in {path}. ~ Find {pattern} in the source.
+install_package,pip_install,add_package ; Install a package ; package/name:word, version?:version ; Install {package}. ~ Install {package} in version {version}. ~ Add the package {package}. ~ pip install {package}
+create_branch,new_branch,git_branch ; Create a git branch ; name/branch:word, base?:word ; Create a branch {name}. ~ New branch {name} from {base}. ~ Make a git branch called {name}.
+create_user,add_user,register_user ; Create a user account ; username/name:person, email?:email, admin?:bool ; Create a user {username}. ~ Add {username} with the email {email}. ~ Register a new user called {username}. ~ Make an account for {username} with {email}.
+delete_user,remove_user,drop_user ; Delete a user account ; username/name:person ; Delete the user {username}. ~ Remove {username}. ~ Drop the account of {username}.
+assign_task,give_task,delegate ; Assign a task to a person ; task/title:phrase, assignee/person:person, due?:date ; Assign {task} to {assignee}. ~ Give {assignee} the task {task}. ~ {assignee} should do {task} until {due}.
+add_task,create_task,new_todo ; Add a task to the todo list ; title/task:phrase, priority?:low|medium|high ; Add {title} to my tasks. ~ New todo: {title} ~ Create a task {title} with {priority} priority. ~ I have to {title}.
+complete_task,finish_task,mark_done ; Mark a task as done ; task_id/id:id ; Task {task_id} is done. ~ Mark {task_id} as done. ~ I finished {task_id}. ~ Complete task {task_id}.
+call_contact,phone_call,make_call ; Call a person on the phone ; name/contact:person ; Call {name}. ~ Phone {name} please. ~ Give {name} a ring. ~ I want to talk to {name}.
+book_taxi,order_taxi,request_ride ; Order a taxi ; pickup/from:city, dropoff/to:city, time?:clock ; Get me a taxi from {pickup} to {dropoff}. ~ I need a ride from {pickup} to {dropoff} at {time}. ~ Order a taxi to {dropoff} from {pickup}.
+search_hotels,find_hotels,hotels ; Search hotels in a city ; city/location:city, max_price?:int(40-900) ; Find hotels in {city}. ~ Hotels in {city} under {max_price}. ~ Where can I sleep in {city}? ~ Show me hotels in {city}.
+search_products,find_product,shop_search ; Search for products in the shop ; query/product:word, max_price?:int(5-2000) ; Search for {query} in the shop. ~ I want to buy {query}. ~ Find {query} for less than {max_price}. ~ Do you have {query}?
+add_to_cart,cart_add,put_in_cart ; Put a product into the shopping cart ; product/item:word, quantity/amount:int(1-20) ; Put {quantity} {product} in my cart. ~ Add {quantity} {product} to the cart. ~ I'll take {quantity} {product}.
+cancel_order,order_cancel,stop_order ; Cancel an order ; order_id/order:id, reason?:phrase ; Cancel my order {order_id}. ~ I don't want {order_id} any more. ~ Stop order {order_id} because of {reason}. ~ Please cancel {order_id}.
+get_order_status,order_status,check_order ; Get the status of an order ; order_id/order:id ; What is the status of order {order_id}? ~ Where is my order {order_id}? ~ Has {order_id} been shipped? ~ Check order {order_id}.
+rate_movie,movie_rating,rate_film ; Rate a movie ; title/movie:phrase, stars/rating:int(1-10) ; Give {title} {stars} stars. ~ Rate {title} with {stars}. ~ I rate the movie {title} {stars}.
+find_movies,movie_search,search_films ; Search movies ; genre/kind:comedy|drama|action|horror|romance, year?:int(1950-2026) ; Find a {genre} movie. ~ Show me {genre} films from {year}. ~ I want to watch a {genre} movie.
+count_letters,letter_count,count_characters ; Count how often a letter occurs in a word ; word/text:word, letter/character:letter ; How many {letter} are in {word}? ~ Count the letter {letter} in {word}. ~ How often does {letter} occur in {word}?
+encrypt_text,encrypt,encode_secret ; Encrypt a text with a key ; text/message:phrase, key/password:word ; Encrypt {text} with the key {key}. ~ Encode {text} using {key}.
+generate_password,new_password,make_password ; Generate a password ; length/size:int(6-64), symbols?:bool ; Generate a password of {length} characters. ~ I need a password with {length} letters. ~ Make me a {length} character password.
+water_garden,irrigate,garden_water ; Water a part of the garden ; zone/area:word, minutes/duration:int(1-60) ; Water the {zone} for {minutes} minutes. ~ Give the {zone} water for {minutes} minutes. ~ Irrigate {zone} {minutes} minutes.
+lock_door,door_lock,secure_door ; Lock a door ; door/room:front|back|garage|kitchen|office ; Lock the {door} door. ~ Is the {door} door open? Lock it. ~ Please secure the {door} door.
+start_vacuum,vacuum,clean_room ; Start the vacuum robot in a room ; room/area:kitchen|bedroom|bathroom|hall|office ; Vacuum the {room}. ~ Clean the {room}. ~ Send the robot to the {room}.
+log_workout,add_workout,track_workout ; Log a workout ; activity/sport:running|swimming|cycling|yoga|rowing, minutes/duration:int(5-240) ; I did {minutes} minutes of {activity}. ~ Log {activity} for {minutes} minutes. ~ Track {minutes} minutes {activity}.
+get_exchange_rate,exchange_rate,fx_rate ; Get the exchange rate of two currencies ; base/from:USD|EUR|GBP|JPY|CHF, target/to:SEK|INR|CAD|AUD|NOK ; What is the exchange rate from {base} to {target}? ~ How many {target} for one {base}? ~ {base} to {target} rate
+get_population,population,count_people ; Get the population of a country ; country/nation:country ; How many people live in {country}? ~ What is the population of {country}? ~ Population of {country}
+mix_colors,blend_colors,color_mix ; Mix two colors ; first/color1:color, second/color2:color ; What do {first} and {second} make? ~ Mix {first} with {second}. ~ Blend {first} and {second}.
+feed_pet,pet_feeder,feed ; Feed a pet ; pet/animal:cat|dog|fish|rabbit|bird, grams/amount:int(5-500) ; Feed the {pet} {grams} grams. ~ Give the {pet} {grams} grams of food. ~ The {pet} is hungry, {grams} grams please.
+post_tweet,publish_post,share_post ; Publish a post ; text/content:phrase, public?:bool ; Post {text}. ~ Share {text} with my followers. ~ Publish the post {text}.
 """
-HELD_OUT = {"define_word", "book_hotel", "track_package", "set_temperature", "lookup_contact"}
+HELD_OUT = {"define_word", "book_hotel", "track_package", "set_temperature", "lookup_contact", "rename_file", "cancel_order",
+            "water_garden"}
 
 
 def parse(line):
     names, description, parameters, templates = [part.strip() for part in line.split(" ; ")]
     fields = []
-    for field in re.split(r",\s+(?=[a-z_/]+\??:)", parameters):
+    for field in re.split(r",\s+(?=[a-z0-9_/]+\??:)", parameters):
         name, kind = field.split(":", 1)
         optional = name.endswith("?")
         options = name.rstrip("?").split("/")

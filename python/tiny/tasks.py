@@ -2,8 +2,8 @@
 import values
 import words
 
-GREETINGS = [("Hello", "Hello! How can I help you?"), ("Hi", "Hi! What can I do for you?"), ("Hello!", "Hello! How can I help you?"),
-             ("Hey there", "Hi! What can I do for you?"), ("Good morning", "Good morning! How can I help you?"),
+GREETINGS = [("Hello", "Hello! How can I help you?"), ("Hi", "Hi! What can I do for you?"),
+             ("Hello!", "Hello! How can I help you?"), ("Hey there", "Hi! What can I do for you?"), ("Good morning", "Good morning! How can I help you?"),
              ("How are you?", "I am fine, thank you. How can I help you?"), ("Thanks!", "You are welcome."),
              ("Thank you", "You are welcome."), ("Bye", "Goodbye!"), ("Who are you?", "I am a small demonstration model in the "
               "Laguna architecture. I complete Python code, answer short questions and call tools."),
@@ -72,10 +72,11 @@ def listing(rng):
     ordinals = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
     if form == 0:
         index = rng.randrange(len(items))
-        return (f"What is the {ordinals[index]} word of this list: {shown}?", f"Number {index + 1} of the list is {items[index]}.",
-                f"The {ordinals[index]} word is {items[index]}.")
+        return (f"What is the {ordinals[index]} word of this list: {shown}?",
+                f"Number {index + 1} of the list is {items[index]}.", f"The {ordinals[index]} word is {items[index]}.")
     if form == 1:
-        return f"What is the last word of this list: {shown}?", f"The list ends with {items[-1]}.", f"The last word is {items[-1]}."
+        return (f"What is the last word of this list: {shown}?", f"The list ends with {items[-1]}.",
+                f"The last word is {items[-1]}.")
     if form == 2:
         count = "; ".join(f"{i + 1} {item}" for i, item in enumerate(items))
         return f"How many words are in this list: {shown}?", count + ".", f"There are {len(items)} words."
@@ -99,21 +100,26 @@ def fact(rng):
         return ask, f"The capital of {country} is {capital}.", f"The capital of {country} is {capital}."
     if form == 2:
         country, capital = rng.choice(sorted(words.CAPITALS.items()))
-        return f"Which country has the capital {capital}?", f"{capital} is the capital of {country}.", f"{capital} is the capital of {country}."
+        said = f"{capital} is the capital of {country}."
+        return f"Which country has the capital {capital}?", said, said
     if form == 3:
         element, symbol = rng.choice(sorted(words.SYMBOLS.items()))
-        return f"What is the chemical symbol of {element}?", f"The symbol of {element} is {symbol}.", f"The symbol of {element} is {symbol}."
+        said = f"The symbol of {element} is {symbol}."
+        return f"What is the chemical symbol of {element}?", said, said
     if form == 4:
         word, opposite = rng.choice(sorted(words.OPPOSITES.items()))
-        return f"What is the opposite of {word}?", f"The opposite of {word} is {opposite}.", f"The opposite of {word} is {opposite}."
+        said = f"The opposite of {word} is {opposite}."
+        return f"What is the opposite of {word}?", said, said
     if form == 5:
         cycle, noun = (words.DAYS, "day") if rng.random() < 0.5 else (words.MONTHS, "month")
         i, step = rng.randrange(len(cycle)), rng.choice([1, -1])
         where = "after" if step == 1 else "before"
         other = cycle[(i + step) % len(cycle)]
-        return f"Which {noun} comes {where} {cycle[i]}?", f"The {noun} {where} {cycle[i]} is {other}.", f"{other} comes {where} {cycle[i]}."
+        return (f"Which {noun} comes {where} {cycle[i]}?", f"The {noun} {where} {cycle[i]} is {other}.",
+                f"{other} comes {where} {cycle[i]}.")
     name, does = rng.choice(sorted(words.PYTHON_FACTS.items()))
-    ask = rng.choice([f"What does {name}() do in Python?", f"What is the Python function {name} for?", f"Explain {name}() in Python."])
+    ask = rng.choice([f"What does {name}() do in Python?", f"What is the Python function {name} for?",
+                      f"Explain {name}() in Python."])
     return ask, f"{name}() {does}.", f"{name}() {does}."
 
 
@@ -215,4 +221,5 @@ def function_chat(rng, functions):
     reply = {"role": "assistant", "content": content}
     if thinking:
         reply["reasoning"] = steps
-    return dict(messages=[{"role": "user", "content": ask}, reply], tools=None, thinking=thinking, answer=content, kind="function")
+    return dict(messages=[{"role": "user", "content": ask}, reply], tools=None, thinking=thinking, answer=content,
+                kind="function")

@@ -1,4 +1,4 @@
-"""Generates tool-calling conversations: invented and everyday tools, single and parallel calls, results, refusals.
+"""Generates tools and the requests for them: invented and everyday ones, alone or several in one sentence.
 
 An action is one call together with the words that ask for it. Names, parameters and values come from a space too large
 to memorise, so the only way to be right is to read the schema and copy.
@@ -6,10 +6,8 @@ to memorise, so the only way to be right is to read the schema and copy.
 import re
 
 import natural_tools
-import tasks
 import values
 import words
-from chat import dumps
 
 PARAMETER_NAMES = {
     "string": """name title city path file query text message email url user date time location subject id code label language
@@ -32,10 +30,10 @@ TYPES = ["string"] * 9 + ["integer"] * 5 + ["number"] * 2 + ["boolean"] * 3 + ["
 
 
 class Pools:
-    """The words to draw from: those of training, or those held out for evaluation."""
+    """The words to draw from: those of training, or those held out for evaluation; and how often a tool is an everyday one."""
 
-    def __init__(self, extra=(), evaluation=False):
-        self.evaluation = evaluation
+    def __init__(self, extra=(), evaluation=False, natural_share=0.4):
+        self.natural_share = natural_share
         self.nouns = words.split(list(words.NOUNS) + list(extra), evaluation)
         self.adjectives = words.split(words.ADJECTIVES, evaluation)
         self.verbs = words.VERBS if evaluation else words.split(words.VERBS, False)
@@ -154,6 +152,8 @@ def invented_action(rng, pools, tool):
             value = [rng.randint(1, 9999) for _ in value]
         arguments[p["name"]] = value
     phrase, verb = tool["phrase"], tool["verb"]
+    if verb in words.SYNONYMS and rng.random() < 0.25:
+        verb = rng.choice(words.SYNONYMS[verb])
     lead = rng.choice([f"Please {verb} the {phrase}", f"Can you {verb} the {phrase}", f"{verb.capitalize()} the {phrase}",
                        f"I want to {verb} the {phrase}", f"I need you to {verb} a {phrase}", f"{verb} {phrase}",
                        f"Could you {verb} the {phrase}", f"{verb.capitalize()} a {phrase} for me", f"Use {tool['name']}",
@@ -197,6 +197,8 @@ def natural_value(rng, pools, kind):
              "path": lambda r: values.path(r, pools), "url": lambda r: values.url(r, pools),
              "phrase": lambda r: values.phrase(r, pools, 2, 5),
              "word": lambda r: r.choice(pools.nouns) if r.random() < 0.7 else values.invented(r),
+             "letter": lambda r: r.choice("abcdefghijklmnoprstuvwxyz"),
+             "version": lambda r: f"{r.randint(0, 12)}.{r.randint(0, 20)}.{r.randint(0, 9)}",
              "list": lambda r: values.array(r, pools),
              "command": lambda r: r.choice([f"ls {values.path(r, pools)}", f"cat {values.path(r, pools)}", "make test", "pwd",
                                             f"grep {r.choice(pools.nouns)} {values.path(r, pools)}", "git status",
@@ -275,7 +277,7 @@ def natural_pair(rng, pools, tool):
 
 
 def make_tool(rng, pools):
-    return natural_tool(rng, pools) if rng.random() < 0.35 else invented_tool(rng, pools)
+    return natural_tool(rng, pools) if rng.random() < pools.natural_share else invented_tool(rng, pools)
 
 
 def make_action(rng, pools, tool):
@@ -304,132 +306,3 @@ def toolbox(rng, pools, wanted, count):
             tools.append(tool)
     rng.shuffle(tools)
     return tools
-
-
-def reasoning(rng, actions):
-    parts = []
-    for action in actions:
-        pairs = "; ".join(f"{k} = {v if isinstance(v, str) else dumps(v)}" for k, v in action["arguments"].items())
-        parts.append(f"The request matches {action['tool']['name']}. " + (f"Arguments: {pairs}." if pairs else "It needs no arguments."))
-    if len(actions) > 1:
-        return f"This needs {words.NUMBER_WORDS[len(actions)]} calls.\n" + "\n".join(parts)
-    return parts[0]
-
-
-def result(rng, pools):
-    """(tool response text, sentence that reports it)."""
-    if rng.random() < 0.08:
-        reason = rng.choice(["not found", "permission denied", "timeout", "invalid " + rng.choice(pools.nouns), "rate limit"])
-        return dumps({"error": reason}), f"The call failed: {reason}."
-    if rng.random() < 0.12:
-        text = values.phrase(rng, pools)
-        return text, f"The result is: {text}"
-    fields = {}
-    for _ in range(rng.choice([1, 1, 2, 2, 3])):
-        key = rng.choice(pools.nouns) if rng.random() < 0.6 else rng.choice(
-            ["temperature", "status", "id", "count", "price", "time", "total", "message", "name", "result"])
-        fields[key] = rng.choice([values.integer(rng), values.number(rng), values.string(rng, pools, key)])
-    said = [f"the {plain(k)} is {v if isinstance(v, str) else dumps(v)}" for k, v in fields.items()]
-    text = said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]
-    return dumps(fields), text[0].upper() + text[1:] + "."
-
-
-def call_message(actions, thinking, rng):
-    message = {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "function": {"name": a["tool"]["name"], "arguments": a["arguments"]}} for a in actions]}
-    if thinking:
-        message["reasoning"] = reasoning(rng, actions)
-    return message
-
-
-def tool_chat(rng, pools, kind=None, thinking=None):
-    """One conversation: {messages, tools, thinking, calls, kind}. calls is what the first assistant turn must make."""
-    kind = kind or rng.choices(["single", "parallel", "none", "talk"], [54, 28, 11, 7])[0]
-    thinking = rng.random() < 0.35 if thinking is None else thinking
-    messages, actions = [], []
-    if rng.random() < 0.4:
-        messages.append({"role": "system", "content": rng.choice(words.SYSTEMS)})
-    if kind == "parallel":
-        first = make_tool(rng, pools)
-        second = first if rng.random() < 0.4 else make_tool(rng, pools)
-        if "entry" in first and first["entry"] is second.get("entry"):
-            second = first                       # never two names for one everyday tool
-        count = 3 if rng.random() < 0.15 else 2
-        chosen = [first, second, rng.choice([first, second])][:count]
-        actions = [make_action(rng, pools, t) for t in chosen]
-        joint = natural_pair(rng, pools, first) if "entry" in first and rng.random() < 0.5 else None
-        if joint:
-            actions, chosen = joint, [first]
-        glue = rng.choice([" Also, ", " Then ", " And ", "\n", " After that: ", " ", " Next, "])
-        request = actions[0]["request"].rstrip()
-        for action in actions[1:] if not joint else []:
-            if request[-1] not in ".?!":
-                request += "."
-            request += glue + action["request"]
-        wanted = list({t["name"]: t for t in chosen}.values())
-    else:
-        wanted = [make_tool(rng, pools)]
-        action = make_action(rng, pools, wanted[0])
-        request = action["request"]
-        actions = [action] if kind == "single" else []
-    tools = toolbox(rng, pools, wanted, rng.choices(range(1, 7), [20, 22, 20, 16, 12, 10])[0])
-    if kind == "talk":
-        talk(rng, messages, thinking)
-    elif kind == "none":
-        others = toolbox(rng, pools, [], rng.randint(1, 4))
-        tools = [t for t in others if t["phrase"] != wanted[0]["phrase"]]
-        tools = tools or [invented_tool(rng, pools)]
-    if kind != "talk":
-        messages.append({"role": "user", "content": request})
-    if kind == "none":
-        reply = {"role": "assistant", "content": "None of the available tools can do that."}
-        if thinking:
-            reply["reasoning"] = "No tool matches this request."
-        messages.append(reply)
-    elif kind != "talk":
-        messages.append(call_message(actions, thinking, rng))
-        if rng.random() < 0.55:
-            finish(rng, pools, messages, actions, thinking)
-            if rng.random() < 0.4:
-                follow_up(rng, pools, messages, tools, thinking)
-    return dict(messages=messages, tools=[t["json"] for t in tools], thinking=thinking, kind=kind,
-                calls=[(a["tool"]["name"], a["arguments"]) for a in actions])
-
-
-def talk(rng, messages, thinking):
-    """A question that needs none of the tools, answered directly."""
-    if rng.random() < 0.25:
-        (ask, answer), steps = rng.choice(tasks.GREETINGS), "The user is friendly. I answer politely."
-    else:
-        ask, steps, answer = rng.choice(tasks.QUESTIONS)(rng)
-    reply = {"role": "assistant", "content": answer}
-    if thinking:
-        reply["reasoning"] = steps
-    messages += [{"role": "user", "content": ask}, reply]
-
-
-def follow_up(rng, pools, messages, tools, thinking):
-    """A second request in the same conversation: another call, or small talk."""
-    if rng.random() < 0.25:
-        return talk(rng, messages, thinking)
-    action = make_action(rng, pools, rng.choice(tools))
-    messages.append({"role": "user", "content": action["request"]})
-    messages.append(call_message([action], thinking, rng))
-    if rng.random() < 0.5:
-        finish(rng, pools, messages, [action], thinking)
-
-
-def finish(rng, pools, messages, actions, thinking):
-    """Appends tool responses and the answer that reports them."""
-    said = []
-    for _ in actions:
-        response, sentence = result(rng, pools)
-        messages.append({"role": "tool", "content": response})
-        said.append(sentence)
-    answer = said[0]
-    if len(said) > 1:
-        answer = "\n".join(f"{i + 1}. {s}" for i, s in enumerate(said))
-    reply = {"role": "assistant", "content": answer}
-    if thinking:
-        reply["reasoning"] = f"The tool{'s' if len(said) > 1 else ''} answered. I report the result{'s' if len(said) > 1 else ''}."
-    messages.append(reply)

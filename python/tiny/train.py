@@ -113,8 +113,9 @@ def train(args, config, w, trainer, rows, log):
             now = time.time()
             spread = max((load.max() / load.mean()).item() for load in loads)
             mean = sum(c.item() for _, c in sums) / 50 / args.batch / data.LENGTH
-            log(f"step {step} loss {loss:.4f} {seen / 1e6:.0f}M tokens, {50 * args.batch * data.LENGTH / (now - last) / 1e6:.3f}M/s, "
-                f"progress {progress:.3f}, rows made {int(rows.done.sum())}, repeated {rows.repeated}, worst load {spread:.2f}, mean weight {mean:.2f}, "
+            log(f"step {step} loss {loss:.4f} {seen / 1e6:.0f}M tokens, "
+                f"{50 * args.batch * data.LENGTH / (now - last) / 1e6:.3f}M/s, progress {progress:.3f}, "
+                f"rows made {int(rows.done.sum())}, repeated {rows.repeated}, worst load {spread:.2f}, mean weight {mean:.2f}, "
                 f"memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
             sums, last = [], now
             if now - saved > args.save_every:
@@ -187,7 +188,7 @@ def main():
     results["training"] = report
     results["arguments"] = {k: str(v) for k, v in vars(args).items()}
     (args.out / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    log(f"evaluated: {json.dumps({k: v for k, v in results['float'].items() if k not in ('shown', 'tools_unseen_wrong')})}")
+    log(f"evaluated: {json.dumps({k: v for k, v in results['float'].items() if k != 'shown' and not k.endswith('wrong')})}")
     log("q4k_like: " + json.dumps({k: results["q4k_like"][k] for k in ("code", "tools_unseen")}))
     for text in results["float"]["shown"]:
         log(text)

@@ -98,6 +98,22 @@ high:low hard:soft heavy:light old:new rich:poor strong:weak tall:short thick:th
 near:far loud:quiet clean:dirty dark:bright cheap:expensive easy:difficult sharp:blunt smooth:rough inside:outside
 above:below day:night north:south east:west""".split())
 
+SYNONYMS = {k: v.split("/") for k, v in (pair.split(":") for pair in """add:include/insert approve:accept archive:store book:reserve
+build:make/construct calculate:compute/work_out cancel:call_off/drop check:look_at/test clean:tidy_up clear:empty/wipe
+clone:copy/duplicate close:shut collect:gather combine:merge/join compare:contrast compute:calculate confirm:verify
+convert:turn/change copy:duplicate create:make/set_up delete:remove/erase/get_rid_of deliver:bring deploy:roll_out/ship
+describe:explain disable:turn_off/switch_off display:show download:get/fetch draw:sketch edit:change/modify
+enable:turn_on/switch_on fetch:get/bring_me find:look_for/search fix:repair/correct forward:pass_on generate:make/produce
+grant:give hide:conceal inspect:look_at/examine install:set_up launch:start list:show/name locate:find/look_for lock:secure
+lookup:look_up/find measure:determine merge:combine monitor:watch move:shift notify:tell/inform open:show pause:halt pay:settle
+play:start predict:forecast print:output publish:release/post query:ask/look_up read:show/open record:write_down
+remove:delete/take_away rename:call repair:fix replace:swap/exchange request:ask_for resize:scale restart:reboot
+retrieve:get/fetch review:check/look_over run:execute/start save:store/keep schedule:plan search:look_for/find select:choose/pick
+send:mail share:give show:display/list sort:order start:begin/launch stop:end/halt summarize:sum_up swap:exchange
+test:try/check track:follow transfer:move/send translate:convert trigger:start/fire update:change/refresh upload:send
+validate:check verify:check/confirm view:show/see watch:observe write:put_down""".split())}
+SYNONYMS = {k: [w.replace("_", " ") for w in v] for k, v in SYNONYMS.items()}
+
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()

@@ -43,12 +43,15 @@ std::string require_template(const Checkpoint& checkpoint) {
     return source;
 }
 
+std::string special_text(const Tokenizer& tokenizer, int32_t id) { return id < 0 ? "" : std::string(tokenizer.piece(id)); }
+
 }  // namespace
 
 ChatModel::ChatModel(std::unique_ptr<Session> session)
     : session_(std::move(session)),
       tokenizer_(load_tokenizer(session_->checkpoint())),
-      template_(require_template(session_->checkpoint()), session_->checkpoint().path() + ": chat template"),
+      template_(require_template(session_->checkpoint()), session_->checkpoint().path() + ": chat template",
+                special_text(tokenizer_, tokenizer_.bos()), special_text(tokenizer_, tokenizer_.eos())),
       stop_ids_(stop_ids(session_->checkpoint(), tokenizer_)) {
     RT_CHECK(tokenizer_.id_of("<assistant>") >= 0 && tokenizer_.id_of("</think>") >= 0,
              "{}: chat knows Laguna's dialect, and this vocabulary has no <assistant> or </think>; use riptide run", session_->checkpoint().path());
@@ -62,10 +65,10 @@ std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) const {
     return tokenizer_.encode(prompt.text, options);
 }
 
-std::unique_ptr<StreamParser> ChatModel::make_parser(const std::vector<int32_t>& prompt, const std::string& text, const json::array& tools) const {
+std::unique_ptr<StreamParser> ChatModel::make_parser(const jinja::Rendered& prompt, const json::array& tools) const {
     LagunaParserOptions options;
-    options.thinking = laguna_starts_thinking(prompt, tokenizer_.id_of("<think>"), tokenizer_.id_of("</think>"), tokenizer_.id_of("<assistant>"));
-    options.newline_framing = text.rfind("<assistant>\n") != std::string::npos;  // v5 writes a newline there, v8 none
+    options.thinking = ends_inside_thinking(prompt);
+    options.newline_framing = template_.traits().newlines_in_tags;
     options.tools = ToolSchemas(tools);
     return make_laguna_parser(std::move(options));
 }
@@ -77,7 +80,7 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     options.enable_thinking = think;
     const jinja::Rendered rendered = template_.render(messages, tools, options);
     const std::vector<int32_t> prompt = encode(rendered);
-    const std::unique_ptr<StreamParser> parser = make_parser(prompt, rendered.text, tools);
+    const std::unique_ptr<StreamParser> parser = make_parser(rendered, tools);
     MessageBuilder builder;
     StreamEvents events;
     const auto deliver = [&] {

@@ -34,7 +34,7 @@ class ChatModel {
 
   private:
     std::vector<int32_t> encode(const jinja::Rendered& prompt) const;
-    std::unique_ptr<StreamParser> make_parser(const std::vector<int32_t>& prompt, const std::string& text, const json::array& tools) const;
+    std::unique_ptr<StreamParser> make_parser(const jinja::Rendered& prompt, const json::array& tools) const;
 
     std::unique_ptr<Session> session_;
     Tokenizer tokenizer_;

@@ -83,7 +83,10 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, Op
     const json::array beginning = messages;
     fmt::print("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
     std::string line;
-    while (!interrupted() && fmt::print("\n> ") >= 0 && std::fflush(stdout) == 0 && std::getline(std::cin, line)) {
+    while (!interrupted()) {
+        fmt::print("\n> ");
+        std::fflush(stdout);
+        if (!std::getline(std::cin, line)) break;
         if (line.empty()) continue;
         if (line == "/quit" || line == "/exit") break;
         if (line == "/new") {

@@ -53,8 +53,8 @@ constexpr uint64_t kOpen = uint64_t{1} << 63;
 
 }  // namespace
 
-// A loop is open from its start until the caller finds no piece left. Workers join by counting themselves into `gate`; one
-// that comes while the gate is closed counts itself out again, so the caller never waits for a worker that sleeps.
+// A loop is open from its start until the caller finds no piece left. Workers join by counting themselves into `gate`;
+// one that comes while the gate is closed counts itself out again, so the caller never waits for a worker that sleeps.
 struct ThreadPool::Impl {
     alignas(64) std::atomic<uint64_t> gate{0};   // kOpen | workers inside
     alignas(64) std::atomic<uint64_t> epoch{0};  // loops started so far

@@ -7,8 +7,8 @@
 namespace riptide {
 
 const Batch& BatchBuilder::build(std::span<const StepRows> steps) {
-    for (auto* array : {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &page_table_, &state_slot_,
-                        &logit_rows_})
+    for (auto* array : {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &page_table_,
+                        &state_slot_, &logit_rows_})
         array->clear();
     bool tree = false;
     size_t max_pages = 0;
@@ -29,8 +29,9 @@ const Batch& BatchBuilder::build(std::span<const StepRows> steps) {
         add_logits(steps[s], row_begin_.back());
     }
     row_begin_.push_back(static_cast<int32_t>(tokens_.size()));
-    batch_ = {tokens_,    positions_,  row_sequence_,                   parent_,     row_begin_,
-              committed_, page_table_, static_cast<int32_t>(max_pages), state_slot_, logit_rows_};
+    batch_ = {tokens_,     positions_, row_sequence_, parent_,
+              row_begin_,  committed_, page_table_,   static_cast<int32_t>(max_pages),
+              state_slot_, logit_rows_};
     return batch_;
 }
 
@@ -51,8 +52,11 @@ void BatchBuilder::add_rows(const StepRows& step, int32_t sequence, bool tree) {
 void BatchBuilder::add_logits(const StepRows& step, int32_t first_row) {
     const auto rows = static_cast<int32_t>(step.tokens.size());
     switch (step.logits) {
-        case StepRows::Logits::none: break;
-        case StepRows::Logits::last: logit_rows_.push_back(first_row + rows - 1); break;
+        case StepRows::Logits::none:
+            break;
+        case StepRows::Logits::last:
+            logit_rows_.push_back(first_row + rows - 1);
+            break;
         case StepRows::Logits::all:
             for (int32_t i = 0; i < rows; ++i) logit_rows_.push_back(first_row + i);
             break;

@@ -16,8 +16,8 @@ struct StepRows {
 
     const SequenceState* sequence = nullptr;
     std::span<const int32_t> tokens;
-    /// Empty for a chain. Else, for each row, the row of this entry that is its parent (smaller than its own number), or -1
-    /// for a child of the last committed token.
+    /// Empty for a chain. Else, for each row, the row of this entry that is its parent (smaller than its own number),
+    /// or -1 for a child of the last committed token.
     std::span<const int32_t> parents;
     Logits logits = Logits::last;
     std::span<const int32_t> logit_list;  // logits == list: rows of this entry, ascending

@@ -11,11 +11,11 @@ namespace riptide {
 HostMemory::HostMemory(int64_t bytes) : bytes_(bytes) {
     RT_ASSERT(bytes >= 0);
     if (bytes == 0) return;
-    void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED) fail(ErrorKind::system, "the system has no {} bytes of address space for the K/V cache", bytes);
+    void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        fail(ErrorKind::system, "the system has no {} bytes of address space for the K/V cache", bytes);
     data_ = static_cast<std::byte*>(p);
-    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
 }
 
 HostMemory::~HostMemory() {

@@ -25,11 +25,11 @@ const KvCacheOptions& checked(const KvCacheOptions& o) {
 
 void check_heads(const StateSpec& spec, size_t layer, DType type, const char* which) {
     RT_CHECK(can_hold_kv(type), "{} cannot store {}", dtype_name(type), which);
-    RT_CHECK(spec.num_kv_heads >= 1 && spec.head_dim >= 1, "layer {}: {} K/V heads of {} values", layer, spec.num_kv_heads,
-             spec.head_dim);
+    RT_CHECK(spec.num_kv_heads >= 1 && spec.head_dim >= 1, "layer {}: {} K/V heads of {} values", layer,
+             spec.num_kv_heads, spec.head_dim);
     const int64_t block = dtype_info(type).block_elements;
-    RT_CHECK(spec.head_dim % block == 0, "layer {}: head_dim {} does not suit {} as {}: its blocks hold {} values", layer,
-             spec.head_dim, dtype_name(type), which, block);
+    RT_CHECK(spec.head_dim % block == 0, "layer {}: head_dim {} does not suit {} as {}: its blocks hold {} values",
+             layer, spec.head_dim, dtype_name(type), which, block);
 }
 
 }  // namespace
@@ -95,7 +95,8 @@ void KvCache::release_slot(int32_t slot) {
 }
 
 int64_t KvCache::total_bytes() const {
-    return int64_t{options_.pages} * options_.page_rows * bytes_per_token_ + options_.max_sequences * bytes_per_sequence_;
+    return int64_t{options_.pages} * options_.page_rows * bytes_per_token_ +
+           options_.max_sequences * bytes_per_sequence_;
 }
 
 void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) {

@@ -15,20 +15,20 @@ namespace riptide {
 struct KvCacheOptions {
     DType k_dtype = DType::f16;
     DType v_dtype = DType::f16;
-    int32_t page_rows = 64;      // tokens in a page
-    int32_t pages = 0;           // pages shared by all sequences; a page holds its tokens in every paged layer
-    int32_t max_sequences = 1;   // rings
-    int32_t max_step_rows = 1;   // the most rows of one sequence in one step
+    int32_t page_rows = 64;     // tokens in a page
+    int32_t pages = 0;          // pages shared by all sequences; a page holds its tokens in every paged layer
+    int32_t max_sequences = 1;  // rings
+    int32_t max_step_rows = 1;  // the most rows of one sequence in one step
 };
 
-/// Owns the memory, the pool of pages and the free ring slots. Layers of kind `paged` share one page numbering; layers of
-/// kind `window` get, in each of max_sequences slots, a ring of window - 1 + max_step_rows tokens, rounded up to 64: a
-/// rejected tree overwrites nothing that is still needed. Memory is address space until it is written.
-/// Not thread-safe; must outlive its SequenceStates.
+/// Owns the memory, the pool of pages and the free ring slots. Layers of kind `paged` share one page numbering; layers
+/// of kind `window` get, in each of max_sequences slots, a ring of window - 1 + max_step_rows tokens, rounded up to 64:
+/// a rejected tree overwrites nothing that is still needed. Memory is address space until it is written. Not
+/// thread-safe; must outlive its SequenceStates.
 class KvCache {
   public:
-    /// Throws Error for options out of range, a head_dim that is no whole number of the K/V type's blocks (naming both), or
-    /// sizes that overflow or that the system refuses.
+    /// Throws Error for options out of range, a head_dim that is no whole number of the K/V type's blocks (naming
+    /// both), or sizes that overflow or that the system refuses.
     KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options);
     KvCache(const KvCache&) = delete;
     KvCache& operator=(const KvCache&) = delete;

@@ -6,9 +6,9 @@
 
 namespace riptide {
 
-/// Hands out page ids 0 .. size-1. A page lives while somebody holds a reference. Holds no memory of pages and no policy.
-/// Misuse (an id that is not held, a double release) aborts. Not thread-safe: the engine thread owns it.
-/// Ids come out last released first, and 0, 1, 2, ... from a fresh pool, so runs repeat exactly.
+/// Hands out page ids 0 .. size-1. A page lives while somebody holds a reference. Holds no memory of pages and no
+/// policy. Misuse (an id that is not held, a double release) aborts. Not thread-safe: the engine thread owns it. Ids
+/// come out last released first, and 0, 1, 2, ... from a fresh pool, so runs repeat exactly.
 class PagePool {
   public:
     explicit PagePool(int32_t size);

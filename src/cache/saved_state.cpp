@@ -24,7 +24,8 @@ struct SavedHeader {
 uint64_t geometry_of(const KvCache& cache) {
     uint64_t hash = 0xCBF29CE484222325u;
     const auto mix = [&](int64_t value) {
-        for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ ((static_cast<uint64_t>(value) >> shift) & 0xFF)) * 0x100000001B3u;
+        for (int shift = 0; shift < 64; shift += 8)
+            hash = (hash ^ ((static_cast<uint64_t>(value) >> shift) & 0xFF)) * 0x100000001B3u;
     };
     for (const KvView& view : cache.views()) {
         mix(view.window);
@@ -39,7 +40,8 @@ uint64_t geometry_of(const KvCache& cache) {
 int64_t payload_bytes(const KvCache& cache, int64_t length) {
     int64_t bytes = 0;
     for (const KvView& view : cache.views())
-        if (view.window > 0) bytes += std::min<int64_t>(length, view.window - 1) * (view.k_slot_bytes + view.v_slot_bytes);
+        if (view.window > 0)
+            bytes += std::min<int64_t>(length, view.window - 1) * (view.k_slot_bytes + view.v_slot_bytes);
     return bytes;
 }
 
@@ -75,11 +77,14 @@ std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t le
 
 int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     SavedHeader header;
-    RT_CHECK(saved.size() >= sizeof header, "a saved state of {} bytes: its header alone takes {}", saved.size(), sizeof header);
+    RT_CHECK(saved.size() >= sizeof header, "a saved state of {} bytes: its header alone takes {}", saved.size(),
+             sizeof header);
     std::memcpy(&header, saved.data(), sizeof header);
-    RT_CHECK(header.magic == kMagic, "not a saved state: it begins with {:#010x}, expected {:#010x}", header.magic, kMagic);
+    RT_CHECK(header.magic == kMagic, "not a saved state: it begins with {:#010x}, expected {:#010x}", header.magic,
+             kMagic);
     RT_CHECK(header.version == kVersion, "a saved state of version {}, expected {}", header.version, kVersion);
-    RT_CHECK(header.geometry == geometry_of(cache), "the saved state belongs to a cache with other layers or K/V types");
+    RT_CHECK(header.geometry == geometry_of(cache),
+             "the saved state belongs to a cache with other layers or K/V types");
     RT_CHECK(header.length >= 0 && header.length <= INT32_MAX, "a saved state of {} tokens", header.length);
     const int64_t expected = payload_bytes(cache, header.length);
     RT_CHECK(header.payload_bytes == expected && saved.size() - sizeof header == static_cast<size_t>(expected),
@@ -90,9 +95,8 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
 
 void load_rings(KvCache& cache, int32_t slot, std::span<const std::byte> saved) {
     const std::byte* payload = saved.data() + sizeof(SavedHeader);
-    for_each_slot(cache, slot, saved_length(cache, saved), [&](std::byte* ring, int64_t offset, size_t bytes) {
-        std::memcpy(ring, payload + offset, bytes);
-    });
+    for_each_slot(cache, slot, saved_length(cache, saved),
+                  [&](std::byte* ring, int64_t offset, size_t bytes) { std::memcpy(ring, payload + offset, bytes); });
 }
 
 }  // namespace riptide

@@ -15,7 +15,8 @@ namespace riptide {
 
 /// The state of ring slot `slot` for a sequence of `length` tokens.
 std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t length);
-/// The length named by the header. Throws Error unless the bytes are a whole state saved from a cache of the same layers.
+/// The length named by the header. Throws Error unless the bytes are a whole state saved from a cache of the same
+/// layers.
 int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved);
 /// Writes a state that saved_length accepts into ring slot `slot`.
 void load_rings(KvCache& cache, int32_t slot, std::span<const std::byte> saved);

@@ -77,7 +77,8 @@ bool SequenceState::try_reserve(int64_t rows) {
             pool.release(tail);
             tail = own;
         }
-        while (static_cast<int32_t>(pages_.size()) < cache_->pages_for(length_ + rows)) pages_.push_back(pool.acquire());
+        while (static_cast<int32_t>(pages_.size()) < cache_->pages_for(length_ + rows))
+            pages_.push_back(pool.acquire());
     }
     reserved_ = std::max(reserved_, rows);
     ring_high_ = std::max(ring_high_, length_ + reserved_);
@@ -89,7 +90,8 @@ void SequenceState::move_row(int64_t from, int64_t to) {
     for (const KvView& view : cache_->views()) {
         const auto slot = [&](int64_t index) -> int64_t {
             if (view.window > 0) return int64_t{slot_} * view.ring_rows + index % view.ring_rows;
-            return int64_t{pages_[static_cast<size_t>(index / view.page_rows)]} * view.page_rows + index % view.page_rows;
+            return int64_t{pages_[static_cast<size_t>(index / view.page_rows)]} * view.page_rows +
+                   index % view.page_rows;
         };
         if (view.num_kv_heads > 0) ops::kv_move(view, slot(from), slot(to));
     }
@@ -123,7 +125,8 @@ bool SequenceState::can_truncate(int64_t length) const {
     return std::all_of(cache_->views().begin(), cache_->views().end(), [&](const KvView& view) {
         if (view.window == 0) return true;
         const int64_t oldest = std::max<int64_t>(0, length - (view.window - 1));
-        const bool copied_in = oldest >= ring_base_ - (view.window - 1), overwritten = oldest + view.ring_rows < ring_high_;
+        const bool copied_in = oldest >= ring_base_ - (view.window - 1),
+                   overwritten = oldest + view.ring_rows < ring_high_;
         return oldest >= length || (copied_in && !overwritten);
     });
 }
@@ -156,8 +159,8 @@ void SequenceState::restore(std::span<const std::byte> saved, std::span<const in
     RT_ASSERT(length_ == 0 && reserved_ == 0);
     const int64_t length = saved_length(*cache_, saved);
     const int64_t wanted = cache_->has_pages() ? cache_->pages_for(length) : 0;
-    RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}", length,
-             pages.size(), wanted);
+    RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}",
+             length, pages.size(), wanted);
     for (const int32_t page : pages) cache_->pool().retain(page);
     pages_.assign(pages.begin(), pages.end());
     load_rings(*cache_, slot_, saved);

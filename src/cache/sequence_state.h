@@ -10,15 +10,17 @@
 
 namespace riptide {
 
-/// The life of a step: try_reserve(rows) -> build the Batch -> forward() writes rows at indices length() .. length() + rows - 1
+/// The life of a step: try_reserve(rows) -> build the Batch -> forward() writes rows at indices length() .. length() +
+/// rows - 1
 /// -> commit. A step that fails is dropped with commit_prefix(0). Holds references to pages and one ring slot; the
 /// destructor gives them back. Move-only; not thread-safe.
 ///
-/// Pages may be shared (fork, a prefix cache): full pages are never written again; the last, partly filled page is copied
-/// by the first try_reserve that finds it shared.
+/// Pages may be shared (fork, a prefix cache): full pages are never written again; the last, partly filled page is
+/// copied by the first try_reserve that finds it shared.
 class SequenceState {
   public:
-    /// An empty sequence. Throws Error (unavailable) when no ring slot is free: a scheduler asks cache.free_slots() first.
+    /// An empty sequence. Throws Error (unavailable) when no ring slot is free: a scheduler asks cache.free_slots()
+    /// first.
     explicit SequenceState(KvCache& cache);
     ~SequenceState();
     SequenceState(SequenceState&& other) noexcept;
@@ -38,8 +40,8 @@ class SequenceState {
     /// REQUIRES 1 <= rows <= max_step_rows. Calling it again in a step enlarges the reservation.
     bool try_reserve(int64_t rows);
 
-    /// Ends the step: keeps the rows path[0] < path[1] < ..., numbered from the first row of this sequence in the step, as
-    /// the next path.size() tokens, moving their K/V into place in every layer, and frees the pages left over.
+    /// Ends the step: keeps the rows path[0] < path[1] < ..., numbered from the first row of this sequence in the step,
+    /// as the next path.size() tokens, moving their K/V into place in every layer, and frees the pages left over.
     /// REQUIRES the path to be a chain of ancestors from a root and its rows reserved.
     /// Cost: nothing for a prefix 0, 1, 2, ...; else one slot copy for each moved row and layer.
     void commit(std::span<const int32_t> path);
@@ -48,12 +50,12 @@ class SequenceState {
 
     /// Whether the rings still hold what a sequence of `length` tokens reads. Always true without window layers.
     bool can_truncate(int64_t length) const;
-    /// Forgets the tokens from `length` on and frees their pages. Throws Error when !can_truncate(length): restore a saved
-    /// state then. REQUIRES length <= length() and no step running.
+    /// Forgets the tokens from `length` on and frees their pages. Throws Error when !can_truncate(length): restore a
+    /// saved state then. REQUIRES length <= length() and no step running.
     void truncate(int64_t length);
 
-    /// The bounded state at this length as bytes: a header that names length and geometry, then the last window - 1 tokens of
-    /// each window layer. REQUIRES no step running.
+    /// The bounded state at this length as bytes: a header that names length and geometry, then the last window - 1
+    /// tokens of each window layer. REQUIRES no step running.
     std::vector<std::byte> save() const;
     /// Goes back to a state saved from this very sequence (the same tokens): truncates the pages, rewrites the rings.
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or are longer than length().
@@ -62,8 +64,8 @@ class SequenceState {
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or the pages do not fit the length.
     void restore(std::span<const std::byte> saved, std::span<const int32_t> pages);
 
-    /// A second sequence with the same tokens: shares the pages, copies the rings. Throws Error (unavailable) without a free
-    /// ring slot. REQUIRES no step running.
+    /// A second sequence with the same tokens: shares the pages, copies the rings. Throws Error (unavailable) without a
+    /// free ring slot. REQUIRES no step running.
     SequenceState fork() const;
 
   private:

@@ -14,7 +14,7 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kBlockKeys = 32;                    // K or V decoded at a time: 16 KiB at head_dim 128
-constexpr int64_t kPartialFloats = int64_t{2} << 20;  // of states that wait to be merged
+constexpr int64_t kPartialFloats = int64_t{1} << 20;  // of states that wait to be merged
 
 /// What stays the same over one call.
 struct Job {
@@ -59,8 +59,10 @@ void load_queries(const Job& job, const AttentionTile& tile, int64_t kv_head, fl
         }
 }
 
-/// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see by the same indices.
-void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count, PieceKeys& keys) {
+/// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see by the same
+/// indices.
+void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count,
+               PieceKeys& keys) {
     const int64_t origin = piece * kAttentionSplit;
     keys.begin = kAttentionSplit;
     keys.end = 0;
@@ -77,8 +79,7 @@ void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t
     if (tile.tree)
         path_indices(job.batch, tile.row + first + count - 1, origin + keys.begin, origin + keys.end,
                      keys.index.data() + keys.begin);
-    else
-        std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
+    else std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
 }
 
 const char* stored_row(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t index, bool values) {
@@ -86,8 +87,8 @@ const char* stored_row(const Job& job, const AttentionTile& tile, int64_t kv_hea
     return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
 }
 
-/// Decodes keys [begin, end) of the piece to their places in a block that begins at key `block`, and fetches the next ones:
-/// the rows of a head lie a slot apart, which hardware does not guess.
+/// Decodes keys [begin, end) of the piece to their places in a block that begins at key `block`, and fetches the next
+/// ones: the rows of a head lie a slot apart, which hardware does not guess.
 void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
                   bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
@@ -96,10 +97,8 @@ void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, co
     for (int64_t j = begin; j < end; ++j) {
         const char* row = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j)], values);
         float* to = out + (j - block) * job.dp;
-        if (type == DType::f16 && job.kernels.decode_f16 != nullptr)
-            job.kernels.decode_f16(row, to, job.d);
-        else
-            decode_kv_row(type, row, to, job.d);
+        if (type == DType::f16 && job.kernels.decode_f16 != nullptr) job.kernels.decode_f16(row, to, job.d);
+        else decode_kv_row(type, row, to, job.d);
         if (j + kBlockKeys >= keys.end) continue;
         const char* next = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j + kBlockKeys)], values);
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
@@ -126,8 +125,7 @@ void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t 
         float* state = states + i * job.state;
         if (range.begin < range.end)
             job.kernels.softmax(scratch.scores + i * kAttentionSplit, range.begin, range.end, job.dp, state);
-        else
-            state[job.dp + 1] = 0;
+        else state[job.dp + 1] = 0;
     }
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
         decode_block(job, tile, kv_head, keys, block, true, scratch.block);
@@ -142,8 +140,8 @@ void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t 
     }
 }
 
-/// States of all queries of the tile for one piece. Rows share the committed part; where a tree's own rows begin, each row
-/// follows its own path.
+/// States of all queries of the tile for one piece. Rows share the committed part; where a tree's own rows begin, each
+/// row follows its own path.
 void attend_piece(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t piece, const Scratch& scratch,
                   float* states) {
     const int64_t committed = job.batch.committed[static_cast<size_t>(tile.sequence)];
@@ -194,10 +192,8 @@ void for_each(Context& ctx, int64_t n, const std::function<void(int64_t, int)>& 
     const auto range = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i) body(i, thread);
     };
-    if (ctx.threads == nullptr)
-        range(0, n, 0);
-    else
-        ctx.threads->parallel_for(n, 1, range);
+    if (ctx.threads == nullptr) range(0, n, 0);
+    else ctx.threads->parallel_for(n, 1, range);
 }
 
 /// Enough tiles for all threads: a thread takes a tile and a KV head through all pieces.
@@ -231,7 +227,9 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
     const int64_t pieces = std::clamp<int64_t>(kPartialFloats / (items * stride), 1, end - first);
     float* partial = floats(ctx, items * pieces * stride);
     float* running = floats(ctx, items * stride);
-    const auto tile_of = [&](int64_t item) -> const AttentionTile& { return tiles[static_cast<size_t>(item / kv_heads)]; };
+    const auto tile_of = [&](int64_t item) -> const AttentionTile& {
+        return tiles[static_cast<size_t>(item / kv_heads)];
+    };
     for (int64_t item = 0; item < items; ++item) clear_states(job, job.queries(tile_of(item)), running + item * stride);
     for (int64_t start = first; start < end; start += pieces) {
         const int64_t count = std::min(pieces, end - start);
@@ -239,7 +237,8 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
             const int64_t item = i / count, piece = start + i % count;
             const AttentionTile& tile = tile_of(item);
             float* states = partial + i * stride;
-            if (piece < tile.first_piece || piece >= tile.end_piece) return clear_states(job, job.queries(tile), states);
+            if (piece < tile.first_piece || piece >= tile.end_piece)
+                return clear_states(job, job.queries(tile), states);
             const Scratch& s = scratch[static_cast<size_t>(thread)];
             load_queries(job, tile, item % kv_heads, s.q);
             attend_piece(job, tile, item % kv_heads, piece, s, states);
@@ -262,15 +261,13 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
     Tensor out = ctx.alloc(DType::f32, {q.rows(), heads * d});
     if (q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
-    const Job job{view, batch, attention_kernels(),     q,  softmax_scale,
-                  heads, heads / view.num_kv_heads, d, dp, attention_state_floats(dp)};
+    const Job job{view, batch, attention_kernels(),       q, softmax_scale, heads, heads / view.num_kv_heads,
+                  d,    dp,    attention_state_floats(dp)};
     const std::vector<AttentionTile> tiles = plan_tiles(batch, view.window);
     const std::vector<Scratch> scratch = make_scratch(ctx, job);
     const auto items = static_cast<int64_t>(tiles.size()) * view.num_kv_heads;
-    if (items >= 4 * static_cast<int64_t>(scratch.size()))
-        run_tiles(ctx, job, tiles, scratch, out);
-    else
-        run_pieces(ctx, job, tiles, scratch, out);
+    if (items >= 4 * static_cast<int64_t>(scratch.size())) run_tiles(ctx, job, tiles, scratch, out);
+    else run_pieces(ctx, job, tiles, scratch, out);
     return out;
 }
 

@@ -17,17 +17,19 @@ inline constexpr int64_t kAttentionSplit = 256;
 /// q f32 [n, H, head_dim], H a multiple of num_kv_heads: head h reads KV head h / (H / num_kv_heads).
 /// Result f32 [n, H * head_dim], fresh. Call kv_append for the step first.
 ///
-/// Determinism: the value of a row is a function of its query and of its keys in order of position, bit for bit: the same
-/// in decode, in any chunk of prefill, in any batch, on any thread count and instruction set, and as a node of a tree.
+/// Determinism: the value of a row is a function of its query and of its keys in order of position, bit for bit: the
+/// same in decode, in any chunk of prefill, in any batch, on any thread count and instruction set, and as a node of a
+/// tree.
 ///   score    16 lanes over head_dim, element i fused into lane i % 16; lanes i + 8 onto i, then + 4, + 2, + 1; then
 ///            * softmax_scale
-///   piece    (m, s, acc): m = max score; s = sum of exp(score - m) over 16 lanes by place in the piece, added likewise;
+///   piece    (m, s, acc): m = max score; s = sum of exp(score - m) over 16 lanes by place in the piece, added
+///   likewise;
 ///            acc = the sum of exp(score - m) * v in order of position, each product fused
 ///   row      pieces merged in order of position: (m, s, acc) + (m', s', acc') rescaled to the larger maximum
 /// Error: f32 roundoff of these sums; exp within 2 ulp. K/V quantisation comes on top.
 /// Only slots of keys that some row sees are read: what else lies in the storage (NaN even) has no effect.
-/// Cost: n * H * keys * head_dim * 4 FLOPs; K/V is decoded once for up to 16 rows of a sequence and all heads of its group.
-/// Source: Vaswani et al. 2017; Dao et al. 2022 (online softmax); transformers, LagunaAttention.
+/// Cost: n * H * keys * head_dim * 4 FLOPs; K/V is decoded once for up to 16 rows of a sequence and all heads of its
+/// group. Source: Vaswani et al. 2017; Dao et al. 2022 (online softmax); transformers, LagunaAttention.
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 
 /// The formula with a plain two-pass softmax in Acc, single-threaded: the judge. Also the same maths for Acc = float.

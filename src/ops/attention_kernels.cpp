@@ -8,7 +8,9 @@ const AttentionKernels* attention_kernels(const char* name) {
     const std::string_view wanted = name;
     if (wanted == "base") return &kAttentionBase;
 #if defined(__x86_64__)
-    if (wanted == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return &kAttentionAvx2;
+    if (wanted == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        return &kAttentionAvx2;
     if (wanted == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return &kAttentionAvx512;

@@ -1,5 +1,5 @@
-// The inner loops of CPU attention, compiled once for each instruction set. All give the same bits: they add in the order that
-// attention.h fixes, fused where it says so.
+// The inner loops of CPU attention, compiled once for each instruction set. All give the same bits: they add in the
+// order that attention.h fixes, fused where it says so.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@ namespace riptide::ops {
 
 /// Vectors have `dp` floats, a multiple of 16, the tail beyond head_dim zero, and begin at 64-byte boundaries.
 /// A state is what a set of keys leaves behind: acc[dp], then m and s (attention.h). s == 0: no keys yet.
-/// Several queries at a time share what is loaded of a key: q [n, dp], s [n, kAttentionSplit], states [n, state floats].
+/// Several queries at a time share what is loaded of a key: q [n, dp], s [n, kAttentionSplit], states [n, state
+/// floats].
 struct AttentionKernels {
     /// s[i][j] = scale * (q_i . k_j) for i in [0, n), j in [0, nk), nk a multiple of 4.
     void (*scores)(const float* q, int64_t n, const float* k, int64_t nk, int64_t dp, float scale, float* s);

@@ -1,5 +1,5 @@
-// Included by attention_kernels_*.cpp, which first define kWidth (how many floats a register holds: 4, 8, 16), Vec (such a
-// register), fused(a, b, c) = a * b + c rounded once, and kQueries (how many queries share the loads of a key).
+// Included by attention_kernels_*.cpp, which first define kWidth (how many floats a register holds: 4, 8, 16), Vec
+// (such a register), fused(a, b, c) = a * b + c rounded once, and kQueries (how many queries share the loads of a key).
 // Nothing here may call an inline function of another header: the linker could then pick this file's copy for any CPU.
 
 namespace riptide::ops {
@@ -63,7 +63,8 @@ inline __attribute__((always_inline)) Vec exp_of_negative(Vec x) {
 
 /// kN queries by four keys.
 template <int kN>
-inline __attribute__((always_inline)) void score_tile(const float* q, const float* k, int64_t dp, float scale, float* s) {
+inline __attribute__((always_inline)) void score_tile(const float* q, const float* k, int64_t dp, float scale,
+                                                      float* s) {
     Lanes sum[kN][4] = {};
     for (int64_t e = 0; e < dp; e += 16)
 #pragma GCC unroll 4
@@ -72,7 +73,8 @@ inline __attribute__((always_inline)) void score_tile(const float* q, const floa
             for (int i = 0; i < kN; ++i) add_products(sum[i][j], q + i * dp + e, k + j * dp + e);
 #pragma GCC unroll 4
     for (int i = 0; i < kN; ++i) {
-        const Vec4 dots = fold_4_rows(fold_to_4(sum[i][0]), fold_to_4(sum[i][1]), fold_to_4(sum[i][2]), fold_to_4(sum[i][3]));
+        const Vec4 dots =
+            fold_4_rows(fold_to_4(sum[i][0]), fold_to_4(sum[i][1]), fold_to_4(sum[i][2]), fold_to_4(sum[i][3]));
         *reinterpret_cast<Vec4*>(s + i * kSplit) = dots * scale;
     }
 }

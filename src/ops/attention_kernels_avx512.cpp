@@ -16,7 +16,8 @@ void decode_f16(const void* from, float* to, int64_t d) {
     const auto* x = static_cast<const uint16_t*>(from);
     int64_t i = 0;
     for (; i + 16 <= d; i += 16)
-        _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i))));
+        _mm512_storeu_ps(to + i,
+                         _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i))));
     for (; i < d; ++i) to[i] = _cvtsh_ss(x[i]);
 }
 

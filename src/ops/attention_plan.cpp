@@ -29,7 +29,8 @@ bool is_tree(const Batch& batch, size_t s, int64_t begin, int64_t end) {
 std::vector<AttentionTile> plan_tiles(const Batch& batch, int32_t window) {
     std::vector<AttentionTile> tiles;
     for (int64_t s = 0; s < batch.sequences(); ++s) {
-        const int64_t begin = batch.row_begin[static_cast<size_t>(s)], end = batch.row_begin[static_cast<size_t>(s) + 1];
+        const int64_t begin = batch.row_begin[static_cast<size_t>(s)],
+                      end = batch.row_begin[static_cast<size_t>(s) + 1];
         const bool tree = is_tree(batch, static_cast<size_t>(s), begin, end);
         for (int64_t row = begin; row < end; row += kTileRows) {
             AttentionTile tile{s, row, std::min(kTileRows, end - row), tree, INT64_MAX, 0};

@@ -13,8 +13,8 @@ struct AttentionTile {
     int64_t sequence = 0;
     int64_t row = 0;  // of the step
     int64_t rows = 0;
-    bool tree = false;         // some row of the sequence is no chain
-    int64_t first_piece = 0;   // pieces of kAttentionSplit positions that some row sees
+    bool tree = false;        // some row of the sequence is no chain
+    int64_t first_piece = 0;  // pieces of kAttentionSplit positions that some row sees
     int64_t end_piece = 0;
 };
 
@@ -32,7 +32,8 @@ inline VisibleRange visible_range(const Batch& batch, int32_t window, int64_t r)
 /// Tiles in order of rows. Aborts on a batch whose positions contradict its parents.
 std::vector<AttentionTile> plan_tiles(const Batch& batch, int32_t window);
 
-/// index[i] = storage index of the key at position begin + i on the path of row r, for positions [begin, end) that r sees.
+/// index[i] = storage index of the key at position begin + i on the path of row r, for positions [begin, end) that r
+/// sees.
 void path_indices(const Batch& batch, int64_t r, int64_t begin, int64_t end, int64_t* index);
 
 }  // namespace riptide::ops

@@ -21,7 +21,8 @@ Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens)
 Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank >= 2 && x.rank <= 3);
     const auto n = static_cast<int64_t>(rows.size());
-    Tensor y = x.rank == 2 ? ctx.alloc(DType::f32, {n, x.shape[1]}) : ctx.alloc(DType::f32, {n, x.shape[1], x.shape[2]});
+    Tensor y =
+        x.rank == 2 ? ctx.alloc(DType::f32, {n, x.shape[1]}) : ctx.alloc(DType::f32, {n, x.shape[1], x.shape[2]});
     for (int64_t i = 0; i < n; ++i) {
         const int64_t source = rows[static_cast<size_t>(i)];
         RT_ASSERT(source >= 0 && source < x.rows());

@@ -51,10 +51,8 @@ DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, boo
     const auto quantize = [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r) kernels.quantize(x.row(r), 0, input.cols, input.cols, rows + r * bytes);
     };
-    if (x.rows() >= 16 && thread_count(ctx) > 1)
-        ctx.threads->parallel_for(x.rows(), 8, quantize);
-    else
-        quantize(0, x.rows(), 0);
+    if (x.rows() >= 16 && thread_count(ctx) > 1) ctx.threads->parallel_for(x.rows(), 8, quantize);
+    else quantize(0, x.rows(), 0);
     input.int8 = rows;
     return input;
 }
@@ -98,10 +96,8 @@ std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::s
     const auto run = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t unit = begin; unit < end; ++unit) run_unit(unit, thread);
     };
-    if (thread_count(ctx) == 1)
-        run(0, units, 0);
-    else
-        ctx.threads->parallel_for(units, 1, run);
+    if (thread_count(ctx) == 1) run(0, units, 0);
+    else ctx.threads->parallel_for(units, 1, run);
     return results;
 }
 

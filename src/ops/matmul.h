@@ -12,13 +12,11 @@ namespace riptide::ops {
 
 /// y[r, o] = sum_c W[o, c] x[r, c].
 /// x: f32 [n, cols], contiguous. y: f32 [n, rows], fresh. W: any type for which has_dot() holds.
-/// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for 32
-/// values. quant/dot.h gives the exact definition and the error bounds.
-/// Determinism: y[r] is a function of x[r] and W alone, bit for bit: the number of rows, of threads, and the instruction set
-/// do not matter.
-/// Errors: throws Error if W has a type without a product or x has another width.
-/// Cost: reads W once for up to 256 rows (n = 1: memory-bound); 2 * n * rows * cols operations. One parallel region, and one
-/// more to quantise x if n >= 16.
+/// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for
+/// 32 values. quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a function of x[r] and
+/// W alone, bit for bit: the number of rows, of threads, and the instruction set do not matter. Errors: throws Error if
+/// W has a type without a product or x has another width. Cost: reads W once for up to 256 rows (n = 1: memory-bound);
+/// 2 * n * rows * cols operations. One parallel region, and one more to quantise x if n >= 16.
 Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
 
 /// The products of several matrices with one x, in one parallel region and with x quantised once. All have x's width.

@@ -12,14 +12,8 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kBlockPairs = 256;  // rows of one unit of work: their activations stay in the L2 cache
-constexpr int64_t kDownRows = 32;     // rows of w_down in one unit
 
-/// A SwiGLU network without ownership.
-struct Expert {
-    const Weight* gate;
-    const Weight* up;
-    const Weight* down;
-};
+using Expert = SharedExpert;
 
 /// A pair is a row that uses an expert. Pairs are sorted by expert; a block is a run of pairs of one expert.
 struct Block {
@@ -29,6 +23,7 @@ struct Plan {
     std::vector<Block> blocks;
     const int32_t* pair_row = nullptr;  // row of each pair; nullptr: pair i is row i
     const int32_t* pair_of = nullptr;   // pair of (row, rank)
+    int64_t first_shared = -1;          // the shared expert's pair of row 0, those of other rows behind it; -1: none
     int64_t pairs = 0;
     int64_t largest = 0;  // pairs of the largest block
 };
@@ -39,10 +34,8 @@ void run_units(Context& ctx, int64_t units, const std::function<void(int64_t, in
     const auto run = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i) unit(i, thread);
     };
-    if (thread_count(ctx) == 1)
-        run(0, units, 0);
-    else
-        ctx.threads->parallel_for(units, 1, run);
+    if (thread_count(ctx) == 1) run(0, units, 0);
+    else ctx.threads->parallel_for(units, 1, run);
 }
 
 void add_blocks(Plan& plan, int64_t expert, int64_t begin, int64_t end) {
@@ -52,8 +45,9 @@ void add_blocks(Plan& plan, int64_t expert, int64_t begin, int64_t end) {
     }
 }
 
-/// Sorts the (row, rank) pairs by expert, then row: a counting sort into arena arrays.
-Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts) {
+/// Sorts the (row, rank) pairs by expert, then row: a counting sort into arena arrays. The pairs of a shared expert,
+/// number num_experts, come last.
+Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts, bool shared) {
     const int64_t n = routing.experts.rows(), k = routing.top_k;
     const auto* experts = routing.experts.row<int32_t>(0);
     std::vector<int64_t> end(static_cast<size_t>(num_experts), 0);
@@ -62,7 +56,7 @@ Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts) {
         ++end[static_cast<size_t>(experts[i])];
     }
     Plan plan;
-    plan.pairs = n * k;
+    plan.pairs = n * k + (shared ? n : 0);
     int64_t begin = 0;
     for (int64_t e = 0; e < num_experts; ++e) {
         int64_t& count = end[static_cast<size_t>(e)];
@@ -70,20 +64,25 @@ Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts) {
         begin += count;
         count = begin - count;  // from here on: the next free pair of expert e
     }
-    auto* pair_row = static_cast<int32_t*>(ctx.arena->allocate(n * k * int64_t{sizeof(int32_t)}));
+    if (shared) {
+        plan.first_shared = n * k;
+        add_blocks(plan, num_experts, n * k, n * k + n);
+    }
+    auto* pair_row = static_cast<int32_t*>(ctx.arena->allocate(plan.pairs * int64_t{sizeof(int32_t)}));
     auto* pair_of = static_cast<int32_t*>(ctx.arena->allocate(n * k * int64_t{sizeof(int32_t)}));
     for (int64_t i = 0; i < n * k; ++i) {
         const int64_t pair = end[static_cast<size_t>(experts[i])]++;
         pair_row[pair] = static_cast<int32_t>(i / k);
         pair_of[i] = static_cast<int32_t>(pair);
     }
+    for (int64_t pair = n * k; pair < plan.pairs; ++pair) pair_row[pair] = static_cast<int32_t>(pair - n * k);
     plan.pair_row = pair_row;
     plan.pair_of = pair_of;
     return plan;
 }
 
-/// silu(Wg x) * (Wu x) of every pair, in the forms that the down projections want. One parallel region; a unit makes 32 or 64
-/// values of one block of pairs, so that it can quantise them on the spot.
+/// silu(Wg x) * (Wu x) of every pair, in the forms that the down projections want. One parallel region; a unit makes 32
+/// or 64 values of one block of pairs, so that it can quantise them on the spot.
 class Hidden {
   public:
     Hidden(Context& ctx, const DotKernels& kernels, const Plan& plan, const std::vector<Expert>& experts)
@@ -107,8 +106,8 @@ class Hidden {
         run_units(ctx, per_block * static_cast<int64_t>(plan_.blocks.size()), [&](int64_t unit, int thread) {
             std::byte* scratch = memory + thread * thread_bytes;
             auto* gate = reinterpret_cast<float*>(scratch + scratch_bytes);
-            unit_of(plan_.blocks[static_cast<size_t>(unit / per_block)], unit % per_block * unit_width_, x, scratch, gate,
-                    gate + values);
+            unit_of(plan_.blocks[static_cast<size_t>(unit / per_block)], unit % per_block * unit_width_, x, scratch,
+                    gate, gate + values);
         });
     }
 
@@ -140,10 +139,8 @@ class Hidden {
     }
 
     void set_rows(DotTask& task, const Block& block) const {
-        if (plan_.pair_row != nullptr)
-            task.x_index = plan_.pair_row + block.begin;
-        else
-            task.x = static_cast<const std::byte*>(task.x) + block.begin * task.x_stride;
+        if (plan_.pair_row != nullptr) task.x_index = plan_.pair_row + block.begin;
+        else task.x = static_cast<const std::byte*>(task.x) + block.begin * task.x_stride;
     }
 
     const DotKernels& kernels_;
@@ -156,8 +153,8 @@ class Hidden {
 };
 
 /// Rows [first, last) of W_down times the hidden values of one block, to y (value of pair block.begin, row first).
-void down_block(const DotKernels& kernels, const DotInput& hidden, const Expert& expert, const Block& block, int64_t first,
-                int64_t last, float* y, int64_t y_stride, void* scratch) {
+void down_block(const DotKernels& kernels, const DotInput& hidden, const Expert& expert, const Block& block,
+                int64_t first, int64_t last, float* y, int64_t y_stride, void* scratch) {
     DotTask task;
     hidden.set(task, *expert.down);
     task.x = static_cast<const std::byte*>(task.x) + block.begin * task.x_stride;
@@ -176,10 +173,11 @@ void check_experts(const std::vector<Expert>& experts, int64_t hidden_size) {
     for (const Expert& e : experts) {
         for (const Weight* w : {e.gate, e.up, e.down})
             RT_CHECK(has_dot(w->dtype), "no matrix product for weights of type {}", dtype_name(w->dtype));
-        RT_CHECK(e.gate->cols == hidden_size && e.up->cols == hidden_size && e.gate->rows == width && e.up->rows == width &&
-                     e.down->cols == width && e.down->rows == out,
-                 "feed-forward weights of shapes gate [{}, {}], up [{}, {}], down [{}, {}] do not fit rows of {} values",
-                 e.gate->rows, e.gate->cols, e.up->rows, e.up->cols, e.down->rows, e.down->cols, hidden_size);
+        RT_CHECK(
+            e.gate->cols == hidden_size && e.up->cols == hidden_size && e.gate->rows == width && e.up->rows == width &&
+                e.down->cols == width && e.down->rows == out,
+            "feed-forward weights of shapes gate [{}, {}], up [{}, {}], down [{}, {}] do not fit rows of {} values",
+            e.gate->rows, e.gate->cols, e.up->rows, e.up->cols, e.down->rows, e.down->cols, hidden_size);
     }
 }
 
@@ -201,7 +199,7 @@ bool want_int8(const std::vector<Expert>& experts) {
     });
 }
 
-/// y[r, first..last) = sum over ranks of weight * products[pair], rank after rank.
+/// y[r, first..last) = sum over ranks of weight * products[pair], rank after rank, then the shared expert's product.
 void combine(const Routing& routing, const Plan& plan, const float* products, int64_t first, int64_t last, Tensor& y) {
     const int64_t count = last - first, k = routing.top_k;
     for (int64_t r = 0; r < y.rows(); ++r) {
@@ -214,14 +212,20 @@ void combine(const Routing& routing, const Plan& plan, const float* products, in
             else
                 for (int64_t i = 0; i < count; ++i) out[i] += weight * d[i];
         }
+        if (plan.first_shared < 0) continue;
+        const float* d = products + (plan.first_shared + r) * count;
+        for (int64_t i = 0; i < count; ++i) out[i] += d[i];
     }
 }
+
+/// Rows of w_down in one unit: few rows of x make units so light that more of them balance better.
+int64_t down_rows(const Plan& plan) { return plan.pairs <= 32 ? 16 : 32; }
 
 }  // namespace
 
 template <class Acc>
-void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale, bool normalize,
-                       int32_t* experts, Acc* weights) {
+void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,
+                       bool normalize, int32_t* experts, Acc* weights) {
     std::vector<Acc> keys(static_cast<size_t>(top_k));
     int64_t found = 0;
     for (int64_t e = 0; e < num_experts; ++e) {
@@ -256,31 +260,43 @@ Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float>
     Routing routing{top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
     parallel_rows(ctx, n, 16 * num_experts, [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r)
-            route_sigmoid_ref<float>(logits.row(r), bias.empty() ? nullptr : bias.data(), num_experts, top_k, scale, normalize,
-                                     routing.experts.row<int32_t>(r), routing.weights.row(r));
+            route_sigmoid_ref<float>(logits.row(r), bias.empty() ? nullptr : bias.data(), num_experts, top_k, scale,
+                                     normalize, routing.experts.row<int32_t>(r), routing.weights.row(r));
     });
     return routing;
 }
 
-Tensor moe_swiglu(Context& ctx, const DotKernels& kernels, const Tensor& x, const Routing& routing,
-                  const ExpertWeights& weights) {
-    std::vector<Expert> experts;
+Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                  const SharedExpert& shared) {
     RT_ASSERT(weights.gate.size() == weights.up.size() && weights.gate.size() == weights.down.size());
-    for (size_t e = 0; e < weights.gate.size(); ++e) experts.push_back({&weights.gate[e], &weights.up[e], &weights.down[e]});
-    check_experts(experts, x.shape[1]);
     RT_ASSERT(routing.experts.rows() == x.rows() && routing.weights.rows() == x.rows());
+    std::vector<Expert> experts;
+    experts.reserve(weights.gate.size() + 1);
+    for (size_t e = 0; e < weights.gate.size(); ++e)
+        experts.push_back({&weights.gate[e], &weights.up[e], &weights.down[e]});
+    const auto num_experts = static_cast<int64_t>(experts.size());
+    if (shared.gate != nullptr && num_experts > 0 && shared.gate->rows != experts.front().gate->rows) {
+        Tensor sum = moe_swiglu(ctx, x, routing, weights);
+        const ArenaScope scope(*ctx.arena);
+        add(ctx, sum, swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down));
+        return sum;
+    }
+    if (shared.gate != nullptr) experts.push_back(shared);
+    check_experts(experts, x.shape[1]);
     const int64_t out = experts.front().down->rows;
     Tensor y = ctx.alloc(DType::f32, {x.rows(), out});
     if (x.rows() == 0) return y;
 
     const ArenaScope scope(*ctx.arena);
-    const Plan plan = make_plan(ctx, routing, static_cast<int64_t>(experts.size()));
+    const DotKernels& kernels = dot_kernels();
+    const Plan plan = make_plan(ctx, routing, num_experts, shared.gate != nullptr);
     Hidden hidden(ctx, kernels, plan, experts);
     hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(experts)));
     const DotInput input = hidden.as_input();
-    const DownMemory memory = down_memory(ctx, experts, plan.pairs * kDownRows);
-    run_units(ctx, (out + kDownRows - 1) / kDownRows, [&](int64_t unit, int thread) {
-        const int64_t first = unit * kDownRows, last = std::min(out, first + kDownRows), count = last - first;
+    const int64_t step = down_rows(plan);
+    const DownMemory memory = down_memory(ctx, experts, plan.pairs * step);
+    run_units(ctx, (out + step - 1) / step, [&](int64_t unit, int thread) {
+        const int64_t first = unit * step, last = std::min(out, first + step), count = last - first;
         std::byte* scratch = memory.base + thread * memory.thread_bytes;
         auto* products = reinterpret_cast<float*>(scratch + memory.scratch_bytes);
         for (const Block& block : plan.blocks)
@@ -289,10 +305,6 @@ Tensor moe_swiglu(Context& ctx, const DotKernels& kernels, const Tensor& x, cons
         combine(routing, plan, products, first, last, y);
     });
     return y;
-}
-
-Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights) {
-    return moe_swiglu(ctx, dot_kernels(), x, routing, weights);
 }
 
 Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down) {
@@ -310,11 +322,11 @@ Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Wei
     hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(experts)));
     const DotInput input = hidden.as_input();
     const DownMemory memory = down_memory(ctx, experts, 0);
-    const int64_t per_block = (w_down.rows + kDownRows - 1) / kDownRows;
+    const int64_t step = down_rows(plan), per_block = (w_down.rows + step - 1) / step;
     run_units(ctx, per_block * static_cast<int64_t>(plan.blocks.size()), [&](int64_t unit, int thread) {
         const Block& block = plan.blocks[static_cast<size_t>(unit / per_block)];
-        const int64_t first = unit % per_block * kDownRows;
-        down_block(kernels, input, experts.front(), block, first, std::min(w_down.rows, first + kDownRows),
+        const int64_t first = unit % per_block * step;
+        down_block(kernels, input, experts.front(), block, first, std::min(w_down.rows, first + step),
                    y.row(block.begin) + first, w_down.rows, memory.base + thread * memory.thread_bytes);
     });
     return y;

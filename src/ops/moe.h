@@ -17,11 +17,11 @@ struct Routing {
     Tensor weights;  // f32 [n, top_k]
 };
 
-/// s = sigmoid(logits); the top_k experts with the largest s + bias, ties to the lower index; weight = s (without bias),
-/// divided by the sum over the top_k if `normalize`, times `scale`.
-/// logits: f32 [n, E]; bias: [E] or empty. 1 <= top_k <= E. All in f32; weights are added in order of rank.
-/// Rows do not influence each other. A NaN counts as smaller than everything.
-/// Source: transformers, LagunaTopKRouter (the auxiliary-loss-free routing of DeepSeek-V3, arXiv:2412.19437 §2.1.2).
+/// s = sigmoid(logits); the top_k experts with the largest s + bias, ties to the lower index; weight = s (without
+/// bias), divided by the sum over the top_k if `normalize`, times `scale`. logits: f32 [n, E]; bias: [E] or empty. 1 <=
+/// top_k <= E. All in f32; weights are added in order of rank. Rows do not influence each other. A NaN counts as
+/// smaller than everything. Source: transformers, LagunaTopKRouter (the auxiliary-loss-free routing of DeepSeek-V3,
+/// arXiv:2412.19437 §2.1.2).
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
 
@@ -30,20 +30,28 @@ struct ExpertWeights {
     std::vector<Weight> gate, up, down;
 };
 
-/// y[r] = sum over k of weights[r, k] * Wd_e (silu(Wg_e x[r]) * (Wu_e x[r])), e = experts[r, k].
-/// x: f32 [n, hidden] -> y: f32 [n, hidden], fresh. The products are those of matmul and swiglu, bit for bit; the sum starts
-/// at weights[r, 0] * d_0 and adds one rounded product after the other in order of k. The intermediate stays f32.
+/// A SwiGLU network that every row uses, or none (null pointers).
+struct SharedExpert {
+    const Weight* gate = nullptr;
+    const Weight* up = nullptr;
+    const Weight* down = nullptr;
+};
+
+/// y[r] = sum over k of weights[r, k] * Wd_e (silu(Wg_e x[r]) * (Wu_e x[r])), e = experts[r, k], plus, if there is a
+/// shared expert, Wsd (silu(Wsg x[r]) * (Wsu x[r])): moe_swiglu + swiglu_ffn in the same parallel regions. x: f32 [n,
+/// hidden] -> y: f32 [n, hidden], fresh. The products are those of matmul and swiglu, bit for bit; the sum starts at
+/// weights[r, 0] * d_0 and adds one rounded product after the other in order of k, last the shared expert's. The
+/// intermediate stays f32.
 /// Determinism: y[r] depends on x[r], its routing and the weights alone, not on how rows share experts.
-/// REQUIRES experts of one shape, indices in [0, number of experts).
-/// Cost: reads each used expert's weights once for its first 256 rows; two parallel regions (and one that quantises x
-/// if n >= 16).
-Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights);
-Tensor moe_swiglu(Context& ctx, const DotKernels& kernels, const Tensor& x, const Routing& routing,
-                  const ExpertWeights& weights);
+/// REQUIRES experts of one shape, indices in [0, number of experts). Only a shared expert may have a width of its own;
+/// it then takes two regions more. Cost: reads each used expert's weights once for its first 256 rows; two parallel
+/// regions (and one that quantises x if n >= 16).
+Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                  const SharedExpert& shared = {});
 
 /// The routing of one row in Acc, as route_sigmoid defines it.
 template <class Acc>
-void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale, bool normalize,
-                       int32_t* experts, Acc* weights);
+void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,
+                       bool normalize, int32_t* experts, Acc* weights);
 
 }  // namespace riptide::ops

@@ -23,7 +23,8 @@ Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, fl
     RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && (x.rank == 2 || x.rank == 3));
     const auto d = static_cast<int64_t>(weight.size());
     RT_ASSERT(d > 0 && x.shape[static_cast<size_t>(x.rank - 1)] == d);
-    Tensor y = x.rank == 2 ? ctx.alloc(DType::f32, {x.shape[0], d}) : ctx.alloc(DType::f32, {x.shape[0], x.shape[1], d});
+    Tensor y =
+        x.rank == 2 ? ctx.alloc(DType::f32, {x.shape[0], d}) : ctx.alloc(DType::f32, {x.shape[0], x.shape[1], d});
     parallel_rows(ctx, x.elements() / d, 2 * d, [&](int64_t begin, int64_t end, int) {
         rms_norm_ref<float>(x.row(0) + begin * d, weight.data(), end - begin, d, eps, y.row(0) + begin * d);
     });

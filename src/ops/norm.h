@@ -10,8 +10,9 @@ namespace riptide::ops {
 
 /// y[r, i] = weight[i] * (x[r, i] * rsqrt(mean_i(x[r, i]^2) + eps)).
 /// x f32 [n, d], or [n, heads, d] to normalise each head by itself; weight [d]; y has the shape of x, fresh.
-/// The sum of squares runs over 16 lanes (element i in lane i % 16) that are added pairwise: a row's value does not depend
-/// on the other rows. Error: a few units of f32 roundoff, relative. Source: Zhang & Sennrich 2019; transformers, LagunaRMSNorm.
+/// The sum of squares runs over 16 lanes (element i in lane i % 16) that are added pairwise: a row's value does not
+/// depend on the other rows. Error: a few units of f32 roundoff, relative. Source: Zhang & Sennrich 2019; transformers,
+/// LagunaRMSNorm.
 Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, float eps);
 
 /// The formula over rows of d values, in Acc. Acc = float is what rms_norm computes; double judges.

@@ -63,7 +63,8 @@ Rope make_yarn_rope(double theta, int64_t rotary_dim, double factor, double orig
 }
 
 template <class Acc>
-void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope, Acc* y) {
+void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope,
+              Acc* y) {
     const size_t half = rope.inv_freq.size();
     std::vector<float> c(half), s(half);
     for (int64_t r = 0; r < rows; ++r) {

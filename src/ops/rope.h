@@ -35,8 +35,10 @@ Rope make_yarn_rope(double theta, int64_t rotary_dim, double factor, double orig
 /// REQUIRES rotary_dim <= d. Row-exact. Source: transformers, apply_rotary_pos_emb (rotate_half pairing).
 void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope);
 
-/// The rotation over plain arrays, with products and sums in Acc and the angle in f32. Acc = float is what rope computes.
+/// The rotation over plain arrays, with products and sums in Acc and the angle in f32. Acc = float is what rope
+/// computes.
 template <class Acc>
-void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope, Acc* y);
+void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope,
+              Acc* y);
 
 }  // namespace riptide::ops

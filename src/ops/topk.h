@@ -33,8 +33,8 @@ Tensor argmax(Context& ctx, const Tensor& x);
 /// REQUIRES 1 <= k <= m.
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
-/// ln sum_i exp(row[i]), computed in Acc (float or double) as max + ln(sum exp(row[i] - max)); the sum runs over 16 lanes
-/// (element i in lane i % 16) that are added pairwise. Entries of -inf add nothing; all -inf gives -inf.
+/// ln sum_i exp(row[i]), computed in Acc (float or double) as max + ln(sum exp(row[i] - max)); the sum runs over 16
+/// lanes (element i in lane i % 16) that are added pairwise. Entries of -inf add nothing; all -inf gives -inf.
 template <class Acc>
 Acc log_sum_exp(std::span<const float> row);
 

@@ -30,28 +30,18 @@ inline F4 round_within4(F4 v, F4 low, F4 high) {
     return (v + 12582912.0f) - 12582912.0f;
 }
 
-/// A power of two that brings the largest magnitude of a block near 1, and its inverse. Multiplying by it is exact, so
-/// the fits need not care about overflow or underflow of squares.
-struct Range {
-    float down;  // block values times this are near 1
-    float up;
-};
-inline Range range_of(float most) {
-    int exponent = most > 0 ? std::ilogb(most) : 0;
-    exponent = exponent < -100 ? -100 : exponent > 120 ? 120 : exponent;
-    return {std::ldexp(1.0f, -exponent), std::ldexp(1.0f, exponent)};
-}
-/// In the scale of a Range, anything smaller is zero.
-constexpr float kNothing = 1e-20f;
+/// Anything smaller rounds to zero as an f16 scale. Blocks that f16 scales can hold have magnitudes from here to 3e8,
+/// so that no square leaves the range of float; larger ones saturate whatever their sums come to.
+constexpr float kNothing = 0x1p-26f;
 
-/// The f16 nearest to x * range.up, and what it stands for in the scale of the range.
+/// The f16 nearest to x, saturating, and its value.
 struct HalfScale {
     uint16_t bits;
     float value;
 };
-inline HalfScale half_scale(float x, Range range) {
-    const uint16_t bits = to_half(x * range.up);
-    return {bits, f16_to_f32(bits) * range.down};
+inline HalfScale half_scale(float x) {
+    const uint16_t bits = to_half(x);
+    return {bits, f16_to_f32(bits)};
 }
 inline float inverse(float s) { return s != 0.0f ? 1.0f / s : 0.0f; }
 
@@ -85,7 +75,7 @@ float symmetric_step(const float* x, float inv, float& gain) {
     return b > 0 ? a / b : 0.0f;
 }
 
-/// The step s of the symmetric grid for n values in the scale of a Range.
+/// The step s of the symmetric grid for n values.
 template <int n, int N>
 float fit_symmetric(const float* x) {
     float extreme = 0;
@@ -147,7 +137,7 @@ float affine_step(const float* x, float inv, float low, float sum_x, float sum_x
            count * grid.low * grid.low;
 }
 
-/// The affine grid for n values in the scale of a Range. s >= 0.
+/// The affine grid for n values; s >= 0.
 template <int n, int Q, bool kNegative>
 Affine fit_affine(const float* x) {
     float low = x[0], high = x[0], sum_x = 0, sum_xx = 0;

@@ -1,6 +1,4 @@
 // Encoders of the formats with blocks of 32 values.
-#include <algorithm>
-
 #include "quant/blocks.h"
 #include "quant/codec_fit.h"
 #include "quant/kv_levels.h"
@@ -9,46 +7,35 @@ namespace riptide::codec {
 
 namespace {
 
-/// A block of finite values in the scale of its Range.
-struct Scaled {
-    Range range;
-    float x[kBlock];
-
-    explicit Scaled(const float* source) : range(range_of(max_magnitude(source, kBlock))) {
-        for (int i = 0; i < kBlock; ++i) x[i] = source[i] * range.down;
-    }
-};
-
 /// Codes q + N of the symmetric grid, and its scale.
 template <int N>
-uint16_t symmetric_codes(const Scaled& block, uint8_t* codes) {
-    const HalfScale d = half_scale(fit_symmetric<kBlock, N>(block.x), block.range);
+uint16_t symmetric_codes(const float* x, uint8_t* codes) {
+    const HalfScale d = half_scale(fit_symmetric<kBlock, N>(x));
     const float inv = inverse(d.value);
-    for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within(block.x[i] * inv, -N, N - 1) + N);
+    for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within(x[i] * inv, -N, N - 1) + N);
     return d.bits;
 }
 
 /// Codes of the affine grid with a minimum of either sign.
 template <int Q>
-void affine_codes(const Scaled& block, uint8_t* codes, uint16_t& d_bits, uint16_t& m_bits) {
-    const Affine grid = fit_affine<kBlock, Q, false>(block.x);
-    const HalfScale d = half_scale(grid.s, block.range), m = half_scale(grid.low, block.range);
+void affine_codes(const float* x, uint8_t* codes, uint16_t& d_bits, uint16_t& m_bits) {
+    const Affine grid = fit_affine<kBlock, Q, false>(x);
+    const HalfScale d = half_scale(grid.s), m = half_scale(grid.low);
     const float inv = inverse(d.value);
-    for (int i = 0; i < kBlock; ++i)
-        codes[i] = static_cast<uint8_t>(nearest_within((block.x[i] - m.value) * inv, 0, Q));
+    for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within((x[i] - m.value) * inv, 0, Q));
     d_bits = d.bits;
     m_bits = m.bits;
 }
 
 void encode(const float* x, BlockQ4_0& b) {
     uint8_t codes[kBlock];
-    b.d = symmetric_codes<8>(Scaled(x), codes);
+    b.d = symmetric_codes<8>(x, codes);
     pack_nibbles(codes, b.qs);
 }
 
 void encode(const float* x, BlockQ5_0& b) {
     uint8_t codes[kBlock];
-    b.d = symmetric_codes<16>(Scaled(x), codes);
+    b.d = symmetric_codes<16>(x, codes);
     pack_nibbles(codes, b.qs);
     pack_fifth_bits(codes, b.qh);
 }
@@ -56,7 +43,7 @@ void encode(const float* x, BlockQ5_0& b) {
 void encode(const float* x, BlockQ4_1& b) {
     uint8_t codes[kBlock];
     uint16_t d, m;
-    affine_codes<15>(Scaled(x), codes, d, m);
+    affine_codes<15>(x, codes, d, m);
     b.d = d;
     b.m = m;
     pack_nibbles(codes, b.qs);
@@ -65,7 +52,7 @@ void encode(const float* x, BlockQ4_1& b) {
 void encode(const float* x, BlockQ5_1& b) {
     uint8_t codes[kBlock];
     uint16_t d, m;
-    affine_codes<31>(Scaled(x), codes, d, m);
+    affine_codes<31>(x, codes, d, m);
     b.d = d;
     b.m = m;
     pack_nibbles(codes, b.qs);
@@ -73,10 +60,9 @@ void encode(const float* x, BlockQ5_1& b) {
 }
 
 void encode(const float* x, BlockQ8_0& b) {
-    const Scaled block(x);
-    const HalfScale d = half_scale(max_magnitude(block.x, kBlock) / 127.0f, block.range);
+    const HalfScale d = half_scale(max_magnitude(x, kBlock) / 127.0f);
     const float inv = inverse(d.value);
-    for (int i = 0; i < kBlock; ++i) b.qs[i] = static_cast<int8_t>(nearest_within(block.x[i] * inv, -127, 127));
+    for (int i = 0; i < kBlock; ++i) b.qs[i] = static_cast<int8_t>(nearest_within(x[i] * inv, -127, 127));
     b.d = d.bits;
 }
 
@@ -106,10 +92,10 @@ float tq3_step(const float* magnitudes, float d, float& gain) {
 }
 
 /// Starts from scales around the one that gives the block the mean square of the levels' source, 1/128.
-float fit_tq3(const Scaled& block) {
+float fit_tq3(const float* x) {
     float magnitudes[kBlock], square = 0;
     for (int i = 0; i < kBlock; ++i) {
-        magnitudes[i] = std::fabs(block.x[i]);
+        magnitudes[i] = std::fabs(x[i]);
         square += magnitudes[i] * magnitudes[i];
     }
     const float usual = std::sqrt(square * (128.0f / kBlock));
@@ -125,13 +111,12 @@ float fit_tq3(const Scaled& block) {
 }
 
 void encode(const float* x, BlockTQ3_0& b) {
-    const Scaled block(x);
-    const HalfScale scale = half_scale(fit_tq3(block), block.range);
+    const HalfScale scale = half_scale(fit_tq3(x));
     const float inv = inverse(scale.value);
     b = {};
     b.d = scale.bits;
     for (int i = 0; i < kBlock; ++i) {
-        const int q = tq3_code(block.x[i] * inv);
+        const int q = tq3_code(x[i] * inv);
         b.qs[i / 4] = static_cast<uint8_t>(b.qs[i / 4] | (q & 3) << (2 * (i % 4)));
         b.qh[i / 8] = static_cast<uint8_t>(b.qh[i / 8] | q >> 2 << (i % 8));
     }

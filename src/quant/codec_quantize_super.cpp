@@ -12,16 +12,6 @@ namespace riptide::codec {
 
 namespace {
 
-/// A super-block of finite values in the scale of its Range.
-struct Scaled {
-    Range range;
-    alignas(16) float x[kSuperBlock];
-
-    explicit Scaled(const float* source) : range(range_of(max_magnitude(source, kSuperBlock))) {
-        for (int i = 0; i < kSuperBlock; ++i) x[i] = source[i] * range.down;
-    }
-};
-
 // ---- Q4_K and Q5_K: x = (d s[g]) q - dmin m[g]
 // -----------------------------------------------------------------------------
 
@@ -47,7 +37,7 @@ void round_scales(const Affine* fits, float d, float dmin, AffineBlock& block) {
 
 /// Moves each group to the best of the integers next to its own. Returns the squared error of the block.
 template <int Q>
-float improve_scales(const Scaled& source, AffineBlock& block) {
+float improve_scales(const float* source, AffineBlock& block) {
     float total = 0;
     for (int g = 0; g < kGroups; ++g) {
         const int s = block.k.s[g], m = block.k.m[g];
@@ -57,7 +47,7 @@ float improve_scales(const Scaled& source, AffineBlock& block) {
                 AffineBlock other = block;
                 other.k.s[g] = static_cast<uint8_t>(std::clamp(s + ds, 0, kMaxInt));
                 other.k.m[g] = static_cast<uint8_t>(std::clamp(m + dm, 0, kMaxInt));
-                const float error = affine_error<kBlock, Q>(source.x + kBlock * g, other.grid(g));
+                const float error = affine_error<kBlock, Q>(source + kBlock * g, other.grid(g));
                 if (error < least) {
                     least = error;
                     block.k.s[g] = other.k.s[g];
@@ -77,11 +67,11 @@ void affine_codes(const float* x, Affine grid, int most, uint8_t* codes) {
 
 /// d and dmin that minimise sum (x - d a + dmin b)^2 over the block, a = s q, b = m.
 template <int Q>
-void solve_super_scales(const Scaled& source, AffineBlock& block) {
+void solve_super_scales(const float* source, AffineBlock& block) {
     float aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;
     uint8_t codes[kBlock];
     for (int g = 0; g < kGroups; ++g) {
-        const float* x = source.x + kBlock * g;
+        const float* x = source + kBlock * g;
         affine_codes(x, block.grid(g), Q, codes);
         float q = 0, qq = 0, xq = 0, sum = 0;
         for (int i = 0; i < kBlock; ++i) {
@@ -100,28 +90,28 @@ void solve_super_scales(const Scaled& source, AffineBlock& block) {
     }
     const float det = aa * bb - ab * ab;
     if (bb == 0 && aa > 0) {
-        block.d = half_scale(xa / aa, source.range);
+        block.d = half_scale(xa / aa);
     } else if (det > 1e-6f * aa * bb) {
         const float d = (xa * bb - xb * ab) / det, dmin = (xa * ab - xb * aa) / det;
         if (d > 0 && dmin >= 0) {
-            block.d = half_scale(d, source.range);
-            block.dmin = half_scale(dmin, source.range);
+            block.d = half_scale(d);
+            block.dmin = half_scale(dmin);
         }
     }
 }
 
 template <int Q>
-AffineBlock fit_affine_block(const Scaled& source) {
+AffineBlock fit_affine_block(const float* source) {
     Affine fits[kGroups];
     float most_s = 0, most_m = 0;
     for (int g = 0; g < kGroups; ++g) {
-        fits[g] = fit_affine<kBlock, Q, true>(source.x + kBlock * g);
+        fits[g] = fit_affine<kBlock, Q, true>(source + kBlock * g);
         most_s = std::max(most_s, fits[g].s);
         most_m = std::max(most_m, -fits[g].low);
     }
     AffineBlock block;
-    block.d = half_scale(most_s < kNothing ? 0.0f : most_s / kMaxInt, source.range);
-    block.dmin = half_scale(most_m < kNothing ? 0.0f : most_m / kMaxInt, source.range);
+    block.d = half_scale(most_s < kNothing ? 0.0f : most_s / kMaxInt);
+    block.dmin = half_scale(most_m < kNothing ? 0.0f : most_m / kMaxInt);
     round_scales(fits, block.d.value, block.dmin.value, block);
     float least = improve_scales<Q>(source, block);
     for (int round = 0; round < 2; ++round) {
@@ -145,15 +135,14 @@ void pack_k_scales(const KScales& k, uint8_t* packed) {
 
 /// Codes of the whole block; low nibbles packed into qs.
 template <int Q>
-void affine_block_codes(const Scaled& source, const AffineBlock& block, uint8_t* codes, uint8_t* qs) {
-    for (int g = 0; g < kGroups; ++g) affine_codes(source.x + kBlock * g, block.grid(g), Q, codes + kBlock * g);
+void affine_block_codes(const float* source, const AffineBlock& block, uint8_t* codes, uint8_t* qs) {
+    for (int g = 0; g < kGroups; ++g) affine_codes(source + kBlock * g, block.grid(g), Q, codes + kBlock * g);
     for (int p = 0; p < 4; ++p)
         for (int l = 0; l < kBlock; ++l)
             qs[32 * p + l] = static_cast<uint8_t>((codes[64 * p + l] & 15) | (codes[64 * p + 32 + l] & 15) << 4);
 }
 
-void encode(const float* x, BlockQ4K& b) {
-    const Scaled source(x);
+void encode(const float* source, BlockQ4K& b) {
     const AffineBlock block = fit_affine_block<15>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<15>(source, block, codes, b.qs);
@@ -162,8 +151,7 @@ void encode(const float* x, BlockQ4K& b) {
     b.dmin = block.dmin.bits;
 }
 
-void encode(const float* x, BlockQ5K& b) {
-    const Scaled source(x);
+void encode(const float* source, BlockQ5K& b) {
     const AffineBlock block = fit_affine_block<31>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<31>(source, block, codes, b.qs);
@@ -187,7 +175,7 @@ struct SixBlock {
     float step(int g) const { return d.value * static_cast<float>(s[g]); }
 };
 
-float improve_scales(const Scaled& source, SixBlock& block) {
+float improve_scales(const float* source, SixBlock& block) {
     float total = 0;
     for (int g = 0; g < kSixGroups; ++g) {
         const int s = block.s[g];
@@ -195,7 +183,7 @@ float improve_scales(const Scaled& source, SixBlock& block) {
         for (int ds = -1; ds <= 1; ++ds) {
             const int other = std::clamp(s + ds, -128, 127);
             const float error =
-                symmetric_error<kSixValues, 32>(source.x + kSixValues * g, block.d.value * static_cast<float>(other));
+                symmetric_error<kSixValues, 32>(source + kSixValues * g, block.d.value * static_cast<float>(other));
             if (error < least) {
                 least = error;
                 block.s[g] = static_cast<int8_t>(other);
@@ -211,11 +199,11 @@ void six_codes(const float* x, float step, int* codes) {
     for (int i = 0; i < kSixValues; ++i) codes[i] = nearest_within(x[i] * inv, -32, 31);
 }
 
-void solve_super_scale(const Scaled& source, SixBlock& block) {
+void solve_super_scale(const float* source, SixBlock& block) {
     float xa = 0, aa = 0;
     int codes[kSixValues];
     for (int g = 0; g < kSixGroups; ++g) {
-        const float* x = source.x + kSixValues * g;
+        const float* x = source + kSixValues * g;
         six_codes(x, block.step(g), codes);
         for (int i = 0; i < kSixValues; ++i) {
             const auto a = static_cast<float>(block.s[g] * codes[i]);
@@ -223,17 +211,17 @@ void solve_super_scale(const Scaled& source, SixBlock& block) {
             aa += a * a;
         }
     }
-    if (aa > 0) block.d = half_scale(xa / aa, source.range);
+    if (aa > 0) block.d = half_scale(xa / aa);
 }
 
-SixBlock fit_six_block(const Scaled& source) {
+SixBlock fit_six_block(const float* source) {
     float fits[kSixGroups], extreme = 0;
     for (int g = 0; g < kSixGroups; ++g) {
-        fits[g] = fit_symmetric<kSixValues, 32>(source.x + kSixValues * g);
+        fits[g] = fit_symmetric<kSixValues, 32>(source + kSixValues * g);
         if (std::fabs(fits[g]) > std::fabs(extreme)) extreme = fits[g];
     }
     SixBlock block;
-    block.d = half_scale(std::fabs(extreme) < kNothing ? 0.0f : extreme / -128.0f, source.range);
+    block.d = half_scale(std::fabs(extreme) < kNothing ? 0.0f : extreme / -128.0f);
     const float inv = inverse(block.d.value);
     for (int g = 0; g < kSixGroups; ++g) block.s[g] = static_cast<int8_t>(nearest_within(fits[g] * inv, -128, 127));
     float least = improve_scales(source, block);
@@ -248,15 +236,14 @@ SixBlock fit_six_block(const Scaled& source) {
     return block;
 }
 
-void encode(const float* x, BlockQ6K& b) {
-    const Scaled source(x);
+void encode(const float* source, BlockQ6K& b) {
     const SixBlock block = fit_six_block(source);
     b = {};
     b.d = block.d.bits;
     std::memcpy(b.scales, block.s, sizeof b.scales);
     int codes[kSixValues];
     for (int g = 0; g < kSixGroups; ++g) {
-        six_codes(source.x + kSixValues * g, block.step(g), codes);
+        six_codes(source + kSixValues * g, block.step(g), codes);
         const int h = g / 8, s = g / 2 % 4, first = 16 * (g % 2);
         uint8_t* ql = b.ql + 64 * h + 32 * (s & 1) + first;
         uint8_t* qh = b.qh + 32 * h + first;

@@ -29,7 +29,8 @@ bool uses_int8_activations(DType type) {
         RT_SPAN_TYPES(X)
 #undef X
         return true;
-        default: return false;
+        default:
+            return false;
     }
 }
 
@@ -41,13 +42,15 @@ bool has_dot(DType type) {
         case DType::f8_e4m3:
         case DType::i4_pack:
         case DType::i8_pack:
-        case DType::f4_pack: return true;
-        default: return uses_int8_activations(type);
+        case DType::f4_pack:
+            return true;
+        default:
+            return uses_int8_activations(type);
     }
 }
 
-// Float rows: four rows expanded to f32. Block rows: a panel of sixteen rows, for each 32 columns 512 bytes of codes and
-// up to four vectors of sixteen scales.
+// Float rows: four rows expanded to f32. Block rows: a panel of sixteen rows, for each 32 columns 512 bytes of codes
+// and up to four vectors of sixteen scales.
 int64_t dot_scratch_bytes(const Weight& w) { return 24 * Int8Row::padded(w.cols); }
 
 void expand_float_row(const Weight& w, int64_t row, int64_t padded, float* out) {
@@ -58,7 +61,8 @@ void expand_float_row(const Weight& w, int64_t row, int64_t padded, float* out) 
 bool isa_available(Isa isa) {
     if (isa == Isa::baseline) return true;
 #if defined(__x86_64__)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") &&
+                      __builtin_cpu_supports("fma");  // and with them F16C, which clang 14 cannot ask for
     if (isa == Isa::avx2) return avx2;
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -1,6 +1,6 @@
 // Block weight dot products with AVX2: a weight row is decoded once, 256 values at a time, and multiplied with every
-// activation row. vpmaddubsw saturates at 16 bits, so codes of eight bits are taken as signed numbers and their sign moves to
-// the activation: 128 * 127 * 2 still fits.
+// activation row. vpmaddubsw saturates at 16 bits, so codes of eight bits are taken as signed numbers and their sign
+// moves to the activation: 128 * 127 * 2 still fits.
 //
 // Everything here is in an unnamed namespace and calls intrinsics only: see dot_span.h.
 #include "quant/dot_span.h"
@@ -64,7 +64,7 @@ RT_INLINE __m256i group_codes(const uint8_t* p) {
     else if constexpr (T == DType::q5_1) return _mm256_or_si256(nibbles(p + 8), fifth_bits(load_u32(p + 4)));
     else if constexpr (T == DType::iq4_nl) return look_up(kIQ4Values, 0, nibbles(p + 2));
     else if constexpr (T == DType::mxfp4) return look_up(kE2M1Doubled, 16, nibbles(p + 1));
-    else {  // nvfp4: eight bytes hold sixteen values, low nibbles first
+    else {                             // nvfp4: eight bytes hold sixteen values, low nibbles first
         const __m256i v = nibbles(p);  // low nibbles of both halves, high nibbles of both halves
         return look_up(kE2M1Doubled, 16, _mm256_permute4x64_epi64(v, _MM_SHUFFLE(3, 1, 2, 0)));
     }
@@ -117,7 +117,8 @@ RT_INLINE void decode(const uint8_t* p, int64_t groups, Span& span) {
 /// Eight sums of four products.
 template <bool Signed>
 RT_INLINE __m256i multiply(__m256i u, __m256i a) {
-    const __m256i pairs = Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(a, u)) : _mm256_maddubs_epi16(u, a);
+    const __m256i pairs =
+        Signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(a, u)) : _mm256_maddubs_epi16(u, a);
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
@@ -131,7 +132,8 @@ RT_INLINE __m256 add_span(const Span& w, const Int8Row& x, int64_t span, __m256 
     // In each half of the vector: the sums of that half of groups 0..3, and of groups 4..7.
     const __m256i four = _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3]));
     const __m256i eight = _mm256_hadd_epi32(_mm256_hadd_epi32(d[4], d[5]), _mm256_hadd_epi32(d[6], d[7]));
-    const __m256i first = _mm256_permute2x128_si256(four, eight, 0x20), second = _mm256_permute2x128_si256(four, eight, 0x31);
+    const __m256i first = _mm256_permute2x128_si256(four, eight, 0x20),
+                  second = _mm256_permute2x128_si256(four, eight, 0x31);
     const auto centred = [&](__m256i sums, const float* sum_a) {
         const __m256 s = _mm256_cvtepi32_ps(sums);
         if constexpr (t.zero == 0 || kSigned) return s;
@@ -245,11 +247,13 @@ void quantize_avx2(const float* x, int64_t begin, int64_t end, int64_t cols, voi
 
 void dot_avx2(const DotTask& task) {
     switch (task.w->dtype) {
-#define X(T) \
-    case DType::T: return dot_blocks<DType::T>(task);
+#define X(T)       \
+    case DType::T: \
+        return dot_blocks<DType::T>(task);
         RT_SPAN_TYPES(X)
 #undef X
-        default: return dot_float_avx2(task);
+        default:
+            return dot_float_avx2(task);
     }
 }
 

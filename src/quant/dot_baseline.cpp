@@ -33,7 +33,8 @@ void fifth_bits(const uint8_t* p, uint8_t* u) {
     for (int j = 0; j < 32; ++j) u[j] = static_cast<uint8_t>(u[j] | (p[j / 8] >> (j % 8) & 1) << 4);
 }
 
-/// The codes of the 32 values of group j. p: the block of the group; for nvfp4, whose blocks hold 64 values, its half of it.
+/// The codes of the 32 values of group j. p: the block of the group; for nvfp4, whose blocks hold 64 values, its half
+/// of it.
 template <DType T>
 void group_codes(const uint8_t* p, uint8_t* u) {
     if constexpr (T == DType::mxfp4) look_up(p + 1, kE2M1Doubled, 16, u);
@@ -48,7 +49,8 @@ void group_codes(const uint8_t* p, uint8_t* u) {
         fifth_bits(high, u);
     }
     if constexpr (T == DType::nvfp4)
-        for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(kE2M1Doubled[p[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15] + 16);
+        for (int i = 0; i < 32; ++i)
+            u[i] = static_cast<uint8_t>(kE2M1Doubled[p[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15] + 16);
 }
 
 template <DType T>
@@ -57,11 +59,14 @@ void superblock_codes(const uint8_t* p, uint8_t* u) {
         const int group = i / 32, l = i % 32, half = i / 128;
         int code = 0;
         if constexpr (T == DType::q4_k) code = p[16 + i / 64 * 32 + l] >> (group % 2 * 4) & 15;
-        if constexpr (T == DType::q5_k) code = (p[48 + i / 64 * 32 + l] >> (group % 2 * 4) & 15) | (p[16 + l] >> group & 1) << 4;
+        if constexpr (T == DType::q5_k)
+            code = (p[48 + i / 64 * 32 + l] >> (group % 2 * 4) & 15) | (p[16 + l] >> group & 1) << 4;
         if constexpr (T == DType::q6_k)
-            code = (p[half * 64 + i % 64] >> (i / 64 % 2 * 4) & 15) | (p[128 + half * 32 + l] >> (group % 4 * 2) & 3) << 4;
+            code = (p[half * 64 + i % 64] >> (i / 64 % 2 * 4) & 15) | (p[128 + half * 32 + l] >> (group % 4 * 2) & 3)
+                                                                          << 4;
         if constexpr (T == DType::q2_k) code = p[16 + half * 32 + l] >> (group % 4 * 2) & 3;
-        if constexpr (T == DType::q3_k) code = (p[32 + half * 32 + l] >> (group % 4 * 2) & 3) | (p[l] >> group & 1) << 2;
+        if constexpr (T == DType::q3_k)
+            code = (p[32 + half * 32 + l] >> (group % 4 * 2) & 3) | (p[l] >> group & 1) << 2;
         if constexpr (T == DType::iq4_xs) code = kIQ4Values[p[8 + 16 * group + l % 16] >> (l / 16 * 4) & 15] + 128;
         u[i] = static_cast<uint8_t>(code);
     }
@@ -75,7 +80,8 @@ void decode(const uint8_t* p, int64_t groups, Span& span) {
         superblock_codes<T>(p, span.u);
     } else {
         for (int64_t j = 0; j < groups; ++j)
-            group_codes<T>(T == DType::nvfp4 ? p + j / 2 * 36 + 4 + j % 2 * 16 : p + kSpan<T>.bytes32 * j, span.u + 32 * j);
+            group_codes<T>(T == DType::nvfp4 ? p + j / 2 * 36 + 4 + j % 2 * 16 : p + kSpan<T>.bytes32 * j,
+                           span.u + 32 * j);
         std::memset(span.u + 32 * groups, 0, static_cast<size_t>(32 * (8 - groups)));
     }
 }
@@ -176,11 +182,13 @@ void quantize_baseline(const float* x, int64_t begin, int64_t end, int64_t cols,
 
 void dot_baseline(const DotTask& task) {
     switch (task.w->dtype) {
-#define X(T) \
-    case DType::T: return dot_block_rows<DType::T>(task);
+#define X(T)       \
+    case DType::T: \
+        return dot_block_rows<DType::T>(task);
         RT_SPAN_TYPES(X)
 #undef X
-        default: return dot_float_rows(task);
+        default:
+            return dot_float_rows(task);
     }
 }
 

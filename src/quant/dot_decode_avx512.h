@@ -8,15 +8,17 @@
 namespace riptide {
 namespace {
 
-/// Eight groups of 32. u: codes in natural order. f[0]: s of the eight groups and m of the eight groups; or, for formats with
-/// half groups, s of the eight first halves and s of the eight second halves, with the m likewise in f[1].
+/// Eight groups of 32. u: codes in natural order. f[0]: s of the eight groups and m of the eight groups; or, for
+/// formats with half groups, s of the eight first halves and s of the eight second halves, with the m likewise in f[1].
 struct Decoded {
     __m512i u[4];
     __m512 f[2];
 };
 
 RT_INLINE __m512i bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
-RT_INLINE __m512i twice(const uint8_t* p) { return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+RT_INLINE __m512i twice(const uint8_t* p) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 RT_INLINE __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 RT_INLINE uint32_t load_u32(const uint8_t* p) {
     uint32_t value;
@@ -28,9 +30,12 @@ RT_INLINE uint64_t load_u64(const uint8_t* p) {
     __builtin_memcpy(&value, p, 8);
     return value;
 }
-RT_INLINE __m512 halves(__m256 first, __m256 second) { return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1); }
+RT_INLINE __m512 halves(__m256 first, __m256 second) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
+}
 RT_INLINE __m512i table(const int8_t* values, int zero) {
-    return _mm512_broadcast_i32x4(_mm_add_epi8(load16(reinterpret_cast<const uint8_t*>(values)), _mm_set1_epi8(static_cast<char>(zero))));
+    return _mm512_broadcast_i32x4(
+        _mm_add_epi8(load16(reinterpret_cast<const uint8_t*>(values)), _mm_set1_epi8(static_cast<char>(zero))));
 }
 RT_INLINE float half_at(const uint8_t* p) {
     uint16_t h;
@@ -112,11 +117,14 @@ RT_INLINE __m512 q3_scales(const uint8_t* packed, float d) {
     const uint64_t top1 = (high >> 4 & 0x03030303u) | uint64_t{high >> 6 & 0x03030303u} << 32;
     const uint64_t s0 = (low & 0x0F0F0F0F0F0F0F0Full) | top0 << 4, s1 = (low >> 4 & 0x0F0F0F0F0F0F0F0Full) | top1 << 4;
     const __m512i six = _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(s1), static_cast<int64_t>(s0)));
-    return split_halves(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(six, _mm512_set1_epi32(32))), _mm512_set1_ps(d)));
+    return split_halves(
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(six, _mm512_set1_epi32(32))), _mm512_set1_ps(d)));
 }
 
 /// Counts to shift the lower half of a vector by `low` and the upper half by `high`.
-RT_INLINE __m512i counts(int64_t low, int64_t high) { return _mm512_setr_epi64(low, low, low, low, high, high, high, high); }
+RT_INLINE __m512i counts(int64_t low, int64_t high) {
+    return _mm512_setr_epi64(low, low, low, low, high, high, high, high);
+}
 
 template <DType T>
 RT_INLINE Decoded decode_superblock(const uint8_t* p) {
@@ -140,7 +148,8 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
             const __m512i ql = _mm512_loadu_si512(p + 64 * h), qh = twice(p + 128 + 32 * h);
             const __m512i top0 = _mm512_rolv_epi64(qh, counts(4, 2)), top1 = _mm512_rolv_epi64(qh, counts(0, 62));
             w.u[2 * h] = _mm512_ternarylogic_epi64(_mm512_and_si512(ql, bytes(15)), top0, bytes(48), 0xF8);
-            w.u[2 * h + 1] = _mm512_ternarylogic_epi64(_mm512_and_si512(_mm512_srli_epi16(ql, 4), bytes(15)), top1, bytes(48), 0xF8);
+            w.u[2 * h + 1] =
+                _mm512_ternarylogic_epi64(_mm512_and_si512(_mm512_srli_epi16(ql, 4), bytes(15)), top1, bytes(48), 0xF8);
         }
     } else if constexpr (T == DType::q2_k || T == DType::q3_k) {
         RT_UNROLL
@@ -191,33 +200,34 @@ RT_INLINE Decoded decode(const uint8_t* p) {
         RT_UNROLL
         for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kE2M1Doubled, 16), u);
     } else if constexpr (T == DType::nvfp4) {
-        w.f[0] = split_halves(sixteen_ue4m3(_mm_setr_epi32(static_cast<int>(load_u32(p)), static_cast<int>(load_u32(p + 36)),
-                                                           static_cast<int>(load_u32(p + 72)), static_cast<int>(load_u32(p + 108)))));
+        w.f[0] = split_halves(
+            sixteen_ue4m3(_mm_setr_epi32(static_cast<int>(load_u32(p)), static_cast<int>(load_u32(p + 36)),
+                                         static_cast<int>(load_u32(p + 72)), static_cast<int>(load_u32(p + 108)))));
         RT_UNROLL
         for (int k = 0; k < 4; ++k) {
-            const __m512i pairs = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), twice(p + 36 * k + 4));
-            const __m512i codes = _mm512_and_si512(_mm512_srlv_epi64(pairs, _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4)), bytes(15));
+            const __m512i pairs =
+                _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), twice(p + 36 * k + 4));
+            const __m512i codes =
+                _mm512_and_si512(_mm512_srlv_epi64(pairs, _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4)), bytes(15));
             w.u[k] = _mm512_shuffle_epi8(table(kE2M1Doubled, 16), codes);
         }
     } else {
         const __m256 s = eight_halves(p, kSize);
         w.f[0] = _mm512_castps256_ps512(s);
-        if constexpr (T == DType::q8_0)
-            RT_UNROLL
-            for (int k = 0; k < 4; ++k) {
-                const auto* first = reinterpret_cast<const __m256i*>(p + 2 * k * kSize + 2);
-                const auto* second = reinterpret_cast<const __m256i*>(p + (2 * k + 1) * kSize + 2);
-                w.u[k] = _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(first)),
-                                                             _mm256_loadu_si256(second), 1),
-                                          bytes(0x80));
-            }
+        if constexpr (T == DType::q8_0) RT_UNROLL
+        for (int k = 0; k < 4; ++k) {
+            const auto* first = reinterpret_cast<const __m256i*>(p + 2 * k * kSize + 2);
+            const auto* second = reinterpret_cast<const __m256i*>(p + (2 * k + 1) * kSize + 2);
+            w.u[k] = _mm512_xor_si512(
+                _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(first)), _mm256_loadu_si256(second), 1),
+                bytes(0x80));
+        }
         if constexpr (T == DType::q4_0 || T == DType::iq4_nl) nibble_blocks<false>(p, kSize, 2, w.u);
         if constexpr (T == DType::q4_1) nibble_blocks<false>(p, kSize, 4, w.u);
         if constexpr (T == DType::q5_0) nibble_blocks<true>(p, kSize, 6, w.u);
         if constexpr (T == DType::q5_1) nibble_blocks<true>(p, kSize, 8, w.u);
-        if constexpr (T == DType::iq4_nl)
-            RT_UNROLL
-            for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kIQ4Values, 128), u);
+        if constexpr (T == DType::iq4_nl) RT_UNROLL
+        for (__m512i& u : w.u) u = _mm512_shuffle_epi8(table(kIQ4Values, 128), u);
         if constexpr (T == DType::q4_1 || T == DType::q5_1)
             w.f[0] = halves(s, _mm256_xor_ps(eight_halves(p + 2, kSize), _mm256_set1_ps(-0.0f)));
     }

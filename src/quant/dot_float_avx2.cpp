@@ -1,5 +1,5 @@
-// Float weight dot products with AVX2: the sixteen lanes are two vectors. Tiles of two weight rows and two activation rows.
-// Formats with scales or fewer than sixteen bits are first expanded to f32 rows in scratch memory.
+// Float weight dot products with AVX2: the sixteen lanes are two vectors. Tiles of two weight rows and two activation
+// rows. Formats with scales or fewer than sixteen bits are first expanded to f32 rows in scratch memory.
 #include "quant/dot_span.h"
 
 #if defined(__x86_64__)
@@ -18,7 +18,9 @@ struct F32 {
 };
 struct F16 {
     static constexpr int64_t kBytes = 2;
-    static RT_INLINE __m256 load(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    static RT_INLINE __m256 load(const uint8_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
 };
 struct BF16 {
     static constexpr int64_t kBytes = 2;

@@ -1,12 +1,15 @@
-// Float weight dot products with AVX-512: sixteen lanes are one vector. Blocks of four weight rows and four activation rows
-// share their loads: sixteen fused operations for eight loads, so that many rows run near the peak of the FMA units and one row
-// is bound by memory. Weights with scales, and 8- and 4-bit ones, are first expanded to f32 rows in scratch memory.
+// Float weight dot products with AVX-512: sixteen lanes are one vector. Blocks of four weight rows and four activation
+// rows share their loads: sixteen fused operations for eight loads, so that many rows run near the peak of the FMA
+// units and one row is bound by memory. Weights with scales, and 8- and 4-bit ones, are first expanded to f32 rows in
+// scratch memory.
 #include "quant/dot_span.h"
 
 #if defined(__x86_64__)
 // GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 namespace riptide {
@@ -40,7 +43,8 @@ RT_INLINE float add_lanes(__m512 l) {
 }
 
 template <class Format, int W, int X>
-RT_INLINE void add_columns(const uint8_t* const* w, const float* const* x, int64_t c, __mmask16 mask, __m512 (&acc)[W][X]) {
+RT_INLINE void add_columns(const uint8_t* const* w, const float* const* x, int64_t c, __mmask16 mask,
+                           __m512 (&acc)[W][X]) {
     __m512 values[X];
     RT_UNROLL
     for (int i = 0; i < X; ++i) values[i] = _mm512_maskz_loadu_ps(mask, x[i] + c);
@@ -57,16 +61,14 @@ template <class Format, int W, int X>
 void tile(const uint8_t* const* w, const float* const* x, int64_t cols, float* y, int64_t y_stride) {
     __m512 acc[W][X];
     RT_UNROLL
-    for (int o = 0; o < W; ++o)
-        RT_UNROLL
-        for (int i = 0; i < X; ++i) acc[o][i] = _mm512_setzero_ps();
+    for (int o = 0; o < W; ++o) RT_UNROLL
+    for (int i = 0; i < X; ++i) acc[o][i] = _mm512_setzero_ps();
     int64_t c = 0;
     for (; c + 16 <= cols; c += 16) add_columns<Format, W, X>(w, x, c, 0xFFFF, acc);
     if (c < cols) add_columns<Format, W, X>(w, x, c, static_cast<__mmask16>((1u << (cols - c)) - 1), acc);
     RT_UNROLL
-    for (int o = 0; o < W; ++o)
-        RT_UNROLL
-        for (int i = 0; i < X; ++i) y[i * y_stride + o] = add_lanes(acc[o][i]);
+    for (int o = 0; o < W; ++o) RT_UNROLL
+    for (int i = 0; i < X; ++i) y[i * y_stride + o] = add_lanes(acc[o][i]);
 }
 
 template <class Format, int W>
@@ -77,10 +79,18 @@ void tile_rows(const uint8_t* const* w, const DotTask& task, int64_t begin, int6
         for (int64_t r = 0; r < count; ++r) x[r] = static_cast<const float*>(task.x_row(i + r));
         float* out = y + i * task.y_stride;
         switch (count) {
-            case 1: tile<Format, W, 1>(w, x, task.w->cols, out, task.y_stride); break;
-            case 2: tile<Format, W, 2>(w, x, task.w->cols, out, task.y_stride); break;
-            case 3: tile<Format, W, 3>(w, x, task.w->cols, out, task.y_stride); break;
-            default: tile<Format, W, 4>(w, x, task.w->cols, out, task.y_stride); break;
+            case 1:
+                tile<Format, W, 1>(w, x, task.w->cols, out, task.y_stride);
+                break;
+            case 2:
+                tile<Format, W, 2>(w, x, task.w->cols, out, task.y_stride);
+                break;
+            case 3:
+                tile<Format, W, 3>(w, x, task.w->cols, out, task.y_stride);
+                break;
+            default:
+                tile<Format, W, 4>(w, x, task.w->cols, out, task.y_stride);
+                break;
         }
     }
 }
@@ -89,10 +99,14 @@ void tile_rows(const uint8_t* const* w, const DotTask& task, int64_t begin, int6
 template <class Format>
 void multiply(const uint8_t* const* w, int64_t count, const DotTask& task, int64_t begin, int64_t end, float* y) {
     switch (count) {
-        case 1: return tile_rows<Format, 1>(w, task, begin, end, y);
-        case 2: return tile_rows<Format, 2>(w, task, begin, end, y);
-        case 3: return tile_rows<Format, 3>(w, task, begin, end, y);
-        default: return tile_rows<Format, 4>(w, task, begin, end, y);
+        case 1:
+            return tile_rows<Format, 1>(w, task, begin, end, y);
+        case 2:
+            return tile_rows<Format, 2>(w, task, begin, end, y);
+        case 3:
+            return tile_rows<Format, 3>(w, task, begin, end, y);
+        default:
+            return tile_rows<Format, 4>(w, task, begin, end, y);
     }
 }
 
@@ -109,7 +123,7 @@ void dot_plain(const DotTask& task) {
     }
 }
 
-// ---- formats that are expanded first -------------------------------------------------------------------------------------
+// ---- formats that are expanded first -------------------------------------------------------------
 
 RT_INLINE __m128i load_bytes(const uint8_t* p, int count) {
     return _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << count) - 1), p);
@@ -126,7 +140,8 @@ RT_INLINE __m512 stored(const uint8_t* row, int64_t c, int count) {
     } else if constexpr (T == DType::bf16) {
         return BF16::load(row + 2 * c, mask);
     } else if constexpr (T == DType::i8_pack) {
-        return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_cvtepu8_epi32(load_bytes(row + c, count)), _mm512_set1_epi32(128)));
+        return _mm512_cvtepi32_ps(
+            _mm512_sub_epi32(_mm512_cvtepu8_epi32(load_bytes(row + c, count)), _mm512_set1_epi32(128)));
     } else if constexpr (T == DType::f8_e4m3) {
         const __m128i v = load_bytes(row + c, count);
         const __m256i wide = _mm256_cvtepu8_epi16(v);
@@ -137,13 +152,13 @@ RT_INLINE __m512 stored(const uint8_t* row, int64_t c, int count) {
         return _mm512_mask_mov_ps(_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f)), nan,
                                   _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
     } else {
-        const __m512i pairs = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(load_bytes(row + c / 2, (count + 1) / 2),
-                                                                     load_bytes(row + c / 2, (count + 1) / 2)));
+        const __m512i pairs = _mm512_cvtepu8_epi32(
+            _mm_unpacklo_epi8(load_bytes(row + c / 2, (count + 1) / 2), load_bytes(row + c / 2, (count + 1) / 2)));
         const __m512i shifts = _mm512_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4);
         const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(pairs, shifts), _mm512_set1_epi32(15));
         if constexpr (T == DType::i4_pack) return _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(8)));
-        const __m512 e2m1 = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                           -3.0f, -4.0f, -6.0f);
+        const __m512 e2m1 = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f, -1.0f, -1.5f,
+                                           -2.0f, -3.0f, -4.0f, -6.0f);
         return _mm512_permutexvar_ps(codes, e2m1);
     }
 }
@@ -163,7 +178,8 @@ void expand_run(const uint8_t* row, int64_t begin, int64_t end, float plane, flo
 template <DType T>
 void expand_row(const Weight& w, int64_t o, float* out) {
     const int64_t padded = (w.cols + 15) / 16 * 16;
-    if (w.scales != nullptr && w.scale_cols % 16 != 0 && w.scale_cols < w.cols) return expand_float_row(w, o, padded, out);
+    if (w.scales != nullptr && w.scale_cols % 16 != 0 && w.scale_cols < w.cols)
+        return expand_float_row(w, o, padded, out);
     const auto* row = static_cast<const uint8_t*>(w.row(o));
     const int64_t run = w.scales == nullptr ? w.cols : w.scale_cols;
     for (int64_t c = 0; c < w.cols; c += run)
@@ -194,13 +210,20 @@ void dot_expanded(const DotTask& task) {
 void dot_float_avx512(const DotTask& task) {
     const bool plain = task.w->scales == nullptr && task.w->scale == 1.0f;
     switch (task.w->dtype) {
-        case DType::f32: return plain ? dot_plain<F32>(task) : dot_expanded<DType::f32>(task);
-        case DType::f16: return plain ? dot_plain<F16>(task) : dot_expanded<DType::f16>(task);
-        case DType::bf16: return plain ? dot_plain<BF16>(task) : dot_expanded<DType::bf16>(task);
-        case DType::f8_e4m3: return dot_expanded<DType::f8_e4m3>(task);
-        case DType::i8_pack: return dot_expanded<DType::i8_pack>(task);
-        case DType::i4_pack: return dot_expanded<DType::i4_pack>(task);
-        default: return dot_expanded<DType::f4_pack>(task);
+        case DType::f32:
+            return plain ? dot_plain<F32>(task) : dot_expanded<DType::f32>(task);
+        case DType::f16:
+            return plain ? dot_plain<F16>(task) : dot_expanded<DType::f16>(task);
+        case DType::bf16:
+            return plain ? dot_plain<BF16>(task) : dot_expanded<DType::bf16>(task);
+        case DType::f8_e4m3:
+            return dot_expanded<DType::f8_e4m3>(task);
+        case DType::i8_pack:
+            return dot_expanded<DType::i8_pack>(task);
+        case DType::i4_pack:
+            return dot_expanded<DType::i4_pack>(task);
+        default:
+            return dot_expanded<DType::f4_pack>(task);
     }
 }
 

@@ -1,5 +1,5 @@
-// Scales and minima of 256 weights in plain C++, for dot_baseline.cpp and dot_avx2.cpp. In an unnamed namespace, and calling
-// nothing that another file might share: see dot_span.h.
+// Scales and minima of 256 weights in plain C++, for dot_baseline.cpp and dot_avx2.cpp. In an unnamed namespace, and
+// calling nothing that another file might share: see dot_span.h.
 #pragma once
 
 #include <cstdint>

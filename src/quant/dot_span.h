@@ -1,5 +1,5 @@
-// What the dot product kernels of all instruction sets share: constants of the block formats. No functions with code here:
-// a file compiled for AVX-512 must not emit an inline function that the linker could choose for a CPU without it.
+// What the dot product kernels of all instruction sets share: constants of the block formats. No functions with code
+// here: a file compiled for AVX-512 must not emit an inline function that the linker could choose for a CPU without it.
 #pragma once
 
 #include <cstdint>
@@ -27,38 +27,60 @@ struct SpanTraits {
 
 template <DType T>
 inline constexpr SpanTraits kSpan = {};
-template <> inline constexpr SpanTraits kSpan<DType::q4_0> = {18, 1, false, 8};
-template <> inline constexpr SpanTraits kSpan<DType::q4_1> = {20, 1, true, 0};
-template <> inline constexpr SpanTraits kSpan<DType::q5_0> = {22, 1, false, 16};
-template <> inline constexpr SpanTraits kSpan<DType::q5_1> = {24, 1, true, 0};
-template <> inline constexpr SpanTraits kSpan<DType::q8_0> = {34, 1, false, 128};
-template <> inline constexpr SpanTraits kSpan<DType::iq4_nl> = {18, 1, false, 128};
-template <> inline constexpr SpanTraits kSpan<DType::mxfp4> = {17, 1, false, 16};
-template <> inline constexpr SpanTraits kSpan<DType::nvfp4> = {18, 2, false, 16};
+template <>
+inline constexpr SpanTraits kSpan<DType::q4_0> = {18, 1, false, 8};
+template <>
+inline constexpr SpanTraits kSpan<DType::q4_1> = {20, 1, true, 0};
+template <>
+inline constexpr SpanTraits kSpan<DType::q5_0> = {22, 1, false, 16};
+template <>
+inline constexpr SpanTraits kSpan<DType::q5_1> = {24, 1, true, 0};
+template <>
+inline constexpr SpanTraits kSpan<DType::q8_0> = {34, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq4_nl> = {18, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::mxfp4> = {17, 1, false, 16};
+template <>
+inline constexpr SpanTraits kSpan<DType::nvfp4> = {18, 2, false, 16};
 // Superblocks of 256 values: bytes32 is 1/8 of the block, rounded; use span_bytes().
-template <> inline constexpr SpanTraits kSpan<DType::q2_k> = {0, 2, true, 0};
-template <> inline constexpr SpanTraits kSpan<DType::q3_k> = {0, 2, false, 4};
-template <> inline constexpr SpanTraits kSpan<DType::q4_k> = {0, 1, true, 0};
-template <> inline constexpr SpanTraits kSpan<DType::q5_k> = {0, 1, true, 0};
-template <> inline constexpr SpanTraits kSpan<DType::q6_k> = {0, 2, false, 32};
-template <> inline constexpr SpanTraits kSpan<DType::iq4_xs> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::q2_k> = {0, 2, true, 0};
+template <>
+inline constexpr SpanTraits kSpan<DType::q3_k> = {0, 2, false, 4};
+template <>
+inline constexpr SpanTraits kSpan<DType::q4_k> = {0, 1, true, 0};
+template <>
+inline constexpr SpanTraits kSpan<DType::q5_k> = {0, 1, true, 0};
+template <>
+inline constexpr SpanTraits kSpan<DType::q6_k> = {0, 2, false, 32};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq4_xs> = {0, 1, false, 128};
 
 template <DType T>
 constexpr int64_t span_bytes() {
     switch (T) {
-        case DType::q2_k: return 84;
-        case DType::q3_k: return 110;
-        case DType::q4_k: return 144;
-        case DType::q5_k: return 176;
-        case DType::q6_k: return 210;
-        case DType::iq4_xs: return 136;
-        default: return 8 * kSpan<T>.bytes32;
+        case DType::q2_k:
+            return 84;
+        case DType::q3_k:
+            return 110;
+        case DType::q4_k:
+            return 144;
+        case DType::q5_k:
+            return 176;
+        case DType::q6_k:
+            return 210;
+        case DType::iq4_xs:
+            return 136;
+        default:
+            return 8 * kSpan<T>.bytes32;
     }
 }
 
 /// Applies X to the name of every block type that has a dot product.
 #define RT_SPAN_TYPES(X) \
-    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs)
+    X(q4_0)              \
+    X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs)
 
 // The kernel entry points of each file.
 void quantize_baseline(const float* x, int64_t begin, int64_t end, int64_t cols, void* out);

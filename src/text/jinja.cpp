@@ -6,8 +6,8 @@
 namespace riptide::jinja {
 
 Template Template::parse(std::string_view source, std::string name, const Limits& limits) {
-    RT_CHECK(static_cast<int64_t>(source.size()) <= limits.source_bytes, "{}: the template has {} bytes, more than {}", name,
-             source.size(), limits.source_bytes);
+    RT_CHECK(static_cast<int64_t>(source.size()) <= limits.source_bytes, "{}: the template has {} bytes, more than {}",
+             name, source.size(), limits.source_bytes);
     auto program = std::make_shared<Program>(limits);
     program->name = std::move(name);
     try {

@@ -1,13 +1,15 @@
-// Jinja templates with budgets: renders the chat templates of released models byte for byte as Hugging Face transformers does.
+// Jinja templates with budgets: renders the chat templates of released models byte for byte as Hugging Face
+// transformers does.
 //
-// The language is that of Jinja2 3.1 in transformers' settings: trim_blocks, lstrip_blocks, loop controls, the `generation` tag,
-// `tojson` = json.dumps(ensure_ascii=False), `raise_exception`, `strftime_now`, no autoescape, and the immutable sandbox (no
-// `list.append`, no private attributes). Values behave as Python's do (repr of floats, negative slices, one-shot generators).
+// The language is that of Jinja2 3.1 in transformers' settings: trim_blocks, lstrip_blocks, loop controls, the
+// `generation` tag, `tojson` = json.dumps(ensure_ascii=False), `raise_exception`, `strftime_now`, no autoescape, and
+// the immutable sandbox (no `list.append`, no private attributes). Values behave as Python's do (repr of floats,
+// negative slices, one-shot generators).
 //
-// Not there, each refused with an error that says so: include, import, extends, block, autoescape; integers beyond 64 bits; the
-// filters random, urlize, urlencode, xmlattr, pprint, striptags, truncate, wordwrap, filesizeformat.
-// A template sees its variables and the functions range, dict, namespace, cycler, joiner, raise_exception, strftime_now; nothing
-// of the host.
+// Not there, each refused with an error that says so: include, import, extends, block, autoescape; integers beyond 64
+// bits; the filters random, urlize, urlencode, xmlattr, pprint, striptags, truncate, wordwrap, filesizeformat. A
+// template sees its variables and the functions range, dict, namespace, cycler, joiner, raise_exception, strftime_now;
+// nothing of the host.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +28,12 @@ namespace riptide::jinja {
 /// Budgets. Whatever goes beyond one is an Error that names the template, the line and the limit.
 struct Limits {
     int64_t source_bytes = int64_t{1} << 20;
-    int64_t nodes = 100'000;                   // of the syntax tree
-    int depth = 100;                           // brackets and blocks inside each other, in the source
-    int eval_depth = 400;                      // expressions and blocks being evaluated inside each other, through macros too
-    int macro_depth = 32;                      // macros (and recursive loops) running inside each other
-    int value_depth = 160;                     // lists and dicts inside each other
-    int64_t steps = 2'000'000;                 // nodes evaluated, items visited, KiB of text handled
+    int64_t nodes = 100'000;    // of the syntax tree
+    int depth = 100;            // brackets and blocks inside each other, in the source
+    int eval_depth = 400;       // expressions and blocks being evaluated inside each other, through macros too
+    int macro_depth = 32;       // macros (and recursive loops) running inside each other
+    int value_depth = 160;      // lists and dicts inside each other
+    int64_t steps = 2'000'000;  // nodes evaluated, items visited, KiB of text handled
     int64_t output_bytes = int64_t{16} << 20;  // of the output, and of any one string
     int64_t value_bytes = int64_t{64} << 20;   // all values alive at one time, approximately
     int64_t range_items = 100'000;
@@ -45,8 +47,8 @@ struct Span {
 };
 
 /// A rendered text, and which of its bytes are the template's own: sorted, disjoint, never touching, never empty spans.
-/// All other bytes came from the variables (or are numbers, punctuation and quotes made from values). A tokenizer that looks
-/// for special tokens only inside these spans cannot be led by what a user wrote.
+/// All other bytes came from the variables (or are numbers, punctuation and quotes made from values). A tokenizer that
+/// looks for special tokens only inside these spans cannot be led by what a user wrote.
 struct Rendered {
     std::string text;
     std::vector<Span> trusted;
@@ -61,8 +63,8 @@ struct RenderOptions {
     std::optional<std::tm> now;
 };
 
-/// The template called raise_exception (or a macro of it did): it refuses these variables. The message is the template's own,
-/// cut to 1,000 bytes; what() has template name and line before it.
+/// The template called raise_exception (or a macro of it did): it refuses these variables. The message is the
+/// template's own, cut to 1,000 bytes; what() has template name and line before it.
 class RaisedError : public Error {
   public:
     RaisedError(const std::string& what, std::string template_message)
@@ -83,8 +85,8 @@ class Template {
     /// Time linear in the source.
     static Template parse(std::string_view source, std::string name, const Limits& limits = {});
 
-    /// Throws RaisedError, or Error with the line, where Jinja2 would raise or a limit is reached. Deterministic unless the
-    /// template asks for the time. A step costs well below a microsecond. Needs less than 512 KiB of stack.
+    /// Throws RaisedError, or Error with the line, where Jinja2 would raise or a limit is reached. Deterministic unless
+    /// the template asks for the time. A step costs well below a microsecond. Needs less than 512 KiB of stack.
     Rendered render(const json::object& variables, const RenderOptions& options = {}) const;
 
     const std::string& name() const;

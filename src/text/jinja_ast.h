@@ -21,26 +21,26 @@ Filter find_filter(std::string_view name);
 Test find_test(std::string_view name);
 
 enum class Op : uint8_t {
-    constant,   // value
-    name,       // symbol, text
-    list,       // parts
-    tuple,      // parts
-    dict,       // parts: key, value, key, value ...
-    negate,     // parts[0]
-    plus,       // parts[0]
-    logic_not,  // parts[0]
-    logic_and,  // parts, two or more
-    logic_or,   // parts, two or more
-    arithmetic, // parts[0] operators[0] parts[1] operators[1] ..., left to right
-    concat,     // parts joined by ~
-    compare,    // parts[0] operators[0] parts[1] ..., as a chain
-    condition,  // parts: test, then, else (may be null)
-    attribute,  // parts[0] . text
-    item,       // parts[0] [ parts[1] ]
-    slice,      // parts: start, stop, step (each may be null); only as parts[1] of item
-    call,       // parts[0] ( arguments )
-    filter,     // parts[0] (null in filter blocks) | text ( arguments )
-    test,       // parts[0] is text ( arguments )
+    constant,    // value
+    name,        // symbol, text
+    list,        // parts
+    tuple,       // parts
+    dict,        // parts: key, value, key, value ...
+    negate,      // parts[0]
+    plus,        // parts[0]
+    logic_not,   // parts[0]
+    logic_and,   // parts, two or more
+    logic_or,    // parts, two or more
+    arithmetic,  // parts[0] operators[0] parts[1] operators[1] ..., left to right
+    concat,      // parts joined by ~
+    compare,     // parts[0] operators[0] parts[1] ..., as a chain
+    condition,   // parts: test, then, else (may be null)
+    attribute,   // parts[0] . text
+    item,        // parts[0] [ parts[1] ]
+    slice,       // parts: start, stop, step (each may be null); only as parts[1] of item
+    call,        // parts[0] ( arguments )
+    filter,      // parts[0] (null in filter blocks) | text ( arguments )
+    test,        // parts[0] is text ( arguments )
 };
 
 /// Binary and comparison operators.

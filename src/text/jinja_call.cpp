@@ -97,7 +97,8 @@ Value Interpreter::item(const Value& value, const Value& key) {
         }
         return attribute(value, key.bytes());
     }
-    return heap_.undefined(fmt::format("'{} object' has no element {}", type_name(value), to_text(heap_, key).bytes().substr(0, 60)));
+    return heap_.undefined(
+        fmt::format("'{} object' has no element {}", type_name(value), to_text(heap_, key).bytes().substr(0, 60)));
 }
 
 bool Interpreter::loop_attribute(const Value& value, std::string_view name, Value& out) {
@@ -278,7 +279,8 @@ const Value& Bound::operator[](std::size_t i) const {
 
 int64_t Bound::number(std::size_t i, int64_t fallback) const {
     if (!has(i) || given_[i]->is(Kind::none)) return fallback;
-    if (!given_[i]->is_whole()) fault("{}(): '{}' must be an integer, not {}", function_, names_[i], type_name(*given_[i]));
+    if (!given_[i]->is_whole())
+        fault("{}(): '{}' must be an integer, not {}", function_, names_[i], type_name(*given_[i]));
     return given_[i]->as_int();
 }
 

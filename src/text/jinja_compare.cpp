@@ -8,7 +8,9 @@ namespace {
 
 /// A number exactly, for comparing: whole numbers fit __int128.
 __extension__ typedef __int128 Wide;
-Wide wide(const Value& value) { return value.is_big() ? static_cast<Wide>(value.as_big()) : static_cast<Wide>(value.as_int()); }
+Wide wide(const Value& value) {
+    return value.is_big() ? static_cast<Wide>(value.as_big()) : static_cast<Wide>(value.as_int());
+}
 
 /// -1, 0, 1, or 2 if one is NaN.
 int compare_numbers(const Value& a, const Value& b) {
@@ -26,7 +28,8 @@ bool same_text(Heap& heap, const Value& a, const Value& b) {
 
 bool is_list(const Value& value) { return value.is(Kind::sequence) && value.sequence().shape == Shape::list; }
 bool is_tuple(const Value& value) {
-    return value.is(Kind::sequence) && (value.sequence().shape == Shape::tuple || value.sequence().shape == Shape::group);
+    return value.is(Kind::sequence) &&
+           (value.sequence().shape == Shape::tuple || value.sequence().shape == Shape::group);
 }
 
 bool equal_items(Heap& heap, const std::vector<Value>& a, const std::vector<Value>& b) {
@@ -75,8 +78,10 @@ bool equal(Heap& heap, const Value& a, const Value& b) {
     if (a.kind() != b.kind()) return false;
     switch (a.kind()) {
         case Kind::undefined:
-        case Kind::none: return true;
-        case Kind::string: return same_text(heap, a, b);
+        case Kind::none:
+            return true;
+        case Kind::string:
+            return same_text(heap, a, b);
         case Kind::sequence:
             if (a.identity() == b.identity()) return true;
             if (is_list(a) != is_list(b) || is_tuple(a) != is_tuple(b)) return false;
@@ -84,8 +89,10 @@ bool equal(Heap& heap, const Value& a, const Value& b) {
                 return equal_items(heap, a.sequence().items, b.sequence().items);
             }
             return false;
-        case Kind::dict: return a.identity() == b.identity() || equal_dicts(heap, a.dict(), b.dict());
-        default: return a.identity() == b.identity();
+        case Kind::dict:
+            return a.identity() == b.identity() || equal_dicts(heap, a.dict(), b.dict());
+        default:
+            return a.identity() == b.identity();
     }
 }
 
@@ -108,11 +115,13 @@ std::size_t hash(Heap& heap, const Value& value) {
     switch (value.kind()) {
         case Kind::boolean:
         case Kind::integer:
-        case Kind::floating: return std::hash<double>{}(value.as_double());
+        case Kind::floating:
+            return std::hash<double>{}(value.as_double());
         case Kind::string:
             heap.step_bytes(value.text().size());
             return std::hash<std::string_view>{}(value.bytes());
-        case Kind::dict: fault("unhashable type: 'dict'");
+        case Kind::dict:
+            fault("unhashable type: 'dict'");
         case Kind::sequence: {
             if (!is_tuple(value)) {
                 if (is_list(value)) fault("unhashable type: 'list'");
@@ -122,7 +131,8 @@ std::size_t hash(Heap& heap, const Value& value) {
             for (const Value& item : value.sequence().items) sum = sum * 31 + hash(heap, item);
             return sum;
         }
-        default: return std::hash<const void*>{}(value.identity());
+        default:
+            return std::hash<const void*>{}(value.identity());
     }
 }
 

@@ -8,30 +8,48 @@ Value Interpreter::eval(const Expr& expr) {
     heap_.step();
     line_ = expr.line;
     switch (expr.op) {
-        case Op::constant: return expr.value;
-        case Op::name: return lookup(expr);
-        case Op::list: return eval_all(expr, Shape::list);
-        case Op::tuple: return eval_all(expr, Shape::tuple);
-        case Op::dict: return eval_dict(expr);
-        case Op::negate: return arithmetic(heap_, Sign::sub, Value::integer(0), eval(*expr.parts[0]));
-        case Op::plus: return arithmetic(heap_, Sign::add, Value::integer(0), eval(*expr.parts[0]));
-        case Op::logic_not: return Value::boolean(!truth(eval(*expr.parts[0])));
+        case Op::constant:
+            return expr.value;
+        case Op::name:
+            return lookup(expr);
+        case Op::list:
+            return eval_all(expr, Shape::list);
+        case Op::tuple:
+            return eval_all(expr, Shape::tuple);
+        case Op::dict:
+            return eval_dict(expr);
+        case Op::negate:
+            return arithmetic(heap_, Sign::sub, Value::integer(0), eval(*expr.parts[0]));
+        case Op::plus:
+            return arithmetic(heap_, Sign::add, Value::integer(0), eval(*expr.parts[0]));
+        case Op::logic_not:
+            return Value::boolean(!truth(eval(*expr.parts[0])));
         case Op::logic_and:
-        case Op::logic_or: return eval_logic(expr);
-        case Op::arithmetic: return eval_arithmetic(expr);
-        case Op::concat: return eval_concat(expr);
-        case Op::compare: return eval_compare(expr);
-        case Op::condition: return eval_condition(expr);
+        case Op::logic_or:
+            return eval_logic(expr);
+        case Op::arithmetic:
+            return eval_arithmetic(expr);
+        case Op::concat:
+            return eval_concat(expr);
+        case Op::compare:
+            return eval_compare(expr);
+        case Op::condition:
+            return eval_condition(expr);
         case Op::attribute: {
             const Value owner = eval(*expr.parts[0]);
             line_ = expr.line;
             return attribute(owner, expr.text);
         }
-        case Op::item: return eval_item(expr);
-        case Op::slice: break;  // only inside an item
-        case Op::call: return eval_call(expr);
-        case Op::filter: return eval_filter(expr);
-        case Op::test: return eval_test(expr);
+        case Op::item:
+            return eval_item(expr);
+        case Op::slice:
+            break;  // only inside an item
+        case Op::call:
+            return eval_call(expr);
+        case Op::filter:
+            return eval_filter(expr);
+        case Op::test:
+            return eval_test(expr);
     }
     fault("a slice stands outside a subscript");
 }

@@ -4,7 +4,11 @@
 namespace riptide::jinja {
 
 Interpreter::Interpreter(const Program& program, const json::object& variables, const RenderOptions& options)
-    : program_(program), variables_(variables), options_(options), heap_(program.limits), outside_(program.symbols.size()) {}
+    : program_(program),
+      variables_(variables),
+      options_(options),
+      heap_(program.limits),
+      outside_(program.symbols.size()) {}
 
 Interpreter::~Interpreter() = default;
 
@@ -20,7 +24,8 @@ Rendered Interpreter::run() {
         return rendered;
     } catch (const Raised& raised) {
         const std::string message = std::string(raised.what()).substr(0, 1000);
-        throw RaisedError(fmt::format("{}:{}: the template refuses this conversation: {}", program_.name, line_, message), message);
+        throw RaisedError(
+            fmt::format("{}:{}: the template refuses this conversation: {}", program_.name, line_, message), message);
     } catch (const Fault& found) {
         throw Error(fmt::format("{}:{}: {}", program_.name, line_, std::string_view(found.what()).substr(0, 1000)));
     }
@@ -111,22 +116,41 @@ Interpreter::Flow Interpreter::run_stmt(const Stmt& stmt) {
     heap_.step();
     line_ = stmt.line;
     switch (stmt.act) {
-        case Act::text: out_->append(stmt.expr->value.text()); return Flow::on;
-        case Act::print: print(eval(*stmt.expr)); return Flow::on;
-        case Act::assign: assign(stmt.target, eval(*stmt.expr)); return Flow::on;
-        case Act::assign_block: run_assign_block(stmt); return Flow::on;
-        case Act::condition: return run_condition(stmt);
-        case Act::loop: return run_items(stmt, iterate(heap_, eval(*stmt.expr)), 1);
-        case Act::with: return run_with(stmt);
-        case Act::macro: assign(stmt.target, make_macro(*stmt.macro)); return Flow::on;
-        case Act::call: run_call(stmt); return Flow::on;
-        case Act::filter: run_filter(stmt); return Flow::on;
+        case Act::text:
+            out_->append(stmt.expr->value.text());
+            return Flow::on;
+        case Act::print:
+            print(eval(*stmt.expr));
+            return Flow::on;
+        case Act::assign:
+            assign(stmt.target, eval(*stmt.expr));
+            return Flow::on;
+        case Act::assign_block:
+            run_assign_block(stmt);
+            return Flow::on;
+        case Act::condition:
+            return run_condition(stmt);
+        case Act::loop:
+            return run_items(stmt, iterate(heap_, eval(*stmt.expr)), 1);
+        case Act::with:
+            return run_with(stmt);
+        case Act::macro:
+            assign(stmt.target, make_macro(*stmt.macro));
+            return Flow::on;
+        case Act::call:
+            run_call(stmt);
+            return Flow::on;
+        case Act::filter:
+            run_filter(stmt);
+            return Flow::on;
         case Act::scope: {
             const Enter scope(*this, scope_);
             return run_body(stmt.body);
         }
-        case Act::leave: return Flow::leave;
-        case Act::next: return Flow::next;
+        case Act::leave:
+            return Flow::leave;
+        case Act::next:
+            return Flow::next;
     }
     return Flow::on;
 }
@@ -174,6 +198,7 @@ Interpreter::Flow Interpreter::run_items(const Stmt& stmt, std::vector<Value> it
         Loop& loop;
         ~Ended() {
             loop.stmt = nullptr;
+            loop.index = std::min(loop.index, loop.count - 1);
             loop.items.clear();
             loop.changed.clear();
         }
@@ -219,8 +244,6 @@ void Interpreter::run_assign_block(const Stmt& stmt) {
     assign(stmt.target, text);
 }
 
-void Interpreter::run_filter(const Stmt& stmt) {
-    print(filter_through(*stmt.expr, heap_.text(capture(stmt.body))));
-}
+void Interpreter::run_filter(const Stmt& stmt) { print(filter_through(*stmt.expr, heap_.text(capture(stmt.body)))); }
 
 }  // namespace riptide::jinja

@@ -15,10 +15,18 @@ Value call_string_method(Interpreter& in, std::string_view name, const Value& in
     return find_string_method(name)(in, text_of(in, input), arguments);
 }
 
-Value f_upper(Interpreter& in, const Value& input, Arguments& arguments) { return call_string_method(in, "upper", input, arguments); }
-Value f_lower(Interpreter& in, const Value& input, Arguments& arguments) { return call_string_method(in, "lower", input, arguments); }
-Value f_capitalize(Interpreter& in, const Value& input, Arguments& arguments) { return call_string_method(in, "capitalize", input, arguments); }
-Value f_trim(Interpreter& in, const Value& input, Arguments& arguments) { return call_string_method(in, "strip", input, arguments); }
+Value f_upper(Interpreter& in, const Value& input, Arguments& arguments) {
+    return call_string_method(in, "upper", input, arguments);
+}
+Value f_lower(Interpreter& in, const Value& input, Arguments& arguments) {
+    return call_string_method(in, "lower", input, arguments);
+}
+Value f_capitalize(Interpreter& in, const Value& input, Arguments& arguments) {
+    return call_string_method(in, "capitalize", input, arguments);
+}
+Value f_trim(Interpreter& in, const Value& input, Arguments& arguments) {
+    return call_string_method(in, "strip", input, arguments);
+}
 
 Value f_center(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "center", {"width"});
@@ -72,6 +80,17 @@ Value f_forceescape(Interpreter& in, const Value& input, Arguments& arguments) {
     return in.heap().text(escape_html(in.heap(), to_text(in.heap(), input)), true);
 }
 
+/// Where the characters that end a line begin.
+int64_t line_end(const Text& line) {
+    int64_t end = line.size();
+    while (end > 0) {
+        const int64_t at = char_before(line.bytes(), end);
+        if (!is_line_end(char_at(line.bytes(), at).code)) break;
+        end = at;
+    }
+    return end;
+}
+
 Value f_indent(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "indent", {"width", "first", "blank"});
     if (!input.is_string()) fault("can only indent a str, not {}", type_name(input));
@@ -85,17 +104,16 @@ Value f_indent(Interpreter& in, const Value& input, Arguments& arguments) {
     }
     const bool blank = args.flag(2, false);
     Text text = input.text();
-    const bool trusted = text.empty() || text.trusted_at(text.size() - 1);
-    text.append("\n", trusted);  // so that a last empty line counts, as in Jinja
-    const std::vector<Text> lines = split_lines(in.heap(), text);
+    text.append("\n", true);  // so that a last empty line counts, as in Jinja
+    const std::vector<Text> lines = split_lines(in.heap(), text, true);
     TextBuilder out(in.heap());
     if (args.flag(1, false)) out.append(indention);
     for (std::size_t i = 0; i < lines.size(); ++i) {
-        if (i > 0) {
-            out.append("\n", trusted);
-            if (blank || !lines[i].empty()) out.append(indention);
-        }
-        out.append(lines[i]);
+        const Text& line = lines[i];
+        const int64_t end = line_end(line);
+        if (i > 0 && (blank || end > 0)) out.append(indention);
+        out.append(line, 0, end);
+        if (i + 1 < lines.size()) out.append("\n", line.trusted_at(end));
     }
     return in.heap().text(out.take(), input.string().markup);
 }
@@ -198,7 +216,8 @@ std::optional<double> parse_real(std::string_view text) {
     if (digits.starts_with('+')) return std::nullopt;
     double value = 0;
     const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (digits.empty() || result.ptr != digits.data() + digits.size() || result.ec == std::errc::invalid_argument) return std::nullopt;
+    if (digits.empty() || result.ptr != digits.data() + digits.size() || result.ec == std::errc::invalid_argument)
+        return std::nullopt;
     if (result.ec == std::errc::result_out_of_range) value = digits.find("e-") != std::string::npos ? 0 : HUGE_VAL;
     return value;
 }
@@ -262,7 +281,8 @@ Value f_round(Interpreter&, const Value& input, Arguments& arguments) {
     if (!input.is_number()) fault("type {} doesn't define __round__ method", type_name(input));
     const int64_t precision = args.number(0, 0);
     const std::string method = args.has(1) ? args.text(1).bytes() : "common";
-    if (method != "common" && method != "ceil" && method != "floor") fault("round(): method must be common, ceil or floor");
+    if (method != "common" && method != "ceil" && method != "floor")
+        fault("round(): method must be common, ceil or floor");
     if (method == "common") {
         if (input.is(Kind::floating)) return Value::floating(round_places(input.as_double(), precision));
         if (precision >= 0) return Value::integer(input.as_int());
@@ -293,12 +313,29 @@ struct Entry {
     Filter filter;
 };
 constexpr Entry kTextFilters[] = {
-    {"abs", f_abs},         {"attr", f_attr},       {"capitalize", f_capitalize}, {"center", f_center},
-    {"d", f_default},       {"default", f_default}, {"e", f_escape},              {"escape", f_escape},
-    {"float", f_float},     {"format", f_format},   {"forceescape", f_forceescape}, {"indent", f_indent},
-    {"int", f_int},         {"lower", f_lower},     {"replace", f_replace},       {"round", f_round},
-    {"safe", f_safe},       {"string", f_string},   {"title", f_title},           {"tojson", f_tojson},
-    {"trim", f_trim},       {"upper", f_upper},     {"wordcount", f_wordcount},
+    {"abs", f_abs},
+    {"attr", f_attr},
+    {"capitalize", f_capitalize},
+    {"center", f_center},
+    {"d", f_default},
+    {"default", f_default},
+    {"e", f_escape},
+    {"escape", f_escape},
+    {"float", f_float},
+    {"format", f_format},
+    {"forceescape", f_forceescape},
+    {"indent", f_indent},
+    {"int", f_int},
+    {"lower", f_lower},
+    {"replace", f_replace},
+    {"round", f_round},
+    {"safe", f_safe},
+    {"string", f_string},
+    {"title", f_title},
+    {"tojson", f_tojson},
+    {"trim", f_trim},
+    {"upper", f_upper},
+    {"wordcount", f_wordcount},
 };
 
 }  // namespace

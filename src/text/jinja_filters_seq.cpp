@@ -20,7 +20,8 @@ class Getter {
         while (true) {
             const std::size_t dot = std::min(rest.find('.'), rest.size());
             const std::string_view part = rest.substr(0, dot);
-            const bool number = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string_view::npos;
+            const bool number =
+                !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string_view::npos;
             if (number) parts_.push_back(Value::integer(std::stoll(std::string(part))));
             else parts_.push_back(in.heap().text(part, true));
             if (dot == rest.size()) return;
@@ -112,7 +113,8 @@ Value f_items(Interpreter& in, const Value& input, Arguments& arguments) {
     if (!input.is(Kind::dict) && !input.is_undefined()) fault("can only get item pairs from a mapping");
     std::vector<Value> items;
     if (input.is(Kind::dict)) {
-        for (const auto& [key, value] : input.dict().items) items.push_back(in.heap().sequence({key, value}, Shape::tuple));
+        for (const auto& [key, value] : input.dict().items)
+            items.push_back(in.heap().sequence({key, value}, Shape::tuple));
     }
     return in.heap().sequence(std::move(items), Shape::iterator);
 }
@@ -146,7 +148,8 @@ Value f_sort(Interpreter& in, const Value& input, Arguments& arguments) {
     std::vector<Value> names;
     if (args.has(2) && args[2].is_string()) {  // several, with commas between them
         std::string_view rest = args[2].bytes();
-        for (std::size_t comma = 0; comma != std::string_view::npos; rest = rest.substr(std::min(comma + 1, rest.size()))) {
+        for (std::size_t comma = 0; comma != std::string_view::npos;
+             rest = rest.substr(std::min(comma + 1, rest.size()))) {
             comma = rest.find(',');
             names.push_back(in.heap().text(rest.substr(0, comma), true));
             if (comma == std::string_view::npos) break;
@@ -206,6 +209,11 @@ Value f_sum(Interpreter& in, const Value& input, Arguments& arguments) {
     return total;
 }
 
+/// What map, select and the like walk over: nothing if the input is false, be it even None.
+std::vector<Value> items_if_true(Interpreter& in, const Value& input) {
+    return truth(input) ? iterate(in.heap(), input) : std::vector<Value>();
+}
+
 /// The rest of the arguments of map, select and the like: those behind the first `skip`.
 Arguments behind(const Arguments& arguments, std::size_t skip) {
     Arguments rest;
@@ -215,22 +223,24 @@ Arguments behind(const Arguments& arguments, std::size_t skip) {
 }
 
 std::string name_argument(const Arguments& arguments, std::size_t i, std::string_view filter) {
-    if (i >= arguments.positional.size() || !arguments.positional[i].is_string()) fault("{}() needs a name as argument {}", filter, i + 1);
+    if (i >= arguments.positional.size() || !arguments.positional[i].is_string())
+        fault("{}() needs a name as argument {}", filter, i + 1);
     return arguments.positional[i].bytes();
 }
 
 Value f_map(Interpreter& in, const Value& input, Arguments& arguments) {
     std::vector<Value> out;
-    const bool by_attribute = arguments.positional.empty() &&
-                              std::any_of(arguments.named.begin(), arguments.named.end(), [](const auto& a) { return a.first == "attribute"; });
+    const bool by_attribute =
+        arguments.positional.empty() && std::any_of(arguments.named.begin(), arguments.named.end(),
+                                                    [](const auto& a) { return a.first == "attribute"; });
     if (by_attribute) {
         Bound args(arguments, "map", {"attribute", "default"});
         const Getter get(in, &args[0], false, pointer(args, 1));
-        for (const Value& item : iterate(in.heap(), input)) out.push_back(get(item));
+        for (const Value& item : items_if_true(in, input)) out.push_back(get(item));
         return in.heap().sequence(std::move(out), Shape::iterator);
     }
     const std::string name = name_argument(arguments, 0, "map");
-    for (const Value& item : iterate(in.heap(), input)) {
+    for (const Value& item : items_if_true(in, input)) {
         Arguments rest = behind(arguments, 1);
         out.push_back(in.apply_filter(name, item, rest));
     }
@@ -245,7 +255,7 @@ Value choose(Interpreter& in, const Value& input, Arguments& arguments, bool by_
     const bool tested = arguments.positional.size() > skip;
     const std::string name = tested ? name_argument(arguments, skip, "select") : "";
     std::vector<Value> out;
-    for (Value& item : iterate(in.heap(), input)) {
+    for (Value& item : items_if_true(in, input)) {
         const Value value = get(item);
         bool holds = false;
         if (tested) {
@@ -258,10 +268,18 @@ Value choose(Interpreter& in, const Value& input, Arguments& arguments, bool by_
     }
     return in.heap().sequence(std::move(out), Shape::iterator);
 }
-Value f_select(Interpreter& in, const Value& input, Arguments& arguments) { return choose(in, input, arguments, false, true); }
-Value f_reject(Interpreter& in, const Value& input, Arguments& arguments) { return choose(in, input, arguments, false, false); }
-Value f_selectattr(Interpreter& in, const Value& input, Arguments& arguments) { return choose(in, input, arguments, true, true); }
-Value f_rejectattr(Interpreter& in, const Value& input, Arguments& arguments) { return choose(in, input, arguments, true, false); }
+Value f_select(Interpreter& in, const Value& input, Arguments& arguments) {
+    return choose(in, input, arguments, false, true);
+}
+Value f_reject(Interpreter& in, const Value& input, Arguments& arguments) {
+    return choose(in, input, arguments, false, false);
+}
+Value f_selectattr(Interpreter& in, const Value& input, Arguments& arguments) {
+    return choose(in, input, arguments, true, true);
+}
+Value f_rejectattr(Interpreter& in, const Value& input, Arguments& arguments) {
+    return choose(in, input, arguments, true, false);
+}
 
 Value f_groupby(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "groupby", {"attribute", "default", "case_sensitive"});
@@ -329,11 +347,14 @@ struct Entry {
     Filter filter;
 };
 constexpr Entry kFilters[] = {
-    {"batch", f_batch},   {"count", f_length},   {"dictsort", f_dictsort}, {"first", f_first},   {"groupby", f_groupby},
-    {"items", f_items},   {"join", f_join},      {"last", f_last},         {"length", f_length}, {"list", f_list},
-    {"map", f_map},       {"max", f_max},        {"min", f_min},           {"reject", f_reject}, {"rejectattr", f_rejectattr},
-    {"reverse", f_reverse}, {"select", f_select}, {"selectattr", f_selectattr}, {"slice", f_slice}, {"sort", f_sort},
-    {"sum", f_sum},       {"unique", f_unique},
+    {"batch", f_batch},     {"count", f_length},    {"dictsort", f_dictsort},
+    {"first", f_first},     {"groupby", f_groupby}, {"items", f_items},
+    {"join", f_join},       {"last", f_last},       {"length", f_length},
+    {"list", f_list},       {"map", f_map},         {"max", f_max},
+    {"min", f_min},         {"reject", f_reject},   {"rejectattr", f_rejectattr},
+    {"reverse", f_reverse}, {"select", f_select},   {"selectattr", f_selectattr},
+    {"slice", f_slice},     {"sort", f_sort},       {"sum", f_sum},
+    {"unique", f_unique},
 };
 
 }  // namespace

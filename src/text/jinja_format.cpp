@@ -74,10 +74,13 @@ void append_sequence(TextBuilder& out, const SequenceObject& sequence) {
             const int64_t start = items.empty() ? 0 : items.front().as_int();
             const int64_t step = items.size() < 2 ? 1 : items[1].as_int() - start;
             const int64_t stop = items.empty() ? 0 : items.back().as_int() + (step > 0 ? 1 : -1);
-            out.append(step == 1 ? fmt::format("range({}, {})", start, stop) : fmt::format("range({}, {}, {})", start, stop, step), false);
+            out.append(step == 1 ? fmt::format("range({}, {})", start, stop)
+                                 : fmt::format("range({}, {}, {})", start, stop, step),
+                       false);
             return;
         }
-        case Shape::iterator: fault("a generator cannot be printed; use the filter 'list' first");
+        case Shape::iterator:
+            fault("a generator cannot be printed; use the filter 'list' first");
     }
 }
 
@@ -107,17 +110,36 @@ std::string repr_of(double value) {
 void append_repr(TextBuilder& out, const Value& value) {
     out.heap().step();
     switch (value.kind()) {
-        case Kind::undefined: out.append("Undefined", false); return;
-        case Kind::none: out.append("None", false); return;
-        case Kind::boolean: out.append(value.as_bool() ? "True" : "False", false); return;
-        case Kind::integer: out.append(value.is_big() ? std::to_string(value.as_big()) : std::to_string(value.as_int()), false); return;
-        case Kind::floating: out.append(repr_of(value.as_double()), false); return;
-        case Kind::string: append_quoted(out, value.text()); return;
-        case Kind::sequence: append_sequence(out, value.sequence()); return;
-        case Kind::dict: append_dict(out, value.dict()); return;
+        case Kind::undefined:
+            out.append("Undefined", false);
+            return;
+        case Kind::none:
+            out.append("None", false);
+            return;
+        case Kind::boolean:
+            out.append(value.as_bool() ? "True" : "False", false);
+            return;
+        case Kind::integer:
+            out.append(value.is_big() ? std::to_string(value.as_big()) : std::to_string(value.as_int()), false);
+            return;
+        case Kind::floating:
+            out.append(repr_of(value.as_double()), false);
+            return;
+        case Kind::string:
+            append_quoted(out, value.text());
+            return;
+        case Kind::sequence:
+            append_sequence(out, value.sequence());
+            return;
+        case Kind::dict:
+            append_dict(out, value.dict());
+            return;
+        case Kind::loop:
+            out.append(fmt::format("<LoopContext {}/{}>", value.loop().index + 1, value.loop().count), false);
+            return;
         case Kind::callable:
         case Kind::space:
-        case Kind::loop: fault("a {} cannot be printed", type_name(value));
+            fault("a {} cannot be printed", type_name(value));
     }
 }
 
@@ -129,9 +151,7 @@ Text to_text(Heap& heap, const Value& value) {
     return out.take();
 }
 
-Value to_string(Heap& heap, const Value& value) {
-    return value.is_string() ? value : heap.text(to_text(heap, value));
-}
+Value to_string(Heap& heap, const Value& value) { return value.is_string() ? value : heap.text(to_text(heap, value)); }
 
 Text map_case(const Text& text, Case to) {
     Text out;
@@ -141,7 +161,8 @@ Text map_case(const Text& text, Case to) {
         std::string piece;
         while (at < end) {
             const Char c = char_at(text.bytes(), at);
-            if (c.code == 0xFFFD) piece.append(text.bytes(), static_cast<std::size_t>(at), static_cast<std::size_t>(c.bytes));
+            if (c.code == 0xFFFD)
+                piece.append(text.bytes(), static_cast<std::size_t>(at), static_cast<std::size_t>(c.bytes));
             else append_case(piece, c.code, to);
             at += c.bytes;
         }

@@ -13,7 +13,8 @@ Value g_range(Interpreter& in, const Value&, Arguments& arguments) {
     args[0];  // must be given
     const bool one = !args.has(1);
     for (std::size_t i = 0; i < 3; ++i) {
-        if (args.has(i) && !args[i].is_whole()) fault("'{}' object cannot be interpreted as an integer", type_name(args[i]));
+        if (args.has(i) && !args[i].is_whole())
+            fault("'{}' object cannot be interpreted as an integer", type_name(args[i]));
     }
     const int64_t start = one ? 0 : args[0].as_int(), stop = one ? args[0].as_int() : args[1].as_int();
     const int64_t step = args.has(2) ? args[2].as_int() : 1;
@@ -90,7 +91,8 @@ Value g_strftime_now(Interpreter& in, const Value&, Arguments& arguments) {
         const std::time_t seconds = std::time(nullptr);
         localtime_r(&seconds, &now);
     }
-    if (format.size() > 1000 || format.bytes().find('\0') != std::string::npos) fault("strftime_now(): the format is too long");
+    if (format.size() > 1000 || format.bytes().find('\0') != std::string::npos)
+        fault("strftime_now(): the format is too long");
     char text[4096];
     // A blank in front tells an empty result from one that does not fit.
     const std::size_t size = std::strftime(text, sizeof text, (" " + format.bytes()).c_str(), &now);
@@ -140,7 +142,9 @@ Value l_index(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "index", {"value", "start", "stop"});
     const std::vector<Value>& items = self.sequence().items;
     const auto count = static_cast<int64_t>(items.size());
-    const auto place = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? std::max(at, -count) + count : at, 0, count); };
+    const auto place = [&](int64_t at) {
+        return std::clamp<int64_t>(at < 0 ? std::max(at, -count) + count : at, 0, count);
+    };
     for (int64_t i = place(args.number(1, 0)); i < place(args.number(2, count)); ++i) {
         if (equal(in.heap(), items[static_cast<std::size_t>(i)], args[0])) return Value::integer(i);
     }
@@ -149,7 +153,8 @@ Value l_index(Interpreter& in, const Value& self, Arguments& arguments) {
 Value l_count(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "count", {"value"});
     const std::vector<Value>& items = self.sequence().items;
-    return Value::integer(std::count_if(items.begin(), items.end(), [&](const Value& item) { return equal(in.heap(), item, args[0]); }));
+    return Value::integer(
+        std::count_if(items.begin(), items.end(), [&](const Value& item) { return equal(in.heap(), item, args[0]); }));
 }
 
 // ---- loops and cyclers
@@ -183,8 +188,12 @@ struct Entry {
     std::string_view name;
     Method method;
 };
-constexpr Entry kGlobals[] = {{"cycler", g_cycler}, {"dict", g_dict},   {"joiner", g_joiner},
-                              {"namespace", g_namespace}, {"range", g_range}, {"raise_exception", g_raise_exception},
+constexpr Entry kGlobals[] = {{"cycler", g_cycler},
+                              {"dict", g_dict},
+                              {"joiner", g_joiner},
+                              {"namespace", g_namespace},
+                              {"range", g_range},
+                              {"raise_exception", g_raise_exception},
                               {"strftime_now", g_strftime_now}};
 constexpr Entry kDict[] = {{"copy", m_copy},   {"fromkeys", d_fromkeys}, {"get", d_get},
                            {"items", d_items}, {"keys", d_keys},         {"values", d_values}};
@@ -223,8 +232,10 @@ Method find_container_method(const Value& value, std::string_view name) {
 /// What would change a list or dict in place: the sandbox hides it.
 bool is_unsafe_method(const Value& value, std::string_view name) {
     static constexpr std::string_view kDictUnsafe[] = {"clear", "pop", "popitem", "setdefault", "update"};
-    static constexpr std::string_view kListUnsafe[] = {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"};
-    if (value.is(Kind::dict)) return std::find(std::begin(kDictUnsafe), std::end(kDictUnsafe), name) != std::end(kDictUnsafe);
+    static constexpr std::string_view kListUnsafe[] = {"append", "clear", "pop",    "reverse",
+                                                       "insert", "sort",  "extend", "remove"};
+    if (value.is(Kind::dict))
+        return std::find(std::begin(kDictUnsafe), std::end(kDictUnsafe), name) != std::end(kDictUnsafe);
     if (!value.is(Kind::sequence) || value.sequence().shape != Shape::list) return false;
     return std::find(std::begin(kListUnsafe), std::end(kListUnsafe), name) != std::end(kListUnsafe);
 }

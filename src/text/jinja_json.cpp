@@ -6,21 +6,29 @@
 namespace riptide::jinja {
 
 Value Interpreter::from_json(const json::value& value, bool trusted, int depth) {
-    if (depth > program_.limits.value_depth) fault("the variables are nested more than {} deep", program_.limits.value_depth);
+    if (depth > program_.limits.value_depth)
+        fault("the variables are nested more than {} deep", program_.limits.value_depth);
     switch (value.kind()) {
-        case json::kind::null: return Value::none();
-        case json::kind::bool_: return Value::boolean(value.get_bool());
-        case json::kind::int64: return Value::integer(value.get_int64());
-        case json::kind::uint64: return Value::big(value.get_uint64());
-        case json::kind::double_: return Value::floating(value.get_double());
-        case json::kind::string: return heap_.text(std::string_view(value.get_string()), trusted);
+        case json::kind::null:
+            return Value::none();
+        case json::kind::bool_:
+            return Value::boolean(value.get_bool());
+        case json::kind::int64:
+            return Value::integer(value.get_int64());
+        case json::kind::uint64:
+            return Value::big(value.get_uint64());
+        case json::kind::double_:
+            return Value::floating(value.get_double());
+        case json::kind::string:
+            return heap_.text(std::string_view(value.get_string()), trusted);
         case json::kind::array: {
             std::vector<Value> items;
             items.reserve(value.get_array().size());
             for (const json::value& item : value.get_array()) items.push_back(from_json(item, trusted, depth + 1));
             return heap_.sequence(std::move(items));
         }
-        case json::kind::object: break;
+        case json::kind::object:
+            break;
     }
     std::vector<std::pair<Value, Value>> items;
     items.reserve(value.get_object().size());
@@ -87,12 +95,21 @@ std::string number_text(const Value& value) {
 
 void append_key(TextBuilder& out, const Value& key, const JsonStyle& style) {
     switch (key.kind()) {
-        case Kind::string: append_json_string(out, key.text(), style.ensure_ascii); return;
-        case Kind::none: out.append("\"null\"", false); return;
-        case Kind::boolean: out.append(key.as_bool() ? "\"true\"" : "\"false\"", false); return;
+        case Kind::string:
+            append_json_string(out, key.text(), style.ensure_ascii);
+            return;
+        case Kind::none:
+            out.append("\"null\"", false);
+            return;
+        case Kind::boolean:
+            out.append(key.as_bool() ? "\"true\"" : "\"false\"", false);
+            return;
         case Kind::integer:
-        case Kind::floating: out.append("\"" + number_text(key) + "\"", false); return;
-        default: fault("keys must be str, int, float, bool or None, not {}", type_name(key));
+        case Kind::floating:
+            out.append("\"" + number_text(key) + "\"", false);
+            return;
+        default:
+            fault("keys must be str, int, float, bool or None, not {}", type_name(key));
     }
 }
 
@@ -107,11 +124,19 @@ void append_break(TextBuilder& out, const JsonStyle& style, int depth) {
 void append_json(TextBuilder& out, const Value& value, const JsonStyle& style, int depth) {
     out.heap().step();
     switch (value.kind()) {
-        case Kind::none: out.append("null", false); return;
-        case Kind::boolean: out.append(value.as_bool() ? "true" : "false", false); return;
+        case Kind::none:
+            out.append("null", false);
+            return;
+        case Kind::boolean:
+            out.append(value.as_bool() ? "true" : "false", false);
+            return;
         case Kind::integer:
-        case Kind::floating: out.append(number_text(value), false); return;
-        case Kind::string: append_json_string(out, value.text(), style.ensure_ascii); return;
+        case Kind::floating:
+            out.append(number_text(value), false);
+            return;
+        case Kind::string:
+            append_json_string(out, value.text(), style.ensure_ascii);
+            return;
         case Kind::sequence: {
             if (value.sequence().shape > Shape::group) break;
             const std::vector<Value>& items = value.sequence().items;
@@ -144,7 +169,8 @@ void append_json(TextBuilder& out, const Value& value, const JsonStyle& style, i
             out.append("}", false);
             return;
         }
-        default: break;
+        default:
+            break;
     }
     fault("Object of type {} is not JSON serializable", type_name(value));
 }

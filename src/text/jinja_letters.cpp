@@ -6,7 +6,9 @@
 namespace riptide::jinja {
 namespace {
 
-Value like(Interpreter& in, const Value& self, Text text) { return in.heap().text(std::move(text), self.string().markup); }
+Value like(Interpreter& in, const Value& self, Text text) {
+    return in.heap().text(std::move(text), self.string().markup);
+}
 
 // ---- case
 
@@ -41,12 +43,14 @@ bool is_cased(char32_t code) { return is_upper(code) || is_lower(code); }
 
 Value s_title(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "title", {});
-    return by_character(in, self, [](char32_t before, char32_t) { return is_cased(before) ? Case::lower : Case::title; });
+    return by_character(in, self,
+                        [](char32_t before, char32_t) { return is_cased(before) ? Case::lower : Case::title; });
 }
 Value s_capitalize(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "capitalize", {});
     bool first = true;
-    return by_character(in, self, [&](char32_t, char32_t) { return std::exchange(first, false) ? Case::title : Case::lower; });
+    return by_character(in, self,
+                        [&](char32_t, char32_t) { return std::exchange(first, false) ? Case::title : Case::lower; });
 }
 Value s_swapcase(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "swapcase", {});
@@ -56,7 +60,8 @@ Value s_swapcase(Interpreter& in, const Value& self, Arguments& arguments) {
 // ---- classes
 
 template <class Holds>
-Value all_are(Interpreter& in, const Value& self, Arguments& arguments, std::string_view name, bool if_empty, Holds holds) {
+Value all_are(Interpreter& in, const Value& self, Arguments& arguments, std::string_view name, bool if_empty,
+              Holds holds) {
     Bound args(arguments, name, {});
     const std::string& bytes = self.bytes();
     in.heap().step_bytes(self.text().size());
@@ -68,11 +73,18 @@ Value all_are(Interpreter& in, const Value& self, Arguments& arguments, std::str
     }
     return Value::boolean(true);
 }
-Value s_isspace(Interpreter& in, const Value& self, Arguments& arguments) { return all_are(in, self, arguments, "isspace", false, is_space); }
-Value s_isalpha(Interpreter& in, const Value& self, Arguments& arguments) { return all_are(in, self, arguments, "isalpha", false, is_alpha); }
-Value s_isdigit(Interpreter& in, const Value& self, Arguments& arguments) { return all_are(in, self, arguments, "isdigit", false, is_digit); }
+Value s_isspace(Interpreter& in, const Value& self, Arguments& arguments) {
+    return all_are(in, self, arguments, "isspace", false, is_space);
+}
+Value s_isalpha(Interpreter& in, const Value& self, Arguments& arguments) {
+    return all_are(in, self, arguments, "isalpha", false, is_alpha);
+}
+Value s_isdigit(Interpreter& in, const Value& self, Arguments& arguments) {
+    return all_are(in, self, arguments, "isdigit", false, is_digit);
+}
 Value s_isalnum(Interpreter& in, const Value& self, Arguments& arguments) {
-    return all_are(in, self, arguments, "isalnum", false, [](char32_t code) { return is_alpha(code) || is_digit(code); });
+    return all_are(in, self, arguments, "isalnum", false,
+                   [](char32_t code) { return is_alpha(code) || is_digit(code); });
 }
 Value s_isascii(Interpreter& in, const Value& self, Arguments& arguments) {
     return all_are(in, self, arguments, "isascii", true, [](char32_t code) { return code < 0x80; });
@@ -82,11 +94,16 @@ Value s_isprintable(Interpreter& in, const Value& self, Arguments& arguments) {
 }
 Value s_isidentifier(Interpreter& in, const Value& self, Arguments& arguments) {
     const bool starts = !self.text().empty() && !is_digit(char_at(self.bytes(), 0).code);
-    const Value rest = all_are(in, self, arguments, "isidentifier", false, [](char32_t code) { return is_alpha(code) || is_digit(code) || code == '_'; });
+    const Value rest = all_are(in, self, arguments, "isidentifier", false,
+                               [](char32_t code) { return is_alpha(code) || is_digit(code) || code == '_'; });
     return Value::boolean(starts && rest.as_bool());
 }
-Value s_islower(Interpreter& in, const Value& self, Arguments& arguments) { return Value::boolean(find_test("lower")(in, self, arguments)); }
-Value s_isupper(Interpreter& in, const Value& self, Arguments& arguments) { return Value::boolean(find_test("upper")(in, self, arguments)); }
+Value s_islower(Interpreter& in, const Value& self, Arguments& arguments) {
+    return Value::boolean(find_test("lower")(in, self, arguments));
+}
+Value s_isupper(Interpreter& in, const Value& self, Arguments& arguments) {
+    return Value::boolean(find_test("upper")(in, self, arguments));
+}
 
 Value s_istitle(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "istitle", {});
@@ -108,7 +125,8 @@ Value pad(Interpreter& in, const Value& self, Arguments& arguments, std::string_
     Bound args(arguments, name, {"width", "fillchar"});
     args[0];  // must be given
     const int64_t width = args.number(0, 0), missing = width - self.string().chars;
-    if (args.has(1) && args.text(1).size() != char_at(args.text(1).bytes() + " ", 0).bytes) fault("{}(): the fill must be one character", name);
+    if (args.has(1) && args.text(1).size() != char_at(args.text(1).bytes() + " ", 0).bytes)
+        fault("{}(): the fill must be one character", name);
     const Text fill = args.has(1) ? args.text(1) : Text(" ", true);
     if (missing <= 0) return self;
     in.heap().check_text(missing);
@@ -120,9 +138,13 @@ Value pad(Interpreter& in, const Value& self, Arguments& arguments, std::string_
     for (int64_t i = left; i < missing; ++i) out.append(fill);
     return like(in, self, out.take());
 }
-Value s_ljust(Interpreter& in, const Value& self, Arguments& arguments) { return pad(in, self, arguments, "ljust", -1); }
+Value s_ljust(Interpreter& in, const Value& self, Arguments& arguments) {
+    return pad(in, self, arguments, "ljust", -1);
+}
 Value s_rjust(Interpreter& in, const Value& self, Arguments& arguments) { return pad(in, self, arguments, "rjust", 1); }
-Value s_center(Interpreter& in, const Value& self, Arguments& arguments) { return pad(in, self, arguments, "center", 0); }
+Value s_center(Interpreter& in, const Value& self, Arguments& arguments) {
+    return pad(in, self, arguments, "center", 0);
+}
 
 Value s_zfill(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "zfill", {"width"});
@@ -163,11 +185,29 @@ struct Entry {
     Method method;
 };
 constexpr Entry kMethods[] = {
-    {"capitalize", s_capitalize}, {"casefold", s_lower},   {"center", s_center},         {"expandtabs", s_expandtabs}, {"isalnum", s_isalnum},
-    {"isalpha", s_isalpha},       {"isascii", s_isascii},  {"isdecimal", s_isdigit},     {"isdigit", s_isdigit},       {"isidentifier", s_isidentifier},
-    {"islower", s_islower},       {"isnumeric", s_isdigit}, {"isprintable", s_isprintable}, {"isspace", s_isspace},    {"istitle", s_istitle},
-    {"isupper", s_isupper},       {"ljust", s_ljust},      {"lower", s_lower},           {"rjust", s_rjust},           {"swapcase", s_swapcase},
-    {"title", s_title},           {"upper", s_upper},      {"zfill", s_zfill},
+    {"capitalize", s_capitalize},
+    {"casefold", s_lower},
+    {"center", s_center},
+    {"expandtabs", s_expandtabs},
+    {"isalnum", s_isalnum},
+    {"isalpha", s_isalpha},
+    {"isascii", s_isascii},
+    {"isdecimal", s_isdigit},
+    {"isdigit", s_isdigit},
+    {"isidentifier", s_isidentifier},
+    {"islower", s_islower},
+    {"isnumeric", s_isdigit},
+    {"isprintable", s_isprintable},
+    {"isspace", s_isspace},
+    {"istitle", s_istitle},
+    {"isupper", s_isupper},
+    {"ljust", s_ljust},
+    {"lower", s_lower},
+    {"rjust", s_rjust},
+    {"swapcase", s_swapcase},
+    {"title", s_title},
+    {"upper", s_upper},
+    {"zfill", s_zfill},
 };
 
 }  // namespace

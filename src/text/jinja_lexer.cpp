@@ -94,7 +94,8 @@ void Lexer::root() {
         ++open;
     }
     const char kind = source_[open + 1];
-    const char sign = open + 2 < source_.size() && (source_[open + 2] == '-' || source_[open + 2] == '+') ? source_[open + 2] : '\0';
+    const char sign =
+        open + 2 < source_.size() && (source_[open + 2] == '-' || source_[open + 2] == '+') ? source_[open + 2] : '\0';
     data(source_.substr(at_, open - at_), sign, kind != '{');
     at_ = open;
     if (kind == '#') return comment();
@@ -153,7 +154,9 @@ bool Lexer::raw_block() {
     at_ = close + (source_[close] == '-' ? 3 : 2);
     if (source_[close] == '-') skip_space();
     line_start_ = source_[at_ - 1] == '\n';
-    for (std::size_t open = source_.find("{%", at_); open != std::string_view::npos; open = source_.find("{%", open + 2)) {
+    if (at_ == source_.size()) return true;  // Jinja does not mind one that is never closed if it is empty
+    for (std::size_t open = source_.find("{%", at_); open != std::string_view::npos;
+         open = source_.find("{%", open + 2)) {
         if (!word(open + 2, "endraw", close)) continue;
         data(source_.substr(at_, open - at_), source_[open + 2], true);
         const char sign = source_[close];
@@ -206,8 +209,9 @@ void Lexer::inside(Tok end_type, std::string_view end_mark) {
 }
 
 void Lexer::operator_token() {
-    static constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
-                                                      "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
+    static constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
+                                                      "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
+                                                      ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
     for (const std::string_view op : kOperators) {
         if (!starts(op)) continue;
         const char c = op[0];
@@ -228,8 +232,9 @@ void Lexer::operator_token() {
 void Lexer::number_token() {
     std::size_t end = at_;
     const auto digits = [&](auto accepts) {  // digits with single underscores between them
-        while (end < source_.size() && (accepts(source_[end]) || (source_[end] == '_' && end + 1 < source_.size() &&
-                                                                  accepts(source_[end + 1])))) ++end;
+        while (end < source_.size() && (accepts(source_[end]) ||
+                                        (source_[end] == '_' && end + 1 < source_.size() && accepts(source_[end + 1]))))
+            ++end;
     };
     const char kind = at_ + 1 < source_.size() ? static_cast<char>(source_[at_ + 1] | 0x20) : '\0';
     const auto hex = [](char c) { return is_decimal(c) || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f'); };
@@ -284,10 +289,12 @@ char32_t Lexer::hex_escape(int digits) {
     for (int i = 0; i < digits; ++i, ++at_) {
         const char c = at_ < source_.size() ? source_[at_] : '\0';
         if (is_decimal(c)) code = code * 16 + static_cast<char32_t>(c - '0');
-        else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') code = code * 16 + static_cast<char32_t>((c | 0x20) - 'a' + 10);
+        else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
+            code = code * 16 + static_cast<char32_t>((c | 0x20) - 'a' + 10);
         else fail_here("a string has an unfinished escape");
     }
-    if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) fail_here("a string escapes something that is no character");
+    if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
+        fail_here("a string escapes something that is no character");
     return code;
 }
 

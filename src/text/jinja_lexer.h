@@ -9,7 +9,19 @@
 
 namespace riptide::jinja {
 
-enum class Tok : uint8_t { data, print_begin, print_end, block_begin, block_end, name, string, integer, floating, op, end };
+enum class Tok : uint8_t {
+    data,
+    print_begin,
+    print_end,
+    block_begin,
+    block_end,
+    name,
+    string,
+    integer,
+    floating,
+    op,
+    end
+};
 
 struct Token {
     Tok type = Tok::end;
@@ -26,8 +38,8 @@ class SourceFault : public Fault {
     int line, column;
 };
 
-/// The tokens, ended by one of type `end`. Newlines are made "\n" and one at the end of the source is dropped, as Jinja does.
-/// Throws SourceFault. Time linear in the source.
+/// The tokens, ended by one of type `end`. Newlines are made "\n" and one at the end of the source is dropped, as Jinja
+/// does. Throws SourceFault. Time linear in the source.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace riptide::jinja

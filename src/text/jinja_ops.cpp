@@ -7,7 +7,8 @@ namespace riptide::jinja {
 namespace {
 
 std::string_view sign_text(Sign sign) {
-    constexpr std::string_view kTexts[] = {"+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">=", "in", "not in"};
+    constexpr std::string_view kTexts[] = {
+        "+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">=", "in", "not in"};
     return kTexts[static_cast<int>(sign)];
 }
 
@@ -35,9 +36,15 @@ Value whole_arithmetic(Sign sign, int64_t a, int64_t b) {
     int64_t result = 0;
     bool too_big = false;
     switch (sign) {
-        case Sign::add: too_big = __builtin_add_overflow(a, b, &result); break;
-        case Sign::sub: too_big = __builtin_sub_overflow(a, b, &result); break;
-        case Sign::mul: too_big = __builtin_mul_overflow(a, b, &result); break;
+        case Sign::add:
+            too_big = __builtin_add_overflow(a, b, &result);
+            break;
+        case Sign::sub:
+            too_big = __builtin_sub_overflow(a, b, &result);
+            break;
+        case Sign::mul:
+            too_big = __builtin_mul_overflow(a, b, &result);
+            break;
         case Sign::div:
             if (b == 0) division_by_zero();
             return Value::floating(static_cast<double>(a) / static_cast<double>(b));
@@ -64,9 +71,12 @@ Value whole_arithmetic(Sign sign, int64_t a, int64_t b) {
 
 Value real_arithmetic(Sign sign, double a, double b) {
     switch (sign) {
-        case Sign::add: return Value::floating(a + b);
-        case Sign::sub: return Value::floating(a - b);
-        case Sign::mul: return Value::floating(a * b);
+        case Sign::add:
+            return Value::floating(a + b);
+        case Sign::sub:
+            return Value::floating(a - b);
+        case Sign::mul:
+            return Value::floating(a * b);
         case Sign::div:
             if (b == 0) division_by_zero();
             return Value::floating(a / b);
@@ -150,11 +160,16 @@ Value arithmetic(Heap& heap, Sign sign, const Value& a, const Value& b) {
 
 bool compare_values(Heap& heap, Sign sign, const Value& a, const Value& b) {
     switch (sign) {
-        case Sign::eq: return equal(heap, a, b);
-        case Sign::ne: return !equal(heap, a, b);
-        case Sign::in: return contains(heap, b, a);
-        case Sign::not_in: return !contains(heap, b, a);
-        default: return ordered(heap, a, b, sign_text(sign));
+        case Sign::eq:
+            return equal(heap, a, b);
+        case Sign::ne:
+            return !equal(heap, a, b);
+        case Sign::in:
+            return contains(heap, b, a);
+        case Sign::not_in:
+            return !contains(heap, b, a);
+        default:
+            return ordered(heap, a, b, sign_text(sign));
     }
 }
 

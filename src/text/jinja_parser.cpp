@@ -18,14 +18,22 @@ namespace {
 
 std::string describe(const Token& token) {
     switch (token.type) {
-        case Tok::end: return "the end of the template";
-        case Tok::data: return "text";
-        case Tok::print_begin: return "'{{'";
-        case Tok::print_end: return "'}}'";
-        case Tok::block_begin: return "'{%'";
-        case Tok::block_end: return "'%}'";
-        case Tok::string: return "a string";
-        default: return "'" + token.text.substr(0, 60) + "'";
+        case Tok::end:
+            return "the end of the template";
+        case Tok::data:
+            return "text";
+        case Tok::print_begin:
+            return "'{{'";
+        case Tok::print_end:
+            return "'}}'";
+        case Tok::block_begin:
+            return "'{%'";
+        case Tok::block_end:
+            return "'%}'";
+        case Tok::string:
+            return "a string";
+        default:
+            return "'" + token.text.substr(0, 60) + "'";
     }
 }
 

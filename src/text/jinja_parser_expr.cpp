@@ -1,4 +1,5 @@
-// Expressions, with Jinja's precedence: condition < or < and < not < comparison < + - < ~ < * / // % < ** < unary < postfix.
+// Expressions, with Jinja's precedence: condition < or < and < not < comparison < + - < ~ < * / // % < ** < unary <
+// postfix.
 #include "text/jinja_parser.h"
 
 namespace riptide::jinja {
@@ -80,8 +81,8 @@ bool Parser::comparison_sign(Sign& sign) {
         sign = Sign::not_in;
         return true;
     }
-    static constexpr std::pair<std::string_view, Sign> kSigns[] = {{"==", Sign::eq}, {"!=", Sign::ne}, {"<", Sign::lt},
-                                                                   {"<=", Sign::le}, {">", Sign::gt},  {">=", Sign::ge}};
+    static constexpr std::pair<std::string_view, Sign> kSigns[] = {
+        {"==", Sign::eq}, {"!=", Sign::ne}, {"<", Sign::lt}, {"<=", Sign::le}, {">", Sign::gt}, {">=", Sign::ge}};
     for (const auto& [text, value] : kSigns) {
         if (!skip_op(text)) continue;
         sign = value;

@@ -12,19 +12,21 @@ Expr* Parser::constant(Value value, int line) {
     return node;
 }
 
-
 Expr* Parser::primary() {
     const Token& token = now();
     switch (token.type) {
-        case Tok::name: return name_or_constant();
+        case Tok::name:
+            return name_or_constant();
         case Tok::integer:
-        case Tok::floating: return number();
+        case Tok::floating:
+            return number();
         case Tok::string: {
             std::string text;
             while (now().type == Tok::string) text += tokens_[at_++].text;
             return constant(program_.heap.text(text, true), token.line);
         }
-        default: break;
+        default:
+            break;
     }
     if (is_op("[")) return list();
     if (is_op("{")) return dict();
@@ -76,7 +78,8 @@ Expr* Parser::number() {
     }
     int64_t value = 0;
     const auto result = std::from_chars(begin, end, value, base);
-    if (result.ec != std::errc() || result.ptr != end) fail_at(token, fmt::format("the number {} is beyond 64 bits", token.text.substr(0, 40)));
+    if (result.ec != std::errc() || result.ptr != end)
+        fail_at(token, fmt::format("the number {} is beyond 64 bits", token.text.substr(0, 40)));
     return constant(Value::integer(value), token.line);
 }
 
@@ -224,8 +227,8 @@ Expr* Parser::test(Expr* node) {
     out->test = find_test(out->text);
     if (out->test == nullptr && !soft_) fail_at(token, fmt::format("there is no test '{}'", out->text));
     const Tok type = now().type;
-    const bool operand = type == Tok::string || type == Tok::integer || type == Tok::floating || is_op("[") || is_op("{") ||
-                         (type == Tok::name && !is_name("else") && !is_name("or") && !is_name("and"));
+    const bool operand = type == Tok::string || type == Tok::integer || type == Tok::floating || is_op("[") ||
+                         is_op("{") || (type == Tok::name && !is_name("else") && !is_name("or") && !is_name("and"));
     if (is_op("(")) {
         call_arguments(*out);
     } else if (operand) {

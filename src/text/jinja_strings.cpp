@@ -6,7 +6,9 @@
 namespace riptide::jinja {
 namespace {
 
-Value like(Interpreter& in, const Value& self, Text text) { return in.heap().text(std::move(text), self.string().markup); }
+Value like(Interpreter& in, const Value& self, Text text) {
+    return in.heap().text(std::move(text), self.string().markup);
+}
 
 // ---- strip
 
@@ -19,9 +21,15 @@ Value strip(Interpreter& in, const Value& self, Arguments& arguments, std::strin
     if (kept.begin == 0 && kept.end == self.text().size()) return self;
     return like(in, self, self.text().part(kept.begin, kept.end));
 }
-Value s_strip(Interpreter& in, const Value& self, Arguments& arguments) { return strip(in, self, arguments, "strip", true, true); }
-Value s_lstrip(Interpreter& in, const Value& self, Arguments& arguments) { return strip(in, self, arguments, "lstrip", true, false); }
-Value s_rstrip(Interpreter& in, const Value& self, Arguments& arguments) { return strip(in, self, arguments, "rstrip", false, true); }
+Value s_strip(Interpreter& in, const Value& self, Arguments& arguments) {
+    return strip(in, self, arguments, "strip", true, true);
+}
+Value s_lstrip(Interpreter& in, const Value& self, Arguments& arguments) {
+    return strip(in, self, arguments, "lstrip", true, false);
+}
+Value s_rstrip(Interpreter& in, const Value& self, Arguments& arguments) {
+    return strip(in, self, arguments, "rstrip", false, true);
+}
 
 Value s_removeprefix(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "removeprefix", {"prefix"});
@@ -40,7 +48,8 @@ Value s_removesuffix(Interpreter& in, const Value& self, Arguments& arguments) {
 Value split_space(Interpreter& in, const Value& self, int64_t limit) {
     const Text& text = self.text();
     const auto skip = [&](int64_t at, bool space) {
-        while (at < text.size() && is_space(char_at(text.bytes(), at).code) == space) at += char_at(text.bytes(), at).bytes;
+        while (at < text.size() && is_space(char_at(text.bytes(), at).code) == space)
+            at += char_at(text.bytes(), at).bytes;
         return at;
     };
     std::vector<Value> out;
@@ -78,15 +87,18 @@ Value split(Interpreter& in, const Value& self, Arguments& arguments, bool right
     int64_t limit = args.number(1, -1);
     const Text& text = self.text();
     in.heap().step_bytes(text.size());
-    if (!args.has(0) || args[0].is(Kind::none)) return right ? rsplit_space(in, self, limit) : split_space(in, self, limit);
+    if (!args.has(0) || args[0].is(Kind::none))
+        return right ? rsplit_space(in, self, limit) : split_space(in, self, limit);
     const std::string& separator = args.text(0).bytes();
     const auto size = static_cast<int64_t>(separator.size());
     if (size == 0) fault("empty separator");
     std::vector<Value> out;
     int64_t begin = 0, end = text.size();
     while (limit-- != 0) {
-        const std::size_t found = right ? (end >= size ? text.bytes().rfind(separator, static_cast<std::size_t>(end - size)) : std::string::npos)
-                                        : text.bytes().find(separator, static_cast<std::size_t>(begin));
+        const std::size_t found =
+            right ? (end >= size ? text.bytes().rfind(separator, static_cast<std::size_t>(end - size))
+                                 : std::string::npos)
+                  : text.bytes().find(separator, static_cast<std::size_t>(begin));
         if (found == std::string::npos) break;
         const auto at = static_cast<int64_t>(found);
         out.push_back(like(in, self, right ? text.part(at + size, end) : text.part(begin, at)));
@@ -108,19 +120,27 @@ Value partition(Interpreter& in, const Value& self, Arguments& arguments, bool r
     const std::size_t found = right ? text.bytes().rfind(separator) : text.bytes().find(separator);
     const Value empty = in.heap().text("", true);
     if (found == std::string::npos) {
-        return in.heap().sequence(right ? std::vector<Value>{empty, empty, self} : std::vector<Value>{self, empty, empty}, Shape::tuple);
+        return in.heap().sequence(
+            right ? std::vector<Value>{empty, empty, self} : std::vector<Value>{self, empty, empty}, Shape::tuple);
     }
     const auto at = static_cast<int64_t>(found);
     const int64_t end = at + static_cast<int64_t>(separator.size());
-    return in.heap().sequence({like(in, self, text.part(0, at)), like(in, self, text.part(at, end)), like(in, self, text.part(end, text.size()))}, Shape::tuple);
+    return in.heap().sequence({like(in, self, text.part(0, at)), like(in, self, text.part(at, end)),
+                               like(in, self, text.part(end, text.size()))},
+                              Shape::tuple);
 }
-Value s_partition(Interpreter& in, const Value& self, Arguments& arguments) { return partition(in, self, arguments, false); }
-Value s_rpartition(Interpreter& in, const Value& self, Arguments& arguments) { return partition(in, self, arguments, true); }
+Value s_partition(Interpreter& in, const Value& self, Arguments& arguments) {
+    return partition(in, self, arguments, false);
+}
+Value s_rpartition(Interpreter& in, const Value& self, Arguments& arguments) {
+    return partition(in, self, arguments, true);
+}
 
 Value s_splitlines(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "splitlines", {"keepends"});
     std::vector<Value> out;
-    for (Text& line : split_lines(in.heap(), self.text(), args.flag(0, false))) out.push_back(like(in, self, std::move(line)));
+    for (Text& line : split_lines(in.heap(), self.text(), args.flag(0, false)))
+        out.push_back(like(in, self, std::move(line)));
     return in.heap().sequence(std::move(out));
 }
 
@@ -155,7 +175,8 @@ struct Window {
         const bool ascii = self.string().ascii();
         begin = ascii ? first_char : byte_of_char(self.bytes(), first_char);
         const int64_t end = ascii ? last : byte_of_char(self.bytes(), last);
-        text = std::string_view(self.bytes()).substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+        text = std::string_view(self.bytes())
+                   .substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     }
     bool valid = false;
     int64_t first_char = 0;
@@ -167,15 +188,25 @@ Value find(Interpreter& in, const Value& self, Arguments& arguments, std::string
     Bound args(arguments, name, {"sub", "start", "end"});
     const std::string& wanted = args.text(0).bytes();
     const Window window(in, self, args);
-    const std::size_t at = !window.valid ? std::string_view::npos : right ? window.text.rfind(wanted) : window.text.find(wanted);
+    const std::size_t at = !window.valid ? std::string_view::npos
+                           : right       ? window.text.rfind(wanted)
+                                         : window.text.find(wanted);
     if (at != std::string_view::npos) return Value::integer(window.first_char + count_chars(window.text.substr(0, at)));
     if (must) fault("substring not found");
     return Value::integer(-1);
 }
-Value s_find(Interpreter& in, const Value& self, Arguments& arguments) { return find(in, self, arguments, "find", false, false); }
-Value s_rfind(Interpreter& in, const Value& self, Arguments& arguments) { return find(in, self, arguments, "rfind", true, false); }
-Value s_index(Interpreter& in, const Value& self, Arguments& arguments) { return find(in, self, arguments, "index", false, true); }
-Value s_rindex(Interpreter& in, const Value& self, Arguments& arguments) { return find(in, self, arguments, "rindex", true, true); }
+Value s_find(Interpreter& in, const Value& self, Arguments& arguments) {
+    return find(in, self, arguments, "find", false, false);
+}
+Value s_rfind(Interpreter& in, const Value& self, Arguments& arguments) {
+    return find(in, self, arguments, "rfind", true, false);
+}
+Value s_index(Interpreter& in, const Value& self, Arguments& arguments) {
+    return find(in, self, arguments, "index", false, true);
+}
+Value s_rindex(Interpreter& in, const Value& self, Arguments& arguments) {
+    return find(in, self, arguments, "rindex", true, true);
+}
 
 Value s_count(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "count", {"sub", "start", "end"});
@@ -184,7 +215,9 @@ Value s_count(Interpreter& in, const Value& self, Arguments& arguments) {
     if (!window.valid) return Value::integer(0);
     if (wanted.empty()) return Value::integer(count_chars(window.text) + 1);
     int64_t count = 0;
-    for (std::size_t at = window.text.find(wanted); at != std::string_view::npos; at = window.text.find(wanted, at + wanted.size())) ++count;
+    for (std::size_t at = window.text.find(wanted); at != std::string_view::npos;
+         at = window.text.find(wanted, at + wanted.size()))
+        ++count;
     return Value::integer(count);
 }
 
@@ -194,12 +227,16 @@ Value affix(Interpreter& in, const Value& self, Arguments& arguments, bool end) 
     if (args[0].is(Kind::sequence) && args[0].sequence().shape == Shape::tuple) wanted = args[0].sequence().items;
     const Window window(in, self, args);
     for (const Value& text : wanted) {
-        if (!text.is_string()) fault("{} must be a str or a tuple of str, not {}", end ? "endswith()" : "startswith()", type_name(text));
-        if (window.valid && (end ? window.text.ends_with(text.bytes()) : window.text.starts_with(text.bytes()))) return Value::boolean(true);
+        if (!text.is_string())
+            fault("{} must be a str or a tuple of str, not {}", end ? "endswith()" : "startswith()", type_name(text));
+        if (window.valid && (end ? window.text.ends_with(text.bytes()) : window.text.starts_with(text.bytes())))
+            return Value::boolean(true);
     }
     return Value::boolean(false);
 }
-Value s_startswith(Interpreter& in, const Value& self, Arguments& arguments) { return affix(in, self, arguments, false); }
+Value s_startswith(Interpreter& in, const Value& self, Arguments& arguments) {
+    return affix(in, self, arguments, false);
+}
 Value s_endswith(Interpreter& in, const Value& self, Arguments& arguments) { return affix(in, self, arguments, true); }
 
 Value s_replace(Interpreter& in, const Value& self, Arguments& arguments) {
@@ -224,11 +261,27 @@ struct Entry {
     Method method;
 };
 constexpr Entry kMethods[] = {
-    {"count", s_count},           {"endswith", s_endswith},     {"find", s_find},     {"format", s_format}, {"format_map", s_format_map},
-    {"index", s_index},           {"join", s_join},             {"lstrip", s_lstrip}, {"partition", s_partition},
-    {"removeprefix", s_removeprefix}, {"removesuffix", s_removesuffix}, {"replace", s_replace}, {"rfind", s_rfind},
-    {"rindex", s_rindex},         {"rpartition", s_rpartition}, {"rsplit", s_rsplit}, {"rstrip", s_rstrip}, {"split", s_split},
-    {"splitlines", s_splitlines}, {"startswith", s_startswith}, {"strip", s_strip},
+    {"count", s_count},
+    {"endswith", s_endswith},
+    {"find", s_find},
+    {"format", s_format},
+    {"format_map", s_format_map},
+    {"index", s_index},
+    {"join", s_join},
+    {"lstrip", s_lstrip},
+    {"partition", s_partition},
+    {"removeprefix", s_removeprefix},
+    {"removesuffix", s_removesuffix},
+    {"replace", s_replace},
+    {"rfind", s_rfind},
+    {"rindex", s_rindex},
+    {"rpartition", s_rpartition},
+    {"rsplit", s_rsplit},
+    {"rstrip", s_rstrip},
+    {"split", s_split},
+    {"splitlines", s_splitlines},
+    {"startswith", s_startswith},
+    {"strip", s_strip},
 };
 
 }  // namespace

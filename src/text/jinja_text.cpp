@@ -34,7 +34,8 @@ void Text::append(std::string_view bytes, bool trusted) {
 
 void Text::append(const Text& other, int64_t begin, int64_t end) {
     const auto piece = [&](int64_t from, int64_t to) {
-        return std::string_view(other.bytes_).substr(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from));
+        return std::string_view(other.bytes_)
+            .substr(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from));
     };
     if (other.trust_ != Trust::mixed) {
         append(piece(begin, end), other.trust_ == Trust::all);

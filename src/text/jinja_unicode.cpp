@@ -48,10 +48,9 @@ Char char_at(std::string_view text, int64_t at) {
 }
 
 int64_t char_before(std::string_view text, int64_t at) {
-    for (int back = 1; back <= 4 && back <= at; ++back) {
-        if (char_at(text, at - back).bytes == back) return at - back;
-    }
-    return at - 1;
+    int64_t begin = at - 1;
+    while (begin > 0 && at - begin < 4 && (text[static_cast<std::size_t>(begin)] & 0xC0) == 0x80) --begin;
+    return begin + char_at(text, begin).bytes == at ? begin : at - 1;
 }
 
 int64_t count_chars(std::string_view text) {
@@ -75,7 +74,8 @@ bool is_space(char32_t code) {
 }
 
 bool is_line_end(char32_t code) {
-    return (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 || code == 0x2028 || code == 0x2029;
+    return (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 || code == 0x2028 ||
+           code == 0x2029;
 }
 
 bool is_upper(char32_t code) {

@@ -168,17 +168,28 @@ const Value* DictObject::find(std::string_view key) const {
 
 std::string_view type_name(const Value& value) {
     switch (value.kind()) {
-        case Kind::undefined: return "Undefined";
-        case Kind::none: return "NoneType";
-        case Kind::boolean: return "bool";
-        case Kind::integer: return "int";
-        case Kind::floating: return "float";
-        case Kind::string: return "str";
-        case Kind::dict: return "dict";
-        case Kind::callable: return value.callable().macro != nullptr ? "Macro" : "function";
-        case Kind::space: return value.space().what == Space::What::name_space ? "Namespace" : "object";
-        case Kind::loop: return "LoopContext";
-        case Kind::sequence: break;
+        case Kind::undefined:
+            return "Undefined";
+        case Kind::none:
+            return "NoneType";
+        case Kind::boolean:
+            return "bool";
+        case Kind::integer:
+            return "int";
+        case Kind::floating:
+            return "float";
+        case Kind::string:
+            return "str";
+        case Kind::dict:
+            return "dict";
+        case Kind::callable:
+            return value.callable().macro != nullptr ? "Macro" : "function";
+        case Kind::space:
+            return value.space().what == Space::What::name_space ? "Namespace" : "object";
+        case Kind::loop:
+            return "LoopContext";
+        case Kind::sequence:
+            break;
     }
     constexpr std::string_view kNames[] = {"list",      "tuple",     "tuple",       "range",
                                            "generator", "dict_keys", "dict_values", "dict_items"};
@@ -188,14 +199,22 @@ std::string_view type_name(const Value& value) {
 bool truth(const Value& value) {
     switch (value.kind()) {
         case Kind::undefined:
-        case Kind::none: return false;
-        case Kind::boolean: return value.as_bool();
-        case Kind::integer: return value.is_big() || value.as_int() != 0;
-        case Kind::floating: return value.as_double() != 0;
-        case Kind::string: return !value.text().empty();
-        case Kind::sequence: return !value.sequence().sized() || !value.sequence().items.empty();
-        case Kind::dict: return !value.dict().items.empty();
-        default: return true;
+        case Kind::none:
+            return false;
+        case Kind::boolean:
+            return value.as_bool();
+        case Kind::integer:
+            return value.is_big() || value.as_int() != 0;
+        case Kind::floating:
+            return value.as_double() != 0;
+        case Kind::string:
+            return !value.text().empty();
+        case Kind::sequence:
+            return !value.sequence().sized() || !value.sequence().items.empty();
+        case Kind::dict:
+            return !value.dict().items.empty();
+        default:
+            return true;
     }
 }
 
@@ -208,14 +227,19 @@ int depth_of(const Value& value) {
 
 int64_t length(const Value& value) {
     switch (value.kind()) {
-        case Kind::undefined: return 0;
-        case Kind::string: return value.string().chars;
-        case Kind::dict: return static_cast<int64_t>(value.dict().items.size());
-        case Kind::loop: return value.loop().length();
+        case Kind::undefined:
+            return 0;
+        case Kind::string:
+            return value.string().chars;
+        case Kind::dict:
+            return static_cast<int64_t>(value.dict().items.size());
+        case Kind::loop:
+            return value.loop().length();
         case Kind::sequence:
             if (value.sequence().sized()) return static_cast<int64_t>(value.sequence().items.size());
             break;
-        default: break;
+        default:
+            break;
     }
     fault("object of type '{}' has no len()", type_name(value));
 }
@@ -223,7 +247,8 @@ int64_t length(const Value& value) {
 std::vector<Value> iterate(Heap& heap, const Value& value) {
     std::vector<Value> out;
     switch (value.kind()) {
-        case Kind::undefined: return out;
+        case Kind::undefined:
+            return out;
         case Kind::sequence: {
             const SequenceObject& sequence = value.sequence();
             out.assign(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.taken), sequence.items.end());
@@ -244,7 +269,8 @@ std::vector<Value> iterate(Heap& heap, const Value& value) {
             }
             break;
         }
-        default: fault("'{}' object is not iterable", type_name(value));
+        default:
+            fault("'{}' object is not iterable", type_name(value));
     }
     heap.step(static_cast<int64_t>(out.size()));
     return out;

@@ -26,7 +26,19 @@ template <class... Args>
     throw Fault(fmt::format(format, std::forward<Args>(args)...));
 }
 
-enum class Kind : uint8_t { undefined, none, boolean, integer, floating, string, sequence, dict, callable, space, loop };
+enum class Kind : uint8_t {
+    undefined,
+    none,
+    boolean,
+    integer,
+    floating,
+    string,
+    sequence,
+    dict,
+    callable,
+    space,
+    loop
+};
 
 struct StringObject;
 struct SequenceObject;
@@ -93,7 +105,7 @@ class Value {
 
 struct StringObject {
     Text text;
-    int64_t chars = 0;  // code points
+    int64_t chars = 0;    // code points
     bool markup = false;  // came out of `safe` or `escape`: adding to it escapes what is added
     bool ascii() const { return chars == text.size(); }
 };
@@ -152,7 +164,8 @@ struct CallableObject {
 };
 
 /// Counts memory, steps and sizes against the limits, and makes the values that need memory.
-/// Values made by a heap must not outlive it. Not thread-safe; but destroying values of an idle heap touches only counters.
+/// Values made by a heap must not outlive it. Not thread-safe; but destroying values of an idle heap touches only
+/// counters.
 class Heap {
   public:
     explicit Heap(const Limits& limits) : limits_(limits) {}

@@ -9,15 +9,9 @@
 
 #include "base/json.h"
 #include "text/regex.h"
+#include "text/text_span.h"
 
 namespace riptide {
-
-/// Bytes [begin, end) of a text.
-struct TextSpan {
-    int64_t begin = 0;
-    int64_t end = 0;
-    friend bool operator==(const TextSpan&, const TextSpan&) = default;
-};
 
 /// What becomes of the matches of a Split rule, as Hugging Face tokenizers define it. The text is a sequence of matches
 /// and of gaps between them; `invert` swaps the two.

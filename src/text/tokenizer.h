@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "text/pretokenizer.h"
+#include "text/text_span.h"
 
 namespace riptide {
 

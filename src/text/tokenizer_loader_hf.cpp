@@ -170,17 +170,25 @@ void read_post_processor(const json::object& node, const std::string& what, Toke
     }
 }
 
-// The id of the token that tokenizer_config.json names under `key` (a string, or an object with `content`), or -1.
+// The id of the token that tokenizer_config.json (or the model) names under `key` (a string, or an object with
+// `content`), or -1.
 int32_t named_id(const json::object& config, std::string_view key, const TokenizerSpec& spec) {
     const json::value* value = find_field(config, key);
     if (value == nullptr) return -1;
-    const std::string what = spec.path + ": tokenizer_config";
+    const std::string what = spec.path + ": special token";
     const std::string_view text =
         value->is_object() ? field_string(value->get_object(), "content", what) : field_string(config, key, what);
     const auto found = std::find_if(spec.tokens.begin(), spec.tokens.end(),
                                     [&](const TokenSpec& t) { return t.defined && t.text == text; });
     RT_CHECK(found != spec.tokens.end(), "{}: {} is {:?}, which is not in the vocabulary", what, key, text);
     return static_cast<int32_t>(found - spec.tokens.begin());
+}
+
+// The model's own unknown token, or -1. Files that have none write null or "".
+int32_t unknown_id(const json::object& model, const TokenizerSpec& spec) {
+    const json::value* value = find_field(model, "unk_token");
+    if (value == nullptr || (value->is_string() && value->get_string().empty())) return -1;
+    return named_id(model, "unk_token", spec);
 }
 
 }  // namespace
@@ -198,6 +206,7 @@ Tokenizer Tokenizer::from_hf(const json::value& tokenizer_json, const json::valu
     read_vocab(model, limit, what, spec);
     read_merges(model, what, spec);
     read_added_tokens(root, tokenizer_config, limit, spec);
+    spec.unk = unknown_id(model, spec);
     spec.nfc = reads_nfc(root, path);
     spec.ignore_merges = field_bool_or(model, "ignore_merges", false, what);
     if (const json::value* pre = find_field(root, "pre_tokenizer")) {
@@ -211,7 +220,7 @@ Tokenizer Tokenizer::from_hf(const json::value& tokenizer_json, const json::valu
         const json::object& config = tokenizer_config->get_object();
         spec.bos = named_id(config, "bos_token", spec);
         spec.eos = named_id(config, "eos_token", spec);
-        spec.unk = named_id(config, "unk_token", spec);
+        if (spec.unk < 0) spec.unk = named_id(config, "unk_token", spec);
         spec.pad = named_id(config, "pad_token", spec);
         spec.mask = named_id(config, "mask_token", spec);
         const bool no_template = find_field(root, "post_processor") == nullptr;

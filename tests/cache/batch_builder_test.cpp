@@ -30,7 +30,8 @@ TEST(batch_builder, chains_of_several_sequences) {
     ASSERT_TRUE(b.try_reserve(2));
     BatchBuilder builder;
     const Ints ta{10, 11, 12, 13}, tb{20};
-    const StepRows steps[] = {{.sequence = &a, .tokens = ta}, {.sequence = &b, .tokens = tb, .logits = StepRows::Logits::all}};
+    const StepRows steps[] = {{.sequence = &a, .tokens = ta},
+                              {.sequence = &b, .tokens = tb, .logits = StepRows::Logits::all}};
     const Batch& batch = builder.build(steps);
     EXPECT_EQ(ints(batch.tokens), (Ints{10, 11, 12, 13, 20}));
     EXPECT_EQ(ints(batch.positions), (Ints{5, 6, 7, 8, 0}));
@@ -53,8 +54,9 @@ TEST(batch_builder, a_tree_beside_a_chain) {
     ASSERT_TRUE(b.try_reserve(5));
     BatchBuilder builder;
     const Ints ta{1, 2}, tb{5, 6, 7, 8, 9}, parents{-1, 0, 0, 2, -1}, wanted{0, 3};
-    const StepRows steps[] = {{.sequence = &a, .tokens = ta, .logits = StepRows::Logits::none},
-                              {.sequence = &b, .tokens = tb, .parents = parents, .logits = StepRows::Logits::list, .logit_list = wanted}};
+    const StepRows steps[] = {
+        {.sequence = &a, .tokens = ta, .logits = StepRows::Logits::none},
+        {.sequence = &b, .tokens = tb, .parents = parents, .logits = StepRows::Logits::list, .logit_list = wanted}};
     const Batch& batch = builder.build(steps);
     EXPECT_EQ(ints(batch.positions), (Ints{3, 4, 7, 8, 8, 9, 7}));
     EXPECT_EQ(ints(batch.parent), (Ints{-1, 0, -1, 2, 2, 4, -1}));

@@ -34,7 +34,8 @@ TEST(kv_cache, bytes_are_those_of_the_published_tables) {
     struct {
         DType type;
         int64_t per_token;
-    } const rows[] = {{DType::f32, 81920}, {DType::f16, 40960}, {DType::bf16, 40960}, {DType::f8_e4m3, 20480}, {DType::q8_0, 21760}, {DType::q4_0, 11520}};
+    } const rows[] = {{DType::f32, 81920},     {DType::f16, 40960},  {DType::bf16, 40960},
+                      {DType::f8_e4m3, 20480}, {DType::q8_0, 21760}, {DType::q4_0, 11520}};
     for (const auto& row : rows) {
         const KvCache cache(laguna_xs(), {.k_dtype = row.type, .v_dtype = row.type, .pages = 16, .max_sequences = 3});
         EXPECT_EQ(cache.bytes_per_token(), row.per_token) << dtype_name(row.type);
@@ -64,7 +65,8 @@ TEST(kv_cache, rings_hold_the_window_and_a_step) {
 }
 
 TEST(kv_cache, a_head_that_does_not_suit_the_type_is_named_with_it) {
-    const std::string message = error_of(std::vector{paged(1, 40)}, {.k_dtype = DType::f16, .v_dtype = DType::q8_0, .pages = 1});
+    const std::string message =
+        error_of(std::vector{paged(1, 40)}, {.k_dtype = DType::f16, .v_dtype = DType::q8_0, .pages = 1});
     EXPECT_NE(message.find("head_dim 40"), std::string::npos) << message;
     EXPECT_NE(message.find("q8_0"), std::string::npos) << message;
     EXPECT_NE(error_of(std::vector{paged(1, 64)}, {.k_dtype = DType::q6_k}).find("q6_k"), std::string::npos);

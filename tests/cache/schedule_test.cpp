@@ -1,4 +1,5 @@
-// Random schedules over several sequences with one law: what each sequence reads is what a plain vector of its tokens says.
+// Random schedules over several sequences with one law: what each sequence reads is what a plain vector of its tokens
+// says.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,17 +45,33 @@ class Schedule {
 
     void operate() {
         switch (pick(16)) {
-            case 0: open(); break;
-            case 1: close(); break;
-            case 2: truncate(); break;
-            case 3: fork(); break;
-            case 4: keep(); break;
-            case 5: resume(); break;
-            case 6: go_back(); break;
+            case 0:
+                open();
+                break;
+            case 1:
+                close();
+                break;
+            case 2:
+                truncate();
+                break;
+            case 3:
+                fork();
+                break;
+            case 4:
+                keep();
+                break;
+            case 5:
+                resume();
+                break;
+            case 6:
+                go_back();
+                break;
             case 7:
                 if (!kept_.empty() && pick(2) == 0) drop(pick(kept_.size()));
                 break;
-            default: step(); break;
+            default:
+                step();
+                break;
         }
         check_counts();
     }
@@ -112,7 +129,8 @@ class Schedule {
     void go_back() {
         for (Live& s : live_)
             for (const Kept& kept : kept_) {
-                const bool past = kept.tokens.size() <= s.tokens.size() && std::equal(kept.tokens.begin(), kept.tokens.end(), s.tokens.begin());
+                const bool past = kept.tokens.size() <= s.tokens.size() &&
+                                  std::equal(kept.tokens.begin(), kept.tokens.end(), s.tokens.begin());
                 if (!past || pick(3) != 0) continue;
                 s.state.restore(kept.saved);
                 s.tokens = kept.tokens;
@@ -127,12 +145,16 @@ class Schedule {
         const bool tree = pick(2) == 0;
         for (size_t i = 0; i < rows; ++i) {
             fed.tokens.push_back(static_cast<int32_t>(pick(1 << 20)));
-            if (tree) fed.parents.push_back(pick(2) == 0 ? static_cast<int32_t>(i) - 1 : static_cast<int32_t>(pick(i + 1)) - 1);
+            if (tree)
+                fed.parents.push_back(pick(2) == 0 ? static_cast<int32_t>(i) - 1
+                                                   : static_cast<int32_t>(pick(i + 1)) - 1);
         }
         return fed;
     }
 
-    static int32_t parent_of(const Fed& fed, int32_t row) { return fed.parents.empty() ? row - 1 : fed.parents[static_cast<size_t>(row)]; }
+    static int32_t parent_of(const Fed& fed, int32_t row) {
+        return fed.parents.empty() ? row - 1 : fed.parents[static_cast<size_t>(row)];
+    }
 
     static Ints path_to(const Fed& fed, int32_t row) {
         Ints path;
@@ -146,7 +168,8 @@ class Schedule {
             if (pick(3) == 0) continue;
             Fed fed = invent(i, static_cast<size_t>(cache_.options().max_step_rows));
             SequenceState& state = live_[i].state;
-            const int32_t needed = state.pages_needed(static_cast<int64_t>(fed.tokens.size())), free = cache_.pool().free_count();
+            const int32_t needed = state.pages_needed(static_cast<int64_t>(fed.tokens.size())),
+                          free = cache_.pool().free_count();
             if (state.try_reserve(static_cast<int64_t>(fed.tokens.size()))) {
                 EXPECT_EQ(cache_.pool().free_count(), free - needed);
                 trees += !fed.parents.empty();
@@ -159,7 +182,8 @@ class Schedule {
         }
         std::shuffle(feeds.begin(), feeds.end(), rng_);
         std::vector<StepRows> rows;
-        for (const Fed& fed : feeds) rows.push_back({.sequence = &live_[fed.sequence].state, .tokens = fed.tokens, .parents = fed.parents});
+        for (const Fed& fed : feeds)
+            rows.push_back({.sequence = &live_[fed.sequence].state, .tokens = fed.tokens, .parents = fed.parents});
         const Batch& batch = builder_.build(rows);
         fake_append(cache_.views(), batch);
         for (size_t f = 0; f < feeds.size(); ++f) check_rows(batch, feeds[f], batch.row_begin[f]);
@@ -174,8 +198,10 @@ class Schedule {
             for (const int32_t i : path_to(fed, row)) expected.push_back(fed.tokens[static_cast<size_t>(i)]);
             for (const KvView& view : cache_.views()) {
                 if (view.num_kv_heads == 0) continue;
-                const size_t seen = view.window > 0 ? std::min(expected.size(), static_cast<size_t>(view.window)) : expected.size();
-                ASSERT_EQ(fake_read(view, batch, first + row), Ints(expected.end() - static_cast<ptrdiff_t>(seen), expected.end()))
+                const size_t seen =
+                    view.window > 0 ? std::min(expected.size(), static_cast<size_t>(view.window)) : expected.size();
+                ASSERT_EQ(fake_read(view, batch, first + row),
+                          Ints(expected.end() - static_cast<ptrdiff_t>(seen), expected.end()))
                     << "row " << row << " window " << view.window << " committed " << live_[fed.sequence].tokens.size();
             }
         }
@@ -186,10 +212,8 @@ class Schedule {
         Live& s = live_[fed.sequence];
         Ints path = path_to(fed, static_cast<int32_t>(pick(fed.tokens.size())));
         path.resize(pick(path.size() + 1));
-        if (fed.parents.empty() && pick(2) == 0)
-            s.state.commit_prefix(static_cast<int64_t>(path.size()));
-        else
-            s.state.commit(path);
+        if (fed.parents.empty() && pick(2) == 0) s.state.commit_prefix(static_cast<int64_t>(path.size()));
+        else s.state.commit(path);
         for (const int32_t i : path) s.tokens.push_back(fed.tokens[static_cast<size_t>(i)]);
         longest = std::max(longest, s.state.length());
     }
@@ -197,7 +221,8 @@ class Schedule {
     void check_counts() {
         for (const Live& s : live_) {
             ASSERT_EQ(s.state.length(), static_cast<int64_t>(s.tokens.size()));
-            ASSERT_EQ(static_cast<int32_t>(s.state.pages().size()), cache_.has_pages() ? cache_.pages_for(s.state.length()) : 0);
+            ASSERT_EQ(static_cast<int32_t>(s.state.pages().size()),
+                      cache_.has_pages() ? cache_.pages_for(s.state.length()) : 0);
         }
     }
 
@@ -215,7 +240,14 @@ void run(const std::vector<StateSpec>& specs, int32_t pages, uint64_t seeds) {
     int64_t steps = 0, refused = 0, trees = 0, longest = 0, resumed = 0, truncations = 0;
     for (uint64_t seed = 1; seed <= seeds; ++seed) {
         SCOPED_TRACE(testing::Message() << "seed " << seed);
-        Schedule schedule(specs, {.k_dtype = DType::f32, .v_dtype = DType::f32, .page_rows = 4, .pages = pages, .max_sequences = 5, .max_step_rows = 12}, seed);
+        Schedule schedule(specs,
+                          {.k_dtype = DType::f32,
+                           .v_dtype = DType::f32,
+                           .page_rows = 4,
+                           .pages = pages,
+                           .max_sequences = 5,
+                           .max_step_rows = 12},
+                          seed);
         for (int i = 0; i < 600 && !testing::Test::HasFatalFailure(); ++i) schedule.operate();
         steps += schedule.steps;
         refused += schedule.refused;
@@ -230,12 +262,15 @@ void run(const std::vector<StateSpec>& specs, int32_t pages, uint64_t seeds) {
     EXPECT_GT(trees, 1000);
     EXPECT_GT(resumed, 100);
     EXPECT_GT(longest, 90);
-    const bool has_pages = specs[0].kind == StateSpec::Kind::paged, has_windows = specs.back().kind == StateSpec::Kind::window;
+    const bool has_pages = specs[0].kind == StateSpec::Kind::paged,
+               has_windows = specs.back().kind == StateSpec::Kind::window;
     EXPECT_GT(refused, has_pages ? 50 : -1);
     EXPECT_GT(truncations, has_windows ? 10 : -1);
 }
 
-TEST(schedule, full_and_window_layers_read_what_a_plain_vector_says) { run({paged(), window(9), StateSpec{}, paged(), window(33)}, 90, 60); }
+TEST(schedule, full_and_window_layers_read_what_a_plain_vector_says) {
+    run({paged(), window(9), StateSpec{}, paged(), window(33)}, 90, 60);
+}
 TEST(schedule, full_layers_alone) { run({paged()}, 70, 40); }
 TEST(schedule, window_layers_alone) { run({window(1), window(2), window(60)}, 0, 40); }
 

@@ -14,7 +14,12 @@ using Ints = std::vector<int32_t>;
 const std::vector<StateSpec> kBoth{{StateSpec::Kind::paged, 2, 2, 0}, {StateSpec::Kind::window, 1, 2, 5}};
 
 KvCacheOptions options(int32_t pages, int32_t sequences, int32_t step = 16) {
-    return {.k_dtype = DType::f32, .v_dtype = DType::f32, .page_rows = 4, .pages = pages, .max_sequences = sequences, .max_step_rows = step};
+    return {.k_dtype = DType::f32,
+            .v_dtype = DType::f32,
+            .page_rows = 4,
+            .pages = pages,
+            .max_sequences = sequences,
+            .max_step_rows = step};
 }
 
 /// Feeds a chain and commits it.
@@ -45,8 +50,11 @@ void expect_content(SequenceState& s, Ints tokens, int32_t probe = 999) {
     fake_append(s.cache().views(), batch);
     tokens.push_back(probe);
     for (const KvView& view : s.cache().views()) {
-        const size_t first = view.window > 0 && tokens.size() > static_cast<size_t>(view.window) ? tokens.size() - static_cast<size_t>(view.window) : 0;
-        EXPECT_EQ(fake_read(view, batch, 0), Ints(tokens.begin() + static_cast<ptrdiff_t>(first), tokens.end())) << "window " << view.window;
+        const size_t first = view.window > 0 && tokens.size() > static_cast<size_t>(view.window)
+                                 ? tokens.size() - static_cast<size_t>(view.window)
+                                 : 0;
+        EXPECT_EQ(fake_read(view, batch, 0), Ints(tokens.begin() + static_cast<ptrdiff_t>(first), tokens.end()))
+            << "window " << view.window;
     }
     s.commit_prefix(0);
 }

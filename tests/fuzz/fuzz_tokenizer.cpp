@@ -1,5 +1,5 @@
-// tokenizer.json from any bytes, then encode and decode with what was loaded.
-// Input: the JSON text, a NUL byte, the text to encode (without a NUL: the JSON text itself is encoded).
+// tokenizer.json, or the metadata of a GGUF vocabulary as JSON, from any bytes; then encode and decode with what was
+// loaded. Input: the JSON text, a NUL byte, the text to encode (without a NUL: the JSON text itself is encoded).
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -45,8 +45,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     const std::string_view text = (end < size ? input.substr(end + 1) : input).substr(0, kMaxText);
     try {
         const auto root = riptide::parse_json(input.substr(0, end), "fuzz.json");
-        const riptide::Tokenizer tokenizer = riptide::Tokenizer::from_hf(root, nullptr, "fuzz.json");
-        use(tokenizer, text);
+        const bool gguf = root.is_object() && root.get_object().contains("tokenizer.ggml.model");
+        use(gguf ? riptide::Tokenizer::from_gguf(root.get_object(), "fuzz.gguf")
+                 : riptide::Tokenizer::from_hf(root, &root, "fuzz.json"),
+            text);
     } catch (const riptide::Error&) {
     }
     return 0;

@@ -1,5 +1,5 @@
-// Sequences of random tokens with their K/V storage, for attention tests: the same tokens can be fed in any steps, pages,
-// batches and trees, and each row's output compared. Unused storage is NaN.
+// Sequences of random tokens with their K/V storage, for attention tests: the same tokens can be fed in any steps,
+// pages, batches and trees, and each row's output compared. Unused storage is NaN.
 #pragma once
 
 #include <algorithm>
@@ -81,7 +81,7 @@ class AttentionWorld {
         const int64_t n = batch.rows();
         query = op_.tensor(q, {n, shape_.heads, shape_.head_dim});
         ops::kv_append(op_.ctx, view, op_.tensor(k, {n, shape_.kv_heads, shape_.head_dim}),
-                  op_.tensor(v, {n, shape_.kv_heads, shape_.head_dim}), batch);
+                       op_.tensor(v, {n, shape_.kv_heads, shape_.head_dim}), batch);
         out = ops::attention(op_.ctx, query, view, batch, scale());
         std::vector<std::vector<float>> rows;
         for (int64_t r = 0; r < n; ++r) rows.emplace_back(out.row(r), out.row(r) + out.row_elements());
@@ -122,7 +122,8 @@ class AttentionWorld {
     }
 
     void build(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
-        for (auto* array : {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &table_, &slots_})
+        for (auto* array :
+             {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &table_, &slots_})
             array->clear();
         bool tree = false;
         int32_t max_pages = 0;
@@ -134,7 +135,8 @@ class AttentionWorld {
                 const int32_t parent = fed[s][i].parent;
                 tree = tree || parent != static_cast<int32_t>(i) - 1;
                 tokens_.push_back(static_cast<int32_t>(fed[s][i].id));
-                positions_.push_back(parent < 0 ? sequence.committed : positions_[static_cast<size_t>(first + parent)] + 1);
+                positions_.push_back(parent < 0 ? sequence.committed
+                                                : positions_[static_cast<size_t>(first + parent)] + 1);
                 row_sequence_.push_back(static_cast<int32_t>(s));
                 parent_.push_back(parent < 0 ? -1 : first + parent);
             }
@@ -175,7 +177,8 @@ inline void expect_same_rows(const std::vector<std::vector<float>>& a, const std
     for (size_t r = 0; r < a.size(); ++r) {
         ASSERT_EQ(a[r].size(), b[r].size()) << what;
         ASSERT_TRUE(same_bits(a[r].data(), b[r].data(), a[r].size())) << what << ": row " << r;
-        ASSERT_TRUE(std::all_of(a[r].begin(), a[r].end(), [](float x) { return std::isfinite(x); })) << what << ": row " << r;
+        ASSERT_TRUE(std::all_of(a[r].begin(), a[r].end(), [](float x) { return std::isfinite(x); }))
+            << what << ": row " << r;
     }
 }
 

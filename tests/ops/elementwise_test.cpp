@@ -8,7 +8,8 @@ namespace {
 /// Normal values and the extremes that a softplus or silu meets.
 std::vector<float> hard_values(size_t n, uint64_t seed) {
     std::vector<float> x = normals(n, seed, 3.0f);
-    const float extremes[] = {0.0f, -0.0f, 1e-30f, -1e-30f, 20.0f, -20.0f, 87.0f, -87.0f, -103.0f, 1000.0f, -1000.0f, 1e37f};
+    const float extremes[] = {0.0f,  -0.0f,  1e-30f,  -1e-30f, 20.0f,    -20.0f,
+                              87.0f, -87.0f, -103.0f, 1000.0f, -1000.0f, 1e37f};
     for (size_t i = 0; i < std::size(extremes) && i < n; ++i) x[i] = extremes[i];
     return x;
 }

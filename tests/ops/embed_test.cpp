@@ -29,7 +29,8 @@ TEST(embed, rows_are_the_dequantised_table_in_any_order) {
         for (size_t r = 0; r < tokens.size(); ++r) {
             std::vector<float> expected(256);
             dequantize_row(table, tokens[r], expected.data());
-            EXPECT_TRUE(same_bits(y.row(static_cast<int64_t>(r)), expected.data(), 256)) << dtype_name(type) << " " << r;
+            EXPECT_TRUE(same_bits(y.row(static_cast<int64_t>(r)), expected.data(), 256))
+                << dtype_name(type) << " " << r;
         }
     }
 }

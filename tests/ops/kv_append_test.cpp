@@ -7,11 +7,20 @@ namespace riptide {
 namespace {
 
 TEST(kv_append, writes_the_encoded_rows_where_the_view_says_and_nothing_else) {
-    for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0})
+    for (const DType type :
+         {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0})
         for (const int32_t window : {0, 7}) {
             OpContext op(3);
-            AttentionWorld world(op, {.kv_heads = 2, .head_dim = 64, .k_dtype = type, .v_dtype = DType::f16, .window = window,
-                                      .page_rows = 4, .ring_rows = 32, .capacity = 6}, 1);
+            AttentionWorld world(op,
+                                 {.kv_heads = 2,
+                                  .head_dim = 64,
+                                  .k_dtype = type,
+                                  .v_dtype = DType::f16,
+                                  .window = window,
+                                  .page_rows = 4,
+                                  .ring_rows = 32,
+                                  .capacity = 6},
+                                 1);
             WorldSequence a = world.sequence(), b = world.sequence();
             world.feed(b, {100, 101, 102}, 3);
             world.step({&a, &b}, {{{7, -1}, {8, 0}, {9, 0}}, {{10, -1}}});
@@ -26,7 +35,8 @@ TEST(kv_append, writes_the_encoded_rows_where_the_view_says_and_nothing_else) {
                     if (kv_rotated(type)) kv_rotate(row.data(), 64);
                     std::vector<char> encoded(static_cast<size_t>(row_bytes(type, 64)));
                     encode_kv_row(type, row.data(), encoded.data(), 64);
-                    EXPECT_EQ(std::memcmp(encoded.data(), world.view.k_row(slot, h), encoded.size()), 0) << dtype_name(type);
+                    EXPECT_EQ(std::memcmp(encoded.data(), world.view.k_row(slot, h), encoded.size()), 0)
+                        << dtype_name(type);
                 }
             }
             int64_t written = 0;

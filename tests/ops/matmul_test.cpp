@@ -12,7 +12,10 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-int64_t some_columns(const WeightKind& kind) { return kind.granule() >= 32 ? std::max<int64_t>(kind.granule(), 96) * 2 / kind.granule() * kind.granule() : 96 + kind.granule(); }
+int64_t some_columns(const WeightKind& kind) {
+    return kind.granule() >= 32 ? std::max<int64_t>(kind.granule(), 96) * 2 / kind.granule() * kind.granule()
+                                : 96 + kind.granule();
+}
 
 std::vector<float> run(const Weight& w, const std::vector<float>& x, int64_t n, int threads) {
     OpContext op(threads);
@@ -31,7 +34,8 @@ TEST_P(MatmulKinds, is_within_the_derived_bound_of_the_double_reference) {
             ops::matmul_ref<double>(w.data(), x.data() + i * cols, rows, cols, exact.data());
             for (int64_t o = 0; o < rows; ++o) {
                 const auto b = test::dot_bound(m.w, w.data() + o * cols, x.data() + i * cols);
-                ASSERT_NEAR(y[static_cast<size_t>(i * rows + o)], exact[static_cast<size_t>(o)], b.bound) << rows << " " << i << " " << o;
+                ASSERT_NEAR(y[static_cast<size_t>(i * rows + o)], exact[static_cast<size_t>(o)], b.bound)
+                    << rows << " " << i << " " << o;
             }
         }
     }
@@ -45,7 +49,8 @@ TEST_P(MatmulKinds, rows_and_threads_do_not_change_a_bit) {
         for (int threads : {1, 2, 3}) {
             const int64_t first = 64 - n;
             const std::vector<float> part = run(m.w, {x.begin() + first * cols, x.end()}, n, threads);
-            ASSERT_TRUE(same_bits(part.data(), all.data() + first * rows, part.size())) << n << " rows, " << threads << " threads";
+            ASSERT_TRUE(same_bits(part.data(), all.data() + first * rows, part.size()))
+                << n << " rows, " << threads << " threads";
         }
 }
 
@@ -62,7 +67,8 @@ TEST(Matmul, a_thousand_rows_equal_one_by_one) {
 }
 
 TEST(Matmul, a_group_equals_its_members) {
-    const RandomWeight a({DType::q4_k}, 48, 256, 1), b({DType::f32}, 3, 256, 2), c({DType::q6_k}, 257, 256, 3), d({DType::bf16}, 16, 256, 4);
+    const RandomWeight a({DType::q4_k}, 48, 256, 1), b({DType::f32}, 3, 256, 2), c({DType::q6_k}, 257, 256, 3),
+        d({DType::bf16}, 16, 256, 4);
     for (int64_t n : {1, 5, 33}) {
         const std::vector<float> x = test::random_rows(n, 256, 5);
         OpContext op(3);
@@ -81,7 +87,8 @@ TEST(Matmul, instruction_sets_agree_through_the_whole_op) {
     for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
         if (!isa_available(isa)) continue;
         OpContext op(2);
-        for (const Tensor& y : ops::matmul_group(op.ctx, dot_kernels(isa), group, op.tensor(x, {9, 512}))) results.push_back(values_of(y));
+        for (const Tensor& y : ops::matmul_group(op.ctx, dot_kernels(isa), group, op.tensor(x, {9, 512})))
+            results.push_back(values_of(y));
     }
     for (size_t i = 2; i < results.size(); ++i) expect_same_bits(results[i], results[i % 2], "instruction set");
 }
@@ -124,13 +131,15 @@ TEST(SwigluFfn, equals_matmul_swiglu_matmul) {
     for (const Case& c : {Case{{DType::q4_k}, 512, 768}, Case{{DType::f32}, 24, 97}, Case{{DType::bf16}, 64, 40},
                           Case{{DType::q8_0}, 96, 160}, Case{{DType::nvfp4}, 64, 192}})
         for (int64_t n : {1, 3, 70, 300}) {
-            const RandomWeight gate(c.kind, c.width, c.hidden, 1), up(c.kind, c.width, c.hidden, 2), down(c.kind, c.hidden, c.width, 3);
+            const RandomWeight gate(c.kind, c.width, c.hidden, 1), up(c.kind, c.width, c.hidden, 2),
+                down(c.kind, c.hidden, c.width, 3);
             const std::vector<float> x = test::random_rows(n, c.hidden, 4);
             OpContext op(3);
             const Tensor input = op.tensor(x, {n, c.hidden});
             const Tensor z = ops::swiglu(op.ctx, ops::matmul(op.ctx, gate.w, input), ops::matmul(op.ctx, up.w, input));
             const Tensor expected = ops::matmul(op.ctx, down.w, z);
-            expect_same_bits(values_of(ops::swiglu_ffn(op.ctx, input, gate.w, up.w, down.w)), values_of(expected), dtype_name(c.kind.type));
+            expect_same_bits(values_of(ops::swiglu_ffn(op.ctx, input, gate.w, up.w, down.w)), values_of(expected),
+                             dtype_name(c.kind.type));
         }
 }
 

@@ -14,13 +14,14 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-// ---- routing ------------------------------------------------------------------------------------------------------------
+// ---- routing -------------------------------------------------------------------------------------
 
 struct Routed {
     std::vector<int32_t> experts;
     std::vector<float> weights;
 };
-Routed route(const std::vector<float>& logits, int64_t n, const std::vector<float>& bias, int64_t k, float scale = 1, bool normalize = true) {
+Routed route(const std::vector<float>& logits, int64_t n, const std::vector<float>& bias, int64_t k, float scale = 1,
+             bool normalize = true) {
     OpContext op;
     const auto num_experts = static_cast<int64_t>(logits.size()) / n;
     const ops::Routing r = ops::route_sigmoid(op.ctx, op.tensor(logits, {n, num_experts}), bias, k, scale, normalize);
@@ -59,10 +60,12 @@ TEST(RouteSigmoid, is_within_rounding_of_the_double_reference_on_every_row) {
     for (int64_t i = 0; i < n; ++i) {
         std::vector<int32_t> experts(k);
         std::vector<double> weights(k);
-        ops::route_sigmoid_ref<double>(logits.data() + i * num_experts, bias.data(), num_experts, k, 2.5f, true, experts.data(), weights.data());
+        ops::route_sigmoid_ref<double>(logits.data() + i * num_experts, bias.data(), num_experts, k, 2.5f, true,
+                                       experts.data(), weights.data());
         for (int64_t j = 0; j < k; ++j) {
             ASSERT_EQ(r.experts[static_cast<size_t>(i * k + j)], experts[static_cast<size_t>(j)]);
-            // exp, 1 + e, 1 / ., k sums, division, product: fewer than 16 roundings, and exp doubles the relative error at most.
+            // exp, 1 + e, 1 / ., k sums, division, product: fewer than 16 roundings, and exp doubles the relative error
+            // at most.
             const double w = weights[static_cast<size_t>(j)];
             ASSERT_NEAR(r.weights[static_cast<size_t>(i * k + j)], w, 16 * 0x1p-24 * w);
         }
@@ -75,7 +78,7 @@ TEST(RouteSigmoid, absurd_counts_are_refused) {
     EXPECT_THROW(route({1, 2, 3}, 1, {1, 2}, 1), Error);
 }
 
-// ---- experts ------------------------------------------------------------------------------------------------------------
+// ---- experts -------------------------------------------------------------------------------------
 
 struct Experts {
     std::vector<RandomWeight> owned;
@@ -110,7 +113,8 @@ std::vector<float> composition(OpContext& op, const Tensor& x, const ops::Routin
         std::vector<float> sum;
         for (int64_t j = 0; j < r.top_k; ++j) {
             const auto e = static_cast<size_t>(r.experts.row<int32_t>(i)[j]);
-            const Tensor z = ops::swiglu(op.ctx, ops::matmul(op.ctx, w.gate[e], row), ops::matmul(op.ctx, w.up[e], row));
+            const Tensor z =
+                ops::swiglu(op.ctx, ops::matmul(op.ctx, w.gate[e], row), ops::matmul(op.ctx, w.up[e], row));
             const std::vector<float> d = values_of(ops::matmul(op.ctx, w.down[e], z));
             const float weight = r.weights.row(i)[j];
             if (j == 0) sum.assign(d.size(), 0.0f);
@@ -135,8 +139,9 @@ std::vector<int32_t> random_experts(int64_t n, int64_t k, int64_t count, uint64_
     return result;
 }
 
-void expect_composition(const Experts& experts, int64_t hidden, const std::vector<int32_t>& chosen, int64_t k, int threads) {
-    OpContext op(threads, int64_t{64} << 20);
+void expect_composition(const Experts& experts, int64_t hidden, const std::vector<int32_t>& chosen, int64_t k,
+                        int threads) {
+    OpContext op(threads);
     const auto n = static_cast<int64_t>(chosen.size()) / k;
     const Tensor x = op.tensor(test::random_rows(n, hidden, 9), {n, hidden});
     const ops::Routing r = make_routing(op, chosen, k, 10);
@@ -149,10 +154,11 @@ TEST(MoeSwiglu, equals_the_composition_bit_for_bit) {
         WeightKind gate, down;
         int64_t hidden, width;
     };
-    for (const Case& c : {Case{{DType::q4_k}, {DType::q6_k}, 256, 512}, Case{{DType::bf16}, {DType::bf16}, 48, 40},
-                          Case{{DType::f32}, {DType::f32}, 24, 97}, Case{{DType::q8_0}, {DType::q5_0}, 96, 160},
-                          Case{{DType::f16}, {DType::q8_0}, 40, 96}, Case{{DType::q8_0}, {DType::f32}, 64, 33},
-                          Case{{DType::i4_pack, DType::bf16, 1, 32}, {DType::f8_e4m3, DType::bf16, 128, 128}, 64, 48}}) {
+    for (const Case& c :
+         {Case{{DType::q4_k}, {DType::q6_k}, 256, 512}, Case{{DType::bf16}, {DType::bf16}, 48, 40},
+          Case{{DType::f32}, {DType::f32}, 24, 97}, Case{{DType::q8_0}, {DType::q5_0}, 96, 160},
+          Case{{DType::f16}, {DType::q8_0}, 40, 96}, Case{{DType::q8_0}, {DType::f32}, 64, 33},
+          Case{{DType::i4_pack, DType::bf16, 1, 32}, {DType::f8_e4m3, DType::bf16, 128, 128}, 64, 48}}) {
         const Experts experts(c.gate, c.down, 7, c.hidden, c.width);
         for (int64_t n : {1, 2, 9, 40})
             for (int threads : {1, 3}) expect_composition(experts, c.hidden, random_experts(n, 3, 7, 5), 3, threads);
@@ -174,7 +180,7 @@ TEST(MoeSwiglu, a_row_does_not_depend_on_its_company) {
     const Experts experts({DType::q4_k}, {DType::q6_k}, 16, 256, 256);
     const int64_t n = 100, k = 4;
     const std::vector<int32_t> chosen = random_experts(n, k, 16, 6);
-    OpContext op(3, int64_t{64} << 20);
+    OpContext op(3);
     const Tensor x = op.tensor(test::random_rows(n, 256, 9), {n, 256});
     const ops::Routing r = make_routing(op, chosen, k, 10);
     const std::vector<float> all = values_of(ops::moe_swiglu(op.ctx, x, r, experts.weights));
@@ -185,6 +191,22 @@ TEST(MoeSwiglu, a_row_does_not_depend_on_its_company) {
                                     Tensor(r.weights.row(first), DType::f32, {count, k})};
             const std::vector<float> y = values_of(ops::moe_swiglu(op.ctx, part, some, experts.weights));
             EXPECT_TRUE(same_bits(y.data(), all.data() + first * 256, y.size())) << first << " " << count;
+        }
+}
+
+TEST(MoeSwiglu, a_shared_expert_equals_adding_its_ffn) {
+    const Experts experts({DType::q4_k}, {DType::q6_k}, 7, 256, 512);
+    for (int64_t width : {512, 768})
+        for (int64_t n : {1, 2, 40, 300}) {
+            const RandomWeight gate({DType::q4_k}, width, 256, 1), up({DType::q4_k}, width, 256, 2),
+                down({DType::q5_k}, 256, width, 3);
+            OpContext op(3);
+            const Tensor x = op.tensor(test::random_rows(n, 256, 9), {n, 256});
+            const ops::Routing r = make_routing(op, random_experts(n, 3, 7, 5), 3, 10);
+            Tensor expected = ops::moe_swiglu(op.ctx, x, r, experts.weights);
+            ops::add(op.ctx, expected, ops::swiglu_ffn(op.ctx, x, gate.w, up.w, down.w));
+            const Tensor y = ops::moe_swiglu(op.ctx, x, r, experts.weights, {&gate.w, &up.w, &down.w});
+            expect_same_bits(values_of(y), values_of(expected), "shared expert");
         }
 }
 

@@ -16,7 +16,8 @@ namespace riptide {
 /// A CPU context. Arena memory reads as NaN until an op writes it.
 class OpContext {
   public:
-    explicit OpContext(int threads = 2, int64_t bytes = int64_t{4} << 20) : pool_(threads), arena_(bytes), bytes_(bytes) {
+    explicit OpContext(int threads = 2, int64_t bytes = int64_t{4} << 20)
+        : pool_(threads), arena_(bytes), bytes_(bytes) {
         ctx.threads = &pool_;
         ctx.arena = &arena_;
         poison();

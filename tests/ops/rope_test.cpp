@@ -40,9 +40,9 @@ void expect_ramp(double original_context, double beta_fast, size_t low, size_t h
 }
 
 TEST(rope, yarn_ramp_has_its_corners_where_the_betas_put_them) {
-    expect_ramp(4096, 64, 5, 16);   // XS.2
-    expect_ramp(8192, 64, 7, 18);   // XS-2.1
-    expect_ramp(8192, 32, 9, 18);   // S-2.1
+    expect_ramp(4096, 64, 5, 16);  // XS.2
+    expect_ramp(8192, 64, 7, 18);  // XS-2.1
+    expect_ramp(8192, 32, 9, 18);  // S-2.1
 }
 
 TEST(rope, plain_frequencies_are_powers_of_theta) {
@@ -77,8 +77,8 @@ TEST(rope, stays_within_the_bound_of_the_double_reference) {
         BoundCheck check;
         for (size_t i = 0; i < x.size(); ++i) {
             const size_t j = i % 128, half = static_cast<size_t>(rotary / 2), begin = i - j;
-            const double pair = j >= static_cast<size_t>(rotary) ? 0
-                                : std::hypot(x[begin + j % half], x[begin + j % half + half]);
+            const double pair =
+                j >= static_cast<size_t>(rotary) ? 0 : std::hypot(x[begin + j % half], x[begin + j % half + half]);
             check.add(y.row(0)[i], expected[i], 2 * kUnitF32 * rope.magnitude * pair);  // two products and a sum
         }
         EXPECT_LE(check.worst(), 1.0) << rotary;

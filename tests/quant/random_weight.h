@@ -27,7 +27,8 @@ struct WeightKind {
     std::string name() const {
         std::string text = dtype_name(type);
         if (scale_rows > 0)
-            text += "_" + std::string(dtype_name(scale_dtype)) + "_" + std::to_string(scale_rows) + "x" + std::to_string(scale_cols);
+            text += "_" + std::string(dtype_name(scale_dtype)) + "_" + std::to_string(scale_rows) + "x" +
+                    std::to_string(scale_cols);
         return scale == 1.0f ? text : text + "_scaled";
     }
     /// Columns come in multiples of this.
@@ -36,13 +37,35 @@ struct WeightKind {
 
 inline const std::vector<WeightKind>& all_weight_kinds() {
     static const std::vector<WeightKind> kinds = {
-        {DType::f32}, {DType::f16}, {DType::bf16}, {DType::f8_e4m3}, {DType::f32, DType::f32, 0, 0, 0.3f},
-        {DType::f8_e4m3, DType::bf16, 128, 128}, {DType::f8_e4m3, DType::f32, 1, 4096}, {DType::f8_e4m3, DType::f32, 3, 7, 0.7f},
-        {DType::i4_pack, DType::bf16, 1, 128}, {DType::i4_pack, DType::f16, 1, 32, 1.7f}, {DType::i8_pack, DType::bf16, 1, 128},
-        {DType::i8_pack, DType::f32, 1, 4096}, {DType::f4_pack, DType::f8_e4m3, 1, 16, 0.01f}, {DType::f4_pack, DType::f8_e4m3, 1, 16},
+        {DType::f32},
+        {DType::f16},
+        {DType::bf16},
+        {DType::f8_e4m3},
+        {DType::f32, DType::f32, 0, 0, 0.3f},
+        {DType::f8_e4m3, DType::bf16, 128, 128},
+        {DType::f8_e4m3, DType::f32, 1, 4096},
+        {DType::f8_e4m3, DType::f32, 3, 7, 0.7f},
+        {DType::i4_pack, DType::bf16, 1, 128},
+        {DType::i4_pack, DType::f16, 1, 32, 1.7f},
+        {DType::i8_pack, DType::bf16, 1, 128},
+        {DType::i8_pack, DType::f32, 1, 4096},
+        {DType::f4_pack, DType::f8_e4m3, 1, 16, 0.01f},
+        {DType::f4_pack, DType::f8_e4m3, 1, 16},
         {DType::i8_pack, DType::f32, 2, 12},
-        {DType::q4_0}, {DType::q4_1}, {DType::q5_0}, {DType::q5_1}, {DType::q8_0}, {DType::q2_k}, {DType::q3_k}, {DType::q4_k},
-        {DType::q5_k}, {DType::q6_k}, {DType::iq4_nl}, {DType::iq4_xs}, {DType::mxfp4}, {DType::nvfp4},
+        {DType::q4_0},
+        {DType::q4_1},
+        {DType::q5_0},
+        {DType::q5_1},
+        {DType::q8_0},
+        {DType::q2_k},
+        {DType::q3_k},
+        {DType::q4_k},
+        {DType::q5_k},
+        {DType::q6_k},
+        {DType::iq4_nl},
+        {DType::iq4_xs},
+        {DType::mxfp4},
+        {DType::nvfp4},
         {DType::nvfp4, DType::f32, 0, 0, 0.02f},
     };
     return kinds;
@@ -62,8 +85,7 @@ struct RandomWeight {
         std::mt19937_64 random(seed);
         if (kind.type == DType::i4_pack || kind.type == DType::i8_pack || kind.type == DType::f4_pack)
             for (std::byte& b : data) b = static_cast<std::byte>(random() & 255);
-        else
-            random_fill(kind.type, data.data(), rows * cols, kind.type == DType::f8_e4m3 ? 20.0f : 1.0f, seed);
+        else random_fill(kind.type, data.data(), rows * cols, kind.type == DType::f8_e4m3 ? 20.0f : 1.0f, seed);
         w.data = data.data();
         if (kind.scale_rows > 0) make_plane(kind, random);
     }
@@ -81,7 +103,8 @@ struct RandomWeight {
         w.scale_dtype = kind.scale_dtype;
         w.scale_rows = kind.scale_rows;
         w.scale_cols = kind.scale_cols;
-        const int64_t entries = (w.rows + w.scale_rows - 1) / w.scale_rows * ((w.cols + w.scale_cols - 1) / w.scale_cols);
+        const int64_t entries =
+            (w.rows + w.scale_rows - 1) / w.scale_rows * ((w.cols + w.scale_cols - 1) / w.scale_cols);
         std::vector<float> scales(static_cast<size_t>(entries));
         std::uniform_real_distribution<float> uniform(0.5f, 2.0f);
         for (float& s : scales) s = uniform(random);
@@ -104,9 +127,9 @@ inline std::vector<float> random_rows(int64_t n, int64_t cols, uint64_t seed) {
 
 /// Bounds on |y - exact| for one weight row and one activation row; see quant/dot.h for the derivation.
 struct DotBound {
-    double exact = 0;        // sum of w x in double
-    double bound = 0;        // on the difference from exact
-    double int8_exact = 0;   // block types: the product with the int8 activations, in double
+    double exact = 0;       // sum of w x in double
+    double bound = 0;       // on the difference from exact
+    double int8_exact = 0;  // block types: the product with the int8 activations, in double
     double int8_bound = 0;
 };
 
@@ -132,12 +155,14 @@ inline DotBound dot_bound(const Weight& w, const float* row, const float* x) {
         for (int64_t c = 32 * g; c < 32 * g + 32; ++c) {
             const double a = double{q.d[g]} * q.a[c];
             b.int8_exact += double{row[c]} * a;
-            // s u and m: with codes drawn at random, some of the 32 lie near both ends, so |m| and s u stay below 2 max |w|.
+            // s u and m: with codes drawn at random, some of the 32 lie near both ends, so |m| and s u stay below 2 max
+            // |w|.
             terms += 4 * largest * std::abs(a);
             rounding += std::abs(double{row[c]}) * q.d[g] * (0.5 + 0x1p-14);
         }
     }
-    // dequantize rounds s u - m and the product with w.scale; the kernel rounds v up to four times, K / 256 sums, three more.
+    // dequantize rounds s u - m and the product with w.scale; the kernel rounds v up to four times, K / 256 sums, three
+    // more.
     b.int8_bound = (8 + std::ceil(static_cast<double>(w.cols) / 256)) * kUlp * terms;
     b.bound = rounding + b.int8_bound;
     return b;

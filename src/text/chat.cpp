@@ -1,0 +1,136 @@
+#include "text/chat.h"
+
+#include <array>
+#include <utility>
+
+#include "text/chat_messages.h"
+
+namespace riptide {
+namespace {
+
+constexpr std::string_view kProbe = "riptide-probe";
+
+int laguna_version(std::string_view source) {
+    constexpr std::string_view kMarker = "laguna_glm_thinking_v";
+    const std::size_t at = source.find(kMarker);
+    if (at == std::string_view::npos || at + kMarker.size() >= source.size()) return 0;
+    const char digit = source[at + kMarker.size()];
+    return digit >= '1' && digit <= '9' ? digit - '0' : 0;
+}
+
+json::value sample_message(const json::value& content) { return {{"role", "user"}, {"content", content}}; }
+
+/// The prompt of a sample, or nothing if the template fails on it.
+std::optional<std::string> try_render(const jinja::Template& program, const json::object& variables,
+                                      const jinja::RenderOptions& options) {
+    try {
+        return program.render(variables, options).text;
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::string_view source, const std::string& name, std::string bos, std::string eos,
+                           const jinja::Limits& limits)
+    : template_(jinja::Template::parse(source, name, limits)), bos_(std::move(bos)), eos_(std::move(eos)) {
+    probe(source);
+}
+
+/// Renders samples to see what the template can do.
+void ChatTemplate::probe(std::string_view source) {
+    knows_developer_ = source.find("developer") != std::string_view::npos;
+    traits_.laguna_version = laguna_version(source);
+    jinja::RenderOptions options;
+    options.trusted_variables = {{"bos_token", bos_}, {"eos_token", eos_}};
+    options.now.emplace();
+    options.now->tm_year = 100;
+    options.now->tm_mday = 1;
+    const json::object plain = {{"messages", json::array{sample_message(json::string(kProbe))}},
+                                {"tools", nullptr},
+                                {"documents", nullptr},
+                                {"add_generation_prompt", true}};
+    std::string prompt;
+    try {
+        prompt = template_.render(plain, options).text;
+    } catch (const jinja::RaisedError&) {
+        return;  // it asks for more than the sample has; nothing to learn
+    }
+    traits_.newlines_in_tags = prompt.find(fmt::format("<user>\n{}\n</user>", kProbe)) != std::string::npos;
+
+    json::object variant = plain;
+    variant["messages"] = json::array{sample_message(json::array{json::value{{"type", "text"}, {"text", kProbe}}})};
+    traits_.content_parts =
+        try_render(template_, variant, options) == prompt && prompt.find(kProbe) != std::string::npos;
+
+    variant = plain;
+    variant["tools"] =
+        json::array{json::value{{"type", "function"},
+                                {"function",
+                                 {{"name", "probe_tool"},
+                                  {"description", ""},
+                                  {"parameters", {{"type", "object"}, {"properties", json::object()}}}}}}};
+    const std::optional<std::string> with_tool = try_render(template_, variant, options);
+    traits_.tools = with_tool && with_tool->find("probe_tool") != std::string::npos;
+
+    variant = plain;
+    variant["enable_thinking"] = true;
+    const std::optional<std::string> thinking = try_render(template_, variant, options);
+    variant["enable_thinking"] = false;
+    traits_.thinking = thinking && thinking != try_render(template_, variant, options);
+}
+
+jinja::Rendered ChatTemplate::render(const json::array& messages, const json::array& tools,
+                                     const ChatOptions& options) const {
+    check_tools(tools);
+    check_template_kwargs(options.template_kwargs);
+    json::object variables = options.template_kwargs;
+    if (options.enable_thinking && !variables.contains("enable_thinking"))
+        variables["enable_thinking"] = *options.enable_thinking;
+    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_});
+    variables["tools"] = tools.empty() ? json::value() : json::value(tools);
+    variables["documents"] = nullptr;
+    variables["add_generation_prompt"] = options.add_generation_prompt;
+    jinja::RenderOptions render_options;
+    render_options.trusted_variables = {{"bos_token", bos_}, {"eos_token", eos_}};
+    render_options.trusted_roles = {"system", "developer", "user", "assistant", "tool"};
+    render_options.now = options.now;
+    return template_.render(variables, render_options);
+}
+
+std::string template_summary(std::string_view source) {
+    try {
+        const ChatTraits traits = ChatTemplate(source, "chat template", "<s>", "</s>").traits();
+        std::string out = traits.laguna_version > 0 ? fmt::format("Laguna v{}, {}", traits.laguna_version,
+                                                                  traits.newlines_in_tags ? "newlines inside tags"
+                                                                                          : "no newlines inside tags")
+                                                    : "not a Laguna template";
+        out += traits.tools ? ", tools" : ", no tools";
+        out += traits.thinking ? ", thinking" : ", no thinking";
+        return out;
+    } catch (const Error& found) {
+        return fmt::format("cannot be used: {}", found.what());
+    }
+}
+
+bool ends_inside_thinking(const jinja::Rendered& prompt) {
+    constexpr std::array<std::string_view, 3> kMarks = {"<think>", "</think>", "<assistant>"};
+    for (auto span = prompt.trusted.rbegin(); span != prompt.trusted.rend(); ++span) {
+        const std::string_view text =
+            std::string_view(prompt.text)
+                .substr(static_cast<std::size_t>(span->begin), static_cast<std::size_t>(span->end - span->begin));
+        std::size_t last = 0;
+        std::string_view found;
+        for (const std::string_view mark : kMarks) {
+            const std::size_t at = text.rfind(mark);
+            if (at == std::string_view::npos || (!found.empty() && at < last)) continue;
+            last = at;
+            found = mark;
+        }
+        if (!found.empty()) return found == kMarks[0];
+    }
+    return false;
+}
+
+}  // namespace riptide

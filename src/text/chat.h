@@ -1,0 +1,72 @@
+// From the messages of a chat request to the prompt of one model, through the model's own template.
+#pragma once
+
+#include <ctime>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/json.h"
+#include "text/jinja.h"
+
+namespace riptide {
+
+/// What one request asks of the template.
+struct ChatOptions {
+    bool add_generation_prompt = true;
+    /// Not passed on if absent: the template has its own default.
+    std::optional<bool> enable_thinking;
+    /// Further variables of the template, as clients send them in `chat_template_kwargs`: at most 64, scalars only, and
+    /// none of the names that the engine sets itself. `enable_thinking` here (a bool) overrides the field above.
+    json::object template_kwargs;
+    /// What the template sees as the time; the local time if absent.
+    std::optional<std::tm> now;
+};
+
+/// What a template can do, found out by rendering small samples with it.
+struct ChatTraits {
+    int laguna_version = 0;         // of the marker "laguna_glm_thinking_vN" in its source; 0 if there is none
+    bool newlines_in_tags = false;  // "<user>\n" (Laguna v4, v5), not "<user>" (v8)
+    bool tools = false;             // tools appear in the prompt
+    bool thinking = false;          // enable_thinking changes the prompt
+    bool content_parts = false;     // takes content as a list of parts; else parts are joined for it
+};
+
+/// A model's chat template with its special tokens. Immutable; threads may share it.
+class ChatTemplate {
+  public:
+    /// `name` stands in errors. bos and eos are what the template sees as bos_token and eos_token.
+    /// Throws Error with line and column if the template cannot be parsed, or fails on a sample (other than by
+    /// raise_exception).
+    ChatTemplate(std::string_view source, const std::string& name, std::string bos, std::string eos,
+                 const jinja::Limits& limits = {});
+
+    /// The prompt. Template literals, bos, eos and known roles are trusted; all that the client wrote is not.
+    ///
+    /// Messages are those of the OpenAI API: `role` is system, developer, user, assistant or tool (developer becomes
+    /// system for templates that do not know it); `content` is a string, null, or a list of parts {"type": "text",
+    /// "text"}, which are joined with newlines for templates that take strings; `tool_calls[].function.arguments` is an
+    /// object, or a string that holds one, which the template gets as an object; other fields are passed on as they
+    /// are. Tools are {"type": "function", "function": {"name", ...}}, passed on as they are. Throws Error that names
+    /// the field ("messages[2].content: ..."); jinja::RaisedError if the template refuses.
+    jinja::Rendered render(const json::array& messages, const json::array& tools, const ChatOptions& options) const;
+
+    const ChatTraits& traits() const { return traits_; }
+
+  private:
+    void probe(std::string_view source);
+
+    jinja::Template template_;
+    std::string bos_, eos_;
+    bool knows_developer_ = false;
+    ChatTraits traits_;
+};
+
+/// One line for people: "Laguna v5, newlines inside tags, tools, thinking", or why the template cannot be used.
+std::string template_summary(std::string_view source);
+
+/// The prompt ends inside the model's thinking: among its trusted bytes, the last of <think>, </think> and <assistant>
+/// is <think>. Time linear in the prompt.
+bool ends_inside_thinking(const jinja::Rendered& prompt);
+
+}  // namespace riptide
