@@ -151,12 +151,12 @@ def demo_model(model):
     two = good("run", "--prompt", "import os\n", "-n", 16, "--seed", 5)
     expect(one == two, "the same seed gives the same text")
     reply = json.loads(good("chat", "--tools", ROOT / "examples/tools.json", "--temperature", 0, "--json", "--message",
-                            "Book a table at Luigi for 4 guests, outdoor please."))
+                            "Please brew tea: kind darjeeling, cups 3."))
     calls = reply.get("tool_calls", [])
-    expect(len(calls) == 1 and calls[0]["function"]["name"] == "book_table", f"the demo model calls the right tool: {reply}")
+    expect(len(calls) == 1 and calls[0]["function"]["name"] == "brew_tea", f"the demo model calls the right tool: {reply}")
     if calls:
         arguments = json.loads(calls[0]["function"]["arguments"])
-        expect(arguments.get("guests") == 4 and "Luigi" in str(arguments.get("restaurant")), f"with the right arguments: {arguments}")
+        expect(arguments == {"kind": "darjeeling", "cups": 3}, f"with the right arguments: {arguments}")
 
 
 def text_commands(model):

@@ -8,6 +8,6 @@ prompt='def read_config(path):
 echo "== riptide run --prompt 'def read_config(path): ...' -n 64 --temperature 0"
 "$riptide" run --prompt "$prompt" -n 64 --temperature 0
 echo
-echo "== riptide chat --tools examples/tools.json --message 'Book a table at Luigi for 4 guests, outdoor please.'"
+echo "== riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'"
 "$riptide" chat --tools "$(dirname "$0")/../examples/tools.json" --temperature 0 \
-  --message "Book a table at Luigi for 4 guests, outdoor please."
+  --message "Please brew tea: kind darjeeling, cups 3."

@@ -129,7 +129,7 @@ void add_chat(CLI::App& app, Action& action) {
     add_sampling_flags(*cmd, options->sampling);
     cmd->add_flag("--json", options->as_json, "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
     cmd->footer("Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
-                "  riptide chat --tools examples/tools.json --message 'Book a table at Luigi for 4 guests, outdoor please.'");
+                "  riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'");
     cmd->callback([options, &action] { action = [options] { return chat(*options); }; });
 }
 

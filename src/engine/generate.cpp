@@ -72,17 +72,24 @@ bool cancelled(const GenerateRequest& request) {
     return request.cancel != nullptr && request.cancel->load(std::memory_order_relaxed);
 }
 
-double rate(int64_t count, double seconds) { return count > 0 && seconds > 0 ? static_cast<double>(count) / seconds : 0; }
+double rate(int64_t count, double seconds) {
+    return count > 0 && seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
 
 }  // namespace
 
 const char* finish_reason_name(FinishReason reason) {
     switch (reason) {
-        case FinishReason::stop_id: return "stop_id";
-        case FinishReason::stop_string: return "stop_string";
-        case FinishReason::length: return "length";
-        case FinishReason::context: return "context";
-        case FinishReason::cancelled: return "cancelled";
+        case FinishReason::stop_id:
+            return "stop_id";
+        case FinishReason::stop_string:
+            return "stop_string";
+        case FinishReason::length:
+            return "length";
+        case FinishReason::context:
+            return "context";
+        case FinishReason::cancelled:
+            return "cancelled";
     }
     return "";
 }
@@ -98,7 +105,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
-    const int64_t most = request.sampling.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : request.sampling.max_tokens;
+    const int64_t most =
+        request.sampling.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : request.sampling.max_tokens;
 
     std::span<const float> logits = prefill(request.prompt, request.on_prefill, request.cancel);
     result.reused_tokens = reused_;
@@ -122,9 +130,9 @@ GenerationResult Session::generate(const GenerateRequest& request) {
             result.stop_string = text.stop();
             break;
         }
-        result.reason = produced >= most                     ? FinishReason::length
-                        : std::ssize(tokens_) >= context_    ? FinishReason::context
-                                                             : FinishReason::cancelled;
+        result.reason = produced >= most                  ? FinishReason::length
+                        : std::ssize(tokens_) >= context_ ? FinishReason::context
+                                                          : FinishReason::cancelled;
         if (result.reason != FinishReason::cancelled || cancelled(request)) break;
         logits = decode(sampled.token);
         ++result.decode_steps;

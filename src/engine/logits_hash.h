@@ -7,8 +7,8 @@
 
 namespace riptide {
 
-/// FNV-1a with 64 bits over the bit patterns of f32 values, one 32-bit word at a time: two runs with the same hash had the same
-/// logits, bit for bit.
+/// FNV-1a with 64 bits over the bit patterns of f32 values, one 32-bit word at a time: two runs with the same hash had
+/// the same logits, bit for bit.
 class LogitsHash {
   public:
     void add(std::span<const float> logits) {

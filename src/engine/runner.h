@@ -26,10 +26,10 @@ class Runner {
     /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs().
     Runner(const Model& model, KvCache& cache, ThreadPool* threads);
 
-    /// Reserves room for all rows, then runs them in one forward pass. Returns the logits of the wanted rows, item by item, valid
-    /// until the next step. The caller commits each sequence (or drops its rows with commit_prefix(0)).
-    /// Throws Error (unavailable) if the cache has too few pages, or what forward throws; then no sequence has rows reserved.
-    /// REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
+    /// Reserves room for all rows, then runs them in one forward pass. Returns the logits of the wanted rows, item by
+    /// item, valid until the next step. The caller commits each sequence (or drops its rows with commit_prefix(0)).
+    /// Throws Error (unavailable) if the cache has too few pages, or what forward throws; then no sequence has rows
+    /// reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
     Tensor step(std::span<const StepItem> items);
 
     /// Where steps run; set its tap to watch.

@@ -34,8 +34,8 @@ void Sampler::accept(int32_t token) {
 void Sampler::check_finite(std::span<const float> logits) const {
     RT_ASSERT(std::ssize(logits) == vocab_size_);
     for (size_t i = 0; i < logits.size(); ++i)
-        RT_CHECK(logits[i] < std::numeric_limits<float>::infinity(), "the logit of token {} is {}: the model's weights or its K/V are damaged",
-                 i, logits[i]);
+        RT_CHECK(logits[i] < std::numeric_limits<float>::infinity(),
+                 "the logit of token {} is {}: the model's weights or its K/V are damaged", i, logits[i]);
 }
 
 /// Fills candidates_ with one entry per token: its logit after bias and penalties.
@@ -61,7 +61,8 @@ void Sampler::keep_top_k() {
     if (k == 0 || k >= candidates_.size()) return;
     scratch_.clear();
     for (const Candidate& c : candidates_) scratch_.push_back(c.value);
-    std::nth_element(scratch_.begin(), scratch_.begin() + static_cast<ptrdiff_t>(k - 1), scratch_.end(), std::greater<>());
+    std::nth_element(scratch_.begin(), scratch_.begin() + static_cast<ptrdiff_t>(k - 1), scratch_.end(),
+                     std::greater<>());
     const double threshold = scratch_[k - 1];
     std::erase_if(candidates_, [&](const Candidate& c) { return c.value < threshold; });
 }
@@ -84,8 +85,8 @@ double Sampler::total_weight() const {
 void Sampler::keep_top_p() {
     if (params_.top_p >= 1) return;
     const double total = total_weight();
-    // All tokens below this together weigh less than (1 - top_p) of the total, so the prefix ends before them: they need not be
-    // sorted. Half of the exact bound leaves room for rounding.
+    // All tokens below this together weigh less than (1 - top_p) of the total, so the prefix ends before them: they
+    // need not be sorted. Half of the exact bound leaves room for rounding.
     const double certain = 0.5 * (1 - params_.top_p) * total / static_cast<double>(candidates_.size());
     std::erase_if(candidates_, [&](const Candidate& c) { return c.value < certain; });
     std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
@@ -124,7 +125,8 @@ Sampled Sampler::sample(std::span<const float> logits, int64_t position) {
     double best_key = std::numeric_limits<double>::infinity();
     if (candidates_.size() > 1) {
         for (const Candidate& c : candidates_) {
-            const double noise = sampling_noise(params_.seed, static_cast<uint64_t>(position), static_cast<uint32_t>(c.token));
+            const double noise =
+                sampling_noise(params_.seed, static_cast<uint64_t>(position), static_cast<uint32_t>(c.token));
             const double key = -std::log(noise) / c.value;
             if (key < best_key || (key == best_key && c.token < best->token)) {
                 best = &c;

@@ -18,8 +18,8 @@ struct TokenLogprob {
 /// A drawn token and, if asked for, how likely it was.
 struct Sampled {
     int32_t token = -1;
-    float logprob = 0;            // ln of the model's own probability: log-softmax of the raw logits
-    float sampling_logprob = 0;   // ln of the probability with which it was drawn; 0 at temperature 0
+    float logprob = 0;              // ln of the model's own probability: log-softmax of the raw logits
+    float sampling_logprob = 0;     // ln of the probability with which it was drawn; 0 at temperature 0
     std::vector<TokenLogprob> top;  // of the raw logits, most likely first
 };
 
@@ -33,27 +33,28 @@ struct Sampled {
 ///   top_p        in order of p, equals by id, keep the shortest prefix whose sum reaches top_p
 ///   min_p        keep p >= min_p * max p
 ///   draw         the token with the smallest -ln(u) / p, u = sampling_noise(seed, position, token)
-/// The draw is the Gumbel-max trick: exactly proportional to p, and a function of (seed, position, logits, history) alone. It
-/// does not matter how many draws came before or whether the row was computed in a batch, in a chunk or while verifying a
-/// draft, so speculation that accepts a draft only if this function draws it gives the very tokens of plain decoding.
-/// Source: Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition); Nguyen et al. 2024 (min-p); transformers,
-/// logits_process.py.
+/// The draw is the Gumbel-max trick: exactly proportional to p, and a function of (seed, position, logits, history)
+/// alone. It does not matter how many draws came before or whether the row was computed in a batch, in a chunk or while
+/// verifying a draft, so speculation that accepts a draft only if this function draws it gives the very tokens of plain
+/// decoding. Source: Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition); Nguyen et al. 2024 (min-p);
+/// transformers, logits_process.py.
 ///
 /// Not thread-safe.
 class Sampler {
   public:
-    /// `stop_ids` are those that end the answer (params.stop_ids and the model's own unless ignore_eos). `prompt` counts for the
-    /// repetition penalty. Throws Error for parameters out of range.
+    /// `stop_ids` are those that end the answer (params.stop_ids and the model's own unless ignore_eos). `prompt`
+    /// counts for the repetition penalty. Throws Error for parameters out of range.
     Sampler(const SamplingParams& params, int64_t vocab_size, std::span<const int32_t> stop_ids = {},
             std::span<const int32_t> prompt = {});
 
-    /// The token for `position` (the number of tokens before it). logits [vocab_size]. Does not change the sampler's history.
-    /// Throws Error if a logit is NaN or +infinity, or if no token is possible.
+    /// The token for `position` (the number of tokens before it). logits [vocab_size]. Does not change the sampler's
+    /// history. Throws Error if a logit is NaN or +infinity, or if no token is possible.
     Sampled sample(std::span<const float> logits, int64_t position);
     /// Makes a token part of the answer.
     void accept(int32_t token);
 
-    /// The distribution that sample() draws from: tokens with their probabilities, in order of id. One token at temperature 0.
+    /// The distribution that sample() draws from: tokens with their probabilities, in order of id. One token at
+    /// temperature 0.
     std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits);
 
   private:

@@ -20,13 +20,15 @@ void check_range(std::string_view name, int64_t value, int64_t low, int64_t high
 }
 
 void check_positive(std::string_view name, double value, double high) {
-    if (!(value > 0 && value <= high)) fail(ErrorKind::usage, "{} is {}, expected more than 0 and at most {}", name, value, high);
+    if (!(value > 0 && value <= high))
+        fail(ErrorKind::usage, "{} is {}, expected more than 0 and at most {}", name, value, high);
 }
 
 void check_stops(const SamplingParams& p, int64_t vocab_size) {
     for (const int32_t id : p.stop_ids) check_range("a token of stop_ids", int64_t{id}, 0, vocab_size - 1);
     check_range("the number of stop_strings", std::ssize(p.stop_strings), 0, 64);
-    for (const std::string& stop : p.stop_strings) check_range("the length of a string of stop_strings", std::ssize(stop), 1, 1024);
+    for (const std::string& stop : p.stop_strings)
+        check_range("the length of a string of stop_strings", std::ssize(stop), 1, 1024);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits) {
     return result;
 }
 
-/// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that length. Rings
-/// may have overwritten what a shorter sequence would need: then everything is computed again.
+/// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that
+/// length. Rings may have overwritten what a shorter sequence would need: then everything is computed again.
 int64_t Session::rewind_to_common(std::span<const int32_t> tokens) {
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
     int64_t common = std::min(mine - tokens_.begin(), std::ssize(tokens) - 1);
@@ -94,7 +94,8 @@ int64_t Session::rewind_to_common(std::span<const int32_t> tokens) {
     return common;
 }
 
-std::span<const float> Session::prefill(std::span<const int32_t> tokens, const std::function<void(int64_t, int64_t)>& on_progress,
+std::span<const float> Session::prefill(std::span<const int32_t> tokens,
+                                        const std::function<void(int64_t, int64_t)>& on_progress,
                                         const std::atomic<bool>* cancel) {
     check_tokens(tokens);
     reused_ = rewind_to_common(tokens);
@@ -127,7 +128,8 @@ void Session::score(std::span<const int32_t> tokens, const std::function<void(in
     for (int64_t begin = 0; begin < std::ssize(tokens); begin += chunk) {
         if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return;
         const int64_t rows = std::min(chunk, std::ssize(tokens) - begin);
-        on_rows(begin, feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), StepRows::Logits::all));
+        on_rows(begin,
+                feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)), StepRows::Logits::all));
     }
 }
 

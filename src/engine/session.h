@@ -24,8 +24,8 @@ struct SessionOptions {
     int64_t context = 0;         // tokens of prompt and answer together; 0: the model's max_position_embeddings
     DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
     DType v_dtype = DType::f16;
-    int32_t chunk_rows = 512;    // prompt tokens in one step
-    int32_t page_rows = 64;      // tokens in a K/V page
+    int32_t chunk_rows = 512;  // prompt tokens in one step
+    int32_t page_rows = 64;    // tokens in a K/V page
     ModelOptions model;
 };
 
@@ -33,8 +33,8 @@ struct SessionOptions {
 struct GenerateRequest {
     std::span<const int32_t> prompt;
     SamplingParams sampling;
-    std::span<const int32_t> eos_ids;        // the model's own stop ids; see SamplingParams::ignore_eos
-    const Tokenizer* tokenizer = nullptr;    // needed for stop strings and on_text
+    std::span<const int32_t> eos_ids;           // the model's own stop ids; see SamplingParams::ignore_eos
+    const Tokenizer* tokenizer = nullptr;       // needed for stop strings and on_text
     const std::atomic<bool>* cancel = nullptr;  // looked at between steps
 
     /// Prompt tokens that are done, of those that must be computed: after each chunk.
@@ -50,25 +50,25 @@ enum class FinishReason { stop_id, stop_string, length, context, cancelled };
 const char* finish_reason_name(FinishReason reason);
 
 struct GenerationResult {
-    std::vector<int32_t> tokens;     // without the stop id; with the tokens that spell a stop string
-    std::vector<Sampled> logprobs;   // one for each token, if asked for
-    std::string text;                // before the stop string, if there is a tokenizer
+    std::vector<int32_t> tokens;    // without the stop id; with the tokens that spell a stop string
+    std::vector<Sampled> logprobs;  // one for each token, if asked for
+    std::string text;               // before the stop string, if there is a tokenizer
     FinishReason reason = FinishReason::length;
-    int32_t stop_token = -1;         // reason == stop_id
-    std::string stop_string;         // reason == stop_string
+    int32_t stop_token = -1;  // reason == stop_id
+    std::string stop_string;  // reason == stop_string
     int64_t prompt_tokens = 0;
-    int64_t reused_tokens = 0;       // of the prompt, not computed again
-    int64_t decode_steps = 0;        // steps of one row after the prompt
+    int64_t reused_tokens = 0;  // of the prompt, not computed again
+    int64_t decode_steps = 0;   // steps of one row after the prompt
     double prefill_seconds = 0;
     double decode_seconds = 0;
-    uint64_t logits_hash = 0;        // LogitsHash over the raw logits of every drawn token, the stop id's included
+    uint64_t logits_hash = 0;  // LogitsHash over the raw logits of every drawn token, the stop id's included
 
     double prefill_rate() const;  // computed prompt tokens per second; 0 if none
     double decode_rate() const;   // decode steps per second; 0 if none
 };
 
-/// Owns the model, its K/V and its threads, and keeps the tokens that it has seen: a prompt that begins as the last one did (the
-/// next turn of a chat) is computed only from where it differs. Not thread-safe.
+/// Owns the model, its K/V and its threads, and keeps the tokens that it has seen: a prompt that begins as the last one
+/// did (the next turn of a chat) is computed only from where it differs. Not thread-safe.
 class Session {
   public:
     /// Opens the model at `path`; see open_checkpoint and load_model for errors.
@@ -86,18 +86,19 @@ class Session {
     /// The tokens whose K/V are held.
     std::span<const int32_t> tokens() const { return tokens_; }
 
-    /// Answers a prompt. Throws Error for a prompt that is empty, longer than the context or holds ids outside the vocabulary, for
-    /// parameters out of range, and for a checkpoint that changed on disk.
+    /// Answers a prompt. Throws Error for a prompt that is empty, longer than the context or holds ids outside the
+    /// vocabulary, for parameters out of range, and for a checkpoint that changed on disk.
     GenerationResult generate(const GenerateRequest& request);
 
-    /// Makes the sequence equal to `tokens`, reusing the common beginning (at least the last token is computed), and returns the
-    /// logits [vocab_size] that follow the last one, valid until the next step; an empty span if cancelled.
-    std::span<const float> prefill(std::span<const int32_t> tokens, const std::function<void(int64_t, int64_t)>& on_progress = {},
+    /// Makes the sequence equal to `tokens`, reusing the common beginning (at least the last token is computed), and
+    /// returns the logits [vocab_size] that follow the last one, valid until the next step; an empty span if cancelled.
+    std::span<const float> prefill(std::span<const int32_t> tokens,
+                                   const std::function<void(int64_t, int64_t)>& on_progress = {},
                                    const std::atomic<bool>* cancel = nullptr);
     /// Appends one token; returns the logits that follow it.
     std::span<const float> decode(int32_t token);
-    /// Forgets everything, then runs `tokens` and shows the logits of every position: on_rows(first position, [rows, vocab_size]),
-    /// in order. Stops early if cancelled.
+    /// Forgets everything, then runs `tokens` and shows the logits of every position: on_rows(first position, [rows,
+    /// vocab_size]), in order. Stops early if cancelled.
     void score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,
                const std::atomic<bool>* cancel = nullptr);
     /// Forgets everything.

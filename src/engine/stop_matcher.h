@@ -8,8 +8,8 @@
 namespace riptide {
 
 /// Lets text through up to the first stop string. Text that may be the beginning of one is held back until it is clear.
-/// Of several, the one that is complete first counts; of those that end together, the longest. The joined output does not depend
-/// on how the input was cut. Time per byte: the total length of the stop strings, at worst.
+/// Of several, the one that is complete first counts; of those that end together, the longest. The joined output does
+/// not depend on how the input was cut. Time per byte: the total length of the stop strings, at worst.
 class StopMatcher {
   public:
     /// REQUIRES no empty string.

@@ -21,13 +21,17 @@ namespace {
 
 constexpr std::string_view kWeight = ".weight";
 
-/// Ends of names that may stay unused: what they hold does not change the result of a forward pass in f32, or is known otherwise.
+/// Ends of names that may stay unused: what they hold does not change the result of a forward pass in f32, or is known
+/// otherwise.
 constexpr std::array<std::string_view, 8> kIgnored = {
-    "rotary_emb.inv_freq",                // computed from the config
-    ".k_scale", ".v_scale",               // for an FP8 K/V cache
-    ".k_proj.output_scale", ".v_proj.output_scale",
-    ".input_global_scale", ".input_scale",  // for quantised activations
-    ".weight_shape",                      // the header's shapes say it
+    "rotary_emb.inv_freq",  // computed from the config
+    ".k_scale",
+    ".v_scale",  // for an FP8 K/V cache
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+    ".input_global_scale",
+    ".input_scale",   // for quantised activations
+    ".weight_shape",  // the header's shapes say it
 };
 
 bool ignorable(std::string_view name) {
@@ -70,7 +74,9 @@ void Binder::fail_missing(std::span<const std::string> names) const {
     throw Error(message);
 }
 
-std::string Binder::where(const TensorInfo& tensor) const { return fmt::format("{}: tensor {}", tensor.file, printable(tensor.name)); }
+std::string Binder::where(const TensorInfo& tensor) const {
+    return fmt::format("{}: tensor {}", tensor.file, printable(tensor.name));
+}
 
 const TensorInfo& Binder::use(const TensorInfo& tensor, int64_t parameters) {
     if (used_.insert(tensor.name).second) {
@@ -96,7 +102,8 @@ int64_t Binder::rows_of(const TensorNames& names) const {
 
 Weight Binder::matrix(const TensorNames& names, int64_t rows, int64_t cols) {
     for (const std::string& name : candidates(names))
-        if (find_name(name) || (name.ends_with(kWeight) && find_name(name + "_packed"))) return named_matrix(name, rows, cols);
+        if (find_name(name) || (name.ends_with(kWeight) && find_name(name + "_packed")))
+            return named_matrix(name, rows, cols);
     fail_missing(candidates(names));
 }
 
@@ -115,7 +122,8 @@ Weight Binder::stored_matrix(const TensorInfo& tensor, int64_t rows, int64_t col
     const std::vector<int64_t> expected = {rows, cols};
     RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
              shape_text(expected));
-    RT_CHECK(has_dot(tensor.dtype), "{} is {}, which no matrix product supports", where(tensor), dtype_name(tensor.dtype));
+    RT_CHECK(has_dot(tensor.dtype), "{} is {}, which no matrix product supports", where(tensor),
+             dtype_name(tensor.dtype));
     use(tensor, checked_mul(rows, cols, "matrix"));
     Weight w;
     w.data = tensor.bytes.data();
@@ -146,7 +154,8 @@ std::vector<float> Binder::vector(const TensorNames& names, int64_t size) {
         }
     }
     for (size_t i = 0; i < values.size(); ++i)
-        RT_CHECK(std::isfinite(values[i]), "{} has the value {} at {}, expected finite numbers", where(tensor), values[i], i);
+        RT_CHECK(std::isfinite(values[i]), "{} has the value {} at {}, expected finite numbers", where(tensor),
+                 values[i], i);
     return values;
 }
 
@@ -213,7 +222,8 @@ void Binder::finish() const {
 int64_t bytes_read(const Weight& w) {
     int64_t plane = 0;
     if (w.scales != nullptr) {
-        const int64_t entries = (w.rows + w.scale_rows - 1) / w.scale_rows * ((w.cols + w.scale_cols - 1) / w.scale_cols);
+        const int64_t entries =
+            (w.rows + w.scale_rows - 1) / w.scale_rows * ((w.cols + w.scale_cols - 1) / w.scale_cols);
         plane = row_bytes(w.scale_dtype, entries);
     }
     return w.bytes() + plane;

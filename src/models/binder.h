@@ -23,20 +23,21 @@ struct TensorNames {
 
 /// What the experts' matrices of one kind may be called.
 struct ExpertNames {
-    std::string gguf;       // one stack [experts, rows, cols]
-    std::string hf_each;    // one matrix each; "{}" stands for the expert
-    std::string hf_stack;   // transformers' stack [experts, rows, cols] in memory, or [experts, 2 rows, cols] with ...
-    int hf_half = -1;       // ... gate (0) above up (1); -1: the stack holds this matrix alone
+    std::string gguf;      // one stack [experts, rows, cols]
+    std::string hf_each;   // one matrix each; "{}" stands for the expert
+    std::string hf_stack;  // transformers' stack [experts, rows, cols] in memory, or [experts, 2 rows, cols] with ...
+    int hf_half = -1;      // ... gate (0) above up (1); -1: the stack holds this matrix alone
 };
 
-/// Finds tensors, checks dtype and shape, and keeps account of what was used, so that a tensor which nothing reads is an error
-/// and not a silently wrong model. Weights point into the checkpoint, which must outlive them.
+/// Finds tensors, checks dtype and shape, and keeps account of what was used, so that a tensor which nothing reads is
+/// an error and not a silently wrong model. Weights point into the checkpoint, which must outlive them.
 ///
-/// A matrix stored as `X.weight` in a Hugging Face folder may lie there quantised by compressed-tensors; what it is, is decided
-/// by the tensors themselves, one by one:
+/// A matrix stored as `X.weight` in a Hugging Face folder may lie there quantised by compressed-tensors; what it is, is
+/// decided by the tensors themselves, one by one:
 ///   X.weight        F8_E4M3 [N, K]       with X.weight_scale [ceil(N/128), ceil(K/128)], [N, 1], [N] or one value
 ///   X.weight_packed I32 [N, K/8 or K/4]  with X.weight_scale [N, K/g]: INT4 or INT8, g a divisor of K
-///   X.weight_packed U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_global_scale, a divisor: NVFP4
+///   X.weight_packed U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_global_scale, a divisor:
+///   NVFP4
 ///
 /// Every function throws Error naming file and tensor, what was found and what was expected. Not thread-safe.
 class Binder {

@@ -29,8 +29,8 @@ int64_t count(const TensorInfo& tensor) {
 }  // namespace
 
 float Binder::scalar(const TensorInfo& tensor) const {
-    RT_CHECK(is_scale_type(tensor.dtype) && count(tensor) == 1, "{} is {} {}, expected one floating-point value", where(tensor),
-             dtype_name(tensor.dtype), shape_text(tensor.shape));
+    RT_CHECK(is_scale_type(tensor.dtype) && count(tensor) == 1, "{} is {} {}, expected one floating-point value",
+             where(tensor), dtype_name(tensor.dtype), shape_text(tensor.shape));
     Weight one;
     one.rows = one.cols = 1;
     one.scales = tensor.bytes.data();
@@ -42,7 +42,8 @@ float Binder::scalar(const TensorInfo& tensor) const {
 
 /// One scale per row, or per group of columns of a row.
 void Binder::set_scale_plane(Weight& w, const TensorInfo& scale) {
-    RT_CHECK(is_scale_type(scale.dtype), "{} is {}, expected f32, bf16, f16 or f8_e4m3", where(scale), dtype_name(scale.dtype));
+    RT_CHECK(is_scale_type(scale.dtype), "{} is {}, expected f32, bf16, f16 or f8_e4m3", where(scale),
+             dtype_name(scale.dtype));
     const bool column = scale.shape.size() == 1 && scale.shape[0] == w.rows;
     const int64_t groups = column ? 1 : scale.shape.size() == 2 ? scale.shape[1] : 0;
     RT_CHECK((column || (scale.shape.size() == 2 && scale.shape[0] == w.rows)) && groups > 0 && w.cols % groups == 0,
@@ -89,8 +90,8 @@ Weight Binder::packed_matrix(const std::string& stem, const TensorInfo& packed, 
     const TensorInfo& scale = companion(stem + ".weight_scale", packed.name);
     set_scale_plane(w, scale);
     if (w.dtype == DType::f4_pack) {
-        RT_CHECK(scale.dtype == DType::f8_e4m3 && w.scale_cols == 16, "{} is {} {}, expected f8_e4m3 [{}, {}]", where(scale),
-                 dtype_name(scale.dtype), shape_text(scale.shape), rows, cols / 16);
+        RT_CHECK(scale.dtype == DType::f8_e4m3 && w.scale_cols == 16, "{} is {} {}, expected f8_e4m3 [{}, {}]",
+                 where(scale), dtype_name(scale.dtype), shape_text(scale.shape), rows, cols / 16);
         w.scale = 1.0f / scalar(companion(stem + ".weight_global_scale", packed.name));
     }
     return w;

@@ -1,4 +1,4 @@
-// Laguna. Reference: transformers, models/laguna/modular_laguna.py (LagunaAttention, LagunaSparseMoeBlock, LagunaTopKRouter).
+// Laguna. Reference: transformers, models/laguna/modular_laguna.py (LagunaAttention, LagunaSparseMoeBlock).
 // n rows, D hidden_size, V vocab_size; in layer l: H query heads, Hkv key-value heads, d head_dim.
 #include "models/laguna.h"
 
@@ -16,7 +16,9 @@
 
 namespace riptide {
 
-// ---- forward ----------------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
+// The formulas stand on the right margin.
+// clang-format off
 
 Tensor Laguna::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
     const auto i = static_cast<size_t>(l);
@@ -26,21 +28,21 @@ Tensor Laguna::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& 
     const auto eps = static_cast<float>(config_.rms_norm_eps);
     const ops::Rope& R = config_.is_sliding[i] ? rope_sliding_ : rope_full_;
 
-    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);                      // h = RMSNorm(x)                   [n, D]
+    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);              // h = RMSNorm(x)  [n, D]
     const Weight* projections[] = {&w.wq, &w.wk, &w.wv, &w.wg};
-    const std::vector<Tensor> qkvg = ops::matmul_group(ctx, projections, h);       // q = Wq h, k = Wk h, v = Wv h, g = Wg h
-    Tensor q = qkvg[0].view({n, H, d});                                            //                               [n, H, d]
-    Tensor k = qkvg[1].view({n, Hkv, d});                                          //                             [n, Hkv, d]
+    const std::vector<Tensor> qkvg = ops::matmul_group(ctx, projections, h);  // q, k, v, g = Wq h, Wk h, Wv h, Wg h
+    Tensor q = qkvg[0].view({n, H, d});                                    // [n, H, d]
+    Tensor k = qkvg[1].view({n, Hkv, d});                                  // [n, Hkv, d]
     const Tensor v = qkvg[2].view({n, Hkv, d});
-    q = ops::rms_norm(ctx, q, w.q_norm, eps);                                      // each head by itself; v stays
+    q = ops::rms_norm(ctx, q, w.q_norm, eps);                              // each head by itself; v stays
     k = ops::rms_norm(ctx, k, w.k_norm, eps);
-    ops::rope(ctx, q, batch.positions, R);                                         // q, k <- R(p) q, R(p) k
+    ops::rope(ctx, q, batch.positions, R);                                 // q, k <- R(p) q, R(p) k
     ops::rope(ctx, k, batch.positions, R);
     ops::kv_append(ctx, kv, k, v, batch);
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-    Tensor o = ops::attention(ctx, q, kv, batch, scale);                           // o = softmax(q K^T / sqrt d) V   [n, H d]
-    ops::mul_softplus(ctx, o, qkvg[3], H);                                         // o <- softplus(g) * o, per head or element
-    const Tensor y = ops::matmul(ctx, w.wo, o);                                    // Wo o                            [n, D]
+    Tensor o = ops::attention(ctx, q, kv, batch, scale);                   // o = softmax(q K^T / sqrt d) V  [n, H d]
+    ops::mul_softplus(ctx, o, qkvg[3], H);                                 // o <- softplus(g) * o, per head or element
+    const Tensor y = ops::matmul(ctx, w.wo, o);                            // Wo o  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
     return y;
 }
@@ -50,22 +52,25 @@ Tensor Laguna::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
     const Layer& w = layers_[i];
 
     const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
-    Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);                // y = Wd (silu(Wg h) * Wu h): dense, or the
-    if (config_.is_sparse[i]) {                                                    //     shared expert
-        const Tensor z = ops::matmul(ctx, w.router, h);                            // s = sigmoid(Wr h); the top k of s + bias;
-        const ops::Routing routing =                                               // r_e = scale * s_e / (sum of the k s)
+    Tensor y;
+    if (config_.is_sparse[i]) {
+        const Tensor z = ops::matmul(ctx, w.router, h);                    // s = sigmoid(Wr h); the top k of s + bias;
+        const ops::Routing routing =                                       // r_e = scale * s_e / (sum of the k s)
             ops::route_sigmoid(ctx, z, w.router_bias, config_.num_experts_per_tok,
                                static_cast<float>(config_.moe_routed_scaling_factor), config_.norm_topk_prob);
-        ops::add(ctx, y, ops::moe_swiglu(ctx, h, routing, w.experts));             // y <- y + sum_e r_e Wd_e (silu(Wg_e h) * Wu_e h)
+        const ops::SharedExpert shared{&w.w_gate, &w.w_up, &w.w_down};     // F(x) = Wd (silu(Wg x) * Wu x)
+        y = ops::moe_swiglu(ctx, h, routing, w.experts, shared);           // y = sum_e r_e F_e(h) + F_shared(h)
         ctx.observe("router_logits", static_cast<int>(l), z);
         ctx.observe("router_experts", static_cast<int>(l), routing.experts);
+    } else {
+        y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);           // y = F(h)
     }
     ctx.observe("ffn_out", static_cast<int>(l), y);
     return y;
 }
 
 Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) const {
-    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);                       // x: the residual stream, f32     [n, D]
+    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);               // x: the residual stream, f32  [n, D]
     ctx.observe("embed", -1, x);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
         const ArenaScope scope(*ctx.arena);
@@ -77,22 +82,26 @@ Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) c
     x = ops::gather_rows(ctx, x, batch.logit_rows);
     x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
     ctx.observe("norm", -1, x);
-    return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
+    return ops::matmul(ctx, lm_head_, x);                                  // logits of the wanted rows  [m, V]
 }
+// clang-format on
 
-// ---- weights ----------------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 
 namespace {
 
-/// Names of layer l's tensor: "blk.3.attn_q.weight" in GGUF, "model.layers.3.self_attn.q_proj.weight" in Hugging Face folders.
-TensorNames in_layer(int64_t l, std::initializer_list<std::string_view> gguf, std::initializer_list<std::string_view> hf) {
+/// Names of layer l's tensor: "blk.3.attn_q.weight" in GGUF, "model.layers.3.self_attn.q_proj.weight" in Hugging Face
+/// folders.
+TensorNames in_layer(int64_t l, std::initializer_list<std::string_view> gguf,
+                     std::initializer_list<std::string_view> hf) {
     TensorNames names;
     for (const std::string_view name : gguf) names.gguf.push_back(fmt::format("blk.{}.{}", l, name));
     for (const std::string_view name : hf) names.hf.push_back(fmt::format("model.layers.{}.{}", l, name));
     return names;
 }
 
-ExpertNames experts_in_layer(int64_t l, std::string_view gguf, std::string_view hf, std::string_view hf_stack, int half) {
+ExpertNames experts_in_layer(int64_t l, std::string_view gguf, std::string_view hf, std::string_view hf_stack,
+                             int half) {
     const std::string mlp = fmt::format("model.layers.{}.mlp.experts.", l);
     return {.gguf = fmt::format("blk.{}.{}", l, gguf),
             .hf_each = mlp + "{}." + std::string(hf),
@@ -117,8 +126,9 @@ void Laguna::bind_attention(Binder& bind, int64_t l) {
     // One gate for each head (XS and S) or each element (M.1).
     const TensorNames gate = in_layer(l, {"attn_gate.weight", "attn_g.weight"}, {"self_attn.g_proj.weight"});
     const int64_t gates = bind.rows_of(gate);
-    RT_CHECK(gates == H || gates == H * d, "{}: layer {} has {} attention gates, expected {} (one per head) or {} (one per element)",
-             info_.name, l, gates, H, H * d);
+    RT_CHECK(gates == H || gates == H * d,
+             "{}: layer {} has {} attention gates, expected {} (one per head) or {} (one per element)", info_.name, l,
+             gates, H, H * d);
     w.wg = bind.matrix(gate, gates, D);
 }
 
@@ -134,7 +144,8 @@ void Laguna::bind_feed_forward(Binder& bind, int64_t l) {
         w.w_down = bind.matrix(in_layer(l, {"ffn_down.weight"}, {"mlp.down_proj.weight"}), D, F);
         return;
     }
-    const int64_t S = config_.shared_expert_intermediate_size, F = config_.moe_intermediate_size, E = config_.num_experts;
+    const int64_t S = config_.shared_expert_intermediate_size, F = config_.moe_intermediate_size,
+                  E = config_.num_experts;
     const auto shared = [&](std::string_view gguf, std::string_view hf) {  // singular on disk, plural in transformers
         return in_layer(l, {gguf}, {fmt::format("mlp.shared_expert.{}", hf), fmt::format("mlp.shared_experts.{}", hf)});
     };
@@ -142,15 +153,20 @@ void Laguna::bind_feed_forward(Binder& bind, int64_t l) {
     w.w_up = bind.matrix(shared("ffn_up_shexp.weight", "up_proj.weight"), S, D);
     w.w_down = bind.matrix(shared("ffn_down_shexp.weight", "down_proj.weight"), D, S);
     w.router = bind.matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
-    w.router_bias = bind.vector(in_layer(l, {"exp_probs_b.bias"},
-                                         {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}), E);
-    w.experts.gate = bind.experts(experts_in_layer(l, "ffn_gate_exps.weight", "gate_proj.weight", "gate_up_proj", 0), E, F, D);
-    w.experts.up = bind.experts(experts_in_layer(l, "ffn_up_exps.weight", "up_proj.weight", "gate_up_proj", 1), E, F, D);
-    w.experts.down = bind.experts(experts_in_layer(l, "ffn_down_exps.weight", "down_proj.weight", "down_proj", -1), E, D, F);
+    w.router_bias = bind.vector(
+        in_layer(l, {"exp_probs_b.bias"}, {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}),
+        E);
+    w.experts.gate =
+        bind.experts(experts_in_layer(l, "ffn_gate_exps.weight", "gate_proj.weight", "gate_up_proj", 0), E, F, D);
+    w.experts.up =
+        bind.experts(experts_in_layer(l, "ffn_up_exps.weight", "up_proj.weight", "gate_up_proj", 1), E, F, D);
+    w.experts.down =
+        bind.experts(experts_in_layer(l, "ffn_down_exps.weight", "down_proj.weight", "down_proj", -1), E, D, F);
 }
 
 Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options) : config_(laguna_config(checkpoint)) {
-    if (options.yarn_attention_factor >= 0 && config_.rope_full.yarn()) config_.rope_full.magnitude = options.yarn_attention_factor;
+    if (options.yarn_attention_factor >= 0 && config_.rope_full.yarn())
+        config_.rope_full.magnitude = options.yarn_attention_factor;
     rope_full_ = make_rope(config_.rope_full);
     if (config_.has_sliding()) rope_sliding_ = make_rope(config_.rope_sliding);
 
@@ -192,7 +208,8 @@ void Laguna::count(const Binder& bind) {
     cost.add(norm_);
     for (size_t i = 0; i < layers_.size(); ++i) {
         const Layer& w = layers_[i];
-        for (const Weight* matrix : {&w.wq, &w.wk, &w.wv, &w.wo, &w.wg, &w.w_gate, &w.w_up, &w.w_down}) cost.add(*matrix);
+        for (const Weight* matrix : {&w.wq, &w.wk, &w.wv, &w.wo, &w.wg, &w.w_gate, &w.w_up, &w.w_down})
+            cost.add(*matrix);
         for (const auto* values : {&w.attn_norm, &w.ffn_norm, &w.q_norm, &w.k_norm}) cost.add(*values);
         if (!config_.is_sparse[i]) continue;
         cost.add(w.router);

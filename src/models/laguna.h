@@ -12,9 +12,9 @@
 
 namespace riptide {
 
-/// Reference: transformers, models/laguna/modular_laguna.py. Taps, in the order of a forward pass: "embed" (layer -1), for each
-/// layer "attn_out" (after o_proj), in sparse layers "router_logits" and "router_experts", "ffn_out" (the feed-forward with the
-/// shared expert) and "layer_out", then "norm" (layer -1, the rows of the logits).
+/// Reference: transformers, models/laguna/modular_laguna.py. Taps, in the order of a forward pass: "embed" (layer -1),
+/// for each layer "attn_out" (after o_proj), in sparse layers "router_logits" and "router_experts", "ffn_out" (the
+/// feed-forward with the shared expert) and "layer_out", then "norm" (layer -1, the rows of the logits).
 class Laguna final : public Model {
   public:
     /// Binds every tensor of the checkpoint. Throws Error; see Binder and laguna_config.
@@ -30,8 +30,8 @@ class Laguna final : public Model {
     struct Layer {
         std::vector<float> attn_norm, ffn_norm, q_norm, k_norm;
         Weight wq, wk, wv, wo, wg;
-        Weight w_gate, w_up, w_down;     // dense layers: the feed-forward; sparse layers: the shared expert
-        Weight router;                   // sparse layers only
+        Weight w_gate, w_up, w_down;  // dense layers: the feed-forward; sparse layers: the shared expert
+        Weight router;                // sparse layers only
         std::vector<float> router_bias;
         ops::ExpertWeights experts;
     };

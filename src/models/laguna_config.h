@@ -10,8 +10,8 @@
 
 namespace riptide {
 
-/// Everything that shapes the forward pass, under transformers' names. Whether gates are per head or per element is not here:
-/// the releases spell it in three contradicting ways, so the rows of g_proj decide.
+/// Everything that shapes the forward pass, under transformers' names. Whether gates are per head or per element is not
+/// here: the releases spell it in three contradicting ways, so the rows of g_proj decide.
 struct LagunaConfig {
     int64_t vocab_size = 0;  // 0: as many as the embedding table has rows
     int64_t hidden_size = 0;
@@ -42,17 +42,19 @@ struct LagunaConfig {
 };
 
 /// From config.json of a Hugging Face folder: XS.2, XS-2.1, S-2.1, M.1 and what transformers saves.
-/// Throws Error naming the key for anything missing, contradictory, or not supported (attention biases and sinks, router weights
-/// on the input, router soft-capping, other activations and score functions).
+/// Throws Error naming the key for anything missing, contradictory, or not supported (attention biases and sinks,
+/// router weights on the input, router soft-capping, other activations and score functions).
 LagunaConfig laguna_config_from_hf(const ConfigReader& config);
 
-/// From GGUF metadata; `keys` has the prefix "laguna.". Knows the files of llama.cpp, Lucebox, Ollama before 0.32.3, the first
-/// fork that ran Laguna, and ik_llama.cpp; what differs:
+/// From GGUF metadata; `keys` has the prefix "laguna.". Knows the files of llama.cpp, Lucebox, Ollama before 0.32.3,
+/// the first fork that ran Laguna, and ik_llama.cpp; what differs:
 ///   head_count          an array, or one number for all layers
-///   window layers       attention.layer_types (0 full, 1 window), else attention.sliding_window_pattern as flags, else a period
-///                       (the key as a number, else 4) whose first layer is full; then all layers of one kind must have one
-///                       number of heads
-///   rope                rope.{freq_base,dimension_count}_swa or rope.swa.{freq_base,dimension_count}; without dimension_count
+///   window layers       attention.layer_types (0 full, 1 window), else attention.sliding_window_pattern as flags, else
+///   a period
+///                       (the key as a number, else 4) whose first layer is full; then all layers of one kind must have
+///                       one number of heads
+///   rope                rope.{freq_base,dimension_count}_swa or rope.swa.{freq_base,dimension_count}; without
+///   dimension_count
 ///                       half of key_length rotates on full layers and all of it on window layers
 ///   dense layers        dense_layers, or leading_dense_block_count
 LagunaConfig laguna_config_from_gguf(const ConfigReader& keys);

@@ -27,8 +27,8 @@ void refuse_unsupported(const ConfigReader& keys) {
 int64_t uniform(const ConfigReader& keys, std::string_view key, int64_t layers) {
     const std::vector<int64_t> values = keys.get_per_layer(key, layers);
     for (const int64_t value : values)
-        RT_CHECK(value == values[0], "{} differs between layers ({} and {}), expected one value", keys.name_of(key), values[0],
-                 value);
+        RT_CHECK(value == values[0], "{} differs between layers ({} and {}), expected one value", keys.name_of(key),
+                 values[0], value);
     return values[0];
 }
 
@@ -40,7 +40,8 @@ std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int
     std::vector<char> flags;
     for (const json::value& flag : value.as_array()) {
         const bool number = flag.is_int64() && (flag.as_int64() == 0 || flag.as_int64() == 1);
-        RT_CHECK(flag.is_bool() || number, "{}[{}] is {}, expected 0 or 1", keys.name_of(key), flags.size(), json::serialize(flag));
+        RT_CHECK(flag.is_bool() || number, "{}[{}] is {}, expected 0 or 1", keys.name_of(key), flags.size(),
+                 json::serialize(flag));
         flags.push_back(flag.is_bool() ? flag.as_bool() : flag.as_int64() == 1);
     }
     return flags;
@@ -56,7 +57,8 @@ std::vector<char> periodic(const ConfigReader& keys, const LagunaConfig& c) {
     for (size_t layer = 0; layer < sliding.size(); ++layer) {
         const size_t first = sliding[layer] ? 1 : 0;  // layer 1 is a window layer if any is
         const int64_t heads = c.num_attention_heads_per_layer[layer], expected = c.num_attention_heads_per_layer[first];
-        RT_CHECK(heads == expected, "{} is {} in layer {}, but {} in layer {}: that does not fit a full-attention layer every {} layers",
+        RT_CHECK(heads == expected,
+                 "{} is {} in layer {}, but {} in layer {}: that does not fit a full-attention layer every {} layers",
                  keys.name_of("attention.head_count"), heads, layer, expected, first, period);
     }
     return sliding;
@@ -78,13 +80,15 @@ std::vector<char> read_sparse(const ConfigReader& keys, int64_t layers) {
     std::vector<char> sparse(static_cast<size_t>(layers), 1);
     if (keys.has("dense_layers")) {
         for (const int64_t layer : keys.get<std::vector<int64_t>>("dense_layers")) {
-            RT_CHECK(layer >= 0 && layer < layers, "{} names layer {} of {}", keys.name_of("dense_layers"), layer, layers);
+            RT_CHECK(layer >= 0 && layer < layers, "{} names layer {} of {}", keys.name_of("dense_layers"), layer,
+                     layers);
             sparse[static_cast<size_t>(layer)] = 0;
         }
         return sparse;
     }
     const auto dense = keys.get<int64_t>("leading_dense_block_count");
-    RT_CHECK(dense >= 0 && dense <= layers, "{} is {}, expected 0 to {}", keys.name_of("leading_dense_block_count"), dense, layers);
+    RT_CHECK(dense >= 0 && dense <= layers, "{} is {}, expected 0 to {}", keys.name_of("leading_dense_block_count"),
+             dense, layers);
     std::fill_n(sparse.begin(), dense, 0);
     return sparse;
 }
@@ -114,11 +118,11 @@ LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
     LagunaConfig c;
     const std::string source = keys.name_of("*");
     c.num_hidden_layers = keys.get<int64_t>("block_count");
-    RT_CHECK(c.num_hidden_layers >= 1 && c.num_hidden_layers <= 4096, "{} is {}, expected 1 to 4096", keys.name_of("block_count"),
-             c.num_hidden_layers);
+    RT_CHECK(c.num_hidden_layers >= 1 && c.num_hidden_layers <= 4096, "{} is {}, expected 1 to 4096",
+             keys.name_of("block_count"), c.num_hidden_layers);
     c.vocab_size = keys.get_or<int64_t>("vocab_size", 0);
-    RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= (1 << 24), "{} is {}, expected at most {}", keys.name_of("vocab_size"), c.vocab_size,
-             1 << 24);
+    RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= (1 << 24), "{} is {}, expected at most {}",
+             keys.name_of("vocab_size"), c.vocab_size, 1 << 24);
     c.hidden_size = keys.get<int64_t>("embedding_length");
     c.max_position_embeddings = keys.get<int64_t>("context_length");
     c.intermediate_size = uniform(keys, "feed_forward_length", c.num_hidden_layers);
@@ -126,8 +130,8 @@ LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
     c.num_key_value_heads = uniform(keys, "attention.head_count_kv", c.num_hidden_layers);
     c.head_dim = keys.get<int64_t>("attention.key_length");
     const int64_t value_length = keys.get_or<int64_t>("attention.value_length", c.head_dim);
-    RT_CHECK(value_length == c.head_dim, "{} is {}, expected key_length, {}", keys.name_of("attention.value_length"), value_length,
-             c.head_dim);
+    RT_CHECK(value_length == c.head_dim, "{} is {}, expected key_length, {}", keys.name_of("attention.value_length"),
+             value_length, c.head_dim);
     c.rms_norm_eps = keys.get<double>("attention.layer_norm_rms_epsilon");
     c.sliding_window = keys.get_or<int64_t>("attention.sliding_window", 0);
     c.is_sliding = read_sliding(keys, c);

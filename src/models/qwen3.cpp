@@ -16,27 +16,30 @@
 
 namespace riptide {
 
-// ---- forward ----------------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
+// The formulas stand on the right margin.
+// clang-format off
 
 Tensor Qwen3::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
-    const int64_t n = x.rows(), H = config_.num_attention_heads, Hkv = config_.num_key_value_heads, d = config_.head_dim;
+    const int64_t n = x.rows(), H = config_.num_attention_heads, Hkv = config_.num_key_value_heads,
+                  d = config_.head_dim;
     const auto eps = static_cast<float>(config_.rms_norm_eps);
 
-    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);                      // h = RMSNorm(x)                   [n, D]
+    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);              // h = RMSNorm(x)  [n, D]
     const Weight* projections[] = {&w.wq, &w.wk, &w.wv};
-    const std::vector<Tensor> qkv = ops::matmul_group(ctx, projections, h);        // q = Wq h, k = Wk h, v = Wv h
-    Tensor q = qkv[0].view({n, H, d});                                             //                               [n, H, d]
-    Tensor k = qkv[1].view({n, Hkv, d});                                           //                             [n, Hkv, d]
+    const std::vector<Tensor> qkv = ops::matmul_group(ctx, projections, h);  // q, k, v = Wq h, Wk h, Wv h
+    Tensor q = qkv[0].view({n, H, d});                                     // [n, H, d]
+    Tensor k = qkv[1].view({n, Hkv, d});                                   // [n, Hkv, d]
     const Tensor v = qkv[2].view({n, Hkv, d});
-    q = ops::rms_norm(ctx, q, w.q_norm, eps);                                      // each head by itself; v stays
+    q = ops::rms_norm(ctx, q, w.q_norm, eps);                              // each head by itself; v stays
     k = ops::rms_norm(ctx, k, w.k_norm, eps);
-    ops::rope(ctx, q, batch.positions, rope_);                                     // q, k <- R(p) q, R(p) k
+    ops::rope(ctx, q, batch.positions, rope_);                             // q, k <- R(p) q, R(p) k
     ops::rope(ctx, k, batch.positions, rope_);
     ops::kv_append(ctx, kv, k, v, batch);
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-    const Tensor o = ops::attention(ctx, q, kv, batch, scale);                     // o = softmax(q K^T / sqrt d) V   [n, H d]
-    const Tensor y = ops::matmul(ctx, w.wo, o);                                    // Wo o                            [n, D]
+    const Tensor o = ops::attention(ctx, q, kv, batch, scale);             // o = softmax(q K^T / sqrt d) V  [n, H d]
+    const Tensor y = ops::matmul(ctx, w.wo, o);                            // Wo o  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
     return y;
 }
@@ -44,13 +47,13 @@ Tensor Qwen3::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& b
 Tensor Qwen3::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
     const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
-    const Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);          // y = Wd (silu(Wg h) * Wu h)
+    const Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);  // y = Wd (silu(Wg h) * Wu h)
     ctx.observe("ffn_out", static_cast<int>(l), y);
     return y;
 }
 
 Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) const {
-    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);                       // x: the residual stream, f32     [n, D]
+    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);               // x: the residual stream, f32  [n, D]
     ctx.observe("embed", -1, x);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
         const ArenaScope scope(*ctx.arena);
@@ -62,16 +65,18 @@ Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) co
     x = ops::gather_rows(ctx, x, batch.logit_rows);
     x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
     ctx.observe("norm", -1, x);
-    return ops::matmul(ctx, lm_head_, x);                                          // logits of the wanted rows       [m, V]
+    return ops::matmul(ctx, lm_head_, x);                                  // logits of the wanted rows  [m, V]
 }
+// clang-format on
 
-// ---- weights ----------------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 
 void Qwen3::bind_layer(Binder& bind, int64_t l) {
     const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
     const auto names = [&](std::string_view gguf, std::string_view hf) {
-        return TensorNames{{fmt::format("blk.{}.{}.weight", l, gguf)}, {fmt::format("model.layers.{}.{}.weight", l, hf)}};
+        return TensorNames{{fmt::format("blk.{}.{}.weight", l, gguf)},
+                           {fmt::format("model.layers.{}.{}.weight", l, hf)}};
     };
     Layer& w = layers_[static_cast<size_t>(l)];
     w.attn_norm = bind.vector(names("attn_norm", "input_layernorm"), D);
@@ -88,9 +93,11 @@ void Qwen3::bind_layer(Binder& bind, int64_t l) {
 }
 
 Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
-    : config_(checkpoint.format() == Checkpoint::Format::gguf ? qwen3_config_from_gguf(gguf_config(checkpoint, "qwen3."))
-                                                              : qwen3_config_from_hf(hf_config(checkpoint))) {
-    if (options.yarn_attention_factor >= 0 && config_.rope.yarn()) config_.rope.magnitude = options.yarn_attention_factor;
+    : config_(checkpoint.format() == Checkpoint::Format::gguf
+                  ? qwen3_config_from_gguf(gguf_config(checkpoint, "qwen3."))
+                  : qwen3_config_from_hf(hf_config(checkpoint))) {
+    if (options.yarn_attention_factor >= 0 && config_.rope.yarn())
+        config_.rope.magnitude = options.yarn_attention_factor;
     rope_ = make_rope(config_.rope);
 
     Binder bind(checkpoint);
@@ -104,9 +111,9 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight"}}, D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l);
-    specs_.assign(layers_.size(), {.kind = StateSpec::Kind::paged,
-                                   .num_kv_heads = config_.num_key_value_heads,
-                                   .head_dim = config_.head_dim});
+    specs_.assign(
+        layers_.size(),
+        {.kind = StateSpec::Kind::paged, .num_kv_heads = config_.num_key_value_heads, .head_dim = config_.head_dim});
     bind.finish();
     info_.name = model_name(checkpoint);
     count(bind);

@@ -24,8 +24,8 @@ struct Qwen3Config {
     RopeConfig rope;
 };
 
-/// From config.json, with rope_theta and rope_scaling or with rope_parameters. Throws Error naming the key for anything missing
-/// or not supported (attention biases, sliding windows, other activations).
+/// From config.json, with rope_theta and rope_scaling or with rope_parameters. Throws Error naming the key for anything
+/// missing or not supported (attention biases, sliding windows, other activations).
 Qwen3Config qwen3_config_from_hf(const ConfigReader& config);
 /// From GGUF metadata; `keys` has the prefix "qwen3.".
 Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys);

@@ -17,12 +17,13 @@ void check(const Qwen3Config& c, std::string_view source) {
     size(c.num_attention_heads, "num_attention_heads", kMaxSize / c.head_dim);
     size(c.intermediate_size, "intermediate_size", kMaxSize);
     size(c.max_position_embeddings, "max_position_embeddings", INT32_MAX - 1);
-    RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= kMaxSize, "{}: vocab_size is {}, expected at most {}", source, c.vocab_size, kMaxSize);
+    RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= kMaxSize, "{}: vocab_size is {}, expected at most {}", source,
+             c.vocab_size, kMaxSize);
     RT_CHECK(c.num_attention_heads % c.num_key_value_heads == 0,
              "{}: {} attention heads, expected a multiple of the {} key-value heads", source, c.num_attention_heads,
              c.num_key_value_heads);
-    RT_CHECK(c.rms_norm_eps > 0 && c.rms_norm_eps < 1, "{}: rms_norm_eps is {}, expected more than 0 and less than 1", source,
-             c.rms_norm_eps);
+    RT_CHECK(c.rms_norm_eps > 0 && c.rms_norm_eps < 1, "{}: rms_norm_eps is {}, expected more than 0 and less than 1",
+             source, c.rms_norm_eps);
     check_rope(c.rope, c.head_dim, fmt::format("{}: rope", source));
 }
 

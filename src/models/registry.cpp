@@ -26,14 +26,16 @@ struct Architecture {
 constexpr std::array kArchitectures = {Architecture{"laguna", make<Laguna>}, Architecture{"qwen3", make<Qwen3>}};
 
 std::string architecture_of(const Checkpoint& checkpoint) {
-    if (checkpoint.format() == Checkpoint::Format::gguf) return gguf_config(checkpoint).get<std::string>("general.architecture");
+    if (checkpoint.format() == Checkpoint::Format::gguf)
+        return gguf_config(checkpoint).get<std::string>("general.architecture");
     return hf_config(checkpoint).get<std::string>("model_type");
 }
 
 }  // namespace
 
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptions& options) {
-    RT_CHECK(options.yarn_attention_factor < 0 || (options.yarn_attention_factor > 0 && options.yarn_attention_factor <= 100),
+    RT_CHECK(options.yarn_attention_factor < 0 ||
+                 (options.yarn_attention_factor > 0 && options.yarn_attention_factor <= 100),
              "the YaRN attention factor is {}, expected more than 0 and at most 100", options.yarn_attention_factor);
     const std::string name = architecture_of(checkpoint);
     std::vector<std::string> known;
@@ -41,7 +43,8 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
         if (name == architecture.name) return architecture.load(checkpoint, options);
         known.push_back(architecture.name);
     }
-    fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name), fmt::join(known, ", "));
+    fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name),
+         fmt::join(known, ", "));
 }
 
 }  // namespace riptide

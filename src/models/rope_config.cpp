@@ -15,7 +15,8 @@ void read_hf_yarn(const ConfigReader& parameters, RopeConfig& rope) {
     rope.original_context = parameters.get<double>("original_max_position_embeddings");
     rope.beta_fast = parameters.get_or<double>("beta_fast", 32);  // transformers' defaults
     rope.beta_slow = parameters.get_or<double>("beta_slow", 1);
-    RT_CHECK(parameters.get_or<bool>("truncate", true), "{} is false, which is not supported", parameters.name_of("truncate"));
+    RT_CHECK(parameters.get_or<bool>("truncate", true), "{} is false, which is not supported",
+             parameters.name_of("truncate"));
     const auto attention_factor = parameters.find<double>("attention_factor");
     RT_CHECK(attention_factor || (!parameters.has("mscale") && !parameters.has("mscale_all_dim")),
              "{} is not supported without attention_factor", parameters.name_of("mscale"));
@@ -34,12 +35,15 @@ RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double
     RopeConfig rope;
     rope.theta = parameters.get<double>("rope_theta");
     const double part = parameters.get_or<double>("partial_rotary_factor", partial);
-    RT_CHECK(part > 0 && part <= 1, "{} is {}, expected more than 0 and at most 1", parameters.name_of("partial_rotary_factor"),
-             part);
+    RT_CHECK(part > 0 && part <= 1, "{} is {}, expected more than 0 and at most 1",
+             parameters.name_of("partial_rotary_factor"), part);
     rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
-    const std::string type = parameters.get_or<std::string>("rope_type", parameters.get_or<std::string>("type", "default"));
+    const std::string type =
+        parameters.get_or<std::string>("rope_type", parameters.get_or<std::string>("type", "default"));
     if (type == "yarn") read_hf_yarn(parameters, rope);
-    else RT_CHECK(type == "default", "{} is \"{}\"; supported are default and yarn", parameters.name_of("rope_type"), type);
+    else
+        RT_CHECK(type == "default", "{} is \"{}\"; supported are default and yarn", parameters.name_of("rope_type"),
+                 type);
     return rope;
 }
 
@@ -67,22 +71,25 @@ RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim) {
 
 void check_rope(const RopeConfig& rope, int64_t head_dim, std::string_view what) {
     RT_CHECK(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0 && rope.rotary_dim <= head_dim,
-             "{}: {} of {} dimensions rotate, expected an even number from 2 to {}", what, rope.rotary_dim, head_dim, head_dim);
+             "{}: {} of {} dimensions rotate, expected an even number from 2 to {}", what, rope.rotary_dim, head_dim,
+             head_dim);
     RT_CHECK(std::isfinite(rope.theta) && rope.theta > 1, "{}: theta is {}, expected more than 1", what, rope.theta);
-    RT_CHECK(std::isfinite(rope.magnitude) && rope.magnitude > 0, "{}: the magnitude (attention factor) is {}, expected a positive number",
-             what, rope.magnitude);
-    RT_CHECK(rope.factor == 0 || (std::isfinite(rope.factor) && rope.factor >= 1), "{}: the YaRN factor is {}, expected at least 1", what,
-             rope.factor);
+    RT_CHECK(std::isfinite(rope.magnitude) && rope.magnitude > 0,
+             "{}: the magnitude (attention factor) is {}, expected a positive number", what, rope.magnitude);
+    RT_CHECK(rope.factor == 0 || (std::isfinite(rope.factor) && rope.factor >= 1),
+             "{}: the YaRN factor is {}, expected at least 1", what, rope.factor);
     if (!rope.yarn()) return;
-    RT_CHECK(rope.original_context >= 1 && rope.original_context < 1e9, "{}: YaRN's original context is {}, expected at least 1", what,
-             rope.original_context);
+    RT_CHECK(rope.original_context >= 1 && rope.original_context < 1e9,
+             "{}: YaRN's original context is {}, expected at least 1", what, rope.original_context);
     RT_CHECK(rope.beta_slow > 0 && rope.beta_fast > rope.beta_slow && rope.beta_fast < 1e9,
-             "{}: YaRN's beta_fast is {} and beta_slow {}, expected beta_fast > beta_slow > 0", what, rope.beta_fast, rope.beta_slow);
+             "{}: YaRN's beta_fast is {} and beta_slow {}, expected beta_fast > beta_slow > 0", what, rope.beta_fast,
+             rope.beta_slow);
 }
 
 ops::Rope make_rope(const RopeConfig& c) {
     if (!c.yarn()) return ops::make_rope(c.theta, c.rotary_dim);
-    return ops::make_yarn_rope(c.theta, c.rotary_dim, c.factor, c.original_context, c.beta_fast, c.beta_slow, c.magnitude);
+    return ops::make_yarn_rope(c.theta, c.rotary_dim, c.factor, c.original_context, c.beta_fast, c.beta_slow,
+                               c.magnitude);
 }
 
 }  // namespace riptide

@@ -26,17 +26,17 @@ struct RopeConfig {
 /// 0.1 ln(factor) + 1: YaRN's magnitude where a checkpoint does not say otherwise.
 double yarn_magnitude(double factor);
 
-/// From the object of transformers that holds rope_type, rope_theta and so on. attention_factor is the final magnitude; without
-/// it the magnitude is yarn_magnitude(factor). `partial` holds unless the object has partial_rotary_factor. A missing rope_type
-/// means "default"; other types than that and "yarn" are errors.
-/// Source: transformers, modeling_rope_utils.py, _compute_yarn_parameters.
+/// From the object of transformers that holds rope_type, rope_theta and so on. attention_factor is the final magnitude;
+/// without it the magnitude is yarn_magnitude(factor). `partial` holds unless the object has partial_rotary_factor. A
+/// missing rope_type means "default"; other types than that and "yarn" are errors. Source: transformers,
+/// modeling_rope_utils.py, _compute_yarn_parameters.
 RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double partial);
 
 /// From GGUF's rope.freq_base and rope.scaling.* keys. `keys` has the architecture's prefix ("laguna.").
-/// Magnitude: yarn_magnitude(factor) * rope.scaling.attn_factor (1 if absent), except that an attn_factor which already equals
-/// yarn_magnitude(factor) within 1e-3 is final: converters of another school store it so. rope.scaling.yarn_attn_factor is not
-/// read, as no engine that these files were made for reads it; nor is yarn_ext_factor, which must mean 1 but is stored as the
-/// factor by one early converter.
+/// Magnitude: yarn_magnitude(factor) * rope.scaling.attn_factor (1 if absent), except that an attn_factor which already
+/// equals yarn_magnitude(factor) within 1e-3 is final: converters of another school store it so.
+/// rope.scaling.yarn_attn_factor is not read, as no engine that these files were made for reads it; nor is
+/// yarn_ext_factor, which must mean 1 but is stored as the factor by one early converter.
 RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim);
 
 /// Throws Error naming `what` if a field is out of range.

@@ -8,7 +8,8 @@
 
 namespace riptide {
 
-/// Up to `limit` of `known`, the most similar to `name` first (fewest single-character edits; at most a third of its length).
+/// Up to `limit` of `known`, the most similar to `name` first (fewest single-character edits; at most a third of its
+/// length).
 std::vector<std::string> similar_names(std::string_view name, std::span<const std::string> known, size_t limit);
 
 }  // namespace riptide

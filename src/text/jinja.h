@@ -6,10 +6,12 @@
 // the immutable sandbox (no `list.append`, no private attributes). Values behave as Python's do (repr of floats,
 // negative slices, one-shot generators).
 //
-// Not there, each refused with an error that says so: include, import, extends, block, autoescape; integers beyond 64
-// bits; the filters random, urlize, urlencode, xmlattr, pprint, striptags, truncate, wordwrap, filesizeformat. A
-// template sees its variables and the functions range, dict, namespace, cycler, joiner, raise_exception, strftime_now;
-// nothing of the host.
+// Not there, each refused with an error that says so: include, import, extends, block, autoescape; calculating beyond
+// 64 bits; the filters random, urlize, urlencode, xmlattr, pprint, striptags, truncate, wordwrap, filesizeformat;
+// printing functions, generators and namespaces. Filters that Jinja runs lazily (map, select, ...) run at once, so that
+// their errors show even where nobody walks their result. `lower` does not know the final sigma. A template sees its
+// variables and the functions range, dict, namespace, cycler, joiner, raise_exception and strftime_now; nothing of the
+// host.
 #pragma once
 
 #include <cstdint>

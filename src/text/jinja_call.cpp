@@ -169,7 +169,8 @@ void Interpreter::bind_parameters(const Macro& macro, Arguments& arguments) {
     const std::size_t count = macro.parameters.size();
     const std::size_t required = count - macro.defaults.size();
     for (std::size_t i = 0; i < count; ++i) {
-        const auto& [symbol, name] = macro.parameters[i];
+        const int symbol = macro.parameters[i].first;
+        const std::string& name = macro.parameters[i].second;
         if (i < arguments.positional.size()) {
             assign_name(symbol, arguments.positional[i]);
             continue;

@@ -187,7 +187,7 @@ Value Interpreter::eval_slice(const Value& value, const Expr& expr) {
     if (value.is_undefined()) throw Fault(value.undefined_message());
     if (value.is_string()) return slice_text(heap_, value.string(), resolve_slice(bounds, value.string().chars));
     if (!value.is(Kind::sequence) || !value.sequence().indexable()) {
-        return heap_.undefined(fmt::format("'{} object' cannot be sliced", type_name(value)));
+        fault("'{}' object cannot be sliced", type_name(value));
     }
     const SequenceObject& sequence = value.sequence();
     const Slice slice = resolve_slice(bounds, static_cast<int64_t>(sequence.items.size()));

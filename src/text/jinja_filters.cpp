@@ -230,6 +230,7 @@ std::optional<int64_t> truncate(double value) {
 
 Value f_int(Interpreter&, const Value& input, Arguments& arguments) {
     Bound args(arguments, "int", {"default", "base"});
+    if (input.is_undefined()) throw Fault(input.undefined_message());
     const int64_t base = args.number(1, 10);
     if (base < 0 || base == 1 || base > 36) fault("int(): base must be 0 or 2 to 36");
     std::optional<int64_t> value;
@@ -249,6 +250,7 @@ Value f_int(Interpreter&, const Value& input, Arguments& arguments) {
 
 Value f_float(Interpreter&, const Value& input, Arguments& arguments) {
     Bound args(arguments, "float", {"default"});
+    if (input.is_undefined()) throw Fault(input.undefined_message());
     if (input.is_number()) return Value::floating(input.as_double());
     if (input.is_string()) {
         if (const auto value = parse_real(input.bytes())) return Value::floating(*value);

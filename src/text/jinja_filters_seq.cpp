@@ -81,7 +81,7 @@ Value f_first(Interpreter& in, const Value& input, Arguments& arguments) {
             return found;
         }
     } else if (input.is_string() && !input.text().empty()) {
-        return in.item(input, Value::integer(0));
+        return in.heap().text(input.text().part(0, char_at(input.bytes(), 0).bytes));
     } else {
         const std::vector<Value> items = iterate(in.heap(), input);
         if (!items.empty()) return items[0];
@@ -92,17 +92,19 @@ Value f_first(Interpreter& in, const Value& input, Arguments& arguments) {
 Value f_last(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "last", {});
     if (input.is(Kind::sequence) && !input.sequence().sized()) fault("'generator' object is not reversible");
-    if (input.is_string() && !input.text().empty()) return in.item(input, Value::integer(-1));
+    if (input.is_string() && !input.text().empty()) {
+        return in.heap().text(input.text().part(char_before(input.bytes(), input.text().size()), input.text().size()));
+    }
     const std::vector<Value> items = iterate(in.heap(), input);
     return items.empty() ? in.heap().undefined("no last item, the sequence was empty") : items.back();
 }
 
 Value f_reverse(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "reverse", {});
-    if (input.is(Kind::sequence) && !input.sequence().sized()) fault("the argument of 'reverse' must be iterable");
+    const bool iterator = input.is(Kind::sequence) && !input.sequence().sized();
     std::vector<Value> items = iterate(in.heap(), input);
     std::reverse(items.begin(), items.end());
-    if (!input.is_string()) return in.heap().sequence(std::move(items), Shape::iterator);
+    if (!input.is_string()) return in.heap().sequence(std::move(items), iterator ? Shape::list : Shape::iterator);
     TextBuilder out(in.heap());
     for (const Value& item : items) out.append(item.text());
     return in.heap().text(out.take(), input.string().markup);

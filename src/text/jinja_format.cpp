@@ -126,7 +126,9 @@ void append_repr(TextBuilder& out, const Value& value) {
             out.append(repr_of(value.as_double()), false);
             return;
         case Kind::string:
+            if (value.string().markup) out.append("Markup(", false);
             append_quoted(out, value.text());
+            if (value.string().markup) out.append(")", false);
             return;
         case Kind::sequence:
             append_sequence(out, value.sequence());

@@ -12,9 +12,9 @@ class Percent {
   public:
     Percent(Heap& heap, const Text& format, const Value& value)
         : heap_(heap), format_(format), value_(value), out_(heap) {
-        const bool tuple = value.is(Kind::sequence) &&
-                           (value.sequence().shape == Shape::tuple || value.sequence().shape == Shape::group);
-        if (tuple) arguments_ = value.sequence().items;
+        tuple_ = value.is(Kind::sequence) &&
+                 (value.sequence().shape == Shape::tuple || value.sequence().shape == Shape::group);
+        if (tuple_) arguments_ = value.sequence().items;
         else arguments_ = {value};
     }
 
@@ -30,12 +30,16 @@ class Percent {
             at = next + 1;
             conversion(at);
         }
-        if (used_ < arguments_.size() && !value_.is(Kind::dict) && !named_)
-            fault("not all arguments converted during string formatting");
+        if (used_ < arguments_.size() && !has_items()) fault("not all arguments converted during string formatting");
         return out_.take();
     }
 
   private:
+    /// Python takes these for mappings, whose items need not all be used.
+    bool has_items() const {
+        const bool sequence = value_.is(Kind::sequence) && value_.sequence().indexable();
+        return value_.is(Kind::dict) || value_.is_undefined() || (sequence && !tuple_);
+    }
     Value next() {
         if (used_ >= arguments_.size()) fault("not enough arguments for format string");
         return arguments_[used_++];
@@ -46,7 +50,6 @@ class Percent {
         if (close == std::string::npos) fault("incomplete format key");
         const std::string key = bytes.substr(at + 1, close - at - 1);
         at = close + 1;
-        named_ = true;
         if (!value_.is(Kind::dict)) fault("format requires a mapping");
         const Value* found = value_.dict().find(key);
         if (found == nullptr) fault("the format's key '{}' is missing", key);
@@ -68,7 +71,7 @@ class Percent {
     TextBuilder out_;
     std::vector<Value> arguments_;
     std::size_t used_ = 0;
-    bool named_ = false;
+    bool tuple_ = false;
 };
 
 void Percent::conversion(std::size_t& at) {

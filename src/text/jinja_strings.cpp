@@ -118,7 +118,7 @@ Value partition(Interpreter& in, const Value& self, Arguments& arguments, bool r
     const Text& text = self.text();
     in.heap().step_bytes(text.size());
     const std::size_t found = right ? text.bytes().rfind(separator) : text.bytes().find(separator);
-    const Value empty = in.heap().text("", true);
+    const Value empty = like(in, self, Text());
     if (found == std::string::npos) {
         return in.heap().sequence(
             right ? std::vector<Value>{empty, empty, self} : std::vector<Value>{self, empty, empty}, Shape::tuple);

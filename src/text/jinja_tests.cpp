@@ -38,7 +38,7 @@ bool t_escaped(Interpreter&, const Value& v, Arguments& a) {
 bool t_sequence(Interpreter&, const Value& v, Arguments& a) {
     no_arguments(a, "sequence");
     if (v.is(Kind::sequence)) return v.sequence().indexable();
-    return v.is_string() || v.is(Kind::dict);
+    return v.is_string() || v.is(Kind::dict) || v.is_undefined();
 }
 bool t_iterable(Interpreter&, const Value& v, Arguments& a) {
     no_arguments(a, "iterable");

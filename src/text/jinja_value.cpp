@@ -264,7 +264,7 @@ std::vector<Value> iterate(Heap& heap, const Value& value) {
             heap.step(value.string().chars);
             for (int64_t at = 0; at < text.size();) {
                 const int64_t next = at + char_at(text.bytes(), at).bytes;
-                out.push_back(heap.text(text.part(at, next), value.string().markup));
+                out.push_back(heap.text(text.part(at, next)));
                 at = next;
             }
             break;

@@ -41,7 +41,8 @@ class Tokenizer {
   public:
     /// From the metadata of a GGUF file (`tokenizer.ggml.*`); `path` names the file in errors. Throws Error naming the
     /// key or entry: a model other than "gpt2", an unknown pre-tokenizer, doubled or missing tokens, merges of unknown
-    /// tokens, ids out of range.
+    /// tokens, ids out of range. GGUF does not say whether text is normalised, so it never is (Qwen's tokenizer.json
+    /// asks for NFC: the two differ on text with decomposed accents).
     static Tokenizer from_gguf(const json::object& metadata, const std::string& path);
 
     /// From tokenizer.json, with tokenizer_config.json (may be null) for the BOS, EOS, ... names. BPE models with a

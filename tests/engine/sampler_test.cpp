@@ -31,10 +31,12 @@ Distribution normalised(const Distribution& weights) {
 Distribution exact(const std::vector<double>& logits, const SamplingParams& s) {
     std::vector<double> sorted = logits;
     std::sort(sorted.rbegin(), sorted.rend());
-    const double kth = s.top_k > 0 && s.top_k < std::ssize(sorted) ? sorted[static_cast<size_t>(s.top_k - 1)] : -INFINITY;
+    const double kth =
+        s.top_k > 0 && s.top_k < std::ssize(sorted) ? sorted[static_cast<size_t>(s.top_k - 1)] : -INFINITY;
     Distribution p;
     for (size_t i = 0; i < logits.size(); ++i)
-        if (logits[i] >= kth && logits[i] > -INFINITY) p[static_cast<int32_t>(i)] = std::exp((logits[i] - sorted[0]) / s.temperature);
+        if (logits[i] >= kth && logits[i] > -INFINITY)
+            p[static_cast<int32_t>(i)] = std::exp((logits[i] - sorted[0]) / s.temperature);
     p = normalised(p);
     std::vector<std::pair<double, int32_t>> order;
     for (const auto& [token, w] : p) order.emplace_back(-w, token);
@@ -46,7 +48,8 @@ Distribution exact(const std::vector<double>& logits, const SamplingParams& s) {
         kept[token] = -w;
         sum -= w;
     }
-    for (auto it = kept.begin(); it != kept.end();) it = it->second < s.min_p * largest ? kept.erase(it) : std::next(it);
+    for (auto it = kept.begin(); it != kept.end();)
+        it = it->second < s.min_p * largest ? kept.erase(it) : std::next(it);
     return normalised(kept);
 }
 
@@ -80,11 +83,13 @@ double chi2_limit(double df) {
 }
 
 /// Draws at positions 0 .. n-1 and compares with p; tokens of expected count below 20 are pooled.
-void expect_drawn_from(Sampler& sampler, const std::vector<float>& logits, const Distribution& p, int64_t first_position = 0) {
+void expect_drawn_from(Sampler& sampler, const std::vector<float>& logits, const Distribution& p,
+                       int64_t first_position = 0) {
     constexpr int kDraws = 300000;
     std::map<int32_t, int> counts;
     for (int i = 0; i < kDraws; ++i) ++counts[sampler.sample(logits, first_position + i).token];
-    for (const auto& [token, n] : counts) ASSERT_TRUE(p.contains(token)) << "token " << token << " was drawn " << n << " times";
+    for (const auto& [token, n] : counts)
+        ASSERT_TRUE(p.contains(token)) << "token " << token << " was drawn " << n << " times";
     double chi2 = 0, pooled = 0, pooled_count = 0;
     int cells = 0;
     for (const auto& [token, probability] : p) {
@@ -147,7 +152,8 @@ TEST(Sampler, draws_at_neighbouring_positions_are_independent) {
     const Distribution p = exact(widened(logits), s);
     constexpr int kPairs = 300000;
     std::map<std::pair<int32_t, int32_t>, int> counts;
-    for (int i = 0; i < kPairs; ++i) ++counts[{sampler.sample(logits, 2 * i).token, sampler.sample(logits, 2 * i + 1).token}];
+    for (int i = 0; i < kPairs; ++i)
+        ++counts[{sampler.sample(logits, 2 * i).token, sampler.sample(logits, 2 * i + 1).token}];
     double chi2 = 0;
     for (const auto& [a, pa] : p)
         for (const auto& [b, pb] : p) {
@@ -168,7 +174,8 @@ TEST(Sampler, seeds_are_independent_too) {
         ++counts[Sampler(s, 16).sample(logits, 3).token];
     }
     double chi2 = 0;
-    for (const auto& [token, probability] : p) chi2 += std::pow(counts[token] - probability * kDraws, 2) / (probability * kDraws);
+    for (const auto& [token, probability] : p)
+        chi2 += std::pow(counts[token] - probability * kDraws, 2) / (probability * kDraws);
     EXPECT_LT(chi2, chi2_limit(15));
 }
 
@@ -355,19 +362,25 @@ TEST(SamplingParams, every_value_out_of_range_is_named_with_the_range) {
     const auto add = [&](const std::string& field, auto member, auto values, const std::string& range) {
         for (const auto& value : values) cases.push_back({field, [=](SamplingParams& p) { p.*member = value; }, range});
     };
-    add("temperature", &SamplingParams::temperature, std::vector<double>{-1, -1e-9, 1e9, nan, inf}, "expected 0 to 100");
-    add("top_k", &SamplingParams::top_k, std::vector<int64_t>{-1, -2, int64_t{1} << 31, INT64_MAX, INT64_MIN}, "expected 0 to 2147483647");
+    add("temperature", &SamplingParams::temperature, std::vector<double>{-1, -1e-9, 1e9, nan, inf},
+        "expected 0 to 100");
+    add("top_k", &SamplingParams::top_k, std::vector<int64_t>{-1, -2, int64_t{1} << 31, INT64_MAX, INT64_MIN},
+        "expected 0 to 2147483647");
     add("top_p", &SamplingParams::top_p, std::vector<double>{0, -0.1, 1.5, nan}, "expected more than 0 and at most 1");
     add("min_p", &SamplingParams::min_p, std::vector<double>{-0.1, 1.1, nan}, "expected 0 to 1");
     add("repetition_penalty", &SamplingParams::repetition_penalty, std::vector<double>{0, -1, 101, nan}, "at most 100");
-    add("frequency_penalty", &SamplingParams::frequency_penalty, std::vector<double>{-2.1, 2.1, nan}, "expected -2 to 2");
+    add("frequency_penalty", &SamplingParams::frequency_penalty, std::vector<double>{-2.1, 2.1, nan},
+        "expected -2 to 2");
     add("presence_penalty", &SamplingParams::presence_penalty, std::vector<double>{-2.1, 2.1, nan}, "expected -2 to 2");
     add("logprobs", &SamplingParams::logprobs, std::vector<int64_t>{-2, 1001}, "expected -1 to 1000");
-    add("max_tokens", &SamplingParams::max_tokens, std::vector<int64_t>{0, -2, int64_t{1} << 32}, "expected 1 to 2147483647");
-    add("min_tokens", &SamplingParams::min_tokens, std::vector<int64_t>{-1, int64_t{1} << 32}, "expected 0 to 2147483647");
+    add("max_tokens", &SamplingParams::max_tokens, std::vector<int64_t>{0, -2, int64_t{1} << 32},
+        "expected 1 to 2147483647");
+    add("min_tokens", &SamplingParams::min_tokens, std::vector<int64_t>{-1, int64_t{1} << 32},
+        "expected 0 to 2147483647");
     add("stop_ids", &SamplingParams::stop_ids, std::vector<std::vector<int32_t>>{{-1}, {10}}, "expected 0 to 9");
     add("stop_strings", &SamplingParams::stop_strings,
-        std::vector<std::vector<std::string>>{{""}, {std::string(1025, 'x')}, std::vector<std::string>(65, "x")}, "expected");
+        std::vector<std::vector<std::string>>{{""}, {std::string(1025, 'x')}, std::vector<std::string>(65, "x")},
+        "expected");
     using Bias = std::vector<std::pair<int32_t, double>>;
     add("logit_bias", &SamplingParams::logit_bias, std::vector<Bias>{{{10, 1.0}}, {{-1, 1.0}}}, "expected 0 to 9");
     add("logit_bias", &SamplingParams::logit_bias, std::vector<Bias>{{{0, 101.0}}, {{0, nan}}}, "expected -100 to 100");

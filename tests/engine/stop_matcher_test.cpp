@@ -63,7 +63,8 @@ TEST(StopMatcher, any_cut_gives_what_a_search_of_the_whole_text_gives) {
         size_t end = std::string::npos, length = 0;  // of the match that completes first, the longest of those
         for (size_t e = 1; e <= text.size() && end == std::string::npos; ++e)
             for (const std::string& stop : stops)
-                if (std::string_view(text).substr(0, e).ends_with(stop) && stop.size() > length) end = e, length = stop.size();
+                if (std::string_view(text).substr(0, e).ends_with(stop) && stop.size() > length)
+                    end = e, length = stop.size();
         StopMatcher m(stops);
         std::string out;
         for (size_t at = 0; at < text.size();) {

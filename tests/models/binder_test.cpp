@@ -23,11 +23,11 @@ std::string message_of(const F& action) {
     return "no error";
 }
 
-#define EXPECT_SAYS(action, ...)                                                                       \
-    do {                                                                                               \
-        const std::string message = message_of([&] { action; });                                       \
-        for (const std::string part : std::initializer_list<std::string>{__VA_ARGS__})                 \
-            EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" in: " << message;   \
+#define EXPECT_SAYS(action, ...)                                                                      \
+    do {                                                                                              \
+        const std::string message = message_of([&] { action; });                                      \
+        for (const std::string part : std::initializer_list<std::string>{__VA_ARGS__})                \
+            EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" in: " << message; \
     } while (0)
 
 const TensorNames kName = {{"blk.0.attn_q.weight"}, {"model.layers.0.self_attn.q_proj.weight"}};
@@ -36,7 +36,8 @@ const std::string kStem = "model.layers.0.self_attn.q_proj";
 TEST(Binder, each_format_has_its_names) {
     for (const auto format : {Checkpoint::Format::gguf, Checkpoint::Format::safetensors}) {
         FakeCheckpoint file(format);
-        file.add<float>(format == Checkpoint::Format::gguf ? kName.gguf[0] : kName.hf[0], DType::f32, {2, 3}, {1, 2, 3, 4, 5, 6});
+        file.add<float>(format == Checkpoint::Format::gguf ? kName.gguf[0] : kName.hf[0], DType::f32, {2, 3},
+                        {1, 2, 3, 4, 5, 6});
         Binder bind(file);
         const Weight w = bind.matrix(kName, 2, 3);
         EXPECT_EQ(static_cast<const float*>(w.row(1))[2], 6);
@@ -66,8 +67,9 @@ TEST(Binder, a_missing_tensor_names_what_was_looked_for_and_what_is_similar) {
     file.add_zeros("blk.0.attn_qq.weight", DType::f32, {1, 1});
     file.add_zeros("something.else", DType::f32, {1, 1});
     Binder bind(file);
-    EXPECT_SAYS(bind.matrix({{"blk.0.attn_q.weight", "blk.0.wq.weight"}, {}}, 1, 1), "m.safetensors: missing tensor blk.0.attn_q.weight",
-                "blk.0.wq.weight", "similar names in the file: blk.0.attn_qq.weight");
+    EXPECT_SAYS(bind.matrix({{"blk.0.attn_q.weight", "blk.0.wq.weight"}, {}}, 1, 1),
+                "m.safetensors: missing tensor blk.0.attn_q.weight", "blk.0.wq.weight",
+                "similar names in the file: blk.0.attn_qq.weight");
     EXPECT_EQ(message_of([&] { bind.matrix({{"zzz"}, {}}, 1, 1); }), "m.safetensors: missing tensor zzz");
 }
 
@@ -82,7 +84,8 @@ TEST(Binder, a_misshaped_tensor_names_both_shapes) {
     EXPECT_SAYS(bind.vector({{"v"}, {}}, 4), "tensor v has shape [5], expected [4]");
     EXPECT_SAYS(bind.vector({{"m"}, {}}, 6), "tensor m has shape [2, 3], expected [6]");
     EXPECT_SAYS(bind.matrix({{"i"}, {}}, 2, 3), "tensor i is i32");
-    EXPECT_SAYS(bind.experts({.gguf = "e", .hf_each = "", .hf_stack = ""}, 5, 2, 3), "tensor e has shape [4, 2, 3], expected [5, 2, 3]");
+    EXPECT_SAYS(bind.experts({.gguf = "e", .hf_each = "", .hf_stack = ""}, 5, 2, 3),
+                "tensor e has shape [4, 2, 3], expected [5, 2, 3]");
 }
 
 TEST(Binder, vectors_come_from_any_float_type_and_must_be_finite) {
@@ -101,7 +104,8 @@ TEST(Binder, vectors_come_from_any_float_type_and_must_be_finite) {
 
 TEST(Binder, leftovers_are_errors_except_known_ones) {
     FakeCheckpoint file;
-    for (const char* name : {"a.rotary_emb.inv_freq", "a.k_scale", "a.v_scale", "a.input_global_scale", "a.weight_shape"})
+    for (const char* name :
+         {"a.rotary_emb.inv_freq", "a.k_scale", "a.v_scale", "a.input_global_scale", "a.weight_shape"})
         file.add_zeros(name, DType::f32, {1});
     Binder(file).finish();
     EXPECT_EQ(Binder(file).ignored().size(), 5u);
@@ -131,7 +135,8 @@ TEST(Binder, experts_are_slices_of_a_stack_or_tensors_of_their_own) {
         const std::vector<Weight> experts = bind.experts(names, 2, 3, 4);
         for (int64_t e = 0; e < 2; ++e)
             for (int64_t r = 0; r < 3; ++r)
-                EXPECT_EQ(*static_cast<const float*>(experts[static_cast<size_t>(e)].row(r)), static_cast<float>(e * 12 + r * 4));
+                EXPECT_EQ(*static_cast<const float*>(experts[static_cast<size_t>(e)].row(r)),
+                          static_cast<float>(e * 12 + r * 4));
         EXPECT_EQ(bind.parameters(), 24);
         bind.finish();
     }
@@ -156,7 +161,8 @@ TEST(Binder, gate_and_up_may_share_a_stack) {
     bind.finish();
 }
 
-// ---- compressed-tensors -----------------------------------------------------------------------------------------------------
+// ---- compressed-tensors
+// -----------------------------------------------------------------------------------------------------
 
 /// Binds q_proj as [rows, cols] and checks that nothing is left over.
 Weight bind_packed(const FakeCheckpoint& file, int64_t rows, int64_t cols) {
@@ -213,7 +219,8 @@ TEST(PackedWeights, integers_of_4_or_8_bits_by_their_width) {
     }
     FakeCheckpoint wrong;
     wrong.add_zeros(kStem + ".weight_packed", DType::i32, {6, 24});
-    EXPECT_SAYS(bind_packed(wrong, 6, 256), "q_proj.weight_packed is i32 [6, 24], expected i32 [6, 32 or 64] or u8 [6, 128]");
+    EXPECT_SAYS(bind_packed(wrong, 6, 256),
+                "q_proj.weight_packed is i32 [6, 24], expected i32 [6, 32 or 64] or u8 [6, 128]");
 }
 
 TEST(PackedWeights, nvfp4_divides_by_the_global_scale) {
@@ -236,7 +243,8 @@ TEST(PackedWeights, nvfp4_divides_by_the_global_scale) {
 }
 
 TEST(SimilarNames, nearest_first_and_nothing_far) {
-    const std::vector<std::string> known = {"blk.1.attn_k.weight", "blk.0.attn_k.weight", "output.weight", "blk.0.attn_kk.weight"};
+    const std::vector<std::string> known = {"blk.1.attn_k.weight", "blk.0.attn_k.weight", "output.weight",
+                                            "blk.0.attn_kk.weight"};
     EXPECT_EQ(similar_names("blk.0.attn_k.weigh", known, 2),
               (std::vector<std::string>{"blk.0.attn_k.weight", "blk.1.attn_k.weight"}));
     EXPECT_TRUE(similar_names("q", known, 3).empty());

@@ -105,7 +105,8 @@ TEST_F(FullSizeXs, a_tensor_too_many_is_named) {
         load_model(file);
         FAIL() << "no error";
     } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "m.safetensors: 1 tensor that this model does not use: blk.7.attn_sinks.weight [64]");
+        EXPECT_STREQ(error.what(),
+                     "m.safetensors: 1 tensor that this model does not use: blk.7.attn_sinks.weight [64]");
     }
 }
 

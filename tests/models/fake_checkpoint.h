@@ -28,7 +28,8 @@ class FakeCheckpoint final : public Checkpoint {
     void add_zeros(const std::string& name, DType dtype, std::vector<int64_t> shape) {
         int64_t rows = 1;
         for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
-        add(name, dtype, shape, std::vector<uint8_t>(static_cast<size_t>(rows * row_bytes(dtype, shape.empty() ? 1 : shape.back()))));
+        add(name, dtype, shape,
+            std::vector<uint8_t>(static_cast<size_t>(rows * row_bytes(dtype, shape.empty() ? 1 : shape.back()))));
     }
 
     Format format() const override { return format_; }

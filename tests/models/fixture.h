@@ -20,7 +20,9 @@
 
 namespace riptide::testing {
 
-inline std::string fixture_path(const std::string& name) { return std::string(RIPTIDE_SOURCE_DIR) + "/tests/fixtures/" + name; }
+inline std::string fixture_path(const std::string& name) {
+    return std::string(RIPTIDE_SOURCE_DIR) + "/tests/fixtures/" + name;
+}
 
 /// A tensor of expected values.
 struct Expected {
@@ -82,12 +84,14 @@ struct Fixture {
         o.page_rows = 16;
         return o;
     }
-    std::unique_ptr<Session> session(int32_t chunk_rows = 64) const { return Session::open(model_path(), options(chunk_rows)); }
+    std::unique_ptr<Session> session(int32_t chunk_rows = 64) const {
+        return Session::open(model_path(), options(chunk_rows));
+    }
 };
 
 inline const std::vector<std::string>& float_fixtures() {
     static const std::vector<std::string> names = {"laguna_xs2", "laguna_xs2_factor1", "laguna_xs21", "laguna_m1",
-                                                   "laguna_odd", "laguna_odd_element", "qwen3_tied", "qwen3_untied"};
+                                                   "laguna_odd", "laguna_odd_element", "qwen3_tied",  "qwen3_untied"};
     return names;
 }
 inline const std::vector<std::string>& packed_fixtures() {
@@ -129,7 +133,8 @@ inline void collect_taps(Session& session, Taps& taps) {
 inline std::vector<float> all_logits(Session& session, std::span<const int32_t> tokens) {
     std::vector<float> logits;
     session.score(tokens, [&](int64_t, const Tensor& rows) {
-        for (int64_t r = 0; r < rows.rows(); ++r) logits.insert(logits.end(), rows.row(r), rows.row(r) + rows.row_elements());
+        for (int64_t r = 0; r < rows.rows(); ++r)
+            logits.insert(logits.end(), rows.row(r), rows.row(r) + rows.row_elements());
     });
     return logits;
 }

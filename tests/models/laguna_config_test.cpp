@@ -1,4 +1,5 @@
-// Every released spelling of Laguna's hyper-parameters gives the right numbers, and contradictions are refused in words.
+// Every released spelling of Laguna's hyper-parameters gives the right numbers, and contradictions are refused in
+// words.
 #include "models/laguna_config.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,9 @@ namespace riptide::testing {
 namespace {
 
 LagunaConfig from_hf(const json::object& config) { return laguna_config_from_hf(ConfigReader(config, "config.json")); }
-LagunaConfig from_gguf(const json::object& keys) { return laguna_config_from_gguf(ConfigReader(keys, "m.gguf", "laguna.")); }
+LagunaConfig from_gguf(const json::object& keys) {
+    return laguna_config_from_gguf(ConfigReader(keys, "m.gguf", "laguna."));
+}
 
 std::string message_of(const std::function<void()>& action) {
     try {
@@ -28,7 +31,8 @@ std::string message_of(const std::function<void()>& action) {
 
 void expect_error(const std::function<void()>& action, const std::vector<std::string>& parts) {
     const std::string message = message_of(action);
-    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" in: " << message;
+    for (const std::string& part : parts)
+        EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" in: " << message;
 }
 
 int64_t count(const std::vector<char>& flags) { return std::accumulate(flags.begin(), flags.end(), int64_t{0}); }
@@ -77,7 +81,8 @@ TEST(LagunaConfigHf, xs2_revision_a) {
     EXPECT_EQ(c.max_position_embeddings, 131072);
     expect_yarn(c, 32, 4096, 1.0);  // transformers' reading: attention_factor is final
     const ops::Rope rope = make_rope(c.rope_full);
-    const std::vector<std::pair<size_t, double>> table = {{6, 0.0778763}, {10, 0.0092682}, {15, 2.54281e-4}, {31, 9.41831e-8}};
+    const std::vector<std::pair<size_t, double>> table = {
+        {6, 0.0778763}, {10, 0.0092682}, {15, 2.54281e-4}, {31, 9.41831e-8}};
     for (const auto& [i, value] : table) EXPECT_NEAR(rope.inv_freq[i] / value, 1, 1e-5) << i;
 }
 
@@ -87,7 +92,8 @@ TEST(LagunaConfigHf, xs2_revision_b) {
     EXPECT_EQ(c.max_position_embeddings, 262144);
     expect_yarn(c, 64, 4096, 1.0);
     const ops::Rope rope = make_rope(c.rope_full);
-    const std::vector<std::pair<size_t, double>> table = {{6, 0.077755}, {10, 0.00915058}, {15, 2.2401e-4}, {31, 4.70915e-8}};
+    const std::vector<std::pair<size_t, double>> table = {
+        {6, 0.077755}, {10, 0.00915058}, {15, 2.2401e-4}, {31, 4.70915e-8}};
     for (const auto& [i, value] : table) EXPECT_NEAR(rope.inv_freq[i] / value, 1, 1e-5) << i;
 }
 
@@ -96,7 +102,8 @@ TEST(LagunaConfigHf, xs21) {
     expect_xs_shape(c);
     expect_yarn(c, 32, 8192, 1.3465735902799727);
     const ops::Rope rope = make_rope(c.rope_full);
-    const std::vector<std::pair<size_t, double>> table = {{6, 0.0853971}, {10, 0.0121851}, {15, 6.29649e-4}, {31, 9.41831e-8}};
+    const std::vector<std::pair<size_t, double>> table = {
+        {6, 0.0853971}, {10, 0.0121851}, {15, 6.29649e-4}, {31, 9.41831e-8}};
     for (const auto& [i, value] : table) EXPECT_NEAR(rope.inv_freq[i] / value, 1, 1e-5) << i;
 }
 
@@ -177,11 +184,17 @@ TEST(LagunaConfigHf, every_required_key_is_missed_by_name) {
 }
 
 TEST(LagunaConfigHf, what_is_not_computed_is_refused) {
-    const std::vector<std::pair<const char*, json::value>> cases = {
-        {"attention_bias", true},          {"swa_attention_sink_enabled", true},      {"use_bidirectional_attention", true},
-        {"moe_apply_router_weight_on_input", true}, {"moe_router_logit_softcapping", 30.0}, {"moe_router_score_func", "sqrtsoftplus"},
-        {"moe_router_use_sigmoid", false}, {"norm_topk_prob", false},                 {"hidden_act", "gelu"},
-        {"qk_norm_type", "layernorm"},     {"decoder_sparse_step", 2}};
+    const std::vector<std::pair<const char*, json::value>> cases = {{"attention_bias", true},
+                                                                    {"swa_attention_sink_enabled", true},
+                                                                    {"use_bidirectional_attention", true},
+                                                                    {"moe_apply_router_weight_on_input", true},
+                                                                    {"moe_router_logit_softcapping", 30.0},
+                                                                    {"moe_router_score_func", "sqrtsoftplus"},
+                                                                    {"moe_router_use_sigmoid", false},
+                                                                    {"norm_topk_prob", false},
+                                                                    {"hidden_act", "gelu"},
+                                                                    {"qk_norm_type", "layernorm"},
+                                                                    {"decoder_sparse_step", 2}};
     for (const auto& [key, value] : cases) {
         json::object config = hf_xs2();
         config[key] = value;
@@ -193,12 +206,22 @@ TEST(LagunaConfigHf, what_is_not_computed_is_refused) {
 }
 
 TEST(LagunaConfigHf, sizes_out_of_range_are_refused) {
-    const std::vector<std::pair<const char*, json::value>> cases = {
-        {"vocab_size", 0},       {"hidden_size", -1},           {"num_hidden_layers", 0},        {"num_hidden_layers", 1000000000},
-        {"head_dim", 0},         {"num_key_value_heads", 0},    {"num_key_value_heads", 7},      {"sliding_window", 0},
-        {"rms_norm_eps", 0.0},   {"num_experts_per_tok", 257},  {"num_experts_per_tok", 0},      {"moe_intermediate_size", -5},
-        {"hidden_size", int64_t{1} << 40}, {"max_position_embeddings", int64_t{1} << 33}, {"moe_routed_scaling_factor", -1.0},
-        {"num_experts", int64_t{1} << 20}};
+    const std::vector<std::pair<const char*, json::value>> cases = {{"vocab_size", 0},
+                                                                    {"hidden_size", -1},
+                                                                    {"num_hidden_layers", 0},
+                                                                    {"num_hidden_layers", 1000000000},
+                                                                    {"head_dim", 0},
+                                                                    {"num_key_value_heads", 0},
+                                                                    {"num_key_value_heads", 7},
+                                                                    {"sliding_window", 0},
+                                                                    {"rms_norm_eps", 0.0},
+                                                                    {"num_experts_per_tok", 257},
+                                                                    {"num_experts_per_tok", 0},
+                                                                    {"moe_intermediate_size", -5},
+                                                                    {"hidden_size", int64_t{1} << 40},
+                                                                    {"max_position_embeddings", int64_t{1} << 33},
+                                                                    {"moe_routed_scaling_factor", -1.0},
+                                                                    {"num_experts", int64_t{1} << 20}};
     for (const auto& [key, value] : cases) {
         json::object config = hf_xs2();
         config[key] = value;
@@ -211,7 +234,8 @@ TEST(LagunaConfigHf, sizes_out_of_range_are_refused) {
     }
 }
 
-// ---- GGUF -------------------------------------------------------------------------------------------------------------------
+// ---- GGUF
+// -------------------------------------------------------------------------------------------------------------------
 
 class DialectTest : public ::testing::TestWithParam<char> {};
 INSTANTIATE_TEST_SUITE_P(All, DialectTest, ::testing::Values('U', 'B', 'O', 'F', 'I'));
@@ -273,12 +297,25 @@ TEST(LagunaConfigGguf, the_pattern_and_the_head_counts_must_agree) {
 }
 
 TEST(LagunaConfigGguf, every_required_key_is_missed_by_name) {
-    for (const char* key : {"block_count", "embedding_length", "context_length", "feed_forward_length", "attention.head_count",
-                            "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
-                            "expert_count", "expert_used_count", "expert_feed_forward_length",
-                            "expert_shared_feed_forward_length", "expert_weights_scale", "leading_dense_block_count",
-                            "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor",
-                            "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+    for (const char* key : {"block_count",
+                            "embedding_length",
+                            "context_length",
+                            "feed_forward_length",
+                            "attention.head_count",
+                            "attention.head_count_kv",
+                            "attention.key_length",
+                            "attention.layer_norm_rms_epsilon",
+                            "expert_count",
+                            "expert_used_count",
+                            "expert_feed_forward_length",
+                            "expert_shared_feed_forward_length",
+                            "expert_weights_scale",
+                            "leading_dense_block_count",
+                            "rope.freq_base",
+                            "rope.freq_base_swa",
+                            "rope.scaling.factor",
+                            "rope.scaling.original_context_length",
+                            "rope.scaling.yarn_beta_fast",
                             "rope.scaling.yarn_beta_slow"}) {
         json::object keys = gguf_xs2('U');
         keys.erase(fmt::format("laguna.{}", key));
@@ -287,13 +324,23 @@ TEST(LagunaConfigGguf, every_required_key_is_missed_by_name) {
 }
 
 TEST(LagunaConfigGguf, what_is_not_computed_is_refused) {
-    const std::vector<std::pair<const char*, json::value>> cases = {
-        {"attention.sink_enabled", true}, {"attention.qk_norm", false},   {"decoder_sparse_step", 2},
-        {"expert_gating_func", 1},        {"expert_shared_count", 2},     {"attention.value_length", 64},
-        {"rope.scaling.type", "longrope"}, {"attention.head_count_kv", json::array{1, 2}}, {"block_count", 0},
-        {"block_count", int64_t{1} << 40}, {"attention.head_count_kv", 5}, {"vocab_size", -1},
-        {"leading_dense_block_count", 41}, {"attention.sliding_window", -1}, {"rope.dimension_count", 63},
-        {"rope.dimension_count", 130},     {"rope.freq_base", 0.0}};
+    const std::vector<std::pair<const char*, json::value>> cases = {{"attention.sink_enabled", true},
+                                                                    {"attention.qk_norm", false},
+                                                                    {"decoder_sparse_step", 2},
+                                                                    {"expert_gating_func", 1},
+                                                                    {"expert_shared_count", 2},
+                                                                    {"attention.value_length", 64},
+                                                                    {"rope.scaling.type", "longrope"},
+                                                                    {"attention.head_count_kv", json::array{1, 2}},
+                                                                    {"block_count", 0},
+                                                                    {"block_count", int64_t{1} << 40},
+                                                                    {"attention.head_count_kv", 5},
+                                                                    {"vocab_size", -1},
+                                                                    {"leading_dense_block_count", 41},
+                                                                    {"attention.sliding_window", -1},
+                                                                    {"rope.dimension_count", 63},
+                                                                    {"rope.dimension_count", 130},
+                                                                    {"rope.freq_base", 0.0}};
     for (const auto& [key, value] : cases) {
         json::object keys = gguf_xs2('U');
         keys[fmt::format("laguna.{}", key)] = value;

@@ -1,6 +1,7 @@
 // Metadata of released Laguna checkpoints, as their files have it.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -25,13 +26,16 @@ inline json::array dense_then_sparse(int layers, int dense) {
 inline json::object hf_xs2() {
     json::object c = parse_json(R"({
         "architectures": ["LagunaForCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_laguna.LagunaConfig", "AutoModelForCausalLM": "modeling_laguna.LagunaForCausalLM"},
+        "auto_map": {"AutoConfig": "configuration_laguna.LagunaConfig",
+                     "AutoModelForCausalLM": "modeling_laguna.LagunaForCausalLM"},
         "model_type": "laguna", "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192,
         "num_hidden_layers": 40, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 131072, "attention_bias": false, "attention_dropout": 0.0, "rms_norm_eps": 1e-06,
-        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
         "router_aux_loss_coef": 0.0, "bos_token_id": 2, "eos_token_id": [2, 24], "pad_token_id": 9,
-        "tie_word_embeddings": false, "use_cache": true, "torch_dtype": "bfloat16", "gating": true, "sliding_window": 512,
+        "tie_word_embeddings": false, "use_cache": true, "torch_dtype": "bfloat16", "gating": true,
+        "sliding_window": 512,
         "rope_parameters": {
             "full_attention": {"rope_theta": 500000.0, "rope_type": "yarn", "factor": 32.0,
                                "original_max_position_embeddings": 4096, "beta_slow": 1.0, "beta_fast": 64.0,
@@ -39,7 +43,8 @@ inline json::object hf_xs2() {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
             "original_max_position_embeddings": 4096},
         "moe_apply_router_weight_on_input": false, "partial_rotary_factor": 0.5, "moe_routed_scaling_factor": 2.5})",
-                                "config.json").as_object();
+                                "config.json")
+                         .as_object();
     c["layer_types"] = every_fourth(40, "full_attention", "sliding_attention");
     c["mlp_layer_types"] = dense_then_sparse(40, 1);
     c["num_attention_heads_per_layer"] = every_fourth(40, 48, 64);
@@ -114,20 +119,61 @@ inline json::object hf_m1() {
     return c;
 }
 
-/// What one dialect of GGUF files writes for a model; see laguna_config.h. All numbers of the model come from `m`, a config.json.
-inline json::object gguf_metadata(char dialect, const json::object& m) {
-    const auto layers = static_cast<size_t>(m.at("num_hidden_layers").as_int64());
+/// The keys that Ollama's converter spells in its own way. It has no vocab_size: its engine counted the tokens.
+inline void add_ollama_keys(json::object& k, const json::object& m) {
     const json::object& rope = m.at("rope_parameters").at("full_attention").as_object();
-    const json::object& window = m.at("rope_parameters").at("sliding_attention").as_object();
-    const auto head_dim = m.at("head_dim").as_int64();
-    int64_t dense = 0;
-    json::array dense_layers, kinds, flags;
-    for (size_t l = 0; l < layers; ++l) {
-        if (m.at("mlp_layer_types").as_array()[l] == "dense") dense_layers.push_back(static_cast<int64_t>(l)), ++dense;
+    json::array dense, kinds, flags;
+    for (size_t l = 0; l < m.at("layer_types").as_array().size(); ++l) {
+        if (m.at("mlp_layer_types").as_array()[l] == "dense") dense.push_back(static_cast<int64_t>(l));
         const bool sliding = m.at("layer_types").as_array()[l] == "sliding_attention";
         kinds.push_back(sliding ? 1 : 0);
         flags.push_back(sliding);
     }
+    const auto set = [&](const char* key, const json::value& value) { k["laguna." + std::string(key)] = value; };
+    set("rope.scaling.beta_fast", rope.at("beta_fast"));
+    set("rope.scaling.beta_slow", rope.at("beta_slow"));
+    set("rope.scaling.attn_factor", rope.at("attention_factor"));
+    set("rope.partial_rotary_factor", rope.at("partial_rotary_factor"));
+    set("rope.swa.freq_base", m.at("rope_parameters").at("sliding_attention").at("rope_theta"));
+    set("rope.swa.scaling.type", "default");
+    set("rope.swa.scaling.factor", 1.0);
+    set("rope.swa.partial_rotary_factor", 1.0);
+    set("rope.swa.dimension_count", m.at("head_dim"));
+    set("attention.layer_types", kinds);
+    set("attention.sliding_window_pattern", flags);
+    set("attention.gating_type", 1);
+    set("attention.qk_norm", true);
+    set("attention.sink_enabled", false);
+    set("dense_layers", dense);
+    set("decoder_sparse_step", 1);
+    set("expert_shared_count", 1);
+}
+
+/// The keys of llama.cpp's spelling and of the forks that followed it.
+inline void add_upstream_keys(json::object& k, const json::object& m, char dialect) {
+    const json::object& rope = m.at("rope_parameters").at("full_attention").as_object();
+    const auto set = [&](const char* key, const json::value& value) { k["laguna." + std::string(key)] = value; };
+    set("vocab_size", m.at("vocab_size"));
+    set("rope.dimension_count_swa", m.at("head_dim"));
+    set("rope.freq_base_swa", m.at("rope_parameters").at("sliding_attention").at("rope_theta"));
+    set("rope.scaling.yarn_attn_factor", 1.0);
+    set("rope.scaling.yarn_beta_fast", rope.at("beta_fast"));
+    set("rope.scaling.yarn_beta_slow", rope.at("beta_slow"));
+    if (dialect == 'F') {
+        json::array flags;
+        for (const json::value& type : m.at("layer_types").as_array()) flags.push_back(type == "sliding_attention");
+        set("attention.gate_per_head", true);
+        set("attention.sliding_window_pattern", flags);
+        set("expert_shared_count", 1);
+    }
+    if (dialect == 'I') set("rope.scaling.yarn_ext_factor", 32.0);  // as its first converter wrote it; must mean 1
+}
+
+/// What one dialect of GGUF files writes for a model; see laguna_config.h. All numbers come from `m`, a config.json.
+inline json::object gguf_metadata(char dialect, const json::object& m) {
+    const json::object& rope = m.at("rope_parameters").at("full_attention").as_object();
+    const auto head_dim = m.at("head_dim").as_int64();
+    const json::array& mlps = m.at("mlp_layer_types").as_array();
     json::object k;
     const auto set = [&](const char* key, const json::value& value) { k["laguna." + std::string(key)] = value; };
     k["general.architecture"] = "laguna";
@@ -148,45 +194,15 @@ inline json::object gguf_metadata(char dialect, const json::object& m) {
     set("expert_gating_func", 2);
     set("expert_weights_norm", true);
     set("expert_weights_scale", m.at("moe_routed_scaling_factor"));
-    set("leading_dense_block_count", dense);
-    set("rope.dimension_count", static_cast<int64_t>(static_cast<double>(head_dim) * rope.at("partial_rotary_factor").as_double()));
+    set("leading_dense_block_count", static_cast<int64_t>(std::count(mlps.begin(), mlps.end(), json::value("dense"))));
+    const double rotated = static_cast<double>(head_dim) * rope.at("partial_rotary_factor").as_double();
+    set("rope.dimension_count", static_cast<int64_t>(rotated));
     set("rope.freq_base", rope.at("rope_theta"));
     set("rope.scaling.type", "yarn");
     set("rope.scaling.factor", rope.at("factor"));
     set("rope.scaling.original_context_length", rope.at("original_max_position_embeddings"));
-    if (dialect == 'O') {
-        // No vocab_size either: its engine counted the tokens.
-        set("rope.scaling.beta_fast", rope.at("beta_fast"));
-        set("rope.scaling.beta_slow", rope.at("beta_slow"));
-        set("rope.scaling.attn_factor", rope.at("attention_factor"));
-        set("rope.partial_rotary_factor", rope.at("partial_rotary_factor"));
-        set("rope.swa.freq_base", window.at("rope_theta"));
-        set("rope.swa.scaling.type", "default");
-        set("rope.swa.scaling.factor", 1.0);
-        set("rope.swa.partial_rotary_factor", 1.0);
-        set("rope.swa.dimension_count", head_dim);
-        set("attention.layer_types", kinds);
-        set("attention.sliding_window_pattern", flags);
-        set("attention.gating_type", 1);
-        set("attention.qk_norm", true);
-        set("attention.sink_enabled", false);
-        set("dense_layers", dense_layers);
-        set("decoder_sparse_step", 1);
-        set("expert_shared_count", 1);
-        return k;
-    }
-    set("vocab_size", m.at("vocab_size"));
-    set("rope.dimension_count_swa", head_dim);
-    set("rope.freq_base_swa", window.at("rope_theta"));
-    set("rope.scaling.yarn_attn_factor", 1.0);
-    set("rope.scaling.yarn_beta_fast", rope.at("beta_fast"));
-    set("rope.scaling.yarn_beta_slow", rope.at("beta_slow"));
-    if (dialect == 'F') {
-        set("attention.gate_per_head", true);
-        set("attention.sliding_window_pattern", flags);
-        set("expert_shared_count", 1);
-    }
-    if (dialect == 'I') set("rope.scaling.yarn_ext_factor", 32.0);  // as its first converter wrote it; must mean 1
+    if (dialect == 'O') add_ollama_keys(k, m);
+    else add_upstream_keys(k, m, dialect);
     return k;
 }
 

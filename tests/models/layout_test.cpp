@@ -81,15 +81,21 @@ std::vector<Renamed> LayoutTest::gguf_tensors(const std::string& gate_name) cons
         out.push_back(as_f32(hf + "input_layernorm.weight", gguf + "attn_norm.weight"));
         out.push_back(as_f32(hf + "post_attention_layernorm.weight", gguf + "ffn_norm.weight"));
         for (const char* part : {"q", "k"})
-            out.push_back(as_f32(fmt::format("{}self_attn.{}_norm.weight", hf, part), fmt::format("{}attn_{}_norm.weight", gguf, part)));
+            out.push_back(as_f32(fmt::format("{}self_attn.{}_norm.weight", hf, part),
+                                 fmt::format("{}attn_{}_norm.weight", gguf, part)));
         for (const char* part : {"q", "k", "v"})
-            out.push_back(copy(fmt::format("{}self_attn.{}_proj.weight", hf, part), fmt::format("{}attn_{}.weight", gguf, part)));
+            out.push_back(
+                copy(fmt::format("{}self_attn.{}_proj.weight", hf, part), fmt::format("{}attn_{}.weight", gguf, part)));
         out.push_back(copy(hf + "self_attn.o_proj.weight", gguf + "attn_output.weight"));
         out.push_back(copy(hf + "self_attn.g_proj.weight", gguf + gate_name + ".weight"));
-        const std::string from = sparse(l) ? "mlp.shared_expert." : "mlp.", suffix = sparse(l) ? "_shexp.weight" : ".weight";
+        const std::string from = sparse(l) ? "mlp.shared_expert." : "mlp.",
+                          suffix = sparse(l) ? "_shexp.weight" : ".weight";
         for (const char* part : {"gate", "up", "down"}) {
-            out.push_back(copy(fmt::format("{}{}{}_proj.weight", hf, from, part), fmt::format("{}ffn_{}{}", gguf, part, suffix)));
-            if (sparse(l)) out.push_back(stacked(fmt::format("{}ffn_{}_exps.weight", gguf, part), l, {fmt::format("{}_proj", part)}));
+            out.push_back(
+                copy(fmt::format("{}{}{}_proj.weight", hf, from, part), fmt::format("{}ffn_{}{}", gguf, part, suffix)));
+            if (sparse(l))
+                out.push_back(
+                    stacked(fmt::format("{}ffn_{}_exps.weight", gguf, part), l, {fmt::format("{}_proj", part)}));
         }
         if (!sparse(l)) continue;
         out.push_back(as_f32(hf + "mlp.gate.weight", gguf + "ffn_gate_inp.weight"));
@@ -138,23 +144,36 @@ TEST_F(LayoutTest, an_early_file_without_dimension_count_rotates_half) {
 // Each of these keys reaches the forward pass.
 TEST_F(LayoutTest, other_numbers_give_other_logits) {
     const std::vector<float> right = expected();
-    const std::vector<std::pair<const char*, json::value>> changes = {
-        {"rope.freq_base", 400000.0},      {"rope.freq_base_swa", 9999.0},  {"rope.dimension_count", 8},
-        {"rope.dimension_count_swa", 16},  {"rope.scaling.factor", 16.0},   {"rope.scaling.original_context_length", 64},
-        {"rope.scaling.attn_factor", 0.9}, {"rope.scaling.type", "none"},   {"rope.scaling.yarn_beta_fast", 500.0},
-        {"rope.scaling.yarn_beta_slow", 8.0}, {"expert_weights_scale", 2.0}, {"expert_weights_norm", false},
-        {"expert_used_count", 1},          {"attention.sliding_window", 7}, {"attention.layer_norm_rms_epsilon", 1e-4}};
+    const std::vector<std::pair<const char*, json::value>> changes = {{"rope.freq_base", 400000.0},
+                                                                      {"rope.freq_base_swa", 9999.0},
+                                                                      {"rope.dimension_count", 8},
+                                                                      {"rope.dimension_count_swa", 16},
+                                                                      {"rope.scaling.factor", 16.0},
+                                                                      {"rope.scaling.original_context_length", 64},
+                                                                      {"rope.scaling.attn_factor", 0.9},
+                                                                      {"rope.scaling.type", "none"},
+                                                                      {"rope.scaling.yarn_beta_fast", 500.0},
+                                                                      {"rope.scaling.yarn_beta_slow", 8.0},
+                                                                      {"expert_weights_scale", 2.0},
+                                                                      {"expert_weights_norm", false},
+                                                                      {"expert_used_count", 1},
+                                                                      {"attention.sliding_window", 7},
+                                                                      {"attention.layer_norm_rms_epsilon", 1e-4}};
     for (const auto& [key, value] : changes) {
         json::object keys = gguf_metadata('U', config);
         keys[fmt::format("laguna.{}", key)] = value;
         const std::vector<std::byte> image = write_gguf(keys, gguf_tensors("attn_gate"));
-        EXPECT_NE(std::memcmp(logits(open_gguf_memory(image, "m.gguf")).data(), right.data(), right.size() * sizeof(float)), 0) << key;
+        EXPECT_NE(
+            std::memcmp(logits(open_gguf_memory(image, "m.gguf")).data(), right.data(), right.size() * sizeof(float)),
+            0)
+            << key;
     }
 }
 
 TEST_F(LayoutTest, a_missing_output_is_the_embedding_table) {
     std::vector<Renamed> tensors = gguf_tensors("attn_gate");
-    const auto output = std::find_if(tensors.begin(), tensors.end(), [](const Renamed& t) { return t.name == "output.weight"; });
+    const auto output =
+        std::find_if(tensors.begin(), tensors.end(), [](const Renamed& t) { return t.name == "output.weight"; });
     output->bytes = tensors[0].bytes;  // token_embd
     const std::vector<std::byte> twice = write_gguf(gguf_metadata('U', config), tensors);
     tensors.erase(output);
@@ -164,15 +183,18 @@ TEST_F(LayoutTest, a_missing_output_is_the_embedding_table) {
 
 TEST_F(LayoutTest, a_gate_of_another_size_is_refused_in_words) {
     std::vector<Renamed> tensors = gguf_tensors("attn_gate");
-    const auto gate = std::find_if(tensors.begin(), tensors.end(), [](const Renamed& t) { return t.name == "blk.1.attn_gate.weight"; });
+    const auto gate = std::find_if(tensors.begin(), tensors.end(),
+                                   [](const Renamed& t) { return t.name == "blk.1.attn_gate.weight"; });
     gate->shape[0] -= 1;
-    gate->bytes.resize(gate->bytes.size() / static_cast<size_t>(gate->shape[0] + 1) * static_cast<size_t>(gate->shape[0]));
+    gate->bytes.resize(gate->bytes.size() / static_cast<size_t>(gate->shape[0] + 1) *
+                       static_cast<size_t>(gate->shape[0]));
     const std::vector<std::byte> image = write_gguf(gguf_metadata('U', config), tensors);
     try {
         logits(open_gguf_memory(image, "m.gguf"));
         FAIL() << "no error";
     } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "m.gguf: layer 1 has 5 attention gates, expected 6 (one per head) or 192 (one per element)");
+        EXPECT_STREQ(error.what(),
+                     "m.gguf: layer 1 has 5 attention gates, expected 6 (one per head) or 192 (one per element)");
     }
 }
 

@@ -1,4 +1,5 @@
-// A row's logits do not depend on what else is in its step: batches equal each sequence alone, trees equal chains, bit for bit.
+// A row's logits do not depend on what else is in its step: batches equal each sequence alone, trees equal chains, bit
+// for bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,12 +36,14 @@ class RowsTest : public ::testing::TestWithParam<Case> {
     }
     std::vector<int32_t> random_tokens(size_t n) {
         std::vector<int32_t> tokens(n);
-        for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(model->info().vocab_size));
+        for (int32_t& token : tokens)
+            token = static_cast<int32_t>(random() % static_cast<uint32_t>(model->info().vocab_size));
         return tokens;
     }
     static std::vector<Row> rows_of(const Tensor& logits) {
         std::vector<Row> rows;
-        for (int64_t r = 0; r < logits.rows(); ++r) rows.emplace_back(logits.row(r), logits.row(r) + logits.row_elements());
+        for (int64_t r = 0; r < logits.rows(); ++r)
+            rows.emplace_back(logits.row(r), logits.row(r) + logits.row_elements());
         return rows;
     }
     /// The logits after every token, one step for each token.
@@ -87,14 +90,17 @@ TEST_P(RowsTest, a_batch_equals_each_sequence_alone) {
         for (size_t s = 0; s < kSequences; ++s)
             if (seen[s].size() < tokens[s].size() && random() % 3 != 0) order.push_back(s);
         if (order.empty()) {
-            if (std::all_of(tokens.begin(), tokens.end(), [&](const auto& t) { return seen[&t - tokens.data()].size() == t.size(); })) break;
+            if (std::all_of(tokens.begin(), tokens.end(),
+                            [&](const auto& t) { return seen[&t - tokens.data()].size() == t.size(); }))
+                break;
             continue;
         }
         std::shuffle(order.begin(), order.end(), random);
         std::vector<StepItem> items;
         for (const size_t s : order) {
             const size_t rows = std::min<size_t>(tokens[s].size() - seen[s].size(), 1 + random() % 24);
-            items.push_back({&states[s], std::span(tokens[s]).subspan(seen[s].size(), rows), {}, StepRows::Logits::all, {}});
+            items.push_back(
+                {&states[s], std::span(tokens[s]).subspan(seen[s].size(), rows), {}, StepRows::Logits::all, {}});
         }
         const std::vector<Row> rows = rows_of(runner.step(items));
         size_t at = 0;
@@ -133,10 +139,12 @@ TEST_P(RowsTest, tree_rows_equal_the_chains_that_lead_to_them) {
         std::vector<int32_t> deepest;
         for (size_t i = 0; i < kNodes; ++i) {
             std::vector<int32_t> path;
-            for (auto node = static_cast<int32_t>(i); node >= 0; node = parents[static_cast<size_t>(node)]) path.insert(path.begin(), node);
+            for (auto node = static_cast<int32_t>(i); node >= 0; node = parents[static_cast<size_t>(node)])
+                path.insert(path.begin(), node);
             std::vector<int32_t> chain = committed;
             for (const int32_t node : path) chain.push_back(tokens[static_cast<size_t>(node)]);
-            expect_same_bits(rows[i], alone(chain).back(), fmt::format("round {} node {} at depth {}", round, i, path.size()));
+            expect_same_bits(rows[i], alone(chain).back(),
+                             fmt::format("round {} node {} at depth {}", round, i, path.size()));
             if (path.size() > deepest.size()) deepest = path;
         }
         sequence.commit(deepest);  // later rounds read what this keeps

@@ -490,7 +490,20 @@ d|join
 'ǆ'|title
 'ﬁx'.title()
 'A'.casefold()
-'ⅷ'|upper"""
+'ⅷ'|upper
+'abc' % [1,2]
+'abc' % (1,2)
+'abc' % d
+zzz|int
+zzz|float
+zzz is sequence
+[s|e, ('<'|safe)]
+l|map('string')|reverse
+('ab'|safe)|list
+(s|e).partition('q')
+words|reverse|first
+f[1:]
+(s|e)|first"""
 
 TEMPLATE_VARIABLES = json.loads(r"""{"l": [3, 1, 2], "d": {"b": 1, "a": 2}, "s": "hey", "n": null, "t": true, "tree": [{"v": 1, "c": [{"v": 2, "c": []}, {"v": 3, "c": [{"v": 4, "c": []}]}]}, {"v": 5, "c": []}], "ctx": "C"}""")
 TEMPLATES = r"""{% for x in l %}{{ x }}{% endfor %}
