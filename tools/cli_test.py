@@ -121,9 +121,9 @@ def synthetic_models():
     bad(65, "lagune", "run", work / "arch.gguf", "--tokens", ids, "-n", 1)
     long = work / "long.json"
     long.write_text(json.dumps([100] * 5000))
-    bad(65, "5000", "run", model, "--tokens", long, "-n", 1)
+    bad(64, "5000", "run", model, "--tokens", long, "-n", 1)
     (work / "range.json").write_text("[1, 99999]")
-    bad(65, "99999", "run", model, "--tokens", work / "range.json", "-n", 1)
+    bad(64, "99999", "run", model, "--tokens", work / "range.json", "-n", 1)
     (work / "junk.json").write_text("[1, ")
     bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
     bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")

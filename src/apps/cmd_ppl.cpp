@@ -61,10 +61,11 @@ int ppl(const Options& o) {
     Sum sum;
     Progress progress("scoring", "tok");
     for (size_t at = 0; at + 1 < ids.size() && !interrupted(); at += static_cast<size_t>(window)) {
-        std::vector<int32_t> piece;
-        if (tokenizer.adds_bos()) piece.push_back(tokenizer.bos());
         const size_t end = std::min(ids.size(), at + static_cast<size_t>(window));
-        piece.insert(piece.end(), ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end));
+        std::vector<int32_t> piece;
+        piece.reserve(end - at + 1);
+        if (tokenizer.adds_bos()) piece.push_back(tokenizer.bos());
+        for (size_t i = at; i < end; ++i) piece.push_back(ids[i]);
         if (piece.size() >= 2) score_window(*session, piece, sum);
         progress.update(static_cast<int64_t>(end), static_cast<int64_t>(ids.size()));
     }

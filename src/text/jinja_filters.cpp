@@ -183,7 +183,7 @@ std::optional<int64_t> parse_whole(std::string_view text, int base) {
     text = text.substr(static_cast<std::size_t>(kept.begin), static_cast<std::size_t>(kept.end - kept.begin));
     std::string digits;
     if (!text.empty() && (text[0] == '+' || text[0] == '-')) {
-        if (text[0] == '-') digits = "-";
+        if (text[0] == '-') digits += '-';
         text.remove_prefix(1);
     }
     const char kind = text.size() > 2 && text[0] == '0' ? static_cast<char>(text[1] | 0x20) : '\0';
