@@ -8,13 +8,13 @@ echo "machine: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(n
 [ -f "$model" ] || "$riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m --threads "$threads"
 "$riptide" inspect "$model" | sed -n '2p;/^types/,$p'
 cat "$model" >/dev/null  # into the page cache, so that the disk is not what is measured
-"$riptide" bench "$model" --prompt 512,2048 --depth 0,4096 --gen 64 --repeat 3 --threads "$threads"
+"$riptide" bench "$model" --prompt 512,2048 --depth 0,4096 --gen 64 --repeat 3 --kv f16 --threads "$threads"
 python3 - "$riptide" "$model" "$threads" <<'P'
 import json, resource, subprocess, sys, tempfile
 ids = tempfile.NamedTemporaryFile("w", suffix=".json")
 json.dump([2] + [1000 + 37 * i % 90000 for i in range(63)], ids)
 ids.flush()
-out = subprocess.run([sys.argv[1], "run", sys.argv[2], "--tokens", ids.name, "-n", "64", "--temperature", "0", "--json", "--threads", sys.argv[3]],
+out = subprocess.run([sys.argv[1], "run", sys.argv[2], "--tokens", ids.name, "-n", "64", "--temperature", "0", "--json", "--kv", "f16", "--threads", sys.argv[3]],
                      capture_output=True, check=True)
 facts = json.loads(out.stdout)
 print(f"run: {facts['prompt_tokens']} + {facts['completion_tokens']} tokens, prefill {facts['prefill_tok_s']:.1f}, decode {facts['decode_tok_s']:.1f} tok/s, "

@@ -25,7 +25,9 @@ class MessageBuilder {
         if (calls_.empty()) return out;
         json::array& list = out["tool_calls"].emplace_array();
         for (const Call& call : calls_)
-            list.push_back({{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+            list.push_back({{"id", call.id},
+                            {"type", "function"},
+                            {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
         return out;
     }
 
@@ -43,7 +45,9 @@ std::string require_template(const Checkpoint& checkpoint) {
     return source;
 }
 
-std::string special_text(const Tokenizer& tokenizer, int32_t id) { return id < 0 ? "" : std::string(tokenizer.piece(id)); }
+std::string special_text(const Tokenizer& tokenizer, int32_t id) {
+    return id < 0 ? "" : std::string(tokenizer.piece(id));
+}
 
 }  // namespace
 
@@ -54,7 +58,8 @@ ChatModel::ChatModel(std::unique_ptr<Session> session)
                 special_text(tokenizer_, tokenizer_.bos()), special_text(tokenizer_, tokenizer_.eos())),
       stop_ids_(stop_ids(session_->checkpoint(), tokenizer_)) {
     RT_CHECK(tokenizer_.id_of("<assistant>") >= 0 && tokenizer_.id_of("</think>") >= 0,
-             "{}: chat knows Laguna's dialect, and this vocabulary has no <assistant> or </think>; use riptide run", session_->checkpoint().path());
+             "{}: chat knows Laguna's dialect, and this vocabulary has no <assistant> or </think>; use riptide run",
+             session_->checkpoint().path());
 }
 
 std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) const {
@@ -73,8 +78,8 @@ std::unique_ptr<StreamParser> ChatModel::make_parser(const jinja::Rendered& prom
     return make_laguna_parser(std::move(options));
 }
 
-ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools, bool think, const SamplingParams& params,
-                          const std::function<void(const StreamEvent&)>& on_event,
+ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools, bool think,
+                          const SamplingParams& params, const std::function<void(const StreamEvent&)>& on_event,
                           const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel) {
     ChatOptions options;
     options.enable_thinking = think;

@@ -26,11 +26,11 @@ class ChatModel {
 
     Session& session() { return *session_; }
 
-    /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and parses the
-    /// answer, calling on_event as it comes.
+    /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and
+    /// parses the answer, calling on_event as it comes.
     ChatAnswer ask(const json::array& messages, const json::array& tools, bool think, const SamplingParams& params,
-                   const std::function<void(const StreamEvent&)>& on_event, const std::function<void(int64_t, int64_t)>& on_prefill,
-                   const std::atomic<bool>* cancel);
+                   const std::function<void(const StreamEvent&)>& on_event,
+                   const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel);
 
   private:
     std::vector<int32_t> encode(const jinja::Rendered& prompt) const;

@@ -38,7 +38,8 @@ class Printer {
         if (const auto* thought = std::get_if<ReasoningDelta>(&event)) return put(thought->text, true);
         if (const auto* call = std::get_if<ToolCallBegin>(&event)) return put("\n-> " + call->name + " ", false);
         if (const auto* part = std::get_if<ToolCallArguments>(&event)) return put(part->json_fragment, false);
-        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete) put(" (cut short)", false);
+        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete)
+            put(" (cut short)", false);
         if (std::holds_alternative<Finish>(event)) put("\n", false);
     }
 
@@ -60,14 +61,16 @@ json::object answer_json(const Session& session, const ChatAnswer& answer) {
 }
 
 /// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
-bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o, const SamplingParams& params) {
+bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o,
+               const SamplingParams& params) {
     Printer printer;
     Progress progress("reading the conversation", "tok");
     const auto on_event = [&](const StreamEvent& event) {
         if (!o.as_json) printer.show(event);
     };
-    const ChatAnswer answer = chat.ask(messages, tools, o.think, params, on_event,
-                                       [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
+    const ChatAnswer answer = chat.ask(
+        messages, tools, o.think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
+        &interrupted());
     messages.push_back(answer.message);
     if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
     else fmt::print(stderr, "{}\n", closing_line(chat.session(), answer.result));
@@ -106,7 +109,8 @@ int chat(const Options& o) {
     catch_interrupts();
     const json::array tools = read_array(o.tools_file, "tools");
     json::array messages = read_array(o.messages_file, "messages");
-    RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage, "--system and --messages exclude each other: put the system message into the file");
+    RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
+             "--system and --messages exclude each other: put the system message into the file");
     ChatModel model(open_session(o.model));
     const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
     if (!o.system.empty()) add_message(messages, "system", o.system);
@@ -127,9 +131,11 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
     cmd->add_flag("--think", options->think, "Let the model reason first");
     add_sampling_flags(*cmd, options->sampling);
-    cmd->add_flag("--json", options->as_json, "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
-    cmd->footer("Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
-                "  riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'");
+    cmd->add_flag("--json", options->as_json,
+                  "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
+    cmd->footer(
+        "Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
+        "  riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'");
     cmd->callback([options, &action] { action = [options] { return chat(*options); }; });
 }
 

@@ -59,7 +59,8 @@ void print_json(const Checkpoint& checkpoint, const Options& options) {
     out["tensor_count"] = checkpoint.tensors().size();
     out["tensor_bytes"] = checkpoint.tensor_bytes();
     json::object& types = out["types"].emplace_object();
-    for (const auto& [name, total] : totals_by_type(checkpoint)) types[name] = {{"count", total.count}, {"bytes", total.bytes}};
+    for (const auto& [name, total] : totals_by_type(checkpoint))
+        types[name] = {{"count", total.count}, {"bytes", total.bytes}};
     const std::string chat = chat_template_source(checkpoint);
     if (!chat.empty()) out["chat_template"] = template_summary(chat);
     if (options.metadata) out["metadata"] = checkpoint.metadata();
@@ -118,8 +119,9 @@ void add_inspect(CLI::App& app, Action& action) {
     cmd->add_flag("--tensors", options->tensors, "List every tensor");
     cmd->add_flag("--metadata", options->metadata, "Show all metadata, tokenizer and template included");
     cmd->add_flag("--json", options->as_json, "Print JSON");
-    cmd->footer("Examples:\n  riptide inspect model.gguf\n  riptide inspect ./Laguna-XS.2 --tensors\n"
-                "  riptide inspect model.gguf --json --tensors | jq '.tensors[0]'");
+    cmd->footer(
+        "Examples:\n  riptide inspect model.gguf\n  riptide inspect ./Laguna-XS.2 --tensors\n"
+        "  riptide inspect model.gguf --json --tensors | jq '.tensors[0]'");
     cmd->callback([options, &action] {
         action = [options] {
             const auto checkpoint = open_model_or_demo(options->model);

@@ -37,17 +37,21 @@ struct Sum {
 
 /// Adds -ln p(next token) of every position of `ids` but the last.
 void score_window(Session& session, std::span<const int32_t> ids, Sum& sum) {
-    session.score(ids, [&](int64_t first, const Tensor& logits) {
-        for (int64_t r = 0; r < logits.rows(); ++r) {
-            const auto next = static_cast<size_t>(first + r + 1);
-            if (next >= ids.size()) break;
-            const float* row = logits.row(r);
-            const double loss = ops::log_sum_exp<double>({row, static_cast<size_t>(logits.shape[1])}) - static_cast<double>(row[ids[next]]);
-            ++sum.tokens;
-            sum.loss += loss;
-            sum.squares += loss * loss;
-        }
-    }, &interrupted());
+    session.score(
+        ids,
+        [&](int64_t first, const Tensor& logits) {
+            for (int64_t r = 0; r < logits.rows(); ++r) {
+                const auto next = static_cast<size_t>(first + r + 1);
+                if (next >= ids.size()) break;
+                const float* row = logits.row(r);
+                const double loss = ops::log_sum_exp<double>({row, static_cast<size_t>(logits.shape[1])}) -
+                                    static_cast<double>(row[ids[next]]);
+                ++sum.tokens;
+                sum.loss += loss;
+                sum.squares += loss * loss;
+            }
+        },
+        &interrupted());
 }
 
 int ppl(const Options& o) {
@@ -72,9 +76,11 @@ int ppl(const Options& o) {
     RT_CHECK(sum.tokens > 0, ErrorKind::io, "interrupted before the first window was done");
     const double value = std::exp(sum.mean()), error = value * sum.error();
     if (o.as_json)
-        std::puts(json::serialize(json::object{{"perplexity", value}, {"standard_error", error}, {"tokens", sum.tokens}, {"window", window}}).c_str());
-    else
-        fmt::print("perplexity {:.4f} +- {:.4f} over {} tokens, windows of {}\n", value, error, sum.tokens, window);
+        std::puts(json::serialize(
+                      json::object{
+                          {"perplexity", value}, {"standard_error", error}, {"tokens", sum.tokens}, {"window", window}})
+                      .c_str());
+    else fmt::print("perplexity {:.4f} +- {:.4f} over {} tokens, windows of {}\n", value, error, sum.tokens, window);
     return interrupted() ? 130 : 0;
 }
 
@@ -85,9 +91,13 @@ void add_ppl(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("--text", options->file, "Text file")->required();
-    cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")->check(CLI::PositiveNumber)->capture_default_str();
+    cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     cmd->add_flag("--json", options->as_json, "Print JSON");
-    cmd->footer("Examples:\n  riptide ppl --text src/models/laguna.cpp\n  riptide ppl model.gguf --text wiki.txt --window 4096 --kv q8_0");
+    cmd->footer(
+        "Examples:\n  riptide ppl --text src/models/laguna.cpp\n  riptide ppl model.gguf --text wiki.txt --window 4096 "
+        "--kv q8_0");
     cmd->callback([options, &action] { action = [options] { return ppl(*options); }; });
 }
 

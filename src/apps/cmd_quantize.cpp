@@ -26,14 +26,15 @@ struct Options {
 struct Job {
     LayoutTensor tensor;
     DType dtype = DType::f32;
-    std::vector<Weight> parts;   // experts in order, or one matrix
-    std::vector<float> vector;   // instead of parts
+    std::vector<Weight> parts;  // experts in order, or one matrix
+    std::vector<float> vector;  // instead of parts
 };
 
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
 /// Rows [first, first + count) of a matrix in the wanted type. Unchanged bytes where the type stays.
-void convert_rows(const Weight& source, DType dtype, int64_t first, int64_t count, std::byte* out, ThreadPool& threads) {
+void convert_rows(const Weight& source, DType dtype, int64_t first, int64_t count, std::byte* out,
+                  ThreadPool& threads) {
     const int64_t bytes = row_bytes(dtype, source.cols);
     threads.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
         std::vector<float> row(static_cast<size_t>(source.cols));
@@ -84,7 +85,8 @@ Weight whole(const TensorInfo& tensor) {
 int64_t layer_of(const std::string& name) {
     if (name.rfind("blk.", 0) != 0) return -1;
     int64_t layer = 0;
-    for (size_t i = 4; i < name.size() && name[i] >= '0' && name[i] <= '9' && layer < 100000; ++i) layer = layer * 10 + (name[i] - '0');
+    for (size_t i = 4; i < name.size() && name[i] >= '0' && name[i] <= '9' && layer < 100000; ++i)
+        layer = layer * 10 + (name[i] - '0');
     return layer;
 }
 
@@ -97,7 +99,8 @@ std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, Gg
     for (const TensorInfo& tensor : file.tensors()) {
         Job job;
         job.tensor = {tensor.name, tensor.shape, layer_of(tensor.name)};
-        job.dtype = quant_mix_type(mix, tensor.name, tensor.shape, job.tensor.layer, layers, file.find("output.weight") == nullptr);
+        job.dtype = quant_mix_type(mix, tensor.name, tensor.shape, job.tensor.layer, layers,
+                                   file.find("output.weight") == nullptr);
         job.parts = {whole(tensor)};
         jobs.push_back(std::move(job));
     }
@@ -105,7 +108,8 @@ std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, Gg
 }
 
 std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
-    const std::string name = options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name;
+    const std::string name =
+        options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name;
     const GgufLayout layout = layout_of(checkpoint, name);
     write_layout_metadata(layout, writer);
     write_tokenizer_metadata(checkpoint, layout.vocab_size, writer);
@@ -114,9 +118,12 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     for (const LayoutTensor& tensor : layout_tensors(layout)) {
         Job job;
         job.tensor = tensor;
-        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, layout.num_hidden_layers, layout.tie_word_embeddings);
-        if (is_expert_stack(tensor)) job.parts = binder.experts(expert_names(tensor), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
-        else if (tensor.shape.size() == 2) job.parts = {binder.matrix(source_names(tensor), tensor.shape[0], tensor.shape[1])};
+        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, layout.num_hidden_layers,
+                                   layout.tie_word_embeddings);
+        if (is_expert_stack(tensor))
+            job.parts = binder.experts(expert_names(tensor), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
+        else if (tensor.shape.size() == 2)
+            job.parts = {binder.matrix(source_names(tensor), tensor.shape[0], tensor.shape[1])};
         else job.vector = binder.vector(source_names(tensor), tensor.shape[0]);
         jobs.push_back(std::move(job));
     }
@@ -127,8 +134,8 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
 int quantize_file(const Options& options) {
     quant_mix_file_type(options.type);  // an unknown mix is an error before anything is opened
     const auto checkpoint = open_checkpoint(options.in);
-    RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out), ErrorKind::usage,
-             "{}: input and output are the same file", options.out);
+    RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out),
+             ErrorKind::usage, "{}: input and output are the same file", options.out);
     catch_interrupts();
     GgufWriter writer(options.out);
     const auto* gguf = dynamic_cast<const GgufFile*>(checkpoint.get());
@@ -145,8 +152,9 @@ int quantize_file(const Options& options) {
         checkpoint->check_intact();
     }
     writer.finish();
-    fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(), grouped(writer.tensor_bytes()),
-               human_bytes(writer.tensor_bytes()), human_bytes(checkpoint->tensor_bytes()));
+    fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(),
+               grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()),
+               human_bytes(checkpoint->tensor_bytes()));
     return 0;
 }
 
@@ -160,8 +168,9 @@ void add_quantize(CLI::App& app, Action& action) {
     cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();
     cmd->add_option("--name", options->name, "general.name of the output; default: the folder's name");
     cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();
-    cmd->footer("Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
-                "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0");
+    cmd->footer(
+        "Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
+        "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
 }
 

@@ -101,15 +101,18 @@ void add_run(CLI::App& app, Action& action) {
     add_model_flags(*cmd, options->model);
     cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
-    cmd->add_option("--tokens", options->tokens_file, "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
+    cmd->add_option("--tokens", options->tokens_file,
+                    "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
     add_sampling_flags(*cmd, options->sampling);
     cmd->add_flag("--echo", options->echo, "Print the prompt before its continuation");
     cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
-    cmd->add_flag("--parse-special", options->parse_special, "Read <think> and the like in the prompt as control tokens");
+    cmd->add_flag("--parse-special", options->parse_special,
+                  "Read <think> and the like in the prompt as control tokens");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
-    cmd->footer("Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
-                "  riptide run model.gguf -f main.py --temperature 0\n"
-                "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");
+    cmd->footer(
+        "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
+        "  riptide run model.gguf -f main.py --temperature 0\n"
+        "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");
     cmd->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

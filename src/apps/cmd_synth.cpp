@@ -29,12 +29,10 @@ constexpr int64_t kPieceBytes = int64_t{64} << 20;
 bool is_norm(const std::string& name) { return name.find("norm.weight") != std::string::npos; }
 
 /// Standard deviation of a matrix that keeps activations near unit size: 1 / sqrt(columns).
-float sigma_of(const LayoutTensor& tensor) {
-    return 1.0f / std::sqrt(static_cast<float>(tensor.shape.back()));
-}
+float sigma_of(const LayoutTensor& tensor) { return 1.0f / std::sqrt(static_cast<float>(tensor.shape.back())); }
 
-/// Norm weights are one. The router's bias is zero (uniform) or falls off steeply over the experts in a seeded order (skewed),
-/// so that a few experts take most rows, as trained routers have it.
+/// Norm weights are one. The router's bias is zero (uniform) or falls off steeply over the experts in a seeded order
+/// (skewed), so that a few experts take most rows, as trained routers have it.
 void fill_vector(const LayoutTensor& tensor, const Options& options, std::vector<float>& values) {
     if (is_norm(tensor.name)) {
         std::fill(values.begin(), values.end(), 1.0f);
@@ -42,7 +40,8 @@ void fill_vector(const LayoutTensor& tensor, const Options& options, std::vector
     }
     const auto n = static_cast<int64_t>(values.size());
     for (int64_t i = 0; i < n; ++i) {
-        const uint64_t mixed = (static_cast<uint64_t>(i) + 7) * 0x9E3779B97F4A7C15u ^ (options.seed + static_cast<uint64_t>(tensor.layer)) * 0xD1B54A32D192ED03u;
+        const uint64_t mixed = (static_cast<uint64_t>(i) + 7) * 0x9E3779B97F4A7C15u ^
+                               (options.seed + static_cast<uint64_t>(tensor.layer)) * 0xD1B54A32D192ED03u;
         const double u = static_cast<double>(mixed >> 11) * 0x1p-53;
         values[static_cast<size_t>(i)] = options.routing == "skewed" ? static_cast<float>(0.5 * u * u * u * u) : 0.0f;
     }
@@ -60,7 +59,8 @@ void write_matrix(GgufWriter& writer, const LayoutTensor& tensor, DType type, ui
         const int64_t count = std::min(per_piece, rows - first);
         threads.parallel_for(count, 16, [&](int64_t begin, int64_t end, int) {
             for (int64_t r = begin; r < end; ++r)
-                random_fill(type, piece.data() + r * bytes, cols, sigma, seed + static_cast<uint64_t>(first + r) * 0x9E37u);
+                random_fill(type, piece.data() + r * bytes, cols, sigma,
+                            seed + static_cast<uint64_t>(first + r) * 0x9E37u);
         });
         writer.write({piece.data(), static_cast<size_t>(count * bytes)});
         advance(count * bytes);
@@ -77,7 +77,8 @@ int synth(const Options& options) {
     GgufWriter writer(options.out);
     write_layout_metadata(shape, writer);
     writer.set_string("general.name", shape.name + " (random weights)");
-    writer.set_string("riptide.weights", "random, seed " + std::to_string(options.seed) + ", routing " + options.routing);
+    writer.set_string("riptide.weights",
+                      "random, seed " + std::to_string(options.seed) + ", routing " + options.routing);
     writer.set_u32("general.file_type", quant_mix_file_type(options.type));
     write_synth_vocabulary(writer, shape.vocab_size, demo_chat_template());
     std::vector<DType> types;
@@ -119,8 +120,9 @@ void add_synth(CLI::App& app, Action& action) {
     cmd->add_option("--routing", options->routing, "Experts are chosen: uniform | skewed")->capture_default_str();
     cmd->add_option("--seed", options->seed, "Seed of all weights")->capture_default_str();
     cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();
-    cmd->footer("Examples:\n  riptide synth xs2.gguf --shape laguna-xs.2 --type q4_k_m\n"
-                "  riptide synth tiny.gguf --shape laguna-tiny --type q8_0 --seed 7");
+    cmd->footer(
+        "Examples:\n  riptide synth xs2.gguf --shape laguna-xs.2 --type q4_k_m\n"
+        "  riptide synth tiny.gguf --shape laguna-tiny --type q8_0 --seed 7");
     cmd->callback([options, &action] { action = [options] { return synth(*options); }; });
 }
 

@@ -47,8 +47,9 @@ void add_template(CLI::App& app, Action& action) {
     cmd->add_option("FILE", options->file, "Template (chat_template.jinja)")->required();
     cmd->add_option("--vars", options->variables, "JSON file with an object of variables: messages, tools, ...");
     cmd->add_flag("--trusted", options->show_trusted, "Print JSON with the byte spans that the template itself wrote");
-    cmd->footer("Examples:\n  riptide template chat_template.jinja --vars vars.json\n"
-                "  vars.json: {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"add_generation_prompt\": true}");
+    cmd->footer(
+        "Examples:\n  riptide template chat_template.jinja --vars vars.json\n"
+        "  vars.json: {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"add_generation_prompt\": true}");
     cmd->callback([options, &action] { action = [options] { return render(*options); }; });
 }
 

@@ -49,14 +49,16 @@ int tokenize(const Options& options) {
 void add_tokenize(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("tokenize", "Print the token ids of a text");
     auto options = std::make_shared<Options>();
-    cmd->add_option("MODEL", options->model, "GGUF (vocabulary alone will do) or safetensors folder; left out: the demo model");
+    cmd->add_option("MODEL", options->model,
+                    "GGUF (vocabulary alone will do) or safetensors folder; left out: the demo model");
     cmd->add_option("--text", options->file, "File with the text; - or nothing: standard input");
     cmd->add_option("--string", options->text, "The text itself");
     cmd->add_flag("--add-special", options->add_special, "Add the ids round the text that the model asks for (BOS)");
     cmd->add_flag("--parse-special", options->parse_special, "Read <think> and the like as control tokens");
     cmd->add_flag("--json", options->as_json, "Print {\"tokens\": [...]}");
-    cmd->footer("Examples:\n  riptide tokenize --string 'hello world'\n"
-                "  riptide tokenize model.gguf --text prompt.txt --json");
+    cmd->footer(
+        "Examples:\n  riptide tokenize --string 'hello world'\n"
+        "  riptide tokenize model.gguf --text prompt.txt --json");
     cmd->callback([options, &action] { action = [options] { return tokenize(*options); }; });
 }
 

@@ -1,4 +1,5 @@
-// riptide trace: token ids in, logits out; or every layer's results against a fixture. The first command for any wrong output.
+// riptide trace: token ids in, logits out; or every layer's results against a fixture. The first command for any wrong
+// output.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -31,7 +32,8 @@ class Recorder {
         auto [entry, fresh] = index_.try_emplace(name, entries_.size());
         if (fresh) entries_.push_back({name, 0, value.row_elements(), {}});
         Entry& e = entries_[entry->second];
-        for (int64_t r = 0; r < value.rows(); ++r) e.values.insert(e.values.end(), value.row(r), value.row(r) + value.row_elements());
+        for (int64_t r = 0; r < value.rows(); ++r)
+            e.values.insert(e.values.end(), value.row(r), value.row(r) + value.row_elements());
         e.rows += value.rows();
     }
 
@@ -75,18 +77,20 @@ Difference compare(const Recorder::Entry& ours, const TensorInfo& theirs) {
     return d;
 }
 
-/// Prints each tensor that both have, in the order of the forward pass; stops at the first beyond the bound. Returns the exit code.
+/// Prints each tensor that both have, in the order of the forward pass; stops at the first beyond the bound. Returns
+/// the exit code.
 int compare_all(const Options& o, const std::vector<Recorder::Entry>& entries) {
     const auto expected = open_checkpoint(o.against);
     int compared = 0;
     fmt::print("{:<24} {:>14} {:>12} {:>12}\n", "tensor", "shape", "max error", "relative");
     for (const Recorder::Entry& e : entries) {
         const TensorInfo* theirs = expected->find(e.name == "logits" ? fmt::format("logits.{}", o.prompt) : e.name);
-        if (theirs == nullptr || theirs->dtype != DType::f32 || theirs->shape != std::vector<int64_t>{e.rows, e.cols}) continue;
+        if (theirs == nullptr || theirs->dtype != DType::f32 || theirs->shape != std::vector<int64_t>{e.rows, e.cols})
+            continue;
         const Difference d = compare(e, *theirs);
         const bool good = d.relative <= o.bound;
-        fmt::print("{:<24} {:>14} {:>12.3e} {:>12.3e}{}\n", e.name, fmt::format("[{}, {}]", e.rows, e.cols), d.largest, d.relative,
-                   good ? "" : "  <- beyond the bound");
+        fmt::print("{:<24} {:>14} {:>12.3e} {:>12.3e}{}\n", e.name, fmt::format("[{}, {}]", e.rows, e.cols), d.largest,
+                   d.relative, good ? "" : "  <- beyond the bound");
         ++compared;
         if (!good) return static_cast<int>(ErrorKind::data);
     }
@@ -108,12 +112,17 @@ int trace(const Options& o) {
     const auto session = open_session(o.model);
     Recorder recorder;
     if (!o.taps.empty() || !o.against.empty())
-        session->runner().context().tap = [&](std::string_view name, int layer, const Tensor& value) { recorder.add(tap_name(name, layer), value); };
+        session->runner().context().tap = [&](std::string_view name, int layer, const Tensor& value) {
+            recorder.add(tap_name(name, layer), value);
+        };
     Progress progress("tracing", "tok");
-    session->score(ids, [&](int64_t first, const Tensor& logits) {
-        recorder.add("logits", logits);
-        progress.update(first + logits.rows(), static_cast<int64_t>(ids.size()));
-    }, &interrupted());
+    session->score(
+        ids,
+        [&](int64_t first, const Tensor& logits) {
+            recorder.add("logits", logits);
+            progress.update(first + logits.rows(), static_cast<int64_t>(ids.size()));
+        },
+        &interrupted());
     if (interrupted()) return 130;
     if (!o.logits.empty()) save(o.logits, recorder.entries(), true);
     if (!o.taps.empty()) save(o.taps, recorder.entries(), false);
@@ -127,13 +136,20 @@ void add_trace(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("--tokens", options->tokens, "JSON array of token ids")->required();
-    cmd->add_option("--logits", options->logits, "Write f32 `logits` [n, vocab] of all positions to this safetensors file");
-    cmd->add_option("--taps", options->taps, "Write every layer's results (attn_out, ffn_out, layer_out) to this safetensors file");
-    cmd->add_option("--against", options->against, "Compare with this safetensors file, tensor by tensor; stop at the first that is off");
-    cmd->add_option("--prompt", options->prompt, "--against: which `logits.N` of the file belongs to the tokens")->capture_default_str();
-    cmd->add_option("--bound", options->bound, "--against: largest relative error |a - b| / |b|")->capture_default_str();
-    cmd->footer("Examples:\n  riptide trace model.gguf --tokens ids.json --logits out.safetensors --chunk 64\n"
-                "  riptide trace tests/fixtures/laguna_xs2 --tokens ids.json --against tests/fixtures/laguna_xs2/expected.safetensors --prompt 2");
+    cmd->add_option("--logits", options->logits,
+                    "Write f32 `logits` [n, vocab] of all positions to this safetensors file");
+    cmd->add_option("--taps", options->taps,
+                    "Write every layer's results (attn_out, ffn_out, layer_out) to this safetensors file");
+    cmd->add_option("--against", options->against,
+                    "Compare with this safetensors file, tensor by tensor; stop at the first that is off");
+    cmd->add_option("--prompt", options->prompt, "--against: which `logits.N` of the file belongs to the tokens")
+        ->capture_default_str();
+    cmd->add_option("--bound", options->bound, "--against: largest relative error |a - b| / |b|")
+        ->capture_default_str();
+    cmd->footer(
+        "Examples:\n  riptide trace model.gguf --tokens ids.json --logits out.safetensors --chunk 64\n"
+        "  riptide trace tests/fixtures/laguna_xs2 --tokens ids.json --against "
+        "tests/fixtures/laguna_xs2/expected.safetensors --prompt 2");
     cmd->callback([options, &action] { action = [options] { return trace(*options); }; });
 }
 

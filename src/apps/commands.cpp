@@ -71,7 +71,8 @@ std::string explain_extras(const CLI::App& app) {
                            chosen == &app ? "" : chosen->get_name());
     }
     if (chosen == &app) {
-        for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+        for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+            known.push_back(sub->get_name());
         return fmt::format("unknown command '{}'{}; see riptide --help", word, suggestion(word, known));
     }
     return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());

@@ -40,8 +40,8 @@ GgufLayout laguna_layout(const Checkpoint& checkpoint) {
         ++s.leading_dense;
     }
     for (int64_t layer = s.leading_dense; layer < c.num_hidden_layers; ++layer)
-        RT_CHECK(c.is_sparse[static_cast<size_t>(layer)] != 0, "{}: layer {} is dense after a sparse one; GGUF has no key for that",
-                 checkpoint.path(), layer);
+        RT_CHECK(c.is_sparse[static_cast<size_t>(layer)] != 0,
+                 "{}: layer {} is dense after a sparse one; GGUF has no key for that", checkpoint.path(), layer);
     s.routed_scale = c.moe_routed_scaling_factor;
     s.norm_topk_prob = c.norm_topk_prob;
     s.rotary_dim = c.rope_full.rotary_dim;
@@ -77,7 +77,8 @@ GgufLayout qwen3_layout(const Checkpoint& checkpoint) {
     s.intermediate_size = c.get<int64_t>("intermediate_size");
     s.rms_norm_eps = c.get<double>("rms_norm_eps");
     s.rotary_dim = s.head_dim;
-    s.rope_theta = c.has("rope_theta") ? c.get<double>("rope_theta") : c.child("rope_parameters").get<double>("rope_theta");
+    s.rope_theta =
+        c.has("rope_theta") ? c.get<double>("rope_theta") : c.child("rope_parameters").get<double>("rope_theta");
     s.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
     return s;
 }
@@ -91,7 +92,8 @@ std::string suffix_of(const LayoutTensor& tensor) {
 
 GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name) {
     const auto type = config_of(checkpoint).get<std::string>("model_type");
-    RT_CHECK(type == "laguna" || type == "qwen3", "{}: cannot convert model_type {}; known: laguna, qwen3", checkpoint.path(), type);
+    RT_CHECK(type == "laguna" || type == "qwen3", "{}: cannot convert model_type {}; known: laguna, qwen3",
+             checkpoint.path(), type);
     GgufLayout layout = type == "laguna" ? laguna_layout(checkpoint) : qwen3_layout(checkpoint);
     layout.name = name;
     return layout;

@@ -20,8 +20,9 @@ ExpertNames expert_names(const LayoutTensor& tensor);
 /// Is it a stack of experts?
 bool is_expert_stack(const LayoutTensor& tensor);
 
-/// Writes tokenizer.ggml.* and tokenizer.chat_template from tokenizer.json, tokenizer_config.json, generation_config.json and the
-/// chat template of the folder. Nothing if the folder has no tokenizer.json. Throws Error for rules that GGUF has no name for.
+/// Writes tokenizer.ggml.* and tokenizer.chat_template from tokenizer.json, tokenizer_config.json,
+/// generation_config.json and the chat template of the folder. Nothing if the folder has no tokenizer.json. Throws
+/// Error for rules that GGUF has no name for.
 void write_tokenizer_metadata(const Checkpoint& checkpoint, int64_t vocab_size, GgufWriter& writer);
 
 }  // namespace riptide::apps

@@ -60,7 +60,8 @@ void write_tokenizer_metadata(const Checkpoint& checkpoint, int64_t vocab_size, 
     const Tokenizer tokenizer = load_tokenizer(checkpoint);  // checks what is read below
     const json::object& file = checkpoint.metadata().at("tokenizer").as_object();
     const std::vector<int32_t> stops = stop_ids(checkpoint, tokenizer);
-    Vocabulary v = vocabulary(file, std::max<int64_t>(vocab_size, tokenizer.vocab_size()), {stops.begin(), stops.end()});
+    Vocabulary v =
+        vocabulary(file, std::max<int64_t>(vocab_size, tokenizer.vocab_size()), {stops.begin(), stops.end()});
     std::vector<std::string> merges;
     for (const json::value& merge : file.at("model").at("merges").as_array()) merges.push_back(merge_text(merge));
     w.set_string("tokenizer.ggml.model", "gpt2");

@@ -15,7 +15,8 @@ namespace riptide::apps {
 std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path) {
     if (!path.empty()) return open_checkpoint(path);
     const std::span<const std::byte> image(riptide_demo_model_begin, riptide_demo_model_end);
-    if (image.empty()) fail(ErrorKind::unavailable, "this build contains no demo model: name a GGUF file or a safetensors folder");
+    if (image.empty())
+        fail(ErrorKind::unavailable, "this build contains no demo model: name a GGUF file or a safetensors folder");
     return open_gguf_memory(image, "(demo model)");
 }
 

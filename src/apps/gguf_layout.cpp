@@ -44,7 +44,7 @@ void add_feed_forward(const GgufLayout& s, int64_t layer, std::vector<LayoutTens
 
 std::vector<LayoutTensor> layout_tensors(const GgufLayout& s) {
     std::vector<LayoutTensor> out = {{"token_embd.weight", {s.vocab_size, s.hidden_size}, -1},
-                                    {"output_norm.weight", {s.hidden_size}, -1}};
+                                     {"output_norm.weight", {s.hidden_size}, -1}};
     if (!s.tie_word_embeddings) out.push_back({"output.weight", {s.vocab_size, s.hidden_size}, -1});
     for (int64_t layer = 0; layer < s.num_hidden_layers; ++layer) {
         add_attention(s, layer, out);

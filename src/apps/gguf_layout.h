@@ -18,8 +18,8 @@ struct GgufLayout {
     int64_t num_key_value_heads = 0, head_dim = 128;
     int64_t intermediate_size = 0;
     double rms_norm_eps = 1e-6;
-    int64_t sliding_window = 0;       // 0: no window layers
-    std::vector<char> is_sliding;     // per layer; empty: every fourth layer, from the first on, is full
+    int64_t sliding_window = 0;    // 0: no window layers
+    std::vector<char> is_sliding;  // per layer; empty: every fourth layer, from the first on, is full
     // Mixture of experts; 0 experts: dense.
     int64_t num_experts = 0, num_experts_per_tok = 0, moe_intermediate_size = 0, shared_expert_intermediate_size = 0;
     int64_t leading_dense = 0;
@@ -46,7 +46,8 @@ struct LayoutTensor {
 
 /// All tensors in the order of the file.
 std::vector<LayoutTensor> layout_tensors(const GgufLayout& layout);
-/// The hyper-parameter keys, general.architecture and general.name included. Source: llama.cpp's Laguna and Qwen3 files.
+/// The hyper-parameter keys, general.architecture and general.name included. Source: llama.cpp's Laguna and Qwen3
+/// files.
 void write_layout_metadata(const GgufLayout& layout, GgufWriter& writer);
 
 }  // namespace riptide::apps

@@ -15,7 +15,8 @@ constexpr int64_t kMaxTokenFile = int64_t{256} << 20;
 
 DType kv_type(const std::string& name) {
     const auto type = dtype_from_name(name);
-    RT_CHECK(type && can_hold_kv(*type), ErrorKind::usage, "--kv {}: expected f32, f16, bf16, f8_e4m3, q8_0, q4_0 or tq3_0", name);
+    RT_CHECK(type && can_hold_kv(*type), ErrorKind::usage,
+             "--kv {}: expected f32, f16, bf16, f8_e4m3, q8_0, q4_0 or tq3_0", name);
     return *type;
 }
 
@@ -24,16 +25,24 @@ DType kv_type(const std::string& name) {
 void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
     cmd.add_option("MODEL", flags.model, "GGUF file or safetensors folder; left out: the demo model");
     cmd.add_option("--threads", flags.threads, "Threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
-    cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's")->check(CLI::NonNegativeNumber)->capture_default_str();
-    cmd.add_option("--kv", flags.kv, "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0")->capture_default_str();
-    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step")->check(CLI::Range(1, 65536))->capture_default_str();
+    cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd.add_option("--kv", flags.kv, "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0")
+        ->capture_default_str();
+    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
     cmd.add_option("--device", flags.device, "cpu | cuda")->capture_default_str();
-    cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor, "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
+    cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
+                   "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
 
 std::unique_ptr<Session> open_session(const ModelFlags& flags) {
-    RT_CHECK(flags.device == "cpu" || flags.device == "cuda", ErrorKind::usage, "--device {}: expected cpu or cuda", flags.device);
-    RT_CHECK(flags.device == "cpu", ErrorKind::unavailable, "--device cuda: this version has no CUDA back end yet; use --device cpu");
+    RT_CHECK(flags.device == "cpu" || flags.device == "cuda", ErrorKind::usage, "--device {}: expected cpu or cuda",
+             flags.device);
+    RT_CHECK(flags.device == "cpu", ErrorKind::unavailable,
+             "--device cuda: this version has no CUDA back end yet; use --device cpu");
     SessionOptions options;
     options.threads = flags.threads;
     options.context = flags.context;
@@ -63,7 +72,8 @@ void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
 }
 
 SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback) {
-    RT_CHECK(flags.max_tokens >= 0, ErrorKind::usage, "-n {}: the number of tokens must be at least 1", flags.max_tokens);
+    RT_CHECK(flags.max_tokens >= 0, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
+             flags.max_tokens);
     SamplingParams params = flags.params;
     params.max_tokens = flags.max_tokens == 0 ? fallback : flags.max_tokens;
     try {
@@ -78,11 +88,12 @@ std::vector<int32_t> read_token_file(const std::string& path) {
     const json::value parsed = parse_json(read_file(path, kMaxTokenFile), path);
     const json::value* list = &parsed;
     if (parsed.is_object()) list = parsed.get_object().if_contains("tokens");
-    RT_CHECK(list != nullptr && list->is_array(), "{}: expected a JSON array of token ids, or an object with \"tokens\"", path);
+    RT_CHECK(list != nullptr && list->is_array(),
+             "{}: expected a JSON array of token ids, or an object with \"tokens\"", path);
     std::vector<int32_t> ids;
     for (const json::value& id : list->get_array()) {
-        RT_CHECK(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= INT32_MAX, "{}: entry {} is {}, expected a token id", path,
-                 ids.size(), json::serialize(id).substr(0, 40));
+        RT_CHECK(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= INT32_MAX,
+                 "{}: entry {} is {}, expected a token id", path, ids.size(), json::serialize(id).substr(0, 40));
         ids.push_back(static_cast<int32_t>(id.get_int64()));
     }
     return ids;
@@ -106,11 +117,13 @@ json::object closing_json(const Session& session, const GenerationResult& r) {
 std::string closing_line(const Session& session, const GenerationResult& r) {
     const json::object facts = closing_json(session, r);
     const auto number = [&](const char* key) { return facts.at(key).to_number<double>(); };
-    return fmt::format("[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} GB/s measured · "
-                       "{} threads · {} · hash {:016x}]",
-                       r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
-                       100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), session.threads(),
-                       finish_reason_name(r.reason), r.logits_hash);
+    return fmt::format(
+        "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
+        "GB/s measured · "
+        "{} threads · {} · hash {:016x}]",
+        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
+        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), session.threads(),
+        finish_reason_name(r.reason), r.logits_hash);
 }
 
 }  // namespace riptide::apps

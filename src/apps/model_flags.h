@@ -12,7 +12,7 @@ namespace riptide::apps {
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, kv = "f16", device = "cpu";
+    std::string model, kv = "f32", device = "cpu";
     int threads = 0;
     int64_t context = 0;
     int chunk = 512;
@@ -34,8 +34,8 @@ SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, i
 /// Reads token ids: a JSON array, or an object with an array "tokens". Throws Error naming the file.
 std::vector<int32_t> read_token_file(const std::string& path);
 
-/// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured read bandwidth,
-/// logits hash.
+/// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured
+/// read bandwidth, logits hash.
 std::string closing_line(const Session& session, const GenerationResult& result);
 /// The same facts for scripts.
 json::object closing_json(const Session& session, const GenerationResult& result);

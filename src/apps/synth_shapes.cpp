@@ -94,7 +94,8 @@ GgufLayout qwen3_06b() {
 }  // namespace
 
 const std::vector<GgufLayout>& synth_shapes() {
-    static const std::vector<GgufLayout> shapes = {laguna_xs_2(), laguna_xs_21(), laguna_s_21(), laguna_tiny(), qwen3_06b()};
+    static const std::vector<GgufLayout> shapes = {laguna_xs_2(), laguna_xs_21(), laguna_s_21(), laguna_tiny(),
+                                                   qwen3_06b()};
     return shapes;
 }
 

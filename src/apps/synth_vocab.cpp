@@ -15,12 +15,13 @@ constexpr int kNormal = 1, kControl = 3, kUserDefined = 4;  // tokenizer.ggml.to
 
 /// Laguna's special tokens 0 .. 69.
 std::vector<std::string> special_tokens() {
-    const char* bracketed[] = {"UNK", "CODE_START", "EOS", "CODE_END", "META_START", "META_END", "FIM_MIDDLE",
-                               "FIM_SUFFIX", "SEP", "PAD", "CLS", "FIM_START", "MASK"};
+    const char* bracketed[] = {"UNK",        "CODE_START", "EOS", "CODE_END", "META_START", "META_END", "FIM_MIDDLE",
+                               "FIM_SUFFIX", "SEP",        "PAD", "CLS",      "FIM_START",  "MASK"};
     std::vector<std::string> tokens;
     const auto bracket = [](const std::string& name) { return "\u3008|" + name + "|\u3009"; };
     for (const char* name : bracketed) tokens.push_back(bracket(name));
-    for (const char* plain : {"|\u25CA|", "\u3008|", "|\u3009", "\u3008|/", "/|\u3009", "<think>", "</think>"}) tokens.push_back(plain);
+    for (const char* plain : {"|\u25CA|", "\u3008|", "|\u3009", "\u3008|/", "/|\u3009", "<think>", "</think>"})
+        tokens.push_back(plain);
     for (int i = 1; i <= 3; ++i) tokens.push_back(bracket("SPECIAL_" + std::to_string(i)));
     for (const char* plain : {"<assistant>", "</assistant>", "<tool_call>", "</tool_call>"}) tokens.push_back(plain);
     for (int i = 8; i <= 50; ++i) tokens.push_back(bracket("SPECIAL_" + std::to_string(i)));
@@ -55,7 +56,8 @@ std::vector<std::string> byte_tokens() {
 void write_synth_vocabulary(GgufWriter& w, int64_t size, std::string_view chat_template) {
     std::vector<std::string> tokens = special_tokens();
     for (std::string& token : byte_tokens()) tokens.push_back(std::move(token));
-    RT_CHECK(size >= static_cast<int64_t>(tokens.size()), "a synthetic vocabulary has at least {} tokens, not {}", tokens.size(), size);
+    RT_CHECK(size >= static_cast<int64_t>(tokens.size()), "a synthetic vocabulary has at least {} tokens, not {}",
+             tokens.size(), size);
     std::vector<std::string> merges, words;
     for (char c = 'a'; c <= 'z'; ++c) words.emplace_back(1, c);
     for (size_t at = 0; static_cast<int64_t>(tokens.size()) < size; ++at) {

@@ -27,7 +27,11 @@ std::string amount(double value, const std::string& unit) {
 }  // namespace
 
 Progress::Progress(std::string label, std::string unit)
-    : label_(std::move(label)), unit_(std::move(unit)), start_(Clock::now()), drawn_(start_), enabled_(isatty(2) == 1) {}
+    : label_(std::move(label)),
+      unit_(std::move(unit)),
+      start_(Clock::now()),
+      drawn_(start_),
+      enabled_(isatty(2) == 1) {}
 
 Progress::~Progress() {
     if (visible_) std::fputs("\r\033[K", stderr);
@@ -43,11 +47,11 @@ void Progress::update(int64_t done, int64_t total) {
     const double share = std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
     const double rate = static_cast<double>(done) / elapsed;
     const int width = 28, filled = static_cast<int>(share * width);
-    const std::string bar = std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(width - filled), '.');
+    const std::string bar =
+        std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(width - filled), '.');
     const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-    const std::string line =
-        fmt::format("\r\033[K{} [{}] {:3.0f}%  {}  {}/s  {:.0f} s left", label_, bar, 100 * share,
-                    amount(static_cast<double>(done), unit_), amount(rate, unit_), left);
+    const std::string line = fmt::format("\r\033[K{} [{}] {:3.0f}%  {}  {}/s  {:.0f} s left", label_, bar, 100 * share,
+                                         amount(static_cast<double>(done), unit_), amount(rate, unit_), left);
     std::fputs(line.c_str(), stderr);
     std::fflush(stderr);
 }
