@@ -101,12 +101,6 @@ void experts(benchmark::State& state) {
     state.SetItemsProcessed(state.iterations() * 2 * n * (kUsed + 1) * 3 * kWidth * kCols);
 }
 
-void empty_region(benchmark::State& state) {
-    ThreadPool threads(static_cast<int>(state.range(0)));
-    const std::function<void(int64_t, int64_t, int)> nothing = [](int64_t, int64_t, int) {};
-    for (auto _ : state) threads.parallel_for(4 * threads.size(), 1, nothing);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -136,7 +130,6 @@ int main(int argc, char** argv) {
         ->ArgsProduct({{1, 8, 64, 512}, {1, 2}})
         ->Unit(benchmark::kMillisecond)
         ->UseRealTime();
-    benchmark::RegisterBenchmark("empty_region", empty_region)->Arg(2)->UseRealTime();
     benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();
 }

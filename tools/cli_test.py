@@ -157,6 +157,12 @@ def demo_model(model):
     if calls:
         arguments = json.loads(calls[0]["function"]["arguments"])
         expect(arguments == {"kind": "darjeeling", "cups": 3}, f"with the right arguments: {arguments}")
+    made = reply["usage"]["completion_tokens"]
+    cut = json.loads(good("chat", "--tools", ROOT / "examples/tools.json", "--temperature", 0, "--json", "-n", made - 4,
+                          "--message", "Please brew tea: kind darjeeling, cups 3."))
+    partial = cut.get("incomplete_tool_calls", [])
+    expect("tool_calls" not in cut and cut["finish_reason"] == "length" and [c["name"] for c in partial] == ["brew_tea"] and
+           isinstance(json.loads(partial[0]["arguments"]), dict), f"a call that -n cuts short is shown as such: {cut}")
 
 
 def text_commands(model):

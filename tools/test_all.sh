@@ -28,6 +28,13 @@ stage "build cpu, no warnings" tools/build_clean.sh cpu
 echo "== unit tests (optimised)"
 tools/run_tests.py build/cpu --tally "$tally"
 stage "command line" tools/cli_test.py build/cpu/riptide
+if [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
+  stage "configure cuda" cmake --preset cuda
+  stage "build cuda (sm_90a), no warnings" tools/build_clean.sh cuda
+  stage "cuda: loads behind the wait" tools/check_pdl_order.py build/cuda
+else
+  echo "cuda build                         skipped: no nvcc here (the CUDA toolkit is not in Debian)"
+fi
 stage "configure asan" cmake --preset asan
 stage "build asan" cmake --build --preset asan -- -k 0
 echo "== unit tests (AddressSanitizer + UndefinedBehaviorSanitizer)"

@@ -16,12 +16,16 @@ class MessageBuilder {
         if (const auto* thought = std::get_if<ReasoningDelta>(&event)) reasoning_ += thought->text;
         if (const auto* call = std::get_if<ToolCallBegin>(&event)) calls_.push_back({call->id, call->name, ""});
         if (const auto* part = std::get_if<ToolCallArguments>(&event)) calls_.back().arguments += part->json_fragment;
-        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete) calls_.pop_back();
+        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete) {
+            incomplete_.push_back({{"name", calls_.back().name}, {"arguments", calls_.back().arguments}});
+            calls_.pop_back();
+        }
     }
 
     json::object message() const {
         json::object out = {{"role", "assistant"}, {"content", content_}};
         if (!reasoning_.empty()) out["reasoning_content"] = reasoning_;
+        if (!incomplete_.empty()) out["incomplete_tool_calls"] = incomplete_;
         if (calls_.empty()) return out;
         json::array& list = out["tool_calls"].emplace_array();
         for (const Call& call : calls_)
@@ -37,6 +41,7 @@ class MessageBuilder {
     };
     std::string content_, reasoning_;
     std::vector<Call> calls_;
+    json::array incomplete_;
 };
 
 std::string require_template(const Checkpoint& checkpoint) {
@@ -63,10 +68,8 @@ ChatModel::ChatModel(std::unique_ptr<Session> session)
 }
 
 std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) const {
-    std::vector<TextSpan> trusted;
-    for (const jinja::Span& span : prompt.trusted) trusted.push_back({span.begin, span.end});
     EncodeOptions options;
-    options.trusted = trusted;
+    options.trusted = prompt.trusted;
     return tokenizer_.encode(prompt.text, options);
 }
 

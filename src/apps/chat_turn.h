@@ -14,7 +14,10 @@ namespace riptide::apps {
 
 /// What the model said.
 struct ChatAnswer {
-    json::object message;  // role, content, and if there: reasoning_content, tool_calls, as OpenAI clients have them
+    /// role, content, and if there: reasoning_content, tool_calls, as OpenAI clients have them; and
+    /// incomplete_tool_calls (name, arguments as far as they came, closed) for calls that the answer did not finish,
+    /// which nobody should execute.
+    json::object message;
     GenerationResult result;
 };
 

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -9,7 +10,7 @@
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
-#include "base/memory_bandwidth.h"
+#include "ops/topk.h"
 
 namespace riptide::apps {
 
@@ -44,31 +45,66 @@ std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size) {
     return ids;
 }
 
-Row measure(Session& session, const Options& o, int64_t prompt, int64_t gen, const std::string& what, int64_t shown) {
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Prompt tokens per second, from an empty sequence to the logits behind the last one.
+Row measure_prefill(Session& session, const Options& o, int64_t prompt) {
     const std::vector<int32_t> ids = made_up_tokens(prompt, session.model().info().vocab_size);
-    Row row{what, shown, {}};
-    for (int i = 0; i < o.repeat && !interrupted(); ++i) {
+    Row row{fmt::format("prefill {}", prompt), prompt, {}};
+    Progress progress(row.what, "tok");
+    const int warm_up = session.gpu() != nullptr ? 1 : 0;
+    for (int i = -warm_up; i < o.repeat && !interrupted(); ++i) {
         session.clear();
-        GenerateRequest request;
-        request.prompt = ids;
-        request.sampling.temperature = 0;
-        request.sampling.max_tokens = gen;
-        request.sampling.ignore_eos = true;
-        request.cancel = &interrupted();
-        Progress progress(what, "tok");
-        request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
-        const GenerationResult result = session.generate(request);
-        if (result.reason != FinishReason::cancelled)
-            row.rates.push_back(gen == 1 ? result.prefill_rate() : result.decode_rate());
+        const auto start = std::chrono::steady_clock::now();
+        const auto logits = session.prefill(
+            ids, [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
+        if (!logits.empty() && i >= 0) row.rates.push_back(static_cast<double>(prompt) / seconds_since(start));
     }
     std::sort(row.rates.begin(), row.rates.end());
     return row;
 }
 
-void print_rows(const Session& session, const std::vector<Row>& rows, double roof) {
+/// Tokens per second of decoding `gen` tokens behind `depth` others. The tokens fed are made up, so that a model with
+/// random weights does not fall into a loop that its caches hold; each is drawn (greedily) all the same.
+Row measure_decode(Session& session, const Options& o, int64_t depth) {
+    const std::vector<int32_t> ids =
+        made_up_tokens(std::max<int64_t>(1, depth) + GpuDecoder::kForced, session.model().info().vocab_size);
+    const auto prompt = std::span(ids).first(static_cast<size_t>(std::max<int64_t>(1, depth)));
+    const auto forced = std::span(ids).subspan(prompt.size());
+    Row row{fmt::format("decode at {}", depth), o.gen, {}};
+    Progress progress(row.what, "tok");
+    const int warm_up = session.gpu() != nullptr ? 1 : 0;
+    for (int i = -warm_up; i < o.repeat && !interrupted(); ++i) {
+        // Continues from the last repeat while the context allows: depth grows by `gen` each time.
+        const bool room = std::ssize(session.tokens()) + o.gen <= session.context_length();
+        if (i == -warm_up || session.gpu() == nullptr || !room)
+            if (session
+                    .prefill(
+                        prompt, [&](int64_t d, int64_t n) { progress.update(d, n); }, &interrupted())
+                    .empty())
+                break;
+        const auto start = std::chrono::steady_clock::now();
+        if (session.gpu() != nullptr) {
+            session.decode_greedy(
+                forced.back(), o.gen, [](int32_t) { return !interrupted(); }, forced);
+        } else {
+            for (int64_t t = 0; t < o.gen && !interrupted(); ++t)
+                ops::argmax(session.decode(forced[static_cast<size_t>(t % std::ssize(forced))]));
+        }
+        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(o.gen) / seconds_since(start));
+    }
+    std::sort(row.rates.begin(), row.rates.end());
+    return row;
+}
+
+void print_rows(Session& session, const std::vector<Row>& rows, double roof) {
     const ModelInfo& info = session.model().info();
-    fmt::print("{} · {} · {} weights ({} a token) · {} threads · {:.1f} GB/s read bandwidth measured\n", info.name,
-               info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), session.threads(),
+    const std::string where =
+        session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("{} threads", session.threads());
+    fmt::print("{} · {} · {} weights ({} a token) · {} · {:.1f} GB/s read bandwidth measured\n", info.name,
+               info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), where,
                roof * 1e-9);
     fmt::print("{:<22} {:>8} {:>12} {:>9} {:>9} {:>8}\n", "", "tokens", "tok/s median", "spread", "GB/s", "share");
     for (const Row& row : rows) {
@@ -85,14 +121,10 @@ int bench(const Options& o) {
              o.repeat, o.gen);
     catch_interrupts();
     const auto session = open_session(o.model);
-    ThreadPool threads(session->threads());
-    const double roof = measure_read_bandwidth(threads, int64_t{512} << 20);
+    const double roof = session->memory_bandwidth();
     std::vector<Row> rows;
-    for (int64_t prompt : o.prompts)
-        rows.push_back(measure(*session, o, prompt, 1, fmt::format("prefill {}", prompt), prompt));
-    for (int64_t depth : o.depths)
-        rows.push_back(
-            measure(*session, o, std::max<int64_t>(1, depth), o.gen, fmt::format("decode at {}", depth), o.gen));
+    for (int64_t prompt : o.prompts) rows.push_back(measure_prefill(*session, o, prompt));
+    for (int64_t depth : o.depths) rows.push_back(measure_decode(*session, o, depth));
     if (!o.as_json) {
         print_rows(*session, rows, roof);
         return interrupted() ? 130 : 0;
@@ -104,6 +136,7 @@ int bench(const Options& o) {
                         {"tok_s", json::value_from(row.rates)},
                         {"median", row.median()}});
     const json::object out = {{"model", session->model().info().name},
+                              {"device", session->gpu() != nullptr ? session->gpu()->info().name : "cpu"},
                               {"threads", session->threads()},
                               {"bytes_per_token", session->model().info().bytes_per_token},
                               {"read_bandwidth_gb_s", roof * 1e-9},
@@ -131,7 +164,8 @@ void add_bench(CLI::App& app, Action& action) {
     cmd->add_flag("--json", options->as_json, "Print JSON");
     cmd->footer(
         "Examples:\n  riptide bench\n  riptide bench model.gguf --prompt 512,2048 --depth 0,4096 --gen 128\n"
-        "Prompts are made-up token ids. Decoding is greedy and includes sampling.");
+        "Prompts and the tokens fed while decoding are made-up ids. Decoding is greedy and includes the choice of the "
+        "token.");
     cmd->callback([options, &action] { action = [options] { return bench(*options); }; });
 }
 

@@ -53,7 +53,7 @@ class Printer {
     bool dim_ = false;
 };
 
-json::object answer_json(const Session& session, const ChatAnswer& answer) {
+json::object answer_json(Session& session, const ChatAnswer& answer) {
     json::object out = answer.message;
     out["finish_reason"] = finish_reason_name(answer.result.reason);
     out["usage"] = closing_json(session, answer.result);

@@ -39,7 +39,7 @@ void check_one_prompt(const Options& o) {
     RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
 }
 
-void print_json(const Session& session, const GenerationResult& result, bool has_text) {
+void print_json(Session& session, const GenerationResult& result, bool has_text) {
     json::object out = closing_json(session, result);
     out["tokens"] = json::value_from(result.tokens);
     if (has_text) out["text"] = result.text;

@@ -34,7 +34,7 @@ int render(const Options& options) {
         return 0;
     }
     json::array spans;
-    for (const jinja::Span& span : rendered.trusted) spans.push_back({span.begin, span.end});
+    for (const TextSpan& span : rendered.trusted) spans.push_back({span.begin, span.end});
     std::puts(json::serialize(json::object{{"text", rendered.text}, {"trusted", spans}}).c_str());
     return 0;
 }

@@ -4,7 +4,6 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/memory_bandwidth.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::apps {
@@ -24,34 +23,81 @@ DType kv_type(const std::string& name) {
 
 void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
     cmd.add_option("MODEL", flags.model, "GGUF file or safetensors folder; left out: the demo model");
-    cmd.add_option("--threads", flags.threads, "Threads; 0: all")->check(CLI::Range(0, 4096))->capture_default_str();
-    cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's")
+    cmd.add_option("--device", flags.device, "auto (a GPU if there is one) | cpu | cuda")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->capture_default_str();
+    cmd.add_option("--gpu", flags.gpu, "Which GPU, from 0")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd.add_option("--memory-budget", flags.memory_budget,
+                   "GPU memory to use at most, e.g. 24GiB or 8000MB; left out: what is free");
+    cmd.add_flag("--portable", flags.portable, "Use only kernels that every supported GPU can run (for tests)");
+    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")
+        ->check(CLI::Range(0, 4096))
+        ->capture_default_str();
+    cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's, or what the GPU's memory holds")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
-    cmd.add_option("--kv", flags.kv, "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0")
+    cmd.add_option("--kv", flags.kv,
+                   "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
+                   "f16 on a GPU")
         ->capture_default_str();
-    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step")
-        ->check(CLI::Range(1, 65536))
+    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
+        ->check(CLI::Range(0, 65536))
         ->capture_default_str();
-    cmd.add_option("--device", flags.device, "cpu | cuda")->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
 
+namespace {
+
+/// "24GiB", "8000 MB", "123456"
+int64_t parse_bytes(const std::string& text) {
+    constexpr std::pair<std::string_view, double> kUnits[] = {
+        {"", 1}, {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+    size_t used = 0;
+    double value = -1;
+    try {
+        value = std::stod(text, &used);
+    } catch (const std::exception&) {
+    }
+    std::string_view unit = std::string_view(text).substr(used);
+    while (unit.starts_with(' ')) unit.remove_prefix(1);
+    for (const auto& [name, factor] : kUnits)
+        if (unit == name && value > 0 && value * factor < 0x1p62) return static_cast<int64_t>(value * factor);
+    fail(ErrorKind::usage, "--memory-budget {}: expected a size such as 24GiB or 8000MB", text);
+}
+
+bool wants_gpu(const ModelFlags& flags) {
+    if (flags.device == "auto") return !list_gpus().empty();
+    return flags.device == "cuda";
+}
+
+}  // namespace
+
 std::unique_ptr<Session> open_session(const ModelFlags& flags) {
-    RT_CHECK(flags.device == "cpu" || flags.device == "cuda", ErrorKind::usage, "--device {}: expected cpu or cuda",
-             flags.device);
-    RT_CHECK(flags.device == "cpu", ErrorKind::unavailable,
-             "--device cuda: this version has no CUDA back end yet; use --device cpu");
     SessionOptions options;
     options.threads = flags.threads;
     options.context = flags.context;
     options.chunk_rows = flags.chunk;
-    const size_t slash = flags.kv.find('/');
-    options.k_dtype = kv_type(flags.kv.substr(0, slash));
-    options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
+    if (wants_gpu(flags)) {
+        GpuOptions gpu{.ordinal = flags.gpu, .memory_budget = 0, .portable = flags.portable};
+        if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes(flags.memory_budget);
+        options.gpu = gpu;
+    }
+    const std::string kv = flags.kv == "auto" ? (options.gpu ? "f16" : "f32") : flags.kv;
+    const size_t slash = kv.find('/');
+    options.k_dtype = kv_type(kv.substr(0, slash));
+    options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(kv.substr(slash + 1));
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
-    return std::make_unique<Session>(open_model_or_demo(flags.model), options);
+    auto checkpoint = open_model_or_demo(flags.model);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    auto session = std::make_unique<Session>(std::move(checkpoint), options);
+    if (session->gpu() != nullptr)
+        fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
+                   describe(session->memory_plan(), options.k_dtype, options.v_dtype));
+    return session;
 }
 
 void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
@@ -99,31 +145,29 @@ std::vector<int32_t> read_token_file(const std::string& path) {
     return ids;
 }
 
-json::object closing_json(const Session& session, const GenerationResult& r) {
-    ThreadPool threads(session.threads());
-    const double roof = measure_read_bandwidth(threads);
+json::object closing_json(Session& session, const GenerationResult& r) {
+    const double roof = session.memory_bandwidth();
     const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.decode_rate();
-    return {{"prompt_tokens", r.prompt_tokens},
-            {"reused_tokens", r.reused_tokens},
-            {"completion_tokens", r.tokens.size()},
-            {"prefill_tok_s", r.prefill_rate()},
-            {"decode_tok_s", r.decode_rate()},
-            {"weight_gb_s", rate * 1e-9},
-            {"measured_bandwidth_gb_s", roof * 1e-9},
-            {"bandwidth_share", rate / roof},
-            {"logits_hash", fmt::format("{:016x}", r.logits_hash)}};
+    json::object facts = {{"prompt_tokens", r.prompt_tokens},       {"reused_tokens", r.reused_tokens},
+                          {"completion_tokens", r.tokens.size()},   {"prefill_tok_s", r.prefill_rate()},
+                          {"decode_tok_s", r.decode_rate()},        {"weight_gb_s", rate * 1e-9},
+                          {"measured_bandwidth_gb_s", roof * 1e-9}, {"bandwidth_share", rate / roof}};
+    if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
+    else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
+    return facts;
 }
 
-std::string closing_line(const Session& session, const GenerationResult& r) {
+std::string closing_line(Session& session, const GenerationResult& r) {
     const json::object facts = closing_json(session, r);
     const auto number = [&](const char* key) { return facts.at(key).to_number<double>(); };
+    const std::string where = session.gpu() != nullptr
+                                  ? session.gpu()->info().name
+                                  : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
     return fmt::format(
         "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
-        "GB/s measured · "
-        "{} threads · {} · hash {:016x}]",
+        "GB/s measured · {} · {}]",
         r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
-        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), session.threads(),
-        finish_reason_name(r.reason), r.logits_hash);
+        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), finish_reason_name(r.reason), where);
 }
 
 }  // namespace riptide::apps

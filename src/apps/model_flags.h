@@ -12,14 +12,17 @@ namespace riptide::apps {
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, kv = "f32", device = "cpu";
+    std::string model, kv = "auto", device = "auto", memory_budget;
     int threads = 0;
+    int gpu = 0;
+    bool portable = false;
     int64_t context = 0;
-    int chunk = 512;
+    int chunk = 0;
     double yarn_attention_factor = -1;
 };
 void add_model_flags(CLI::App& cmd, ModelFlags& flags);
-/// Opens the model (or the demo). Throws Error naming the flag that is wrong.
+/// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
+/// the flag that is wrong.
 std::unique_ptr<Session> open_session(const ModelFlags& flags);
 
 /// -n and everything about drawing tokens.
@@ -36,8 +39,8 @@ std::vector<int32_t> read_token_file(const std::string& path);
 
 /// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured
 /// read bandwidth, logits hash.
-std::string closing_line(const Session& session, const GenerationResult& result);
+std::string closing_line(Session& session, const GenerationResult& result);
 /// The same facts for scripts.
-json::object closing_json(const Session& session, const GenerationResult& result);
+json::object closing_json(Session& session, const GenerationResult& result);
 
 }  // namespace riptide::apps

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace riptide {
 
-/// `threads` workers, the caller being one of them. Workers spin for a few microseconds between loops, then sleep.
+/// `threads` workers, the caller being one of them. A step of a model is hundreds of loops with short serial parts
+/// between them: workers stay awake for 200 us after a loop, then sleep. Those beyond the number of hardware threads
+/// sleep at once: they could only take another's time.
 class ThreadPool {
   public:
     /// threads >= 1; 0 means one for each hardware thread this process may use.
@@ -18,12 +19,26 @@ class ThreadPool {
 
     int size() const;
 
-    /// Calls body(begin, end, thread) over [0, n) cut into pieces of `grain` (the last may be shorter); which thread takes
-    /// which piece is not fixed, so a result must not depend on it. thread is in [0, size()). Returns when all are done.
-    /// The first exception thrown by body is rethrown here. Not reentrant; one caller at a time.
-    void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t, int)>& body);
+    /// Calls body(begin, end, thread) over [0, n) cut into pieces of `grain` (the last may be shorter). Thread t begins
+    /// with the t-th share of the pieces, the same in loops of one shape, and then helps others; so which thread takes
+    /// which piece is not fixed, and a result must not depend on it. thread is in [0, size()). Returns when all are
+    /// done. The first exception thrown by body is rethrown here; pieces not begun by then are left out.
+    /// REQUIRES at most 2^20 pieces for each thread. Not reentrant; one caller at a time.
+    /// Cost beyond the work: a few microseconds.
+    template <class Body>
+    void parallel_for(int64_t n, int64_t grain, const Body& body) {
+        run(
+            n, grain,
+            [](const void* f, int64_t begin, int64_t end, int thread) {
+                (*static_cast<const Body*>(f))(begin, end, thread);
+            },
+            &body);
+    }
 
   private:
+    using Piece = void (*)(const void* body, int64_t begin, int64_t end, int thread);
+    void run(int64_t n, int64_t grain, Piece piece, const void* body);
+
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };

@@ -1,7 +1,6 @@
 #include "cache/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/checked.h"
 #include "ops/kv_append.h"
@@ -34,8 +33,9 @@ void check_heads(const StateSpec& spec, size_t layer, DType type, const char* wh
 
 }  // namespace
 
-KvCache::KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options)
-    : options_(checked(options)),
+KvCache::KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu)
+    : gpu_(gpu),
+      options_(checked(options)),
       pool_(options.pages),
       slot_held_(static_cast<size_t>(options.max_sequences), 0),
       views_(specs.size()) {
@@ -72,8 +72,8 @@ void KvCache::add_layer(const StateSpec& spec, size_t layer) {
         slots = checked_mul(options_.max_sequences, ring, "K/V cache");
         bytes_per_sequence_ = checked_add(bytes_per_sequence_, checked_mul(ring, token, "K/V cache"), "K/V cache");
     }
-    view.k = memory_.emplace_back(checked_mul(slots, view.k_slot_bytes, "K/V cache")).data();
-    view.v = memory_.emplace_back(checked_mul(slots, view.v_slot_bytes, "K/V cache")).data();
+    view.k = memory_.emplace_back(gpu_, checked_mul(slots, view.k_slot_bytes, "K/V cache"), "K/V cache").data();
+    view.v = memory_.emplace_back(gpu_, checked_mul(slots, view.v_slot_bytes, "K/V cache"), "K/V cache").data();
 }
 
 int32_t KvCache::pages_for(int64_t tokens) const {
@@ -106,7 +106,7 @@ void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) {
         const auto copy = [&](void* base, int64_t slot_bytes) {
             char* memory = static_cast<char*>(base);
             const int64_t page_bytes = slot_bytes * view.page_rows;
-            std::memcpy(memory + to * page_bytes, memory + from * page_bytes, static_cast<size_t>(rows * slot_bytes));
+            copy_bytes(gpu_, memory + to * page_bytes, memory + from * page_bytes, rows * slot_bytes);
         };
         copy(view.k, view.k_slot_bytes);
         copy(view.v, view.v_slot_bytes);
@@ -118,7 +118,7 @@ void KvCache::copy_rings(int32_t from_slot, int32_t to_slot, int64_t length) {
         if (view.window == 0) continue;
         for (int64_t index = std::max<int64_t>(0, length - (view.window - 1)); index < length; ++index) {
             const int64_t place = index % view.ring_rows;
-            ops::kv_move(view, int64_t{from_slot} * view.ring_rows + place, int64_t{to_slot} * view.ring_rows + place);
+            ops::kv_move(gpu_, view, int64_t{from_slot} * view.ring_rows + place, int64_t{to_slot} * view.ring_rows + place);
         }
     }
 }

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/host_memory.h"
+#include "tensor/gpu.h"
 #include "cache/page_pool.h"
 #include "cache/state_spec.h"
 #include "ops/kv_view.h"
@@ -29,10 +29,12 @@ class KvCache {
   public:
     /// Throws Error for options out of range, a head_dim that is no whole number of the K/V type's blocks (naming
     /// both), or sizes that overflow or that the system refuses.
-    KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options);
+    /// `gpu`: where the memory lies; null: on the host.
+    KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu = nullptr);
     KvCache(const KvCache&) = delete;
     KvCache& operator=(const KvCache&) = delete;
 
+    Gpu* gpu() const { return gpu_; }
     const KvCacheOptions& options() const { return options_; }
     /// One view for each layer; kind none: an empty view.
     std::span<const KvView> views() const { return views_; }
@@ -65,12 +67,13 @@ class KvCache {
   private:
     void add_layer(const StateSpec& spec, size_t layer);
 
+    Gpu* gpu_;
     KvCacheOptions options_;
     PagePool pool_;
     std::vector<int32_t> free_slots_;
     std::vector<char> slot_held_;
     std::vector<KvView> views_;
-    std::vector<HostMemory> memory_;
+    std::vector<DeviceMemory> memory_;
     int64_t bytes_per_token_ = 0;
     int64_t bytes_per_sequence_ = 0;
 };

@@ -45,16 +45,20 @@ int64_t payload_bytes(const KvCache& cache, int64_t length) {
     return bytes;
 }
 
-/// Calls copy(place in the ring, place in the payload, bytes) for each stored K or V slot.
+/// Calls copy(address in the ring, place in the payload, bytes) for each contiguous run of stored K or V slots.
 template <class Copy>
-void for_each_slot(const KvCache& cache, int32_t slot, int64_t length, const Copy& copy) {
+void for_each_run(const KvCache& cache, int32_t slot, int64_t length, const Copy& copy) {
     int64_t offset = 0;
     for (const KvView& view : cache.views()) {
         if (view.window == 0) continue;
         const auto array = [&](void* base, int64_t bytes) {
-            for (int64_t i = std::max<int64_t>(0, length - (view.window - 1)); i < length; ++i, offset += bytes) {
-                const int64_t place = int64_t{slot} * view.ring_rows + i % view.ring_rows;
-                copy(static_cast<std::byte*>(base) + place * bytes, offset, static_cast<size_t>(bytes));
+            for (int64_t i = std::max<int64_t>(0, length - (view.window - 1)); i < length;) {
+                const int64_t place = i % view.ring_rows;
+                const int64_t run = std::min(length - i, view.ring_rows - place);
+                copy(static_cast<std::byte*>(base) + (int64_t{slot} * view.ring_rows + place) * bytes, offset,
+                     run * bytes);
+                i += run;
+                offset += run * bytes;
             }
         };
         array(view.k, view.k_slot_bytes);
@@ -69,8 +73,9 @@ std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t le
     std::vector<std::byte> saved(sizeof header + static_cast<size_t>(header.payload_bytes));
     std::memcpy(saved.data(), &header, sizeof header);
     std::byte* payload = saved.data() + sizeof header;
-    for_each_slot(cache, slot, length, [&](const std::byte* ring, int64_t offset, size_t bytes) {
-        std::memcpy(payload + offset, ring, bytes);
+    for_each_run(cache, slot, length, [&](const std::byte* ring, int64_t offset, int64_t bytes) {
+        if (cache.gpu() == nullptr) std::memcpy(payload + offset, ring, static_cast<size_t>(bytes));
+        else cache.gpu()->to_host(payload + offset, ring, bytes);
     });
     return saved;
 }
@@ -95,8 +100,10 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
 
 void load_rings(KvCache& cache, int32_t slot, std::span<const std::byte> saved) {
     const std::byte* payload = saved.data() + sizeof(SavedHeader);
-    for_each_slot(cache, slot, saved_length(cache, saved),
-                  [&](std::byte* ring, int64_t offset, size_t bytes) { std::memcpy(ring, payload + offset, bytes); });
+    for_each_run(cache, slot, saved_length(cache, saved), [&](std::byte* ring, int64_t offset, int64_t bytes) {
+        if (cache.gpu() == nullptr) std::memcpy(ring, payload + offset, static_cast<size_t>(bytes));
+        else cache.gpu()->to_device(ring, payload + offset, bytes);
+    });
 }
 
 }  // namespace riptide

@@ -93,7 +93,7 @@ void SequenceState::move_row(int64_t from, int64_t to) {
             return int64_t{pages_[static_cast<size_t>(index / view.page_rows)]} * view.page_rows +
                    index % view.page_rows;
         };
-        if (view.num_kv_heads > 0) ops::kv_move(view, slot(from), slot(to));
+        if (view.num_kv_heads > 0) ops::kv_move(cache_->gpu(), view, slot(from), slot(to));
     }
 }
 

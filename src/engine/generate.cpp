@@ -97,51 +97,101 @@ const char* finish_reason_name(FinishReason reason) {
 double GenerationResult::prefill_rate() const { return rate(prompt_tokens - reused_tokens, prefill_seconds); }
 double GenerationResult::decode_rate() const { return rate(decode_steps, decode_seconds); }
 
+namespace {
+
+/// An answer in the making: what each drawn token means for it.
+class Answer {
+  public:
+    Answer(const GenerateRequest& request, GenerationResult& result)
+        : request_(request),
+          result_(result),
+          text_(request, result),
+          stop_ids_(stop_ids_of(request)),
+          most_(request.sampling.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : request.sampling.max_tokens) {}
+
+    const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+
+    /// Takes a drawn token. True if another is wanted; else result.reason says why not. `full`: the context holds no
+    /// more.
+    bool take(const Sampled& sampled, bool full) {
+        if (std::find(stop_ids_.begin(), stop_ids_.end(), sampled.token) != stop_ids_.end()) {
+            result_.reason = FinishReason::stop_id;
+            result_.stop_token = sampled.token;
+            return false;
+        }
+        result_.tokens.push_back(sampled.token);
+        if (request_.sampling.logprobs >= 0) result_.logprobs.push_back(sampled);
+        if (request_.on_token) request_.on_token(sampled);
+        const auto produced = std::ssize(result_.tokens);
+        if (text_.push(sampled.token, produced > request_.sampling.min_tokens)) {
+            result_.reason = FinishReason::stop_string;
+            result_.stop_string = text_.stop();
+            return false;
+        }
+        result_.reason = produced >= most_ ? FinishReason::length
+                         : full            ? FinishReason::context
+                                           : FinishReason::cancelled;
+        return result_.reason == FinishReason::cancelled && !cancelled(request_);
+    }
+
+    void finish() {
+        text_.finish();
+        if (!text_.stopped() || result_.reason == FinishReason::stop_string) return;
+        result_.reason = FinishReason::stop_string;  // in what the detokeniser still held
+        result_.stop_string = text_.stop();
+    }
+
+    /// Tokens still wanted.
+    int64_t wanted() const { return most_ - std::ssize(result_.tokens); }
+
+  private:
+    const GenerateRequest& request_;
+    GenerationResult& result_;
+    AnswerText text_;
+    std::vector<int32_t> stop_ids_;
+    int64_t most_;
+};
+
+/// Whether the answer is nothing but the largest logit each time, which the device can choose by itself.
+bool plainly_greedy(const SamplingParams& p) {
+    return p.temperature == 0 && p.logprobs < 0 && p.logit_bias.empty() && p.min_tokens == 0 &&
+           p.repetition_penalty == 1 && p.frequency_penalty == 0 && p.presence_penalty == 0;
+}
+
+}  // namespace
+
 GenerationResult Session::generate(const GenerateRequest& request) {
     GenerationResult result;
-    const std::vector<int32_t> stop_ids = stop_ids_of(request);
-    Sampler sampler(request.sampling, model_->info().vocab_size, stop_ids, request.prompt);
-    AnswerText text(request, result);
+    Answer answer(request, result);
+    Sampler sampler(request.sampling, model_->info().vocab_size, answer.stop_ids(), request.prompt);
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
-    const int64_t most =
-        request.sampling.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : request.sampling.max_tokens;
-
     std::span<const float> logits = prefill(request.prompt, request.on_prefill, request.cancel);
     result.reused_tokens = reused_;
     result.prefill_seconds = watch.lap();
     if (logits.empty()) result.reason = FinishReason::cancelled;
-    while (!logits.empty()) {
-        hash.add(logits);
-        const Sampled sampled = sampler.sample(logits, std::ssize(tokens_));
-        if (std::find(stop_ids.begin(), stop_ids.end(), sampled.token) != stop_ids.end()) {
-            result.reason = FinishReason::stop_id;
-            result.stop_token = sampled.token;
-            break;
-        }
+    const auto draw = [&] {
+        if (!gpu_) hash.add(logits);
+        Sampled sampled = sampler.sample(logits, std::ssize(tokens_));
         sampler.accept(sampled.token);
-        result.tokens.push_back(sampled.token);
-        if (request.sampling.logprobs >= 0) result.logprobs.push_back(sampled);
-        if (request.on_token) request.on_token(sampled);
-        const auto produced = std::ssize(result.tokens);
-        if (text.push(sampled.token, produced > request.sampling.min_tokens)) {
-            result.reason = FinishReason::stop_string;
-            result.stop_string = text.stop();
-            break;
-        }
-        result.reason = produced >= most                  ? FinishReason::length
-                        : std::ssize(tokens_) >= context_ ? FinishReason::context
-                                                          : FinishReason::cancelled;
-        if (result.reason != FinishReason::cancelled || cancelled(request)) break;
-        logits = decode(sampled.token);
+        return sampled;
+    };
+    bool more = false;
+    if (!logits.empty()) more = answer.take(draw(), std::ssize(tokens_) >= context_);
+    if (more && gpu_ && plainly_greedy(request.sampling)) {
+        // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
+        decode_greedy(result.tokens.back(), answer.wanted(), [&](int32_t token) {
+            ++result.decode_steps;
+            return more = answer.take({.token = token}, std::ssize(tokens_) >= context_);
+        });
+    }
+    while (more) {
+        logits = decode(result.tokens.back());
         ++result.decode_steps;
+        more = answer.take(draw(), std::ssize(tokens_) >= context_);
     }
-    text.finish();
-    if (text.stopped() && result.reason != FinishReason::stop_string) {  // in what the detokeniser still held
-        result.reason = FinishReason::stop_string;
-        result.stop_string = text.stop();
-    }
+    answer.finish();
     result.decode_seconds = watch.lap();
     result.logits_hash = hash.value();
     return result;

@@ -25,11 +25,20 @@ class StepGuard {
     std::span<const StepItem> items_;
 };
 
+constexpr int64_t kFirstArenaBytes = int64_t{1} << 20, kFirstGpuArenaBytes = int64_t{64} << 20;
+
 }  // namespace
 
-Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads) : model_(model), cache_(cache) {
+Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads)
+    : model_(model),
+      cache_(cache),
+      arena_(cache.gpu() == nullptr ? kFirstArenaBytes : kFirstGpuArenaBytes, cache.gpu()) {
+    context_.gpu = cache.gpu();
     context_.threads = threads;
     context_.arena = &arena_;
+    if (cache.gpu() == nullptr) return;
+    const KvCacheOptions& o = cache.options();
+    device_batch_.emplace(*cache.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences, o.pages);
 }
 
 void Runner::reserve(std::span<const StepItem> items) {
@@ -41,7 +50,7 @@ void Runner::reserve(std::span<const StepItem> items) {
     }
 }
 
-Tensor Runner::step(std::span<const StepItem> items) {
+Tensor Runner::step(std::span<const StepItem> items, Family family) {
     RT_ASSERT(!items.empty());
     StepGuard guard(items);
     reserve(items);
@@ -49,7 +58,10 @@ Tensor Runner::step(std::span<const StepItem> items) {
     for (const StepItem& item : items)
         rows.push_back({item.sequence, item.tokens, item.parents, item.logits, item.logit_list});
     arena_.reset();
-    const Tensor logits = model_.forward(context_, builder_.build(rows), States{cache_.views()});
+    context_.family = family;
+    const Batch& batch = builder_.build(rows);
+    const Tensor logits =
+        model_.forward(context_, device_batch_ ? device_batch_->upload(batch) : batch, States{cache_.views()});
     guard.succeed();
     return logits;
 }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "cache/batch_builder.h"
 #include "cache/kv_cache.h"
 #include "cache/sequence_state.h"
+#include "engine/device_batch.h"
 #include "models/model.h"
 
 namespace riptide {
@@ -23,17 +25,20 @@ struct StepItem {
 /// Owns what a step needs besides weights and caches: the arena and the batch arrays. Not thread-safe.
 class Runner {
   public:
-    /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs().
+    /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs(). Runs
+    /// on the cache's GPU, if it has one.
     Runner(const Model& model, KvCache& cache, ThreadPool* threads);
 
     /// Reserves room for all rows, then runs them in one forward pass. Returns the logits of the wanted rows, item by
-    /// item, valid until the next step. The caller commits each sequence (or drops its rows with commit_prefix(0)).
-    /// Throws Error (unavailable) if the cache has too few pages, or what forward throws; then no sequence has rows
-    /// reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
-    Tensor step(std::span<const StepItem> items);
+    /// item, valid until the next step, in the memory of the device. The caller commits each sequence (or drops its
+    /// rows with commit_prefix(0)). Throws Error (unavailable) if the cache has too few pages, or what forward throws;
+    /// then no sequence has rows reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
+    Tensor step(std::span<const StepItem> items, Family family = Family::decode);
 
     /// Where steps run; set its tap to watch.
     Context& context() { return context_; }
+    /// On a GPU: the arrays that steps read.
+    DeviceBatch& device_batch() { return *device_batch_; }
     const Model& model() const { return model_; }
     /// The most bytes of temporaries that a step has needed.
     int64_t peak_bytes() const { return arena_.peak(); }
@@ -46,6 +51,7 @@ class Runner {
     Arena arena_;
     Context context_;
     BatchBuilder builder_;
+    std::optional<DeviceBatch> device_batch_;  // on a GPU
 };
 
 }  // namespace riptide

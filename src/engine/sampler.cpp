@@ -6,14 +6,28 @@
 #include <limits>
 
 #include "base/error.h"
-#include "engine/noise.h"
+#include "ops/lanes.h"
+#include "ops/noise.h"
 #include "ops/topk.h"
 
 namespace riptide {
 
 namespace {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kImpossible = -std::numeric_limits<double>::infinity();
+
+/// Whether all are less than +infinity and none is NaN.
+bool all_below_infinity(std::span<const float> row) {
+    const float* p = row.data();
+    const int64_t n = std::ssize(row);
+    auto below = ops::Float4{} < kInfinity;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) below &= ops::load4(p + i) < kInfinity;
+    bool all = below[0] && below[1] && below[2] && below[3];
+    for (; i < n; ++i) all = all && p[i] < kInfinity;
+    return all;
+}
 
 }  // namespace
 
@@ -31,11 +45,20 @@ void Sampler::accept(int32_t token) {
     ++seen_[token].answer;
 }
 
+/// Whether the token is the largest of the raw logits and nothing else is asked for.
+bool Sampler::takes_largest() const {
+    const bool penalised =
+        params_.repetition_penalty != 1 || params_.frequency_penalty != 0 || params_.presence_penalty != 0;
+    const bool forbidden = answer_tokens_ < params_.min_tokens && !stop_ids_.empty();
+    return params_.temperature == 0 && params_.logprobs < 0 && params_.logit_bias.empty() && !penalised && !forbidden;
+}
+
 void Sampler::check_finite(std::span<const float> logits) const {
     RT_ASSERT(std::ssize(logits) == vocab_size_);
+    if (all_below_infinity(logits)) return;
     for (size_t i = 0; i < logits.size(); ++i)
-        RT_CHECK(logits[i] < std::numeric_limits<float>::infinity(),
-                 "the logit of token {} is {}: the model's weights or its K/V are damaged", i, logits[i]);
+        RT_CHECK(logits[i] < kInfinity, "the logit of token {} is {}: the model's weights or its K/V are damaged", i,
+                 logits[i]);
 }
 
 /// Fills candidates_ with one entry per token: its logit after bias and penalties.
@@ -104,7 +127,6 @@ void Sampler::keep_min_p() {
 
 /// The whole chain before the draw; candidates_ are what may be drawn, with their weights.
 void Sampler::filter(std::span<const float> logits) {
-    check_finite(logits);
     penalize(logits);
     if (params_.temperature == 0) {
         const auto best = std::max_element(candidates_.begin(), candidates_.end(),  // the first of equals
@@ -120,13 +142,20 @@ void Sampler::filter(std::span<const float> logits) {
 }
 
 Sampled Sampler::sample(std::span<const float> logits, int64_t position) {
+    check_finite(logits);
+    if (takes_largest()) {
+        const int32_t largest = ops::argmax(logits);
+        if (logits[static_cast<size_t>(largest)] > -kInfinity) return {largest, 0, 0, {}};
+    }
     filter(logits);
     const Candidate* best = &candidates_[0];
     double best_key = std::numeric_limits<double>::infinity();
     if (candidates_.size() > 1) {
+        constexpr double kSurely = 1 + 0x1p-40;  // room for the rounding of what is compared
         for (const Candidate& c : candidates_) {
             const double noise =
                 sampling_noise(params_.seed, static_cast<uint64_t>(position), static_cast<uint32_t>(c.token));
+            if (1 - noise > best_key * c.value * kSurely) continue;  // -ln(noise) >= 1 - noise: most need no logarithm
             const double key = -std::log(noise) / c.value;
             if (key < best_key || (key == best_key && c.token < best->token)) {
                 best = &c;
@@ -151,6 +180,7 @@ void Sampler::report(std::span<const float> logits, double total, double weight,
 }
 
 std::vector<std::pair<int32_t, double>> Sampler::distribution(std::span<const float> logits) {
+    check_finite(logits);
     filter(logits);
     const double total = total_weight();
     std::vector<std::pair<int32_t, double>> result;

@@ -67,6 +67,7 @@ class Sampler {
         bool prompt = false;
     };
 
+    bool takes_largest() const;
     void check_finite(std::span<const float> logits) const;
     void penalize(std::span<const float> logits);
     void keep_top_k();

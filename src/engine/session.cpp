@@ -4,11 +4,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/memory_bandwidth.h"
 
 namespace riptide {
 
 namespace {
 
+constexpr int32_t kCpuChunkRows = 512;
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
 
 void check_options(const SessionOptions& o) {
@@ -17,7 +19,7 @@ void check_options(const SessionOptions& o) {
     };
     range("threads", o.threads, 0, 4096);
     range("context", o.context, 0, INT32_MAX - 1);
-    range("chunk_rows", o.chunk_rows, 1, 65536);
+    range("chunk_rows", o.chunk_rows, 0, 65536);
     range("page_rows", o.page_rows, 1, 65536);
 }
 
@@ -31,22 +33,56 @@ std::unique_ptr<Session> Session::open(const std::string& path, const SessionOpt
 Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options)
     : options_(options), checkpoint_(std::move(checkpoint)) {
     check_options(options);
-    model_ = load_model(*checkpoint_, options.model);
+    if (options.gpu) gpu_ = Gpu::open(*options.gpu);
+    options_.model.gpu = gpu_.get();
+    model_ = load_model(*checkpoint_, options_.model);
+    options_.model.on_progress = {};  // belongs to whoever opens the session
     const ModelInfo& info = model_->info();
     if (options.context > info.max_position_embeddings)
         fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options.context, info.name,
              info.max_position_embeddings);
-    context_ = options.context > 0 ? options.context : info.max_position_embeddings;
+    plan_memory();
     threads_ = std::make_unique<ThreadPool>(options.threads);
     KvCacheOptions kv;
     kv.k_dtype = options.k_dtype;
     kv.v_dtype = options.v_dtype;
     kv.page_rows = options.page_rows;
     kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
-    kv.max_step_rows = options.chunk_rows;
-    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv);
+    kv.max_step_rows = options_.chunk_rows;
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
+    if (gpu_) decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch());
     sequence_.emplace(*cache_);
+}
+
+/// Decides context and chunk.
+void Session::plan_memory() {
+    const ModelInfo& info = model_->info();
+    if (!gpu_) {
+        context_ = options_.context > 0 ? options_.context : info.max_position_embeddings;
+        if (options_.chunk_rows == 0) options_.chunk_rows = kCpuChunkRows;
+        return;
+    }
+    MemoryRequest request;
+    request.context = options_.context;
+    request.max_context = info.max_position_embeddings;
+    request.chunk_rows = options_.chunk_rows;
+    request.page_rows = options_.page_rows;
+    request.available = gpu_->available();
+    request.weights = gpu_->allocated();
+    request.specs = model_->state_specs();
+    request.k_dtype = options_.k_dtype;
+    request.v_dtype = options_.v_dtype;
+    request.workspace = model_->workspace();
+    plan_ = plan_gpu_memory(request);
+    context_ = plan_.context;
+    options_.chunk_rows = plan_.chunk_rows;
+}
+
+double Session::memory_bandwidth() {
+    if (memory_bandwidth_ == 0)
+        memory_bandwidth_ = gpu_ ? measure_read_bandwidth(*gpu_) : measure_read_bandwidth(*threads_);
+    return memory_bandwidth_;
 }
 
 void Session::clear() {
@@ -66,12 +102,22 @@ void Session::check_tokens(std::span<const int32_t> tokens) const {
     }
 }
 
-/// Runs one step and makes its rows part of the sequence.
+/// The logits of a step where the host can read them.
+Tensor Session::on_host(const Tensor& logits) {
+    if (!gpu_ || logits.rows() == 0) return logits;
+    host_logits_.resize(static_cast<size_t>(logits.elements()));
+    gpu_->to_host(host_logits_.data(), logits.data, logits.elements() * int64_t{sizeof(float)});
+    Tensor host = logits;
+    host.data = host_logits_.data();
+    return host;
+}
+
+/// Runs one step of prompt tokens and makes its rows part of the sequence.
 Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits) {
     const StepItem item{&*sequence_, tokens, {}, logits, {}};
-    const Tensor result = runner_->step(std::span(&item, 1));
+    const Tensor result = on_host(runner_->step(std::span(&item, 1), Family::prefill));
     try {
-        checkpoint_->check_intact();  // before the rows count: what a shrunken file gave may be zeros
+        if (!gpu_) checkpoint_->check_intact();  // before the rows count: what a shrunken file gave may be zeros
     } catch (...) {
         sequence_->commit_prefix(0);
         throw;
@@ -115,8 +161,39 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
 
 std::span<const float> Session::decode(int32_t token) {
     RT_CHECK(sequence_->length() < context_, "the context is full: it holds {} tokens", context_);
-    const Tensor logits = feed(std::span(&token, 1), StepRows::Logits::last);
-    return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
+    if (!gpu_) {
+        const Tensor logits = feed(std::span(&token, 1), StepRows::Logits::last);
+        return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
+    }
+    RT_ASSERT(sequence_->try_reserve(1));  // the pool holds pages for the whole context
+    const std::span<const float> logits = decoder_->logits_after(*sequence_, token);
+    sequence_->commit_prefix(1);
+    tokens_.push_back(token);
+    return logits;
+}
+
+void Session::decode_greedy(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
+                            std::span<const int32_t> forced) {
+    RT_ASSERT(gpu_ != nullptr);
+    // Rows reserved at a time, so that the rings hold them, and steps that the device may be ahead.
+    constexpr int64_t kSpan = 256, kAhead = 3;
+    for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
+        const int64_t span = std::min({kSpan, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
+        RT_ASSERT(sequence_->try_reserve(span));
+        int64_t fed = 0, launched = 0;
+        decoder_->begin(*sequence_, token, forced);
+        while (more && fed < span) {
+            for (; launched < span && launched < fed + kAhead; ++launched) decoder_->launch();
+            const int32_t next = decoder_->next();
+            tokens_.push_back(token);
+            token = next;
+            ++fed;
+            more = on_token(token);
+        }
+        decoder_->end();
+        sequence_->commit_prefix(fed);
+        steps -= fed;
+    }
 }
 
 void Session::score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/gpu_decoder.h"
 #include "engine/logits_hash.h"
+#include "engine/memory_plan.h"
 #include "engine/runner.h"
 #include "engine/sampler.h"
 #include "io/checkpoint.h"
@@ -24,9 +26,10 @@ struct SessionOptions {
     int64_t context = 0;         // tokens of prompt and answer together; 0: the model's max_position_embeddings
     DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
     DType v_dtype = DType::f16;
-    int32_t chunk_rows = 512;  // prompt tokens in one step
-    int32_t page_rows = 64;    // tokens in a K/V page
+    int32_t chunk_rows = 0;  // prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU
+    int32_t page_rows = 64;  // tokens in a K/V page
     ModelOptions model;
+    std::optional<GpuOptions> gpu;  // run on this GPU
 };
 
 /// A question. Everything but the prompt may stay as it is.
@@ -80,6 +83,12 @@ class Session {
     const SessionOptions& options() const { return options_; }
     /// Tokens of prompt and answer together.
     int64_t context_length() const { return context_; }
+    /// The device; null on the CPU.
+    Gpu* gpu() { return gpu_.get(); }
+    /// Bytes per second that the device can read, measured at the first call (a fraction of a second).
+    double memory_bandwidth();
+    /// What the GPU's memory is used for.
+    const MemoryPlan& memory_plan() const { return plan_; }
     KvCache& cache() { return *cache_; }
     Runner& runner() { return *runner_; }
     int threads() const { return threads_->size(); }
@@ -95,8 +104,13 @@ class Session {
     std::span<const float> prefill(std::span<const int32_t> tokens,
                                    const std::function<void(int64_t, int64_t)>& on_progress = {},
                                    const std::atomic<bool>* cancel = nullptr);
-    /// Appends one token; returns the logits that follow it.
+    /// Appends one token; returns the logits that follow it, valid until the next step.
     std::span<const float> decode(int32_t token);
+    /// On a GPU: decodes greedily after `token`, up to `steps` tokens, calling on_token with each; stops when it
+    /// returns false. The device runs ahead of the host. The last token given is not yet part of the sequence.
+    /// `forced`: see GpuDecoder::begin.
+    void decode_greedy(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
+                       std::span<const int32_t> forced = {});
     /// Forgets everything, then runs `tokens` and shows the logits of every position: on_rows(first position, [rows,
     /// vocab_size]), in order. Stops early if cancelled.
     void score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,
@@ -108,14 +122,21 @@ class Session {
     void check_tokens(std::span<const int32_t> tokens) const;
     int64_t rewind_to_common(std::span<const int32_t> tokens);
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits);
+    Tensor on_host(const Tensor& logits);
+    void plan_memory();
 
     SessionOptions options_;
+    std::unique_ptr<Gpu> gpu_;
     std::unique_ptr<Checkpoint> checkpoint_;
     std::unique_ptr<Model> model_;
     int64_t context_ = 0;
     std::unique_ptr<ThreadPool> threads_;
     std::unique_ptr<KvCache> cache_;
     std::unique_ptr<Runner> runner_;
+    std::unique_ptr<GpuDecoder> decoder_;  // on a GPU
+    MemoryPlan plan_;
+    double memory_bandwidth_ = 0;
+    std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
     int64_t reused_ = 0;  // by the last prefill

@@ -13,6 +13,7 @@
 #include "io/tensor_table.h"
 #include "models/similar_names.h"
 #include "quant/dot.h"
+#include "quant/planes.h"
 #include "tensor/half.h"
 
 namespace riptide {
@@ -219,14 +220,6 @@ void Binder::finish() const {
              count > kShown ? fmt::format(" and {} more", count - kShown) : "");
 }
 
-int64_t bytes_read(const Weight& w) {
-    int64_t plane = 0;
-    if (w.scales != nullptr) {
-        const int64_t entries =
-            (w.rows + w.scale_rows - 1) / w.scale_rows * ((w.cols + w.scale_cols - 1) / w.scale_cols);
-        plane = row_bytes(w.scale_dtype, entries);
-    }
-    return w.bytes() + plane;
-}
+int64_t bytes_read(const Weight& w) { return placed_bytes(w); }
 
 }  // namespace riptide

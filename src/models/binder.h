@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/checkpoint.h"
+#include "quant/weight_store.h"
 #include "tensor/tensor.h"
 
 namespace riptide {
@@ -88,7 +89,36 @@ class Binder {
     int64_t weight_bytes_ = 0;
 };
 
-/// Bytes that a product with w reads: its rows and its scale plane.
+/// A Binder whose parameters go to their place: what models bind with. The checkpoint must outlive the store's finish(),
+/// and on the CPU the model.
+class WeightLoader {
+  public:
+    WeightLoader(const Checkpoint& checkpoint, WeightStore& store) : binder_(checkpoint), store_(store) {}
+
+    bool has(const TensorNames& names) const { return binder_.has(names); }
+    int64_t rows_of(const TensorNames& names) const { return binder_.rows_of(names); }
+    Weight matrix(const TensorNames& names, int64_t rows, int64_t cols) {
+        return store_.matrix(binder_.matrix(names, rows, cols));
+    }
+    std::span<const float> vector(const TensorNames& names, int64_t size) {
+        return store_.floats(binder_.vector(names, size));
+    }
+    std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols) {
+        return store_.experts(binder_.experts(names, experts, rows, cols));
+    }
+    /// As Binder::finish(), then waits until all is in place.
+    void finish() {
+        binder_.finish();
+        store_.finish();
+    }
+    const Binder& binder() const { return binder_; }
+
+  private:
+    Binder binder_;
+    WeightStore& store_;
+};
+
+/// Bytes that a product with w reads: its rows and its planes.
 int64_t bytes_read(const Weight& w);
 
 }  // namespace riptide

@@ -1,6 +1,7 @@
 #include "models/facts.h"
 
 #include "models/binder.h"
+#include "quant/planes.h"
 
 namespace riptide {
 
@@ -11,10 +12,10 @@ void TokenCost::add(const Weight& w, int64_t times) {
 
 void TokenCost::add_row(const Weight& w) {
     parameters += w.cols;
-    bytes += w.row_bytes;
+    bytes += is_planes(w.dtype) ? bytes_read(w) / w.rows : w.row_bytes;
 }
 
-void TokenCost::add(const std::vector<float>& values) {
+void TokenCost::add(std::span<const float> values) {
     parameters += static_cast<int64_t>(values.size());
     bytes += static_cast<int64_t>(values.size() * sizeof(float));
 }

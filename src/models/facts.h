@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "io/checkpoint.h"
 #include "tensor/tensor.h"
@@ -19,7 +19,7 @@ struct TokenCost {
     void add(const Weight& w, int64_t times = 1);
     /// One row of w.
     void add_row(const Weight& w);
-    void add(const std::vector<float>& values);
+    void add(std::span<const float> values);
 };
 
 /// general.name of a GGUF file, else the last part of the path.

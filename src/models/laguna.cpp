@@ -2,17 +2,15 @@
 // n rows, D hidden_size, V vocab_size; in layer l: H query heads, Hkv key-value heads, d head_dim.
 #include "models/laguna.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
 #include "models/facts.h"
-#include "ops/attention.h"
-#include "ops/elementwise.h"
 #include "ops/embed.h"
-#include "ops/kv_append.h"
+#include "ops/gated_attention.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
-#include "ops/rope.h"
 
 namespace riptide {
 
@@ -20,53 +18,48 @@ namespace riptide {
 // The formulas stand on the right margin.
 // clang-format off
 
-Tensor Laguna::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
+void Laguna::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const {
     const auto i = static_cast<size_t>(l);
     const Layer& w = layers_[i];
     const int64_t n = x.rows(), H = config_.num_attention_heads_per_layer[i], Hkv = config_.num_key_value_heads;
     const int64_t d = config_.head_dim;
     const auto eps = static_cast<float>(config_.rms_norm_eps);
-    const ops::Rope& R = config_.is_sliding[i] ? rope_sliding_ : rope_full_;
 
-    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);              // h = RMSNorm(x)  [n, D]
-    const Weight* projections[] = {&w.wq, &w.wk, &w.wv, &w.wg};
-    const std::vector<Tensor> qkvg = ops::matmul_group(ctx, projections, h);  // q, k, v, g = Wq h, Wk h, Wv h, Wg h
-    Tensor q = qkvg[0].view({n, H, d});                                    // [n, H, d]
-    Tensor k = qkvg[1].view({n, Hkv, d});                                  // [n, Hkv, d]
-    const Tensor v = qkvg[2].view({n, Hkv, d});
-    q = ops::rms_norm(ctx, q, w.q_norm, eps);                              // each head by itself; v stays
-    k = ops::rms_norm(ctx, k, w.k_norm, eps);
-    ops::rope(ctx, q, batch.positions, R);                                 // q, k <- R(p) q, R(p) k
-    ops::rope(ctx, k, batch.positions, R);
-    ops::kv_append(ctx, kv, k, v, batch);
-    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-    Tensor o = ops::attention(ctx, q, kv, batch, scale);                   // o = softmax(q K^T / sqrt d) V  [n, H d]
-    ops::mul_softplus(ctx, o, qkvg[3], H);                                 // o <- softplus(g) * o, per head or element
-    const Tensor y = ops::matmul(ctx, w.wo, o);                            // Wo o  [n, D]
+    const Weight* projections[] = {&w.wq, &w.wk, &w.wv, &w.wg};            // h = RMSNorm(x)  [n, D]
+    const std::vector<Tensor> p =                                          // q, k, v, g = Wq h, Wk h, Wv h, Wg h
+        ops::norm_matmul_group(ctx, x, {w.attn_norm, eps}, projections);
+    const ops::AttentionInput in{.q = p[0].view({n, H, d}),                // each head of q, k: RMSNorm, rotation R(p)
+                                 .k = p[1].view({n, Hkv, d}),
+                                 .v = p[2].view({n, Hkv, d}),
+                                 .gate = p[3],
+                                 .q_norm = {w.q_norm, eps},
+                                 .k_norm = {w.k_norm, eps},
+                                 .rope = config_.is_sliding[i] ? &rope_sliding_ : &rope_full_,
+                                 .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
+    const Tensor o = ops::gated_attention(ctx, in, kv, batch);             // o = softmax(q K^T / sqrt d) V * softplus(g)
+    const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
-    return y;
 }
 
-Tensor Laguna::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
+void Laguna::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     const auto i = static_cast<size_t>(l);
     const Layer& w = layers_[i];
+    const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
 
-    const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
-    Tensor y;
+    Tensor y;                                                              // F(h) = Wd (silu(Wg h) * Wu h)
     if (config_.is_sparse[i]) {
-        const Tensor z = ops::matmul(ctx, w.router, h);                    // s = sigmoid(Wr h); the top k of s + bias;
-        const ops::Routing routing =                                       // r_e = scale * s_e / (sum of the k s)
-            ops::route_sigmoid(ctx, z, w.router_bias, config_.num_experts_per_tok,
-                               static_cast<float>(config_.moe_routed_scaling_factor), config_.norm_topk_prob);
-        const ops::SharedExpert shared{&w.w_gate, &w.w_up, &w.w_down};     // F(x) = Wd (silu(Wg x) * Wu x)
-        y = ops::moe_swiglu(ctx, h, routing, w.experts, shared);           // y = sum_e r_e F_e(h) + F_shared(h)
-        ctx.observe("router_logits", static_cast<int>(l), z);
-        ctx.observe("router_experts", static_cast<int>(l), routing.experts);
+        const ops::Router router{&w.router, w.router_bias, config_.num_experts_per_tok,   // s = sigmoid(Wr h); the
+                                 static_cast<float>(config_.moe_routed_scaling_factor),   // top k of s + bias;
+                                 config_.norm_topk_prob};                  // r_e = scale * s_e / (sum of the k s)
+        const ops::MoeResult moe =                                         // y = sum_e r_e F_e(h) + F_shared(h);
+            ops::moe_add(ctx, x, norm, router, w.experts, {&w.w_gate, &w.w_up, &w.w_down});     // x <- x + y
+        ctx.observe("router_logits", static_cast<int>(l), moe.logits);
+        ctx.observe("router_experts", static_cast<int>(l), moe.routing.experts);
+        y = moe.y;
     } else {
-        y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);           // y = F(h)
+        y = ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);  // y = F(h); x <- x + y
     }
     ctx.observe("ffn_out", static_cast<int>(l), y);
-    return y;
 }
 
 Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) const {
@@ -74,15 +67,16 @@ Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) c
     ctx.observe("embed", -1, x);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
         const ArenaScope scope(*ctx.arena);
-        ops::add(ctx, x, attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]));
-        ops::add(ctx, x, feed_forward(ctx, l, x));
+        attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]);
+        feed_forward(ctx, l, x);
         ctx.observe("layer_out", static_cast<int>(l), x);
     }
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
     x = ops::gather_rows(ctx, x, batch.logit_rows);
-    x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
-    ctx.observe("norm", -1, x);
-    return ops::matmul(ctx, lm_head_, x);                                  // logits of the wanted rows  [m, V]
+    const auto eps = static_cast<float>(config_.rms_norm_eps);
+    if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, x, norm_, eps));
+    const Weight* head[] = {&lm_head_};
+    return ops::norm_matmul_group(ctx, x, {norm_, eps}, head)[0];          // logits of the wanted rows  [m, V]
 }
 // clang-format on
 
@@ -111,7 +105,7 @@ ExpertNames experts_in_layer(int64_t l, std::string_view gguf, std::string_view 
 
 }  // namespace
 
-void Laguna::bind_attention(Binder& bind, int64_t l) {
+void Laguna::bind_attention(WeightLoader& bind, int64_t l) {
     const auto i = static_cast<size_t>(l);
     const int64_t D = config_.hidden_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads_per_layer[i], Hkv = config_.num_key_value_heads;
@@ -132,7 +126,7 @@ void Laguna::bind_attention(Binder& bind, int64_t l) {
     w.wg = bind.matrix(gate, gates, D);
 }
 
-void Laguna::bind_feed_forward(Binder& bind, int64_t l) {
+void Laguna::bind_feed_forward(WeightLoader& bind, int64_t l) {
     const auto i = static_cast<size_t>(l);
     const int64_t D = config_.hidden_size;
     Layer& w = layers_[i];
@@ -164,13 +158,14 @@ void Laguna::bind_feed_forward(Binder& bind, int64_t l) {
         bind.experts(experts_in_layer(l, "ffn_down_exps.weight", "down_proj.weight", "down_proj", -1), E, D, F);
 }
 
-Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options) : config_(laguna_config(checkpoint)) {
+Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
+    : config_(laguna_config(checkpoint)), store_(options.gpu, options.on_progress) {
     if (options.yarn_attention_factor >= 0 && config_.rope_full.yarn())
         config_.rope_full.magnitude = options.yarn_attention_factor;
     rope_full_ = make_rope(config_.rope_full);
     if (config_.has_sliding()) rope_sliding_ = make_rope(config_.rope_sliding);
 
-    Binder bind(checkpoint);
+    WeightLoader bind(checkpoint, store_);
     info_.name = model_name(checkpoint);
     const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
     const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
@@ -191,7 +186,19 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options) : conf
                           .window = sliding ? static_cast<int32_t>(config_.sliding_window) : 0});
     }
     bind.finish();
-    count(bind);
+    count(bind.binder());
+}
+
+Workspace Laguna::workspace() const {
+    const LagunaConfig& c = config_;
+    const int64_t D = c.hidden_size, d = c.head_dim, Hkv = c.num_key_value_heads, k = c.num_experts_per_tok + 1;
+    const int64_t H = *std::max_element(c.num_attention_heads_per_layer.begin(), c.num_attention_heads_per_layer.end());
+    const int64_t attention = 4 * (3 * H * d + 2 * Hkv * d + H) + 2 * (D + 2 * H * d);
+    const int64_t dense = 2 * D + 10 * c.intermediate_size + 4 * D;
+    const int64_t sparse = 4 * 2 * c.num_experts + 2 * D + k * (6 * D + 6 * c.moe_intermediate_size + 16) + 4 * D;
+    return {.fixed = kWorkspaceFixed,
+            .per_row = 4 * 2 * D + std::max({attention, dense, sparse}),
+            .per_token = 2 * 2 * Hkv * d};
 }
 
 void Laguna::count(const Binder& bind) {
@@ -202,6 +209,8 @@ void Laguna::count(const Binder& bind) {
     info_.max_position_embeddings = config_.max_position_embeddings;
     info_.parameters = bind.parameters();
     info_.weight_bytes = bind.weight_bytes();
+    info_.device_bytes = store_.device_bytes();
+    info_.conversions = store_.conversions();
     TokenCost cost;
     cost.add_row(embed_tokens_);
     cost.add(lm_head_);

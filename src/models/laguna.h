@@ -22,30 +22,33 @@ class Laguna final : public Model {
 
     const ModelInfo& info() const override { return info_; }
     std::span<const StateSpec> state_specs() const override { return specs_; }
+    Workspace workspace() const override;
     Tensor forward(Context& ctx, const Batch& batch, const States& states) const override;
 
     const LagunaConfig& config() const { return config_; }
 
   private:
     struct Layer {
-        std::vector<float> attn_norm, ffn_norm, q_norm, k_norm;
+        std::span<const float> attn_norm, ffn_norm, q_norm, k_norm;
         Weight wq, wk, wv, wo, wg;
         Weight w_gate, w_up, w_down;  // dense layers: the feed-forward; sparse layers: the shared expert
         Weight router;                // sparse layers only
-        std::vector<float> router_bias;
+        std::span<const float> router_bias;
         ops::ExpertWeights experts;
     };
 
-    void bind_attention(Binder& bind, int64_t l);
-    void bind_feed_forward(Binder& bind, int64_t l);
+    void bind_attention(WeightLoader& bind, int64_t l);
+    void bind_feed_forward(WeightLoader& bind, int64_t l);
     void count(const Binder& bind);
-    Tensor attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const;
-    Tensor feed_forward(Context& ctx, int64_t l, const Tensor& x) const;
+    // x: the residual stream, f32 [n, D]; each adds its result to it.
+    void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
+    void feed_forward(Context& ctx, int64_t l, Tensor& x) const;
 
     LagunaConfig config_;
+    WeightStore store_;
     ops::Rope rope_full_, rope_sliding_;
     Weight embed_tokens_, lm_head_;
-    std::vector<float> norm_;
+    std::span<const float> norm_;
     std::vector<Layer> layers_;
     std::vector<StateSpec> specs_;
     ModelInfo info_;

@@ -1,6 +1,7 @@
 // What a model is to the rest of the engine.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,7 +27,20 @@ struct ModelInfo {
     int64_t active_parameters = 0;  // used for one token; the embedding table counts as one row
     int64_t weight_bytes = 0;
     int64_t bytes_per_token = 0;    // weight bytes that one decoded token reads (batch 1)
+    int64_t device_bytes = 0;       // of a GPU's memory that the weights take; 0 on the CPU
+    std::vector<std::string> conversions;  // what a GPU cannot hold as the file does: WeightStore::conversions()
 };
+
+/// Bytes of temporaries: fixed + rows * per_row + context * per_token.
+struct Workspace {
+    int64_t fixed = 0;
+    int64_t per_row = 0;
+    int64_t per_token = 0;
+};
+
+/// What every model adds to Workspace::fixed: weights of a layer as bf16 while a prefill step uses them, logits, partial
+/// results of long attention.
+inline constexpr int64_t kWorkspaceFixed = int64_t{768} << 20;
 
 /// The storage that a step works on, one view for each layer (kind none: an empty view).
 struct States {
@@ -40,6 +54,8 @@ class Model {
     virtual const ModelInfo& info() const = 0;
     /// One entry for each layer.
     virtual std::span<const StateSpec> state_specs() const = 0;
+    /// What the temporaries of a step may take of a GPU's memory, at most.
+    virtual Workspace workspace() const = 0;
     /// Runs one step: appends K/V of every row, returns f32 logits [batch.logit_rows.size(), vocab_size] in the arena.
     /// Each row's result is independent of the other rows of the step, bit for bit.
     virtual Tensor forward(Context& ctx, const Batch& batch, const States& states) const = 0;
@@ -48,6 +64,10 @@ class Model {
 struct ModelOptions {
     /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this value.
     double yarn_attention_factor = -1.0;
+    /// Where the weights go; null: they stay in the checkpoint's mapping.
+    Gpu* gpu = nullptr;
+    /// Bytes of the checkpoint that have been placed so far.
+    std::function<void(int64_t)> on_progress = {};
 };
 
 /// Builds the model that the checkpoint describes. The checkpoint must outlive it (weights are mapped, not copied).

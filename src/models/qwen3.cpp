@@ -2,17 +2,15 @@
 // n rows, D hidden_size, V vocab_size, H query heads, Hkv key-value heads, d head_dim.
 #include "models/qwen3.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
 #include "models/facts.h"
-#include "ops/attention.h"
-#include "ops/elementwise.h"
 #include "ops/embed.h"
-#include "ops/kv_append.h"
+#include "ops/gated_attention.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
-#include "ops/rope.h"
 
 namespace riptide {
 
@@ -20,36 +18,34 @@ namespace riptide {
 // The formulas stand on the right margin.
 // clang-format off
 
-Tensor Qwen3::attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const {
+void Qwen3::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
     const int64_t n = x.rows(), H = config_.num_attention_heads, Hkv = config_.num_key_value_heads,
                   d = config_.head_dim;
     const auto eps = static_cast<float>(config_.rms_norm_eps);
 
-    const Tensor h = ops::rms_norm(ctx, x, w.attn_norm, eps);              // h = RMSNorm(x)  [n, D]
-    const Weight* projections[] = {&w.wq, &w.wk, &w.wv};
-    const std::vector<Tensor> qkv = ops::matmul_group(ctx, projections, h);  // q, k, v = Wq h, Wk h, Wv h
-    Tensor q = qkv[0].view({n, H, d});                                     // [n, H, d]
-    Tensor k = qkv[1].view({n, Hkv, d});                                   // [n, Hkv, d]
-    const Tensor v = qkv[2].view({n, Hkv, d});
-    q = ops::rms_norm(ctx, q, w.q_norm, eps);                              // each head by itself; v stays
-    k = ops::rms_norm(ctx, k, w.k_norm, eps);
-    ops::rope(ctx, q, batch.positions, rope_);                             // q, k <- R(p) q, R(p) k
-    ops::rope(ctx, k, batch.positions, rope_);
-    ops::kv_append(ctx, kv, k, v, batch);
-    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-    const Tensor o = ops::attention(ctx, q, kv, batch, scale);             // o = softmax(q K^T / sqrt d) V  [n, H d]
-    const Tensor y = ops::matmul(ctx, w.wo, o);                            // Wo o  [n, D]
+    const Weight* projections[] = {&w.wq, &w.wk, &w.wv};                   // h = RMSNorm(x)  [n, D]
+    const std::vector<Tensor> p =                                          // q, k, v = Wq h, Wk h, Wv h
+        ops::norm_matmul_group(ctx, x, {w.attn_norm, eps}, projections);
+    const ops::AttentionInput in{.q = p[0].view({n, H, d}),                // each head of q, k: RMSNorm, rotation R(p)
+                                 .k = p[1].view({n, Hkv, d}),
+                                 .v = p[2].view({n, Hkv, d}),
+                                 .gate = {},
+                                 .q_norm = {w.q_norm, eps},
+                                 .k_norm = {w.k_norm, eps},
+                                 .rope = &rope_,
+                                 .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
+    const Tensor o = ops::gated_attention(ctx, in, kv, batch);             // o = softmax(q K^T / sqrt d) V  [n, H d]
+    const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
-    return y;
 }
 
-Tensor Qwen3::feed_forward(Context& ctx, int64_t l, const Tensor& x) const {
+void Qwen3::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
-    const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
-    const Tensor y = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);  // y = Wd (silu(Wg h) * Wu h)
+    const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
+    const Tensor y =                                                       // y = Wd (silu(Wg h) * Wu h); x <- x + y
+        ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);
     ctx.observe("ffn_out", static_cast<int>(l), y);
-    return y;
 }
 
 Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) const {
@@ -57,21 +53,22 @@ Tensor Qwen3::forward(Context& ctx, const Batch& batch, const States& states) co
     ctx.observe("embed", -1, x);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
         const ArenaScope scope(*ctx.arena);
-        ops::add(ctx, x, attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]));
-        ops::add(ctx, x, feed_forward(ctx, l, x));
+        attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]);
+        feed_forward(ctx, l, x);
         ctx.observe("layer_out", static_cast<int>(l), x);
     }
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
     x = ops::gather_rows(ctx, x, batch.logit_rows);
-    x = ops::rms_norm(ctx, x, norm_, static_cast<float>(config_.rms_norm_eps));
-    ctx.observe("norm", -1, x);
-    return ops::matmul(ctx, lm_head_, x);                                  // logits of the wanted rows  [m, V]
+    const auto eps = static_cast<float>(config_.rms_norm_eps);
+    if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, x, norm_, eps));
+    const Weight* head[] = {&lm_head_};
+    return ops::norm_matmul_group(ctx, x, {norm_, eps}, head)[0];          // logits of the wanted rows  [m, V]
 }
 // clang-format on
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-void Qwen3::bind_layer(Binder& bind, int64_t l) {
+void Qwen3::bind_layer(WeightLoader& bind, int64_t l) {
     const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
     const auto names = [&](std::string_view gguf, std::string_view hf) {
@@ -95,12 +92,13 @@ void Qwen3::bind_layer(Binder& bind, int64_t l) {
 Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     : config_(checkpoint.format() == Checkpoint::Format::gguf
                   ? qwen3_config_from_gguf(gguf_config(checkpoint, "qwen3."))
-                  : qwen3_config_from_hf(hf_config(checkpoint))) {
+                  : qwen3_config_from_hf(hf_config(checkpoint))),
+      store_(options.gpu, options.on_progress) {
     if (options.yarn_attention_factor >= 0 && config_.rope.yarn())
         config_.rope.magnitude = options.yarn_attention_factor;
     rope_ = make_rope(config_.rope);
 
-    Binder bind(checkpoint);
+    WeightLoader bind(checkpoint, store_);
     const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
     const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
     const int64_t V = config_.vocab_size > 0 ? config_.vocab_size : bind.rows_of(embedding), D = config_.hidden_size;
@@ -116,7 +114,14 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
         {.kind = StateSpec::Kind::paged, .num_kv_heads = config_.num_key_value_heads, .head_dim = config_.head_dim});
     bind.finish();
     info_.name = model_name(checkpoint);
-    count(bind);
+    count(bind.binder());
+}
+
+Workspace Qwen3::workspace() const {
+    const Qwen3Config& c = config_;
+    const int64_t D = c.hidden_size, qo = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
+    const int64_t attention = 4 * (3 * qo + 2 * kv) + 2 * (D + 2 * qo), dense = 2 * D + 10 * c.intermediate_size + 4 * D;
+    return {.fixed = kWorkspaceFixed, .per_row = 4 * 2 * D + std::max(attention, dense), .per_token = 2 * 2 * kv};
 }
 
 void Qwen3::count(const Binder& bind) {
@@ -127,6 +132,8 @@ void Qwen3::count(const Binder& bind) {
     info_.max_position_embeddings = config_.max_position_embeddings;
     info_.parameters = bind.parameters();
     info_.weight_bytes = bind.weight_bytes();
+    info_.device_bytes = store_.device_bytes();
+    info_.conversions = store_.conversions();
     TokenCost cost;
     cost.add_row(embed_tokens_);
     cost.add(lm_head_);

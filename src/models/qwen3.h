@@ -38,26 +38,29 @@ class Qwen3 final : public Model {
 
     const ModelInfo& info() const override { return info_; }
     std::span<const StateSpec> state_specs() const override { return specs_; }
+    Workspace workspace() const override;
     Tensor forward(Context& ctx, const Batch& batch, const States& states) const override;
 
     const Qwen3Config& config() const { return config_; }
 
   private:
     struct Layer {
-        std::vector<float> attn_norm, ffn_norm, q_norm, k_norm;
+        std::span<const float> attn_norm, ffn_norm, q_norm, k_norm;
         Weight wq, wk, wv, wo;
         Weight w_gate, w_up, w_down;
     };
 
-    void bind_layer(Binder& bind, int64_t l);
+    void bind_layer(WeightLoader& bind, int64_t l);
     void count(const Binder& bind);
-    Tensor attention(Context& ctx, int64_t l, const Tensor& x, const Batch& batch, const KvView& kv) const;
-    Tensor feed_forward(Context& ctx, int64_t l, const Tensor& x) const;
+    // x: the residual stream, f32 [n, D]; each adds its result to it.
+    void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
+    void feed_forward(Context& ctx, int64_t l, Tensor& x) const;
 
     Qwen3Config config_;
+    WeightStore store_;
     ops::Rope rope_;
     Weight embed_tokens_, lm_head_;
-    std::vector<float> norm_;
+    std::span<const float> norm_;
     std::vector<Layer> layers_;
     std::vector<StateSpec> specs_;
     ModelInfo info_;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <numeric>
 
 #include "ops/attention_kernels.h"
 #include "ops/attention_plan.h"
+#include "ops/cuda.h"
 #include "ops/parallel.h"
 #include "quant/kv_codec.h"
 
@@ -24,17 +26,29 @@ struct Job {
     const Tensor& q;
     float scale;
     int64_t heads, group, d, dp, state;
+    int64_t most_rows;  // of a tile
+    float* scratch;     // scratch_floats() for each thread
 
     int64_t queries(const AttentionTile& tile) const { return tile.rows * group; }
+    int64_t scratch_floats() const { return most_rows * group * (dp + kAttentionSplit + 2 * state) + kBlockKeys * dp; }
 };
 
-/// One thread's buffers.
+/// One thread's buffers, each a multiple of 64 bytes.
 struct Scratch {
-    float* q;        // [kTileRows * group, dp]
-    float* block;    // [kBlockKeys, dp]
-    float* scores;   // [kTileRows * group, kAttentionSplit]
-    float* states;   // [kTileRows * group, state]
+    float* block;    // [kBlockKeys, dp], zero beyond head_dim
+    float* q;        // [most_rows * group, dp]
+    float* scores;   // [most_rows * group, kAttentionSplit]
+    float* states;   // [most_rows * group, state]
     float* running;  // the same: states of the pieces so far
+
+    Scratch(const Job& job, int thread) {
+        const int64_t queries = job.most_rows * job.group;
+        block = job.scratch + thread * job.scratch_floats();
+        q = block + kBlockKeys * job.dp;
+        scores = q + queries * job.dp;
+        states = scores + queries * kAttentionSplit;
+        running = states + queries * job.state;
+    }
 };
 
 /// The part of one piece that a set of queries looks at: storage indices and, for each row, a range of keys.
@@ -174,21 +188,19 @@ void finish(const Job& job, const AttentionTile& tile, int64_t kv_head, const fl
     }
 }
 
-std::vector<Scratch> make_scratch(Context& ctx, const Job& job) {
-    const int64_t queries = kTileRows * job.group;
-    std::vector<Scratch> scratch(static_cast<size_t>(ctx.threads == nullptr ? 1 : ctx.threads->size()));
-    for (Scratch& s : scratch) {
-        s.q = floats(ctx, queries * job.dp);
-        s.block = floats(ctx, kBlockKeys * job.dp);
-        s.scores = floats(ctx, queries * kAttentionSplit);
-        s.states = floats(ctx, queries * job.state);
-        s.running = floats(ctx, queries * job.state);
-        std::fill_n(s.block, kBlockKeys * job.dp, 0.0f);  // the padding beyond head_dim stays zero
-    }
-    return scratch;
+/// Memory for the Scratch of each thread.
+float* scratch_memory(Context& ctx, const Job& job, int threads) {
+    const int64_t stride = job.scratch_floats();
+    float* memory = floats(ctx, threads * stride);
+    if (job.dp != job.d)
+        for (int t = 0; t < threads; ++t) std::fill_n(memory + t * stride, kBlockKeys * job.dp, 0.0f);
+    return memory;
 }
 
-void for_each(Context& ctx, int64_t n, const std::function<void(int64_t, int)>& body) {
+int thread_count(const Context& ctx) { return ctx.threads == nullptr ? 1 : ctx.threads->size(); }
+
+template <class Body>
+void for_each(Context& ctx, int64_t n, const Body& body) {
     const auto range = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i) body(i, thread);
     };
@@ -197,12 +209,11 @@ void for_each(Context& ctx, int64_t n, const std::function<void(int64_t, int)>& 
 }
 
 /// Enough tiles for all threads: a thread takes a tile and a KV head through all pieces.
-void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles,
-               const std::vector<Scratch>& scratch, Tensor& out) {
+void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
     const int64_t kv_heads = job.view.num_kv_heads;
     for_each(ctx, static_cast<int64_t>(tiles.size()) * kv_heads, [&](int64_t item, int thread) {
         const AttentionTile& tile = tiles[static_cast<size_t>(item / kv_heads)];
-        const Scratch& s = scratch[static_cast<size_t>(thread)];
+        const Scratch s(job, thread);
         load_queries(job, tile, item % kv_heads, s.q);
         clear_states(job, job.queries(tile), s.running);
         for (int64_t piece = tile.first_piece; piece < tile.end_piece; ++piece) {
@@ -213,20 +224,21 @@ void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& t
     });
 }
 
-/// Few tiles over many keys: pieces run in parallel, a bounded number of them at a time, and are merged in order.
-void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles,
-                const std::vector<Scratch>& scratch, Tensor& out) {
+/// Few tiles over many keys: pieces run in parallel, a bounded number of them at a time. Whoever ends the last piece of
+/// a tile and KV head merges them all, in order.
+void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
     const int64_t kv_heads = job.view.num_kv_heads, items = static_cast<int64_t>(tiles.size()) * kv_heads;
-    int64_t most_rows = 1, first = INT64_MAX, end = 0;
+    int64_t first = INT64_MAX, end = 0;
     for (const AttentionTile& tile : tiles) {
-        most_rows = std::max(most_rows, tile.rows);
         first = std::min(first, tile.first_piece);
         end = std::max(end, tile.end_piece);
     }
-    const int64_t stride = most_rows * job.group * job.state;
+    const int64_t stride = job.most_rows * job.group * job.state;
     const int64_t pieces = std::clamp<int64_t>(kPartialFloats / (items * stride), 1, end - first);
     float* partial = floats(ctx, items * pieces * stride);
     float* running = floats(ctx, items * stride);
+    auto* arrived = static_cast<int32_t*>(ctx.arena->allocate(items * int64_t{sizeof(int32_t)}));
+    std::fill_n(arrived, items, 0);
     const auto tile_of = [&](int64_t item) -> const AttentionTile& {
         return tiles[static_cast<size_t>(item / kv_heads)];
     };
@@ -237,14 +249,15 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
             const int64_t item = i / count, piece = start + i % count;
             const AttentionTile& tile = tile_of(item);
             float* states = partial + i * stride;
-            if (piece < tile.first_piece || piece >= tile.end_piece)
-                return clear_states(job, job.queries(tile), states);
-            const Scratch& s = scratch[static_cast<size_t>(thread)];
-            load_queries(job, tile, item % kv_heads, s.q);
-            attend_piece(job, tile, item % kv_heads, piece, s, states);
-        });
-        for_each(ctx, items, [&](int64_t item, int) {
-            const AttentionTile& tile = tile_of(item);
+            if (piece >= tile.first_piece && piece < tile.end_piece) {
+                const Scratch s(job, thread);
+                load_queries(job, tile, item % kv_heads, s.q);
+                attend_piece(job, tile, item % kv_heads, piece, s, states);
+            } else {
+                clear_states(job, job.queries(tile), states);
+            }
+            if (std::atomic_ref(arrived[item]).fetch_add(1, std::memory_order_acq_rel) + 1 < count) return;
+            arrived[item] = 0;
             for (int64_t j = 0; j < count; ++j)
                 merge_states(job, job.queries(tile), running + item * stride, partial + (item * count + j) * stride);
             if (start + count >= end) finish(job, tile, item % kv_heads, running + item * stride, out);
@@ -257,17 +270,19 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     RT_ASSERT(q.dtype == DType::f32 && q.contiguous() && q.rank == 3 && q.rows() == batch.rows());
     RT_ASSERT(q.shape[2] == view.head_dim && q.shape[1] % view.num_kv_heads == 0);
+    if (ctx.gpu != nullptr) return cuda::attention(ctx, q, view, batch, softmax_scale);
     const int64_t heads = q.shape[1], d = view.head_dim, dp = (d + 15) / 16 * 16;
     Tensor out = ctx.alloc(DType::f32, {q.rows(), heads * d});
     if (q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
-    const Job job{view, batch, attention_kernels(),       q, softmax_scale, heads, heads / view.num_kv_heads,
-                  d,    dp,    attention_state_floats(dp)};
     const std::vector<AttentionTile> tiles = plan_tiles(batch, view.window);
-    const std::vector<Scratch> scratch = make_scratch(ctx, job);
+    Job job{view, batch, attention_kernels(),        q, softmax_scale, heads, heads / view.num_kv_heads,
+            d,    dp,    attention_state_floats(dp), 1, nullptr};
+    for (const AttentionTile& tile : tiles) job.most_rows = std::max(job.most_rows, tile.rows);
+    job.scratch = scratch_memory(ctx, job, thread_count(ctx));
     const auto items = static_cast<int64_t>(tiles.size()) * view.num_kv_heads;
-    if (items >= 4 * static_cast<int64_t>(scratch.size())) run_tiles(ctx, job, tiles, scratch, out);
-    else run_pieces(ctx, job, tiles, scratch, out);
+    if (items >= 4 * thread_count(ctx)) run_tiles(ctx, job, tiles, out);
+    else run_pieces(ctx, job, tiles, out);
     return out;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cuda.h"
+#include "ops/lanes.h"
 #include "ops/parallel.h"
 
 namespace riptide::ops {
@@ -47,10 +49,15 @@ void add(Context& ctx, Tensor& x, const Tensor& y) {
     require_f32(x);
     require_f32(y);
     RT_ASSERT(same_shape(x, y));
+    if (ctx.gpu != nullptr) return cuda::add(ctx, x, y);
     float* a = x.row(0);
     const float* b = y.row(0);
     parallel_rows(ctx, x.elements(), 1, [=](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) a[i] += b[i];
+        float* x_part = a + begin;
+        const float* y_part = b + begin;
+        map4(
+            end - begin, x_part, [=](int64_t i) { return load4(x_part + i) + load4(y_part + i); },
+            [=](int64_t i) { return x_part[i] + y_part[i]; });
     });
 }
 
@@ -58,6 +65,7 @@ Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     require_f32(gate);
     require_f32(up);
     RT_ASSERT(gate.rank == 2 && same_shape(gate, up));
+    if (ctx.gpu != nullptr) return cuda::swiglu(ctx, gate, up);
     Tensor z = ctx.alloc(DType::f32, {gate.shape[0], gate.shape[1]});
     parallel_rows(ctx, z.elements(), kExpCost, [&](int64_t begin, int64_t end, int) {
         swiglu_ref<float>(gate.row(0) + begin, up.row(0) + begin, end - begin, z.row(0) + begin);
@@ -70,10 +78,15 @@ void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
     require_f32(g);
     RT_ASSERT(o.rows() == g.rows() && heads > 0 && o.row_elements() % heads == 0);
     RT_ASSERT(g.row_elements() == heads || g.row_elements() == o.row_elements());
+    if (ctx.gpu != nullptr) return cuda::mul_softplus(ctx, o, g, heads);
     const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
     parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
-        float* y = o.row(0) + begin * repeat;
-        mul_softplus_ref<float>(y, g.row(0) + begin, (end - begin) * repeat, repeat, y);
+        for (int64_t i = begin; i < end; ++i) {  // the bits of mul_softplus_ref<float>
+            const float s = softplus(g.row(0)[i]);
+            float* y = o.row(0) + i * repeat;
+            map4(
+                repeat, y, [=](int64_t j) { return load4(y + j) * s; }, [=](int64_t j) { return y[j] * s; });
+        }
     });
 }
 

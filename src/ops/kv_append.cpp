@@ -1,9 +1,9 @@
 #include "ops/kv_append.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
+#include "ops/cuda.h"
 #include "ops/parallel.h"
 #include "quant/kv_codec.h"
 
@@ -34,12 +34,13 @@ void check_input(const KvView& view, const Tensor& x, const Batch& batch) {
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch) {
     check_input(view, k, batch);
     check_input(view, v, batch);
+    if (ctx.gpu != nullptr) return cuda::kv_append(ctx, view, k, v, batch);
     if (view.window > 0)
         for (size_t s = 0; s < batch.committed.size(); ++s)
             RT_ASSERT(batch.row_begin[s + 1] - batch.row_begin[s] <= view.ring_rows - (view.window - 1));
     const int64_t heads = view.num_kv_heads, d = view.head_dim;
     parallel_rows(ctx, batch.rows(), 8 * heads * d, [&](int64_t begin, int64_t end, int) {
-        std::vector<float> work(static_cast<size_t>(d));
+        std::vector<float> work(kv_rotated(view.k_dtype) || kv_rotated(view.v_dtype) ? static_cast<size_t>(d) : 0);
         for (int64_t r = begin; r < end; ++r) {
             const int64_t sequence = batch.row_sequence[static_cast<size_t>(r)];
             const int64_t slot = view.slot(batch, sequence, batch.storage_index(r));
@@ -52,12 +53,12 @@ void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& 
     });
 }
 
-void kv_move(const KvView& view, int64_t from_slot, int64_t to_slot) {
+void kv_move(Gpu* gpu, const KvView& view, int64_t from_slot, int64_t to_slot) {
     RT_ASSERT(from_slot >= 0 && to_slot >= 0);
     if (from_slot == to_slot) return;
     const auto move = [=](void* base, int64_t bytes) {
         char* memory = static_cast<char*>(base);
-        std::memcpy(memory + to_slot * bytes, memory + from_slot * bytes, static_cast<size_t>(bytes));
+        copy_bytes(gpu, memory + to_slot * bytes, memory + from_slot * bytes, bytes);
     };
     move(view.k, view.k_slot_bytes);
     move(view.v, view.v_slot_bytes);

@@ -16,7 +16,7 @@ namespace riptide::ops {
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
 
 /// Copies the stored K and V of one token, bit for bit: what keeps an accepted tree path. Slots as KvView::slot counts
-/// them.
-void kv_move(const KvView& view, int64_t from_slot, int64_t to_slot);
+/// them. `gpu`: where the storage lies, null for the host.
+void kv_move(Gpu* gpu, const KvView& view, int64_t from_slot, int64_t to_slot);
 
 }  // namespace riptide::ops

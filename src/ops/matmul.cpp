@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "ops/cuda.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "quant/planes.h"
+
 namespace riptide::ops {
 
 namespace {
@@ -10,7 +15,7 @@ namespace {
 constexpr int64_t kPanelRows = 16;  // kernels work on panels of sixteen weight rows
 
 void check_weight(const Weight& w, int64_t cols) {
-    RT_CHECK(has_dot(w.dtype), "no matrix product for weights of type {}", dtype_name(w.dtype));
+    RT_CHECK(has_dot(w.dtype) || is_planes(w.dtype), "no matrix product for weights of type {}", dtype_name(w.dtype));
     RT_CHECK(w.cols == cols, "a weight of shape [{}, {}] cannot multiply rows of {} values", w.rows, w.cols, cols);
 }
 
@@ -102,12 +107,38 @@ std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::s
 }
 
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x) {
-    return matmul_group(ctx, dot_kernels(), weights, x);
+    if (ctx.gpu == nullptr) return matmul_group(ctx, dot_kernels(), weights, x);
+    for (const Weight* w : weights) check_weight(*w, x.shape[1]);
+    return cuda::matmul_group(ctx, weights, x);
 }
 
 Tensor matmul(Context& ctx, const Weight& w, const Tensor& x) {
     const Weight* const group[] = {&w};
-    return matmul_group(ctx, dot_kernels(), group, x).front();
+    return matmul_group(ctx, group, x).front();
+}
+
+std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                      std::span<const Weight* const> weights) {
+    if (ctx.gpu == nullptr) return matmul_group(ctx, weights, rms_norm(ctx, x, norm.weight, norm.eps));
+    for (const Weight* w : weights) check_weight(*w, x.shape[1]);
+    return cuda::norm_matmul_group(ctx, x, norm, weights);
+}
+
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual) {
+    check_weight(w, x.shape[1]);
+    RT_ASSERT(residual.rows() == x.rows() && residual.shape[1] == w.rows && residual.data != x.data);
+    if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual);
+    const Tensor y = matmul(ctx, w, x);
+    add(ctx, residual, y);
+    return y;
+}
+
+Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
+                      const Weight& w_down) {
+    if (ctx.gpu != nullptr) return cuda::swiglu_ffn_add(ctx, x, norm, w_gate, w_up, w_down);
+    const Tensor y = swiglu_ffn(ctx, rms_norm(ctx, x, norm.weight, norm.eps), w_gate, w_up, w_down);
+    add(ctx, x, y);
+    return y;
 }
 
 }  // namespace riptide::ops

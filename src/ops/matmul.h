@@ -23,6 +23,24 @@ Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
 /// matmul_group({a, b}) gives the same bits as matmul(a) and matmul(b).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
 
+/// What a layer normalises its input by: RMSNorm(x) = rms_norm(x, weight, eps).
+struct Norm {
+    std::span<const float> weight;
+    float eps = 0;
+};
+
+/// The products of several matrices with RMSNorm(x). x: f32 [n, d], d = norm.weight.size().
+/// The same bits as rms_norm and matmul_group. On a GPU: one kernel (decode).
+std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                      std::span<const Weight* const> weights);
+
+/// y = W x; residual += y; returns y. residual: f32 [n, rows], not x. The same bits as matmul and add.
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual);
+
+/// y = swiglu_ffn(RMSNorm(x)); x += y; returns y. The same bits as rms_norm, swiglu_ffn and add.
+Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
+                      const Weight& w_down);
+
 /// y = w_down (silu(w_gate x) * (w_up x)): a dense SwiGLU feed-forward layer in two parallel regions.
 /// x: f32 [n, cols] -> y: f32 [n, w_down.rows]. The same bits as matmul, swiglu and matmul.
 /// REQUIRES w_gate and w_up of one shape, w_down.cols == w_gate.rows.

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/cuda.h"
 #include "ops/elementwise.h"
+#include "ops/norm.h"
 #include "ops/parallel.h"
+#include "quant/planes.h"
 
 namespace riptide::ops {
 
@@ -172,7 +175,7 @@ void check_experts(const std::vector<Expert>& experts, int64_t hidden_size) {
     const int64_t width = experts.front().gate->rows, out = experts.front().down->rows;
     for (const Expert& e : experts) {
         for (const Weight* w : {e.gate, e.up, e.down})
-            RT_CHECK(has_dot(w->dtype), "no matrix product for weights of type {}", dtype_name(w->dtype));
+            RT_CHECK(has_dot(w->dtype) || is_planes(w->dtype), "no matrix product for weights of type {}", dtype_name(w->dtype));
         RT_CHECK(
             e.gate->cols == hidden_size && e.up->cols == hidden_size && e.gate->rows == width && e.up->rows == width &&
                 e.down->cols == width && e.down->rows == out,
@@ -257,6 +260,7 @@ Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float>
     RT_CHECK(top_k >= 1 && top_k <= num_experts, "top_k is {}, expected 1 to {} experts", top_k, num_experts);
     RT_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == num_experts,
              "the routing bias has {} values, expected one for each of {} experts", bias.size(), num_experts);
+    if (ctx.gpu != nullptr) return cuda::route_sigmoid(ctx, logits, bias, top_k, scale, normalize);
     Routing routing{top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
     parallel_rows(ctx, n, 16 * num_experts, [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r)
@@ -270,6 +274,7 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
                   const SharedExpert& shared) {
     RT_ASSERT(weights.gate.size() == weights.up.size() && weights.gate.size() == weights.down.size());
     RT_ASSERT(routing.experts.rows() == x.rows() && routing.weights.rows() == x.rows());
+    if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
     std::vector<Expert> experts;
     experts.reserve(weights.gate.size() + 1);
     for (size_t e = 0; e < weights.gate.size(); ++e)
@@ -307,9 +312,23 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     return y;
 }
 
+MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared) {
+    if (ctx.gpu != nullptr) return cuda::moe_add(ctx, x, norm, router, weights, shared);
+    const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
+    MoeResult result;
+    result.logits = matmul(ctx, *router.w, h);
+    result.routing =
+        route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+    result.y = moe_swiglu(ctx, h, result.routing, weights, shared);
+    add(ctx, x, result.y);
+    return result;
+}
+
 Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down) {
     const std::vector<Expert> experts = {{&w_gate, &w_up, &w_down}};
     check_experts(experts, x.shape[1]);
+    if (ctx.gpu != nullptr) return cuda::swiglu_ffn(ctx, x, w_gate, w_up, w_down);
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
 

@@ -49,6 +49,30 @@ struct SharedExpert {
 Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 
+/// How a sparse layer chooses experts; see route_sigmoid.
+struct Router {
+    const Weight* w = nullptr;  // [E, d]
+    std::span<const float> bias;
+    int64_t top_k = 0;
+    float scale = 1;
+    bool normalize = true;
+};
+
+struct MoeResult {
+    Tensor y;       // f32 [n, d]
+    Tensor logits;  // f32 [n, E], of the router
+    Routing routing;
+};
+
+/// A whole sparse feed-forward layer: h = RMSNorm(x); logits = W_router h; routing = route_sigmoid(logits);
+/// y = moe_swiglu(h, routing) with the shared expert; x += y. x: f32 [n, d].
+/// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU's prefill family are
+/// not those of matmul, which rounds to bf16 there (a rounded logit may choose another expert): they are f32 sums of
+/// f32 products, off by at most d 2^-24 sum |W h|; all that follows has the bits that the ops make of these logits. On
+/// a GPU: three kernels (decode).
+MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared = {});
+
 /// The routing of one row in Acc, as route_sigmoid defines it.
 template <class Acc>
 void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
+#include "ops/cuda.h"
+#include "ops/lanes.h"
 #include "ops/parallel.h"
 
 namespace riptide::ops {
@@ -21,11 +24,19 @@ std::vector<float> position_periods(double theta, int64_t rotary_dim) {
     return periods;
 }
 
-/// Rotates the heads of one row by the angles whose cos and sin are given.
+/// Rotates the heads of one row by the angles whose cos and sin are given. y may be x.
 template <class Acc>
 void rotate_row(const float* x, int64_t heads, int64_t d, int64_t half, const float* c, const float* s, Acc* y) {
     for (int64_t h = 0; h < heads; ++h, x += d, y += d) {
-        for (int64_t j = 0; j < half; ++j) {
+        int64_t first = 0;
+        if constexpr (std::is_same_v<Acc, float>)
+            for (; first + 4 <= half; first += 4) {
+                const Float4 a = load4(x + first), b = load4(x + first + half), cos = load4(c + first),
+                             sin = load4(s + first);
+                store4(y + first, a * cos - b * sin);
+                store4(y + first + half, b * cos + a * sin);
+            }
+        for (int64_t j = first; j < half; ++j) {
             const Acc a = x[j], b = x[j + half];
             y[j] = a * Acc{c[j]} - b * Acc{s[j]};
             y[j + half] = b * Acc{c[j]} + a * Acc{s[j]};
@@ -86,6 +97,7 @@ void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rop
     RT_ASSERT(x.rows() == static_cast<int64_t>(positions.size()));
     const int64_t heads = x.shape[1], d = x.shape[2];
     RT_ASSERT(rope.rotary_dim <= d && rope.rotary_dim == 2 * static_cast<int64_t>(rope.inv_freq.size()));
+    if (ctx.gpu != nullptr) return cuda::rope(ctx, x, positions, rope);
     constexpr int64_t kTrigCost = 40;
     parallel_rows(ctx, x.rows(), heads * d + rope.rotary_dim * kTrigCost, [&](int64_t begin, int64_t end, int) {
         float* rows = x.row(begin);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/cuda.h"
 #include "ops/lanes.h"
 #include "ops/parallel.h"
 
@@ -30,13 +31,23 @@ std::span<const float> row_of(const Tensor& x, int64_t r) { return {x.row(r), st
 
 int32_t argmax(std::span<const float> row) {
     RT_ASSERT(!row.empty());
-    Scored best{0, row[0]};
-    for (size_t i = 1; i < row.size(); ++i)
-        if (row[i] > best.value || std::isnan(best.value)) {
-            const Scored next{static_cast<int32_t>(i), row[i]};
-            if (before(next, best)) best = next;
+    // The largest value in sixteen lanes, which pass over NaN; then the first place where it is.
+    constexpr float kLeast = -std::numeric_limits<float>::infinity();
+    Float4 lanes[4];
+    for (Float4& lane : lanes) lane = Float4{} + kLeast;
+    size_t i = 0;
+    for (; i + kLanes <= row.size(); i += kLanes)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; ++j) {
+            const Float4 x = load4(row.data() + i + 4 * j);
+            lanes[j] = x > lanes[j] ? x : lanes[j];
         }
-    return best.index;
+    float largest = kLeast;
+    for (; i < row.size(); ++i) largest = std::max(largest, row[i]);
+    for (const Float4& lane : lanes)
+        for (int j = 0; j < 4; ++j) largest = std::max(largest, lane[j]);
+    const auto found = std::find(row.begin(), row.end(), largest);
+    return found == row.end() ? 0 : static_cast<int32_t>(found - row.begin());  // not found: nothing but NaN
 }
 
 std::vector<Scored> top_k(std::span<const float> row, int64_t k) {
@@ -62,6 +73,7 @@ std::vector<Scored> top_k(std::span<const float> row, int64_t k) {
 
 Tensor argmax(Context& ctx, const Tensor& x) {
     check_rows(x);
+    if (ctx.gpu != nullptr) return cuda::argmax(ctx, x);
     Tensor y = ctx.alloc(DType::i32, {x.rows()});
     parallel_rows(ctx, x.rows(), x.shape[1], [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r) *y.row<int32_t>(r) = argmax(row_of(x, r));
@@ -72,6 +84,7 @@ Tensor argmax(Context& ctx, const Tensor& x) {
 TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
     check_rows(x);
     RT_ASSERT(k >= 1 && k <= x.shape[1]);
+    if (ctx.gpu != nullptr) return cuda::top_k(ctx, x, k);
     TopK result{k, ctx.alloc(DType::i32, {x.rows(), k}), ctx.alloc(DType::f32, {x.rows(), k})};
     parallel_rows(ctx, x.rows(), 2 * x.shape[1], [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r) {

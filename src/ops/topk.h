@@ -30,7 +30,7 @@ std::vector<Scored> top_k(std::span<const float> row, int64_t k);
 
 /// The same for each row of x f32 [n, m]; i32 [n], fresh.
 Tensor argmax(Context& ctx, const Tensor& x);
-/// REQUIRES 1 <= k <= m.
+/// REQUIRES 1 <= k <= m. On a GPU k <= 256, or Error.
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
 /// ln sum_i exp(row[i]), computed in Acc (float or double) as max + ln(sum exp(row[i] - max)); the sum runs over 16

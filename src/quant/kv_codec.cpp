@@ -3,36 +3,31 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "base/error.h"
 #include "quant/blocks.h"
 #include "quant/codec.h"
 #include "quant/codec_internal.h"
+#include "quant/kv_row.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr int64_t kGroup = 128;
-constexpr uint64_t kSignSeed = 0x5249505449444521u;
-constexpr uint16_t kHalfNaN = 0x7E00;
+constexpr int64_t kGroup = kKvRotation;
 
 struct Signs {
     std::array<float, kGroup> before{};
     std::array<float, kGroup> after{};
 };
 
-/// Two bits of each output of SplitMix64 (Steele, Lea, Flood 2014).
 constexpr Signs make_signs() {
     Signs signs;
-    uint64_t state = kSignSeed;
     for (size_t i = 0; i < signs.before.size(); ++i) {
-        uint64_t z = (state += 0x9E3779B97F4A7C15u);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-        z ^= z >> 31;
-        signs.before[i] = (z & 1) != 0 ? -1.0f : 1.0f;
-        signs.after[i] = (z & 2) != 0 ? -1.0f : 1.0f;
+        signs.before[i] = (kKvSigns.before[i / 32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
+        signs.after[i] = (kKvSigns.after[i / 32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
     }
     return signs;
 }
@@ -72,18 +67,61 @@ void encode_q4_0(const float* x, BlockQ4_0& b) {
     codec::pack_nibbles(codes, b.qs);
 }
 
-void poison(DType type, void* block) {
-    const auto bytes = static_cast<size_t>(dtype_info(type).block_bytes);
-    std::memset(block, 0, bytes);
-    std::memcpy(block, &kHalfNaN, sizeof kHalfNaN);  // every block type of a cache begins with its f16 scale
+/// Between a block as quant/blocks.h has it and its places in a row of `n` values.
+struct RowPlaces {
+    DType type;
+    uint8_t* row;
+    int64_t n;
+
+    uint8_t* scale(int64_t b) const { return row + kv_scales_at(type, n) + 2 * b; }
+
+    void put(int64_t b, const BlockQ8_0& block) const {
+        std::memcpy(row + 32 * b, block.qs, 32);
+        std::memcpy(scale(b), &block, 2);  // every block begins with its f16 scale
+    }
+    void put(int64_t b, const BlockQ4_0& block) const {
+        std::memcpy(row + 16 * b, block.qs, 16);
+        std::memcpy(scale(b), &block, 2);
+    }
+    void put(int64_t b, const BlockTQ3_0& block) const {
+        std::memcpy(row + 8 * b, block.qs, 8);
+        std::memcpy(row + n / 4 + 4 * b, block.qh, 4);
+        std::memcpy(scale(b), &block, 2);
+    }
+    void get(int64_t b, BlockQ8_0& block) const {
+        std::memcpy(block.qs, row + 32 * b, 32);
+        std::memcpy(&block, scale(b), 2);
+    }
+    void get(int64_t b, BlockQ4_0& block) const {
+        std::memcpy(block.qs, row + 16 * b, 16);
+        std::memcpy(&block, scale(b), 2);
+    }
+    void get(int64_t b, BlockTQ3_0& block) const {
+        std::memcpy(block.qs, row + 8 * b, 8);
+        std::memcpy(block.qh, row + n / 4 + 4 * b, 4);
+        std::memcpy(&block, scale(b), 2);
+    }
+};
+
+template <class Block>
+void encode_blocks(DType type, const float* src, void* dst, int64_t n) {
+    const RowPlaces row{type, static_cast<uint8_t*>(dst), n};
+    for (int64_t b = 0; b < n / kBlock; ++b, src += kBlock) {
+        Block block{};
+        if (!codec::all_finite(src, kBlock)) std::memcpy(&block, &kKvPoison, sizeof kKvPoison);
+        else if constexpr (std::is_same_v<Block, BlockQ4_0>) encode_q4_0(src, block);
+        else codec::encode_simple(type, src, &block, kBlock);
+        row.put(b, block);
+    }
 }
 
-void encode_blocks(DType type, const float* src, void* dst, int64_t n) {
-    auto* block = static_cast<uint8_t*>(dst);
-    for (; n > 0; n -= kBlock, src += kBlock, block += dtype_info(type).block_bytes) {
-        if (!codec::all_finite(src, kBlock)) poison(type, block);
-        else if (type == DType::q4_0) encode_q4_0(src, *reinterpret_cast<BlockQ4_0*>(block));
-        else codec::encode_simple(type, src, block, kBlock);
+template <class Block>
+void decode_blocks(DType type, const void* src, float* dst, int64_t n) {
+    const RowPlaces row{type, static_cast<uint8_t*>(const_cast<void*>(src)), n};
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        Block block;
+        row.get(b, block);
+        codec::decode_simple(type, &block, dst + b * kBlock, kBlock);
     }
 }
 
@@ -108,7 +146,9 @@ bool kv_rotated(DType type) { return type == DType::tq3_0; }
 
 void encode_kv_row(DType type, const float* src, void* dst, int64_t n, float scale) {
     RT_ASSERT(can_hold_kv(type) && n % dtype_info(type).block_elements == 0);
-    if (dtype_info(type).block_elements > 1) return encode_blocks(type, src, dst, n);
+    if (type == DType::q8_0) return encode_blocks<BlockQ8_0>(type, src, dst, n);
+    if (type == DType::q4_0) return encode_blocks<BlockQ4_0>(type, src, dst, n);
+    if (type == DType::tq3_0) return encode_blocks<BlockTQ3_0>(type, src, dst, n);
     if (type != DType::f8_e4m3 || scale == 1.0f) return quantize(type, src, dst, n);
     auto* codes = static_cast<uint8_t*>(dst);
     for (int64_t i = 0; i < n; ++i) codes[i] = f32_to_f8_e4m3(src[i] / scale);
@@ -116,6 +156,9 @@ void encode_kv_row(DType type, const float* src, void* dst, int64_t n, float sca
 
 void decode_kv_row(DType type, const void* src, float* dst, int64_t n, float scale) {
     RT_ASSERT(can_hold_kv(type) && n % dtype_info(type).block_elements == 0);
+    if (type == DType::q8_0) return decode_blocks<BlockQ8_0>(type, src, dst, n);
+    if (type == DType::q4_0) return decode_blocks<BlockQ4_0>(type, src, dst, n);
+    if (type == DType::tq3_0) return decode_blocks<BlockTQ3_0>(type, src, dst, n);
     dequantize(type, src, dst, n);
     if (type == DType::f8_e4m3 && scale != 1.0f)
         for (int64_t i = 0; i < n; ++i) dst[i] *= scale;

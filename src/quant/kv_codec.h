@@ -21,7 +21,8 @@ bool can_hold_kv(DType type);
 /// Whether rows of this type are stored in the rotated domain: true for tq3_0 alone.
 bool kv_rotated(DType type);
 
-/// Encodes n values into row_bytes(type, n) bytes. Blocks hold 32 values; M is the largest magnitude of a block.
+/// Encodes n values into row_bytes(type, n) bytes, placed as quant/kv_row.h says. Blocks hold 32 values; M is the
+/// largest magnitude of a block.
 ///   f32         as is
 ///   f16, bf16   nearest even; f16 overflows to infinity
 ///   f8_e4m3     x / scale, nearest even, saturating at +-448; `scale` is a checkpoint's per-tensor scale
@@ -35,7 +36,8 @@ bool kv_rotated(DType type);
 /// REQUIRES can_hold_kv(type) and n to be whole blocks. src and dst must not overlap; dst needs no alignment.
 void encode_kv_row(DType type, const float* src, void* dst, int64_t n, float scale = 1.0f);
 
-/// The inverse up to rounding, the same values as dequantize() times `scale` (f8_e4m3 only).
+/// The inverse up to rounding: the values of the formats' blocks (quant/blocks.h), times `scale` (f8_e4m3 only). n as
+/// given to encode_kv_row: a part of a row of a block type is not a row.
 void decode_kv_row(DType type, const void* src, float* dst, int64_t n, float scale = 1.0f);
 
 /// x <- R x in place. R acts on consecutive groups of g = 128 values, and on the rest in the largest powers of two:

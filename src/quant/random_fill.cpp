@@ -110,7 +110,8 @@ void random_fill(DType type, void* dst, int64_t n, float sigma, uint64_t seed) {
     const DTypeInfo& info = dtype_info(type);
     if (info.block_elements == 1) {
         for (int64_t i = 0; i < n; ++i, bytes += info.block_bytes) {
-            const float value = random.centred(sigma);
+            float value = random.centred(sigma);
+            if (type == DType::f32) value = bf16_to_f32(f32_to_bf16(value));
             const uint16_t half = type == DType::f16 ? f32_to_f16(value) : f32_to_bf16(value);
             if (type == DType::f32) std::memcpy(bytes, &value, 4);
             else if (type == DType::f16 || type == DType::bf16) std::memcpy(bytes, &half, 2);

@@ -5,28 +5,22 @@
 namespace riptide {
 
 namespace {
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = 256;
 }
 
-Arena::Arena(int64_t first_block_bytes) {
-    blocks_.push_back({nullptr, nullptr, first_block_bytes});
-}
+Arena::Arena(int64_t first_block_bytes, Gpu* gpu) : gpu_(gpu) { blocks_.push_back({{}, first_block_bytes}); }
 
 void* Arena::allocate(int64_t bytes) {
     RT_ASSERT(bytes >= 0);
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     while (used_ + bytes > blocks_[current_].bytes) {
-        if (current_ + 1 == blocks_.size()) blocks_.push_back({nullptr, nullptr, std::max(bytes, 2 * blocks_.back().bytes)});
+        if (current_ + 1 == blocks_.size()) blocks_.push_back({{}, std::max(bytes, 2 * blocks_.back().bytes)});
         ++current_;
         used_ = 0;
     }
     Block& block = blocks_[current_];
-    if (!block.memory) {
-        block.memory.reset(new std::byte[static_cast<size_t>(block.bytes + kAlignment)]);
-        const auto address = reinterpret_cast<uintptr_t>(block.memory.get());
-        block.start = block.memory.get() + (kAlignment - address % kAlignment) % kAlignment;
-    }
-    void* result = block.start + used_;
+    if (block.memory.data() == nullptr) block.memory = DeviceMemory(gpu_, block.bytes, "temporaries");
+    void* result = block.memory.data() + used_;
     used_ += bytes;
     int64_t in_use = used_;
     for (size_t i = 0; i < current_; ++i) in_use += blocks_[i].bytes;
@@ -36,7 +30,7 @@ void* Arena::allocate(int64_t bytes) {
 
 int64_t Arena::capacity() const {
     int64_t total = 0;
-    for (const Block& block : blocks_) total += block.memory ? block.bytes : 0;
+    for (const Block& block : blocks_) total += block.memory.bytes();
     return total;
 }
 

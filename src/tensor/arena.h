@@ -3,18 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "tensor/gpu.h"
 #include "tensor/tensor.h"
 
 namespace riptide {
 
-/// A bump allocator: allocation moves a pointer, nothing is freed singly. Blocks stay where they are when it grows, and a
-/// step that repeats the same allocations after reset() gets the same addresses. 64-byte alignment. Not thread-safe.
+/// A bump allocator: allocation moves a pointer, nothing is freed singly. Blocks stay where they are when it grows, and
+/// a step that repeats the same allocations after reset() gets the same addresses. 256-byte alignment. Memory of the
+/// host, or of a GPU. Not thread-safe.
 class Arena {
   public:
-    explicit Arena(int64_t first_block_bytes = int64_t{1} << 20);
+    explicit Arena(int64_t first_block_bytes = int64_t{1} << 20, Gpu* gpu = nullptr);
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
@@ -34,10 +35,10 @@ class Arena {
 
   private:
     struct Block {
-        std::unique_ptr<std::byte[]> memory;
-        std::byte* start;
+        DeviceMemory memory;  // empty until it is needed
         int64_t bytes;
     };
+    Gpu* gpu_;
     std::vector<Block> blocks_;
     size_t current_ = 0;
     int64_t used_ = 0;

@@ -3,21 +3,30 @@
 
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "tensor/arena.h"
+#include "tensor/gpu.h"
 #include "tensor/tensor.h"
 
 namespace riptide {
 
-enum class Device { cpu, cuda };
+/// On a GPU there are two sets of kernels for one mathematics. Within a family a row's bits do not depend on the other
+/// rows of its step; between the families they may differ by rounding. On the CPU both are the same.
+enum class Family {
+    decode,   // up to 256 rows, bound by reading weights: int8 activations
+    prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
+};
 
 /// Sees intermediate results by name: tap(name, layer, value). Called on the thread that runs forward.
 using Tap = std::function<void(std::string_view name, int layer, const Tensor& value)>;
 
-/// The device, its threads, the arena for temporaries, and an optional tap. Passed to every op; there are no globals.
+/// The device (a GPU, or the CPU if `gpu` is null), its threads, the arena for temporaries, and an optional tap. Passed
+/// to every op; there are no globals.
 struct Context {
-    Device device = Device::cpu;
+    Gpu* gpu = nullptr;
+    Family family = Family::decode;
     ThreadPool* threads = nullptr;
     Arena* arena = nullptr;
     Tap tap;
@@ -28,8 +37,15 @@ struct Context {
         t.data = arena->allocate(shape.size() == 0 ? 0 : t.shape[0] * row_bytes(dtype, t.row_elements()));
         return t;
     }
+    /// Shows a value to the tap, in host memory.
     void observe(std::string_view name, int layer, const Tensor& value) const {
-        if (tap) tap(name, layer, value);
+        if (!tap) return;
+        if (gpu == nullptr) return tap(name, layer, value);
+        std::vector<std::byte> copy(static_cast<size_t>(value.rows() * row_bytes(value.dtype, value.row_elements())));
+        gpu->to_host(copy.data(), value.data, static_cast<int64_t>(copy.size()));
+        Tensor host = value;
+        host.data = copy.data();
+        tap(name, layer, host);
     }
 };
 

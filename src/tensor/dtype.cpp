@@ -22,6 +22,9 @@ constexpr std::array<DTypeInfo, static_cast<size_t>(DType::count)> kInfo = {{
     {"nvfp4", 64, 36, 40, ""},     {"tq2_0", 256, 66, 35, ""},
     {"tq3_0", 32, 14, -1, ""},
     {"i4_pack", 8, 4, -1, ""},     {"i8_pack", 4, 4, -1, ""},    {"f4_pack", 2, 1, -1, ""},
+    {"planes_q4_k", 256, 128, -1, ""}, {"planes_q5_k", 256, 128, -1, ""}, {"planes_q6_k", 256, 128, -1, ""},
+    {"planes_int8", 32, 32, -1, ""},   {"planes_int4", 32, 16, -1, ""},   {"planes_iq4", 32, 16, -1, ""},
+    {"planes_e2m1", 32, 16, -1, ""},
 }};
 
 }  // namespace

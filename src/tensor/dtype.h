@@ -18,6 +18,8 @@ enum class DType : uint8_t {
     iq4_nl, iq4_xs, mxfp4, nvfp4, tq2_0,
     tq3_0,
     i4_pack, i8_pack, f4_pack,
+    // Weights as GPU kernels read them, made by WeightStore: never in a file. See quant/planes.h.
+    planes_q4_k, planes_q5_k, planes_q6_k, planes_int8, planes_int4, planes_iq4, planes_e2m1,
     count
 };
 

@@ -18,6 +18,9 @@ struct Tensor {
     int rank = 0;
     std::array<int64_t, 4> shape{};
     int64_t row_stride = 0;
+    /// On a GPU, for f32 [n, d]: the same rows as int8 with a scale for each 32 values (quant/act_rows.h), if the kernel
+    /// that made the tensor made them too. Views keep it.
+    const void* int8 = nullptr;
 
     Tensor() = default;
     Tensor(void* data_, DType dtype_, std::initializer_list<int64_t> shape_) : data(data_), dtype(dtype_) {
@@ -44,6 +47,7 @@ struct Tensor {
     Tensor view(std::initializer_list<int64_t> new_shape) const {
         Tensor result(data, dtype, new_shape);
         RT_ASSERT(contiguous() && result.elements() == elements());
+        result.int8 = int8;
         return result;
     }
 };
@@ -63,6 +67,7 @@ struct Weight {
     int64_t scale_rows = 1;
     int64_t scale_cols = 1;
     float scale = 1.0f;
+    const void* high = nullptr;  // plane types: the bits above the low four (quant/planes.h)
 
     explicit operator bool() const { return data != nullptr; }
     const void* row(int64_t r) const { return static_cast<const char*>(data) + r * row_bytes; }

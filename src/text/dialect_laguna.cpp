@@ -259,18 +259,4 @@ std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options) {
     return std::make_unique<laguna::LagunaParser>(std::move(options));
 }
 
-bool laguna_starts_thinking(std::span<const int32_t> prompt, int32_t think, int32_t end_think, int32_t assistant) {
-    for (std::size_t i = prompt.size(); i-- > 0;) {
-        const int32_t id = prompt[i];
-        if (id == think || id == end_think || id == assistant) return id == think;
-    }
-    return false;
-}
-
-bool laguna_frames_with_newlines(std::string_view prompt) {
-    constexpr std::string_view open = "<assistant>";
-    const std::size_t at = prompt.rfind(open);
-    return at != std::string_view::npos && prompt.substr(at + open.size()).starts_with('\n');
-}
-
 }  // namespace riptide

@@ -26,7 +26,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -36,14 +35,14 @@
 namespace riptide {
 
 struct LagunaParserOptions {
-    /// The prompt ended inside `<think>`; see laguna_starts_thinking.
+    /// The prompt ended inside `<think>`; see ends_inside_thinking (text/chat.h).
     bool thinking = false;
     /// Only single tokens are the five single-token tags; their spelling in plain text is text. Off: spelling is enough
     /// (for a stream of text without token borders).
     bool strict_specials = true;
     /// One newline directly behind <think>, </think> and </tool_call> (and at the start of the answer), and one
     /// directly before </think>, <tool_call>, </assistant> and the end, is framing and dropped, as v5 writes it. Off:
-    /// v8, verbatim.
+    /// v8, verbatim. See ChatTraits::newlines_in_tags.
     bool newline_framing = true;
     /// Tool call ids are this with the index behind it.
     std::string call_id_prefix = "call_";
@@ -52,14 +51,5 @@ struct LagunaParserOptions {
 
 /// A parser for one answer.
 std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options);
-
-/// Whether an answer to this prompt starts inside thinking: the last of the three tokens in it is `think`. Pass the ids
-/// of
-/// `<think>`, `</think>` and `<assistant>` (18, 19 and 23 in the released vocabularies).
-bool laguna_starts_thinking(std::span<const int32_t> prompt, int32_t think, int32_t end_think, int32_t assistant);
-
-/// Whether the template that wrote this prompt frames its tags with newlines (v5): it put one behind the last
-/// `<assistant>`.
-bool laguna_frames_with_newlines(std::string_view prompt);
 
 }  // namespace riptide

@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "text/text_span.h"
 
 namespace riptide::jinja {
 
@@ -41,19 +42,12 @@ struct Limits {
     int64_t range_items = 100'000;
 };
 
-/// Bytes [begin, end) of a text.
-struct Span {
-    int64_t begin = 0;
-    int64_t end = 0;
-    bool operator==(const Span&) const = default;
-};
-
 /// A rendered text, and which of its bytes are the template's own: sorted, disjoint, never touching, never empty spans.
 /// All other bytes came from the variables (or are numbers, punctuation and quotes made from values). A tokenizer that
 /// looks for special tokens only inside these spans cannot be led by what a user wrote.
 struct Rendered {
     std::string text;
-    std::vector<Span> trusted;
+    std::vector<TextSpan> trusted;
 };
 
 struct RenderOptions {

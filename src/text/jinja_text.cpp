@@ -4,8 +4,9 @@
 
 namespace riptide::jinja {
 
-std::vector<Span>::const_iterator Text::span_after(int64_t at) const {
-    return std::upper_bound(spans_.begin(), spans_.end(), at, [](int64_t a, const Span& span) { return a < span.end; });
+std::vector<TextSpan>::const_iterator Text::span_after(int64_t at) const {
+    return std::upper_bound(spans_.begin(), spans_.end(), at,
+                            [](int64_t a, const TextSpan& span) { return a < span.end; });
 }
 
 void Text::mix() {
@@ -70,7 +71,7 @@ int64_t Text::run_end(int64_t at) const {
     return span->begin <= at ? span->end : span->begin;
 }
 
-std::vector<Span> Text::trusted() const {
+std::vector<TextSpan> Text::trusted() const {
     if (trust_ == Trust::mixed) return spans_;
     if (trust_ == Trust::none || bytes_.empty()) return {};
     return {{0, size()}};

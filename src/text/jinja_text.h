@@ -32,16 +32,16 @@ class Text {
     /// The end of the run of equal provenance that `at` lies in. REQUIRES 0 <= at < size().
     int64_t run_end(int64_t at) const;
     /// The trusted bytes: sorted, disjoint, never touching, never empty.
-    std::vector<Span> trusted() const;
+    std::vector<TextSpan> trusted() const;
 
   private:
     enum class Trust : uint8_t { none, all, mixed };
-    std::vector<Span>::const_iterator span_after(int64_t at) const;
+    std::vector<TextSpan>::const_iterator span_after(int64_t at) const;
     void mix();
     void add_span(int64_t begin, int64_t end);
 
     std::string bytes_;
-    std::vector<Span> spans_;  // the trusted ones; used only when mixed
+    std::vector<TextSpan> spans_;  // the trusted ones; used only when mixed
     Trust trust_ = Trust::all;
 };
 

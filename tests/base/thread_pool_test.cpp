@@ -90,6 +90,36 @@ TEST(ThreadPool, an_exception_reaches_the_caller_and_the_pool_lives_on) {
     }
 }
 
+TEST(ThreadPool, each_thread_begins_with_its_own_share) {
+    ThreadPool pool(2);
+    for (int loop = 0; loop < 20; ++loop) {
+        std::atomic<int> started{0};
+        std::vector<std::atomic<int64_t>> first(2);
+        for (auto& begin : first) begin = -1;
+        pool.parallel_for(16, 2, [&](int64_t begin, int64_t, int thread) {
+            int64_t none = -1;
+            if (!first[static_cast<size_t>(thread)].compare_exchange_strong(none, begin)) return;
+            started.fetch_add(1);
+            while (started.load() < 2) std::this_thread::yield();
+        });
+        EXPECT_EQ(first[0].load(), 0);
+        EXPECT_EQ(first[1].load(), 8);
+    }
+}
+
+// More threads than cores, and loops so short that workers come when later loops of other shapes run. Counts are plain
+// memory: a piece that runs twice or in the wrong loop is a race under ThreadSanitizer.
+TEST(ThreadPool, late_workers_touch_no_later_loop) {
+    ThreadPool pool(16);
+    for (int loop = 0; loop < 4000; ++loop) {
+        std::vector<int> visits(static_cast<size_t>(2 + loop * 7 % 61));
+        pool.parallel_for(std::ssize(visits), 1 + loop % 3, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+        });
+        ASSERT_EQ(std::accumulate(visits.begin(), visits.end(), 0), std::ssize(visits)) << loop;
+    }
+}
+
 TEST(ThreadPool, zero_means_at_least_one_and_absurd_counts_are_refused) {
     EXPECT_GE(ThreadPool(0).size(), 1);
     EXPECT_THROW(ThreadPool(-1), Error);

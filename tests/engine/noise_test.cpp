@@ -1,4 +1,4 @@
-#include "engine/noise.h"
+#include "ops/noise.h"
 
 #include <gtest/gtest.h>
 

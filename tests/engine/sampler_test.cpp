@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
 #include <random>
+#include <span>
 
 #include "base/error.h"
+#include "engine/logits_hash.h"
+#include "ops/noise.h"
 
 namespace riptide::testing {
 namespace {
@@ -403,6 +407,68 @@ TEST(SamplingParams, every_value_out_of_range_is_named_with_the_range) {
     EXPECT_THROW(check_sampling_params(params, 10), Error);
     params.min_tokens = 5;
     check_sampling_params(params, 10);
+}
+
+// Asking for log-probabilities takes the way through the whole chain.
+TEST(Sampler, the_short_way_of_greedy_sampling_finds_the_token_of_the_long_one) {
+    SamplingParams greedy;
+    greedy.temperature = 0;
+    SamplingParams reported = greedy;
+    reported.logprobs = 0;
+    for (const size_t n : {1, 2, 15, 16, 17, 33, 257, 1000}) {
+        Sampler fast(greedy, static_cast<int64_t>(n)), slow(reported, static_cast<int64_t>(n));
+        for (unsigned seed = 0; seed < 40; ++seed) {
+            std::vector<float> logits = random_logits(n, seed);
+            for (float& logit : logits) {
+                if (seed % 2 == 0) logit = std::round(logit);  // many equals
+                if (seed % 5 == 0 && logit < 1) logit = -kInf;
+            }
+            if (std::count(logits.begin(), logits.end(), -kInf) == std::ssize(logits)) logits[n / 2] = -3;
+            EXPECT_EQ(fast.sample(logits, 9).token, slow.sample(logits, 9).token) << n << " " << seed;
+        }
+        for (const float damaged : {kInf, std::numeric_limits<float>::quiet_NaN()})
+            for (const size_t place : {size_t{0}, n / 2, n - 1}) {
+                std::vector<float> logits = random_logits(n, 3);
+                logits[place] = damaged;
+                EXPECT_THROW(fast.sample(logits, 9), Error) << n << " " << place;
+            }
+        EXPECT_THROW(fast.sample(std::vector<float>(n, -kInf), 9), Error);
+    }
+}
+
+TEST(Sampler, the_draw_is_the_smallest_key_of_the_definition) {
+    const std::vector<float> logits = random_logits(500, 11);
+    SamplingParams params;
+    params.seed = 77;
+    Sampler sampler(params, 500);
+    for (int64_t position = 0; position < 300; ++position) {
+        int32_t best = -1;
+        double best_key = INFINITY;
+        for (int32_t token = 0; token < 500; ++token) {
+            const double weight = std::exp(double{logits[static_cast<size_t>(token)]});
+            const double key =
+                -std::log(sampling_noise(77, static_cast<uint64_t>(position), static_cast<uint32_t>(token))) / weight;
+            if (key >= best_key) continue;
+            best = token;
+            best_key = key;
+        }
+        EXPECT_EQ(sampler.sample(logits, position).token, best) << position;
+    }
+}
+
+TEST(LogitsHash, is_eight_fnv_hashes_and_their_hash) {
+    const std::vector<float> row = random_logits(21, 5);
+    LogitsHash hash;
+    hash.add(row);
+    hash.add(std::span(row).first(3));
+    std::vector<uint64_t> lanes(8, 0xcbf29ce484222325u);
+    const auto feed = [](uint64_t& h, uint64_t word) { h = (h ^ word) * 0x100000001b3u; };
+    for (size_t i = 0; i < 21; ++i) feed(lanes[i % 8], std::bit_cast<uint32_t>(row[i]));
+    for (size_t i = 0; i < 3; ++i) feed(lanes[i], std::bit_cast<uint32_t>(row[i]));
+    uint64_t expected = 0xcbf29ce484222325u;
+    for (const uint64_t lane : lanes) feed(expected, lane);
+    EXPECT_EQ(hash.value(), expected);
+    EXPECT_NE(LogitsHash().value(), expected);
 }
 
 }  // namespace

@@ -115,8 +115,8 @@ TEST_F(SessionTest, bad_prompts_and_options_are_errors) {
     expect_usage_error([&] { Session::open(fixture.model_path(), options); },
                        "context is 1048576, but model.safetensors has positions for 131072 tokens");
     options = fixture.options();
-    options.chunk_rows = 0;
-    expect_usage_error([&] { Session::open(fixture.model_path(), options); }, "chunk_rows is 0, expected 1 to 65536");
+    options.chunk_rows = -1;
+    expect_usage_error([&] { Session::open(fixture.model_path(), options); }, "chunk_rows is -1, expected 0 to 65536");
     options = fixture.options();
     options.k_dtype = DType::q4_k;
     EXPECT_THROW(Session::open(fixture.model_path(), options), Error);

@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const jinja::Template parsed = jinja::Template::parse(input.substr(0, cut), "fuzz", limits);
         const jinja::Rendered rendered = parsed.render(variables, options);
         int64_t last = -1;
-        for (const jinja::Span& span : rendered.trusted) {
+        for (const TextSpan& span : rendered.trusted) {
             require(last < span.begin && span.begin < span.end);
             last = span.end;
         }

@@ -51,8 +51,8 @@ class AttentionWorld {
         view.window = shape.window;
         (shape.window > 0 ? view.ring_rows : view.page_rows) = shape.window > 0 ? shape.ring_rows : shape.page_rows;
         const int64_t slots = int64_t{shape.capacity} * (shape.window > 0 ? shape.ring_rows : shape.page_rows);
-        k_.assign(static_cast<size_t>(slots * view.k_slot_bytes), '\xFF');
-        v_.assign(static_cast<size_t>(slots * view.v_slot_bytes), '\xFF');
+        k_ = unused(slots * view.k_slot_bytes);
+        v_ = unused(slots * view.v_slot_bytes);
         view.k = k_.data();
         view.v = v_.data();
         for (int32_t i = 0; i < shape.capacity; ++i) free_.push_back(i);
@@ -79,18 +79,26 @@ class AttentionWorld {
                 append(v, token.id * 3 + 2, shape_.kv_heads, 1.0f);
             }
         const int64_t n = batch.rows();
+        device_batch = op_.batch(batch);
         query = op_.tensor(q, {n, shape_.heads, shape_.head_dim});
         ops::kv_append(op_.ctx, view, op_.tensor(k, {n, shape_.kv_heads, shape_.head_dim}),
-                       op_.tensor(v, {n, shape_.kv_heads, shape_.head_dim}), batch);
-        out = ops::attention(op_.ctx, query, view, batch, scale());
+                       op_.tensor(v, {n, shape_.kv_heads, shape_.head_dim}), device_batch);
+        out = ops::attention(op_.ctx, query, view, device_batch, scale());
+        return rows_of(out);
+    }
+
+    static std::vector<std::vector<float>> rows_of(const Tensor& t) {
+        const std::vector<float> all = values_of(t);
         std::vector<std::vector<float>> rows;
-        for (int64_t r = 0; r < n; ++r) rows.emplace_back(out.row(r), out.row(r) + out.row_elements());
+        for (auto at = all.begin(); at != all.end(); at += t.row_elements())
+            rows.emplace_back(at, at + t.row_elements());
         return rows;
     }
 
-    /// Feeds a chain in steps of `chunk` tokens and commits it.
+    /// Feeds a chain in steps of `chunk` tokens, or as many as the kernels take, and commits it.
     std::vector<std::vector<float>> feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         std::vector<std::vector<float>> rows;
+        chunk = std::min(chunk, static_cast<size_t>(most_rows(op_.ctx)));
         for (size_t begin = 0; begin < ids.size(); begin += chunk) {
             std::vector<FedToken> fed;
             for (size_t i = begin; i < std::min(ids.size(), begin + chunk); ++i)
@@ -103,12 +111,41 @@ class AttentionWorld {
 
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
 
+    /// The view over a copy of the storage in host memory, as it is now; until the next call.
+    KvView host_view() {
+        Gpu* gpu = op_.ctx.gpu;
+        if (gpu == nullptr) return view;
+        KvView host = view;
+        const auto fetch = [gpu](const DeviceMemory& from, std::vector<std::byte>& to) {
+            to.resize(static_cast<size_t>(from.bytes()));
+            gpu->to_host(to.data(), from.data(), from.bytes());
+            return to.data();
+        };
+        host.k = fetch(k_, host_k_);
+        host.v = fetch(v_, host_v_);
+        return host;
+    }
+    /// Overwrites the stored V row of one token and head, encoded as the cache has it.
+    void set_v_row(int64_t sequence, int64_t index, int64_t head, const std::vector<std::byte>& encoded) {
+        char* row = const_cast<char*>(view.v_row(view.slot(batch, sequence, index), head));
+        if (op_.ctx.gpu != nullptr) op_.ctx.gpu->to_device(row, encoded.data(), std::ssize(encoded));
+        else std::memcpy(row, encoded.data(), encoded.size());
+    }
+
     KvView view;
-    Batch batch;   // of the last step, until the next
-    Tensor query;  // the same
+    Batch batch;         // of the last step, until the next
+    Batch device_batch;  // the same on the device
+    Tensor query;        // the same
     Tensor out;
 
   private:
+    DeviceMemory unused(int64_t bytes) {
+        DeviceMemory memory(op_.ctx.gpu, bytes, "K/V");
+        if (op_.ctx.gpu != nullptr) op_.ctx.gpu->fill(memory.data(), 0xFF, bytes);
+        else std::memset(memory.data(), 0xFF, static_cast<size_t>(bytes));
+        return memory;
+    }
+
     int32_t take() {
         EXPECT_FALSE(free_.empty());
         const int32_t id = free_.back();
@@ -159,10 +196,27 @@ class AttentionWorld {
     OpContext& op_;
     WorldShape shape_;
     std::mt19937_64 rng_;
-    std::vector<char> k_, v_;
+    DeviceMemory k_, v_;
+    std::vector<std::byte> host_k_, host_v_;
     std::vector<int32_t> free_;
     std::vector<int32_t> tokens_, positions_, row_sequence_, parent_, row_begin_, committed_, table_, slots_;
 };
+
+/// Trees are verified by the decode kernels; prefill has chains alone.
+constexpr Family kTreeFamily = Family::decode;
+
+inline std::vector<FedToken> chain_of(size_t n) {
+    std::vector<FedToken> chain;
+    for (size_t i = 0; i < n; ++i) chain.push_back({i, static_cast<int32_t>(i) - 1});
+    return chain;
+}
+
+using Rows = std::vector<std::vector<float>>;
+
+inline std::string shape_name(const WorldShape& s) {
+    return fmt::format("{}/{} heads of {}, {}/{}, window {}", s.heads, s.kv_heads, s.head_dim, dtype_name(s.k_dtype),
+                       dtype_name(s.v_dtype), s.window);
+}
 
 inline std::vector<uint64_t> token_ids(size_t n, uint64_t seed) {
     std::mt19937_64 rng(seed);

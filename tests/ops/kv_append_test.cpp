@@ -24,6 +24,7 @@ TEST(kv_append, writes_the_encoded_rows_where_the_view_says_and_nothing_else) {
             WorldSequence a = world.sequence(), b = world.sequence();
             world.feed(b, {100, 101, 102}, 3);
             world.step({&a, &b}, {{{7, -1}, {8, 0}, {9, 0}}, {{10, -1}}});
+            const KvView stored = world.host_view();
             const uint64_t ids[] = {7, 8, 9, 10};
             for (int64_t r = 0; r < 4; ++r) {
                 const int64_t sequence = r / 3, index = r < 3 ? r : 3;
@@ -35,7 +36,7 @@ TEST(kv_append, writes_the_encoded_rows_where_the_view_says_and_nothing_else) {
                     if (kv_rotated(type)) kv_rotate(row.data(), 64);
                     std::vector<char> encoded(static_cast<size_t>(row_bytes(type, 64)));
                     encode_kv_row(type, row.data(), encoded.data(), 64);
-                    EXPECT_EQ(std::memcmp(encoded.data(), world.view.k_row(slot, h), encoded.size()), 0)
+                    EXPECT_EQ(std::memcmp(encoded.data(), stored.k_row(slot, h), encoded.size()), 0)
                         << dtype_name(type);
                 }
             }
@@ -43,7 +44,7 @@ TEST(kv_append, writes_the_encoded_rows_where_the_view_says_and_nothing_else) {
             const int64_t slots = window > 0 ? 6 * 32 : 6 * 4;
             const std::vector<char> untouched(static_cast<size_t>(world.view.k_slot_bytes), '\xFF');
             for (int64_t slot = 0; slot < slots; ++slot)
-                written += std::memcmp(untouched.data(), world.view.k_row(slot, 0), untouched.size()) != 0;
+                written += std::memcmp(untouched.data(), stored.k_row(slot, 0), untouched.size()) != 0;
             EXPECT_EQ(written, 7);
         }
 }
@@ -54,17 +55,18 @@ TEST(kv_append, kv_move_copies_one_token_bit_for_bit) {
     WorldSequence s = world.sequence();
     world.step({&s}, {{{1, -1}, {2, 0}, {3, 0}}});
     const auto k_of = [&](int64_t index) {
-        const int64_t slot = world.view.slot(world.batch, 0, index);
-        return std::string(world.view.k_row(slot, 0), static_cast<size_t>(world.view.k_slot_bytes)) +
-               std::string(world.view.v_row(slot, 0), static_cast<size_t>(world.view.v_slot_bytes));
+        const KvView stored = world.host_view();
+        const int64_t slot = stored.slot(world.batch, 0, index);
+        return std::string(stored.k_row(slot, 0), static_cast<size_t>(stored.k_slot_bytes)) +
+               std::string(stored.v_row(slot, 0), static_cast<size_t>(stored.v_slot_bytes));
     };
     const std::string first = k_of(0), second = k_of(1), third = k_of(2);
-    ops::kv_move(world.view, world.view.slot(world.batch, 0, 2), world.view.slot(world.batch, 0, 1));
+    ops::kv_move(op.ctx.gpu, world.view, world.view.slot(world.batch, 0, 2), world.view.slot(world.batch, 0, 1));
     EXPECT_EQ(k_of(0), first);
     EXPECT_EQ(k_of(1), third);
     EXPECT_EQ(k_of(2), third);
     EXPECT_NE(second, third);
-    ops::kv_move(world.view, world.view.slot(world.batch, 0, 0), world.view.slot(world.batch, 0, 0));
+    ops::kv_move(op.ctx.gpu, world.view, world.view.slot(world.batch, 0, 0), world.view.slot(world.batch, 0, 0));
     EXPECT_EQ(k_of(0), first);
 }
 

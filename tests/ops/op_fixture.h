@@ -1,4 +1,5 @@
-// What op tests share: a context whose memory is poisoned, random rows, comparison against derived bounds.
+// What op tests share: a context whose memory is poisoned, random rows, comparison against derived bounds. One test
+// body runs on either device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,41 +7,115 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
+#include <span>
+#include <type_traits>
 #include <vector>
 
+#include "ops/batch.h"
+#include "quant/weight_store.h"
 #include "tensor/context.h"
+#include "tests/test_device.h"
 
 namespace riptide {
 
-/// A CPU context. Arena memory reads as NaN until an op writes it.
+/// A context on the device that the tests run on. Arena memory reads as NaN until an op writes it.
 class OpContext {
   public:
-    explicit OpContext(int threads = 2, int64_t bytes = int64_t{4} << 20)
-        : pool_(threads), arena_(bytes), bytes_(bytes) {
+    /// `gpu` null: the CPU, whatever the tests run on.
+    explicit OpContext(int threads = 2, int64_t bytes = int64_t{4} << 20, Gpu* gpu = test_gpu())
+        : pool_(threads), arena_(bytes, gpu), inputs_(int64_t{1} << 16, gpu), bytes_(bytes) {
+        ctx.gpu = gpu;
         ctx.threads = &pool_;
         ctx.arena = &arena_;
         poison();
     }
+    explicit OpContext(Family family, int threads = 2) : OpContext(threads) { ctx.family = family; }
     /// Forgets all tensors and poisons their memory.
     void poison() {
         arena_.reset();
-        std::memset(arena_.allocate(bytes_ - 4096), 0xFF, static_cast<size_t>(bytes_ - 4096));
+        void* memory = arena_.allocate(bytes_ - 4096);
+        if (ctx.gpu != nullptr) ctx.gpu->fill(memory, 0xFF, bytes_ - 4096);
+        else std::memset(memory, 0xFF, static_cast<size_t>(bytes_ - 4096));
         arena_.reset();
     }
+
+    // What an op reads, on its device. Tensors lie in the arena, until poison(); all else lives as long as the context.
     Tensor tensor(const std::vector<float>& values, std::initializer_list<int64_t> shape) {
         Tensor t = ctx.alloc(DType::f32, shape);
         EXPECT_EQ(t.elements(), static_cast<int64_t>(values.size()));
-        std::copy(values.begin(), values.end(), t.row(0));
+        copy_in(t.data, values.data(), values.size());
         return t;
+    }
+    Tensor int_tensor(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape) {
+        Tensor t = ctx.alloc(DType::i32, shape);
+        EXPECT_EQ(t.elements(), static_cast<int64_t>(values.size()));
+        copy_in(t.data, values.data(), values.size());
+        return t;
+    }
+    std::span<const float> floats(const std::vector<float>& values) { return kept<float>(values); }
+    std::span<const int32_t> ints(std::span<const int32_t> values) { return kept<int32_t>(values); }
+    /// The batch with its arrays on the device, uploaded as one.
+    Batch batch(const Batch& host) {
+        if (ctx.gpu == nullptr) return host;
+        Batch out = host;
+        std::vector<int32_t> all;
+        std::span<const int32_t>* const arrays[] = {&out.tokens,     &out.positions,  &out.row_sequence,
+                                                    &out.parent,     &out.row_begin,  &out.committed,
+                                                    &out.page_table, &out.state_slot, &out.logit_rows};
+        for (const std::span<const int32_t>* array : arrays) all.insert(all.end(), array->begin(), array->end());
+        const int32_t* next = ints(all).data();
+        for (std::span<const int32_t>* array : arrays) {
+            *array = {next, array->size()};
+            next += array->size();
+        }
+        return out;
+    }
+    /// The weight as the device's kernels read it; on the CPU itself.
+    Weight weight(const Weight& host) { return ctx.gpu == nullptr ? host : experts({host}).front(); }
+    /// Weights of one shape and type, placed one after the other.
+    std::vector<Weight> experts(const std::vector<Weight>& host) {
+        if (ctx.gpu == nullptr) return host;
+        stores_.push_back(std::make_unique<WeightStore>(ctx.gpu));  // each its own: a store knows matrices by address
+        std::vector<Weight> placed;
+        if (host.size() == 1) placed.push_back(stores_.back()->matrix(host.front()));
+        else placed = stores_.back()->experts(host);
+        stores_.back()->finish();
+        return placed;
     }
     Context ctx;
 
   private:
+    template <class T>
+    void copy_in(void* to, const T* from, size_t count) {
+        if (count == 0) return;
+        if (ctx.gpu != nullptr) ctx.gpu->to_device(to, from, static_cast<int64_t>(count * sizeof(T)));
+        else std::memcpy(to, from, count * sizeof(T));
+    }
+    template <class T>
+    std::span<const T> kept(std::span<const T> values) {
+        if (values.empty()) return {};
+        void* memory = inputs_.allocate(static_cast<int64_t>(values.size_bytes()));
+        copy_in(memory, values.data(), values.size());
+        return {static_cast<const T*>(memory), values.size()};
+    }
+
     ThreadPool pool_;
-    Arena arena_;
+    Arena arena_, inputs_;
     int64_t bytes_;
+    std::vector<std::unique_ptr<WeightStore>> stores_;
 };
+
+/// Rows of one step that every kernel family takes: the decode family of a GPU takes 256.
+inline int64_t most_rows(const Context& ctx) {
+    return ctx.gpu != nullptr && ctx.family == Family::decode ? 256 : int64_t{1} << 20;
+}
+
+/// Thread counts that must agree.
+inline std::vector<int> thread_counts() {
+    return test_gpu() == nullptr ? std::vector<int>{1, 2, 3} : std::vector<int>{1};
+}
 
 inline std::vector<float> normals(size_t n, uint64_t seed, float scale = 1.0f) {
     std::mt19937_64 rng(seed);
@@ -50,7 +125,22 @@ inline std::vector<float> normals(size_t n, uint64_t seed, float scale = 1.0f) {
     return x;
 }
 
-inline std::vector<float> values_of(const Tensor& t) { return {t.row(0), t.row(0) + t.elements()}; }
+/// The elements of a contiguous tensor of either device.
+template <class T = float>
+std::vector<T> values_of(const Tensor& t) {
+    EXPECT_TRUE(t.contiguous());
+    EXPECT_EQ(t.dtype == DType::i32, (std::is_same_v<T, int32_t>));
+    std::vector<T> values(static_cast<size_t>(t.elements()));
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    if (bytes == 0) return values;
+    if (Gpu* gpu = test_gpu()) {
+        gpu->copy(values.data(), t.data, bytes);
+        gpu->synchronize();
+    } else {
+        std::memcpy(values.data(), t.data, static_cast<size_t>(bytes));
+    }
+    return values;
+}
 
 inline bool same_bits(const float* a, const float* b, size_t n) { return std::memcmp(a, b, n * sizeof(float)) == 0; }
 

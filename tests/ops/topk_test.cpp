@@ -49,18 +49,78 @@ TEST(topk, k_beyond_the_row_gives_the_row) {
     EXPECT_TRUE(ops::top_k(std::vector<float>{2, 5}, 0).empty());
 }
 
+struct RowsOf {
+    const char* name;
+    float (*value)(std::mt19937_64& rng);
+};
+
+TEST(topk, tensor_forms_equal_the_row_forms_on_hard_rows) {
+    const RowsOf kinds[] = {
+        {"normal", [](std::mt19937_64& rng) { return std::normal_distribution<float>()(rng); }},
+        {"few levels", [](std::mt19937_64& rng) { return static_cast<float>(rng() % 5) - 2.0f; }},
+        {"zeros of both signs", [](std::mt19937_64& rng) { return rng() % 2 == 0 ? 0.0f : -0.0f; }},
+        {"NaN and infinities",
+         [](std::mt19937_64& rng) {
+             const float values[] = {kNan, -kNan, kInf, -kInf, 1e-45f, -1e-45f, 3e38f, -3e38f};
+             return values[rng() % 8];
+         }},
+        {"NaN", [](std::mt19937_64&) { return kNan; }},
+        {"-infinity", [](std::mt19937_64&) { return -kInf; }},
+    };
+    std::mt19937_64 rng(4);
+    for (const RowsOf& kind : kinds)
+        for (const auto& [n, m] : {std::pair<int64_t, int64_t>{3, 1},
+                                   {5, 7},
+                                   {2, 256},
+                                   {3, 2047},
+                                   {2, 2049},
+                                   {33, 5000},
+                                   {1, 100352},
+                                   {3, 20001}}) {
+            OpContext op(2, int64_t{8} << 20);
+            std::vector<float> x(static_cast<size_t>(n * m));
+            for (float& v : x) v = kind.value(rng);
+            const Tensor t = op.tensor(x, {n, m});
+            const std::vector<int32_t> first = values_of<int32_t>(ops::argmax(op.ctx, t));
+            for (const int64_t k : {1, 8, 40, 256}) {
+                if (k > m) continue;
+                const ops::TopK best = ops::top_k(op.ctx, t, k);
+                const std::vector<int32_t> indices = values_of<int32_t>(best.indices);
+                const std::vector<float> values = values_of(best.values);
+                for (int64_t r = 0; r < n; ++r) {
+                    const std::vector<ops::Scored> expected = ops::top_k({x.data() + r * m, static_cast<size_t>(m)}, k);
+                    ASSERT_EQ(first[static_cast<size_t>(r)], expected[0].index) << kind.name << " " << m;
+                    for (size_t i = 0; i < expected.size(); ++i) {
+                        const size_t at = static_cast<size_t>(r * k) + i;
+                        ASSERT_EQ(indices[at], expected[i].index) << kind.name << " " << m << " rank " << i;
+                        ASSERT_TRUE(same_bits(&values[at], &expected[i].value, 1)) << kind.name << " " << m;
+                    }
+                }
+            }
+        }
+}
+
+TEST(topk, argmax_of_more_rows_than_there_are_counters) {
+    OpContext op;
+    const std::vector<float> x = normals(5000 * 40, 5);
+    const std::vector<int32_t> first = values_of<int32_t>(ops::argmax(op.ctx, op.tensor(x, {5000, 40})));
+    for (size_t r = 0; r < first.size(); ++r) ASSERT_EQ(first[r], ops::argmax({&x[r * 40], 40})) << r;
+}
+
 TEST(topk, tensor_forms_equal_the_row_forms) {
     OpContext op;
     const std::vector<float> x = normals(20 * 3000, 2);
     const Tensor t = op.tensor(x, {20, 3000});
-    const Tensor first = ops::argmax(op.ctx, t);
+    const std::vector<int32_t> first = values_of<int32_t>(ops::argmax(op.ctx, t));
     const ops::TopK best = ops::top_k(op.ctx, t, 7);
+    const std::vector<int32_t> indices = values_of<int32_t>(best.indices);
+    const std::vector<float> values = values_of(best.values);
     for (int64_t r = 0; r < 20; ++r) {
-        const std::vector<ops::Scored> expected = ops::top_k({t.row(r), 3000}, 7);
-        EXPECT_EQ(*first.row<int32_t>(r), expected[0].index);
+        const std::vector<ops::Scored> expected = ops::top_k({x.data() + r * 3000, 3000}, 7);
+        EXPECT_EQ(first[static_cast<size_t>(r)], expected[0].index);
         for (size_t i = 0; i < 7; ++i) {
-            EXPECT_EQ(best.indices.row<int32_t>(r)[i], expected[i].index);
-            EXPECT_EQ(best.values.row(r)[i], expected[i].value);
+            EXPECT_EQ(indices[static_cast<size_t>(r * 7) + i], expected[i].index);
+            EXPECT_EQ(values[static_cast<size_t>(r * 7) + i], expected[i].value);
         }
     }
 }

@@ -189,7 +189,7 @@ TEST(KvCodec, a_row_does_not_depend_on_its_neighbours) {
     for (DType type : kTypes) {
         const int64_t bytes = row_bytes(type, 128);
         std::vector<uint8_t> all(static_cast<size_t>(4 * bytes)), one(static_cast<size_t>(bytes + 1));
-        encode_kv_row(type, rows.data(), all.data(), 4 * 128);
+        for (int64_t r = 0; r < 4; ++r) encode_kv_row(type, rows.data() + r * 128, all.data() + r * bytes, 128);
         for (int64_t r = 0; r < 4; ++r) {
             encode_kv_row(type, rows.data() + r * 128, one.data() + 1, 128);  // an unaligned place, too
             EXPECT_EQ(0, std::memcmp(one.data() + 1, all.data() + r * bytes, static_cast<size_t>(bytes)))

@@ -207,11 +207,11 @@ TEST(Chat, nothing_that_a_client_writes_is_trusted) {
             text.replace(at, evil.size(), "word");
         const json::array both = parse_json(text, "calm").as_array();
         const jinja::Rendered harmless = chat.render(both[0].as_array(), both[1].as_array(), options);
-        for (const jinja::Span& span : attacked.trusted)
+        for (const TextSpan& span : attacked.trusted)
             trusted += attacked.text.substr(static_cast<std::size_t>(span.begin),
                                             static_cast<std::size_t>(span.end - span.begin)) +
                        "|";
-        for (const jinja::Span& span : harmless.trusted)
+        for (const TextSpan& span : harmless.trusted)
             calm_trusted += harmless.text.substr(static_cast<std::size_t>(span.begin),
                                                  static_cast<std::size_t>(span.end - span.begin)) +
                             "|";

@@ -8,7 +8,6 @@ namespace riptide {
 namespace {
 
 using jinja::Rendered;
-using jinja::Span;
 using jinja::Text;
 
 /// The text with its trusted bytes in 〈 〉.
@@ -18,7 +17,7 @@ std::string marked(const Rendered& rendered) {
     const auto piece = [&](int64_t begin, int64_t end) {
         return rendered.text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     };
-    for (const Span& span : rendered.trusted) {
+    for (const TextSpan& span : rendered.trusted) {
         out += piece(at, span.begin) + "〈" + piece(span.begin, span.end) + "〉";
         at = span.end;
     }
@@ -99,7 +98,7 @@ TEST(JinjaProvenance, text_equals_one_flag_per_byte) {
         if (text.size() > 200) text = Text(), flags.clear();
         std::string found(static_cast<std::size_t>(text.size()), '0');
         int64_t last = -1;
-        for (const Span& span : text.trusted()) {
+        for (const TextSpan& span : text.trusted()) {
             ASSERT_LT(last, span.begin);
             ASSERT_LT(span.begin, span.end);
             last = span.end;

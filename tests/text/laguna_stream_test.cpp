@@ -364,22 +364,6 @@ TEST(laguna_stream, time_is_linear_in_hard_inputs) {
     }
 }
 
-TEST(laguna_stream, start_state_follows_the_prompt) {
-    const auto starts = [](std::vector<int32_t> ids) { return laguna_starts_thinking(ids, 18, 19, 23); };
-    EXPECT_TRUE(starts({2, 23, 18}));
-    EXPECT_TRUE(starts({2, 23, 19, 23, 70, 18, 71}));
-    EXPECT_FALSE(starts({2, 18, 23, 19}));
-    EXPECT_FALSE(starts({2, 18, 19, 23}));
-    EXPECT_FALSE(starts({70, 71}));
-    EXPECT_FALSE(starts({}));
-}
-
-TEST(laguna_stream, framing_follows_the_prompt) {
-    EXPECT_TRUE(laguna_frames_with_newlines("<user>\nx\n</user>\n<assistant>\n<think>"));
-    EXPECT_FALSE(laguna_frames_with_newlines("<user>x</user>\n<assistant></think>"));
-    EXPECT_FALSE(laguna_frames_with_newlines("no turn"));
-}
-
 TEST(tool_arguments, raw_values_become_json) {
     using Type = ToolSchemas::Type;
     EXPECT_EQ(json_of_raw(" 12 ", Type::any), "12");

@@ -1,4 +1,4 @@
-#include "cache/host_memory.h"
+#include "tensor/host_memory.h"
 
 #include <sys/mman.h>
 
@@ -8,18 +8,25 @@
 
 namespace riptide {
 
-HostMemory::HostMemory(int64_t bytes) : bytes_(bytes) {
+HostMemory::HostMemory(int64_t bytes, const char* what) : bytes_(bytes) {
     RT_ASSERT(bytes >= 0);
     if (bytes == 0) return;
     void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
-        fail(ErrorKind::system, "the system has no {} bytes of address space for the K/V cache", bytes);
+        fail(ErrorKind::system, "the system has no {} bytes of address space for the {}", bytes, what);
     data_ = static_cast<std::byte*>(p);
 }
 
 HostMemory::~HostMemory() {
     if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+HostMemory HostMemory::adopt(std::byte* data, int64_t bytes) {
+    HostMemory memory;
+    memory.data_ = data;
+    memory.bytes_ = bytes;
+    return memory;
 }
 
 HostMemory::HostMemory(HostMemory&& other) noexcept

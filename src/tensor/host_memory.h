@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace riptide {
 
@@ -10,11 +11,15 @@ namespace riptide {
 class HostMemory {
   public:
     HostMemory() = default;
-    /// Throws Error (system) when the kernel refuses the address space. bytes == 0 gives data() == nullptr.
-    explicit HostMemory(int64_t bytes);
+    /// Throws Error (system) that names `what` when the kernel refuses the address space. bytes == 0 gives data() == nullptr.
+    HostMemory(int64_t bytes, const char* what);
     ~HostMemory();
     HostMemory(HostMemory&& other) noexcept;
     HostMemory& operator=(HostMemory&& other) noexcept;
+
+    /// Gives the mapping away, and takes one back.
+    std::byte* release() { return std::exchange(data_, nullptr); }
+    static HostMemory adopt(std::byte* data, int64_t bytes);
 
     std::byte* data() const { return data_; }
     int64_t bytes() const { return bytes_; }

@@ -1,0 +1,251 @@
+// The products of the prefill family on a GPU, in the shapes of Laguna XS.2 (hidden 2048, 256 experts of 512, top 8):
+// expansion of weights to bf16, the products alone, and whole ops. Argument: rows. Time is the device's (GpuTimer).
+// Counters: TFLOPs, or weights/s (in T), and for the expansion GB/s in and out. Inputs: random_fill weights,
+// activations in [-1, 1], a random routing. Medians: --benchmark_repetitions=5 --benchmark_report_aggregates_only.
+#include <benchmark/benchmark.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "ops/cuda.h"
+#include "ops/prefill_gemm.h"
+#include "ops/prefill_moe.h"
+#include "quant/random_fill.h"
+#include "quant/weight_store.h"
+
+namespace {
+
+using namespace riptide;
+using namespace riptide::ops::cuda::prefill;
+
+constexpr int64_t kHidden = 2048, kExperts = 256, kWidth = 512, kTopK = 8;
+
+struct Device {
+    std::unique_ptr<Gpu> gpu = Gpu::open();
+    Arena arena{int64_t{5} << 30, gpu.get()};
+    WeightStore store{gpu.get()};
+    std::vector<std::vector<std::byte>> host;
+    Context ctx;
+
+    Device() {
+        ctx.gpu = gpu.get();
+        ctx.family = Family::prefill;
+        ctx.arena = &arena;
+    }
+    Weight random_host(DType type, int64_t rows, int64_t cols) {
+        Weight w;
+        w.dtype = type;
+        w.rows = rows;
+        w.cols = cols;
+        w.row_bytes = row_bytes(type, cols);
+        host.emplace_back(static_cast<size_t>(w.bytes()));
+        random_fill(type, host.back().data(), rows * cols, 0.02f, host.size());
+        w.data = host.back().data();
+        return w;
+    }
+    Weight matrix(DType type, int64_t rows, int64_t cols) {
+        const Weight w = store.matrix(random_host(type, rows, cols));
+        store.finish();
+        return w;
+    }
+    std::vector<Weight> experts(DType type, int64_t rows, int64_t cols) {
+        std::vector<Weight> all;
+        for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_host(type, rows, cols));
+        all = store.experts(all);
+        store.finish();
+        return all;
+    }
+    Tensor rows(int64_t n, int64_t cols) {
+        std::vector<float> values(static_cast<size_t>(n * cols));
+        std::mt19937 random(7);
+        for (float& v : values) v = static_cast<float>(random()) * 0x1p-31f - 1.0f;
+        const Tensor x = ctx.alloc(DType::f32, {n, cols});
+        gpu->to_device(x.data, values.data(), 4 * n * cols);
+        return x;
+    }
+};
+
+ops::Routing random_routing(Device& d, int64_t n) {
+    std::vector<int32_t> chosen(static_cast<size_t>(n * kTopK));
+    std::vector<float> weights(chosen.size(), 0.125f);
+    std::mt19937 random(9);
+    for (int32_t& e : chosen) e = static_cast<int32_t>(random() % kExperts);
+    const ops::Routing r{kTopK, d.ctx.alloc(DType::i32, {n, kTopK}), d.ctx.alloc(DType::f32, {n, kTopK})};
+    d.gpu->to_device(r.experts.data, chosen.data(), 4 * n * kTopK);
+    d.gpu->to_device(r.weights.data, weights.data(), 4 * n * kTopK);
+    return r;
+}
+
+/// Runs `body` under the device's clock; what it allocates is given back each time.
+template <class Body>
+void measure(benchmark::State& state, Device& d, const Body& body) {
+    GpuTimer timer(*d.gpu);
+    const auto run = [&] {
+        const ArenaScope scope(d.arena);
+        body();
+    };
+    for (int i = 0; i < 3; ++i) run();
+    for (auto _ : state) {
+        timer.start();
+        run();
+        timer.stop();
+        state.SetIterationTime(timer.milliseconds() * 1e-3);
+    }
+}
+
+void rate(benchmark::State& state, const char* name, double each) {
+    state.counters[name] = benchmark::Counter(each * 1e-12, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void expansion(benchmark::State& state, DType type, int64_t rows, int64_t cols, double bytes) {
+    Device d;
+    Expansion job;
+    job.w = d.matrix(type, rows, cols);
+    job.rows = static_cast<int>(rows);
+    job.k = static_cast<int>(cols);
+    job.b = d.arena.allocate(2 * scratch_rows(RowOrder::f32, rows) * cols);
+    measure(state, d, [&] { expand(*d.gpu, job); });
+    rate(state, "Tweights/s", static_cast<double>(rows * cols));
+    rate(state, "TB/s", static_cast<double>(rows * cols) * (bytes + 2));
+}
+
+/// bf16 rows and weights; contents do not matter for time as long as they are not all zero.
+struct Operands {
+    void* a;
+    void* b;
+    Operands(Device& d, int64_t rows, int64_t n, int64_t k) {
+        const Tensor x = d.rows(rows, k), w = d.rows(n, k);
+        a = d.arena.allocate(2 * rows * k);
+        b = d.arena.allocate(2 * n * k);
+        to_bf16(*d.gpu, x, nullptr, 0, a, k, nullptr);
+        to_bf16(*d.gpu, w, nullptr, 0, b, k, nullptr);
+    }
+};
+
+void product(benchmark::State& state, int64_t n, int64_t k, bool residual) {
+    Device d;
+    const int64_t rows = state.range(0);
+    const Operands in(d, rows, n, k);
+    const Tensor y = d.ctx.alloc(DType::f32, {rows, n}), x = d.rows(rows, n);
+    OutF32 out;
+    out.add(y.row(0), 0, static_cast<int>(n), n, residual ? x.row(0) : nullptr);
+    GemmProblem problem;
+    problem.a = in.a, problem.b = in.b;
+    problem.rows = static_cast<int>(rows), problem.n = static_cast<int>(n), problem.k = static_cast<int>(k);
+    measure(state, d, [&] { gemm(*d.gpu, problem, out); });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(rows * n * k));
+}
+
+void product_swiglu(benchmark::State& state, int64_t width, int64_t k) {
+    Device d;
+    const int64_t rows = state.range(0);
+    const Operands in(d, rows, 2 * width, k);
+    auto* act = static_cast<uint16_t*>(d.arena.allocate(2 * rows * width));
+    GemmProblem problem;
+    problem.a = in.a, problem.b = in.b;
+    problem.rows = static_cast<int>(rows), problem.n = static_cast<int>(2 * width), problem.k = static_cast<int>(k);
+    measure(state, d, [&] { gemm(*d.gpu, problem, OutSwiglu{act, static_cast<int>(width), width}); });
+    rate(state, "TFLOP/s", 4.0 * static_cast<double>(rows * width * k));
+}
+
+/// The experts' first (gate and up) or second product, all experts at once.
+void product_experts(benchmark::State& state, bool first) {
+    Device d;
+    const int64_t rows = state.range(0), slots = rows * kTopK, n = first ? 2 * kWidth : kHidden,
+                  k = first ? kHidden : kWidth;
+    const SortedRouting sorted = sort_routing(d.ctx, random_routing(d, rows), kExperts, false);
+    void* a = d.arena.allocate(2 * slots * k);
+    void* b = d.arena.allocate(2 * kExperts * n * k);
+    d.gpu->fill(a, 0x3C, 2 * slots * k);
+    d.gpu->fill(b, 0x3C, 2 * kExperts * n * k);
+    {
+        const ArenaScope scope(d.arena);
+        const Tensor x = d.rows(slots / 8, k);  // not constants
+        for (int64_t i = 0; i < 8; ++i)
+            to_bf16(*d.gpu, x, nullptr, 0, static_cast<uint16_t*>(a) + i * x.elements(), k, nullptr);
+        const Tensor w = d.rows(n, k);
+        for (int64_t e = 0; e < kExperts; ++e)
+            to_bf16(*d.gpu, w, nullptr, 0, static_cast<uint16_t*>(b) + e * n * k, k, nullptr);
+    }
+    void* y = d.arena.allocate(4 * slots * n);
+    GemmProblem problem{a, b,       static_cast<int>(slots), static_cast<int>(n), static_cast<int>(k), sorted.plan,
+                        0, kExperts};
+    OutF32 out;
+    out.add(static_cast<float*>(y), 0, static_cast<int>(n), n);
+    measure(state, d, [&] {
+        if (first) gemm(*d.gpu, problem, OutSwiglu{static_cast<uint16_t*>(y), static_cast<int>(kWidth), kWidth});
+        else gemm(*d.gpu, problem, out);
+    });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(slots * n * k));
+}
+
+void op_qkv(benchmark::State& state) {
+    Device d;
+    const Weight q = d.matrix(DType::q4_k, 8192, kHidden), k = d.matrix(DType::q4_k, 1024, kHidden),
+                 v = d.matrix(DType::q6_k, 1024, kHidden), g = d.matrix(DType::q4_k, 64, kHidden);
+    const Weight* const group[] = {&q, &k, &v, &g};
+    const std::span<const float> norm = d.store.floats(std::vector<float>(kHidden, 1.0f));
+    d.store.finish();
+    const Tensor x = d.rows(state.range(0), kHidden);
+    measure(state, d, [&] { ops::cuda::prefill::matmul_group(d.ctx, x, {norm, 1e-6f}, group, nullptr); });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(state.range(0) * 10304 * kHidden));
+}
+
+void op_moe(benchmark::State& state) {
+    Device d;
+    const ops::ExpertWeights experts{d.experts(DType::q4_k, kWidth, kHidden), d.experts(DType::q4_k, kWidth, kHidden),
+                                     d.experts(DType::q6_k, kHidden, kWidth)};
+    const Weight gate = d.matrix(DType::q4_k, kWidth, kHidden), up = d.matrix(DType::q4_k, kWidth, kHidden),
+                 down = d.matrix(DType::q6_k, kHidden, kWidth), router = d.matrix(DType::f32, kExperts, kHidden);
+    const std::span<const float> norm = d.store.floats(std::vector<float>(kHidden, 1.0f));
+    d.store.finish();
+    Tensor x = d.rows(state.range(0), kHidden);
+    measure(state, d, [&] {
+        ops::cuda::prefill::moe_add(d.ctx, x, {norm, 1e-6f}, {&router, {}, kTopK, 2.5f, true}, experts,
+                                    {&gate, &up, &down});
+    });
+    rate(state, "TFLOP/s", 6.0 * static_cast<double>(state.range(0) * (kTopK + 1) * kHidden * kWidth));
+}
+
+void op_router(benchmark::State& state) {
+    Device d;
+    const Weight router = d.matrix(DType::f32, kExperts, kHidden);
+    const Tensor h = d.rows(state.range(0), kHidden);
+    Tensor logits = d.ctx.alloc(DType::f32, {state.range(0), kExperts});
+    measure(state, d, [&] { router_logits(d.ctx, router, h.row(0), h.rows(), logits); });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(state.range(0) * kExperts * kHidden));
+}
+
+template <class... Args>
+void add(const char* name, Args... args) {
+    benchmark::RegisterBenchmark(name, args...)->UseManualTime()->Iterations(20)->Unit(benchmark::kMicrosecond);
+}
+template <class... Args>
+void add_rows(const char* name, Args... args) {
+    benchmark::RegisterBenchmark(name, args...)
+        ->UseManualTime()
+        ->Iterations(20)
+        ->Unit(benchmark::kMicrosecond)
+        ->Arg(512)
+        ->Arg(4096)
+        ->Arg(16384);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    add("expand/q4_k", expansion, DType::q4_k, 65536, kHidden, 0.5625);
+    add("expand/q6_k", expansion, DType::q6_k, 65536, kHidden, 0.8203125);
+    add("expand/q4_k_10304", expansion, DType::q4_k, 10304, kHidden, 0.5625);
+    add_rows("gemm/qkvg_10304x2048", product, 10304, 2048, false);
+    add_rows("gemm/o_2048x8192_residual", product, 2048, 8192, true);
+    add_rows("gemm/dense_gate_up_8192x2048", product_swiglu, 8192, 2048);
+    add_rows("gemm/experts_gate_up", product_experts, true);
+    add_rows("gemm/experts_down", product_experts, false);
+    add_rows("op/router", op_router);
+    add_rows("op/norm_qkvg", op_qkv);
+    add_rows("op/moe_add", op_moe);
+    benchmark::Initialize(&argc, argv);
+    benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,82 @@
+// The ops on a GPU: what the dispatch in each op's .cpp calls when ctx.gpu is set. The contracts are those of the
+// public headers; arguments have been checked. Builds without CUDA link no_cuda.cpp, which throws.
+//
+// Tensors, weights (as WeightStore placed them), norm weights and the spans of Batch lie in device memory; Rope does
+// not.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/batch.h"
+#include "ops/gated_attention.h"
+#include "ops/kv_view.h"
+#include "ops/matmul.h"
+#include "ops/moe.h"
+#include "ops/rope.h"
+#include "ops/topk.h"
+#include "tensor/context.h"
+
+namespace riptide::ops::cuda {
+
+// Both families, one kernel each (simple_ops.cu, topk.cu).
+Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens);
+Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows);
+Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, float eps);
+void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope);
+void add(Context& ctx, Tensor& x, const Tensor& y);
+Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
+void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
+                      bool normalize);
+Tensor argmax(Context& ctx, const Tensor& x);
+TopK top_k(Context& ctx, const Tensor& x, int64_t k);
+
+// K/V (kv_append.cu).
+void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
+
+// Dispatch on ctx.family to the functions of decode:: and prefill:: (dispatch_cuda.cpp).
+std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
+std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                      std::span<const Weight* const> weights);
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual);
+Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down);
+Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
+                      const Weight& w_down);
+Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+
+namespace decode {
+// An empty norm weight means no normalisation. residual: nullptr or f32 [n, rows of the only weight], += y.
+std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                 std::span<const Weight* const> weights, Tensor* residual);
+// x += y if add.
+Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
+                  const Weight& w_down, bool add);
+Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+}  // namespace decode
+
+namespace prefill {
+std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                 std::span<const Weight* const> weights, Tensor* residual);
+Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
+                  const Weight& w_down, bool add);
+Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared);
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+}  // namespace prefill
+
+}  // namespace riptide::ops::cuda

@@ -1,0 +1,94 @@
+// Decode attention: which kernels run.
+//
+// One row for each sequence (plain decoding): one kernel that also prepares and appends K and V. More rows (trees,
+// drafts): kv_append with norm and rope, then attention; a row's bits are the same.
+#include "ops/decode_attention.cuh"
+
+#include <numbers>
+
+#include "ops/cuda.h"
+#include "ops/kv_append.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+DecodeAttentionArgs attention_args(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float scale) {
+    const int64_t n = batch.rows(), heads = q.shape[1], d = view.head_dim;
+    RT_ASSERT(n <= kMostDecodeRows && heads % view.num_kv_heads == 0);
+    check_head_dim(d);
+    DecodeAttentionArgs a;
+    a.places = key_places(view, batch);
+    a.q = q.row(0);
+    a.q_stride = q.row_stride;
+    a.k_cache = static_cast<unsigned char*>(view.k);
+    a.v_cache = static_cast<unsigned char*>(view.v);
+    a.k_dtype = view.k_dtype;
+    a.v_dtype = view.v_dtype;
+    a.k_slot_bytes = view.k_slot_bytes;
+    a.v_slot_bytes = view.v_slot_bytes;
+    a.scale = scale * std::numbers::log2e_v<float>;
+    a.rows = static_cast<int>(n);
+    a.heads = static_cast<int>(heads);
+    a.kv_heads = static_cast<int>(view.num_kv_heads);
+    a.d = static_cast<int>(d);
+    a.most_chunks = most_chunks(view.window > 0 ? view.window : int64_t{batch.max_pages} * view.page_rows);
+    a.counters = ctx.gpu->counters();
+    return a;
+}
+
+/// The result, with its int8 twin where the width allows one.
+Tensor make_output(Context& ctx, DecodeAttentionArgs& a) {
+    const int64_t cols = int64_t{a.heads} * a.d;
+    Tensor o = ctx.alloc(DType::f32, {a.rows, cols});
+    a.out = o.row(0);
+    if (a.d % 32 == 0 && a.rows > 0) {
+        a.out8 = static_cast<unsigned char*>(ctx.arena->allocate(a.rows * ActRow::bytes(cols)));
+        o.int8 = a.out8;
+    }
+    return o;
+}
+
+}  // namespace
+
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
+    DecodeAttentionArgs a = attention_args(ctx, q, view, batch, softmax_scale);
+    Tensor o = make_output(ctx, a);
+    if (a.rows == 0) return o;
+    if (has_tensor_attention(*ctx.gpu, a)) launch_tensor_attention(ctx, a);
+    else launch_any_attention(ctx, a);
+    return o;
+}
+
+Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    DecodeAttentionArgs a = attention_args(ctx, in.q, view, batch, in.softmax_scale);
+    a.rope = rope_params(in.rope);
+    a.q_norm = head_norm(in.q_norm, view.head_dim);
+    if (in.gate.data != nullptr) {
+        a.gate = in.gate.row(0);
+        a.gate_stride = in.gate.row_stride;
+        a.gate_width = static_cast<int>(in.gate.row_elements() / a.heads);
+    }
+    KvAppendArgs append = kv_append_args(view, batch, in.k, in.v);
+    append.rope = a.rope;
+    append.norm = head_norm(in.k_norm, view.head_dim);
+    Tensor o = make_output(ctx, a);
+    if (a.rows == 0) return o;
+    const bool tensor = has_tensor_attention(*ctx.gpu, a);
+    a.fused = tensor && batch.rows() == batch.sequences();
+    if (a.fused) {
+        a.k_norm = append.norm;
+        a.k = append.k;
+        a.v = append.v;
+        a.k_stride = append.k_stride;
+        a.v_stride = append.v_stride;
+        a.places.parent = nullptr;  // a single row has no ancestors in its step
+    } else {
+        launch_kv_append(ctx, append);
+    }
+    if (tensor) launch_tensor_attention(ctx, a);
+    else launch_any_attention(ctx, a);
+    return o;
+}
+
+}  // namespace riptide::ops::cuda::decode

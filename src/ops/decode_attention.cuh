@@ -1,0 +1,63 @@
+// Decode attention on a GPU: arguments, and the tail that its kernels share.
+#pragma once
+
+#include "ops/attention_heads.cuh"
+#include "tensor/context.h"
+
+namespace riptide::ops {
+
+/// One call. q: f32, rows q_stride floats apart, heads d apart. `fused`: the rows are one for each sequence, and the
+/// kernel itself appends k and v (see KvAppendArgs); otherwise they are in the cache already.
+struct DecodeAttentionArgs {
+    KeyPlaces places;
+    RopeParams rope;
+    HeadNorm q_norm, k_norm;
+    const float* q = nullptr;
+    const float* k = nullptr;
+    const float* v = nullptr;
+    const float* gate = nullptr;  // null: none
+    int64_t q_stride = 0;
+    int64_t k_stride = 0;
+    int64_t v_stride = 0;
+    int64_t gate_stride = 0;
+    int gate_width = 0;  // 1: a gate for each head; d: one for each element
+    unsigned char* k_cache = nullptr;
+    unsigned char* v_cache = nullptr;
+    DType k_dtype = DType::f32;
+    DType v_dtype = DType::f32;
+    int64_t k_slot_bytes = 0;
+    int64_t v_slot_bytes = 0;
+    float scale = 1;  // of scores, to units of log2
+    int rows = 0;
+    int heads = 0;
+    int kv_heads = 0;
+    int d = 0;
+    bool fused = false;
+    bool split = false;        // chunks are separate items; otherwise a CTA takes all chunks of a row and KV head
+    int most_chunks = 0;       // of a row, if split
+    float* partial = nullptr;  // [rows, kv_heads, most_chunks, kPartialFloats], if split
+    int* counters = nullptr;
+    float* out = nullptr;           // [rows, heads * d]
+    unsigned char* out8 = nullptr;  // ActRow rows, or null
+};
+
+/// True if decode_attention_tensor.cu has a kernel for the shapes and types.
+bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
+/// A chunk on tensor cores. REQUIRES has_tensor_attention.
+void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a);
+/// Any shapes and types, one CTA for each head of each row. Ignores `fused` and `split`.
+void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
+
+#ifdef __CUDACC__
+
+/// The path of row `row` through its step: path[i] = storage index of its key at position committed + i. By one thread.
+__device__ __forceinline__ void find_path(const KeyPlaces& p, int sequence, int row, const int32_t* parent,
+                                          int32_t* path) {
+    const int committed = p.committed[sequence], first = p.row_begin[sequence];
+    for (int i = p.positions[row] - committed, r = row; i >= 0 && r >= first; --i, r = parent[r])
+        path[i] = committed + r - first;
+}
+
+#endif
+
+}  // namespace riptide::ops

@@ -1,0 +1,391 @@
+// Decode attention on tensor cores (sm_80 and later), heads of 128, up to eight query heads for each KV head.
+//
+// Bytes: 2 x 128 x (bits of K/V) / 8 for each key and KV head, once for each row; FLOPs are 4 x 128 for each key and
+// query head. FP8, 8 KV heads: 2 KiB a token; 128K tokens are 268 MB = 60 us at 4.5 TB/s; a window of 512 is 1 MB,
+// where latency is all: two dependent loads, the chunk, one exchange between CTAs.
+//
+// Design. A CTA of 8 warps takes a chunk of keys of one KV head (attention_work.h). A warp takes 16 keys at a time,
+// straight from device memory into the registers that mma wants, without shared memory: scores = Q K^T with Q as A
+// (rows 0..7: eight heads as f16, rows 8..15: what their rounding left, so that scores are as good as in f32), then O^T
+// = V^T P^T with P again in two parts. K and V of the next 16 keys are loaded as soon as the registers are free: 64 KB
+// in flight for each SM. Partials meet in shared memory, then through device memory in the last CTA to arrive. With one
+// row for each sequence (`fused`) the CTA with a row's own key prepares and stores K and V itself.
+#include "ops/decode_attention_tensor.cuh"
+
+#include <algorithm>
+
+namespace riptide::ops {
+
+namespace {
+
+/// A chunk of a row, as all threads of the CTA see it.
+struct Item {
+    int row, head, sequence, position;
+    int32_t ring, committed;
+    bool own;  // this CTA makes the row's own K and V
+    bool tree;
+    KeyChunk chunk;
+
+    __device__ __forceinline__ int steps() const { return (chunk.keys + kStepKeys - 1) / kStepKeys; }
+};
+
+/// The slot of key lane % 16 of a step; behind the end of the chunk that of its last key.
+__device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
+                                             int step) {
+    const int key = min(step * kStepKeys + static_cast<int>(threadIdx.x % kStepKeys), item.chunk.keys - 1);
+    int32_t index = item.chunk.first + key;
+    if (item.tree && index >= item.committed) index = s.path[index - item.committed];
+    return a.places.slot(item.sequence, item.ring, index);
+}
+
+/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
+/// a warp each.
+template <DType TK, DType TV>
+__device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                              float2 inv_freq, bool queries) {
+    const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
+    const int first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group),
+              tasks = group + (item.own ? 2 : 0);
+    float2 turn[2];
+    if (a.rope.half != 0) {
+        turn[0] = rope_turn(item.position, inv_freq.x, a.rope.magnitude);
+        if (a.rope.half == 64) turn[1] = rope_turn(item.position, inv_freq.y, a.rope.magnitude);
+    }
+    const auto rope = [&](float(&x)[kRegs]) {
+        const auto rotate = [&](float& u, float& v, float2 by) {
+            const float2 turned = rope_rotate(u, v, by);
+            u = turned.x, v = turned.y;
+        };
+        if (a.rope.half == 64) {
+            rotate(x[0], x[2], turn[0]);
+            rotate(x[1], x[3], turn[1]);
+        } else if (a.rope.half == 32) {
+            rotate(x[0], x[1], turn[0]);
+        }
+    };
+    float x[kRegs], next[kRegs] = {};
+    const auto load = [&](float(&to)[kRegs], int task) {
+        const float* from = task < group    ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
+                            : task == group ? a.k + item.row * a.k_stride + item.head * kD
+                                            : a.v + item.row * a.v_stride + item.head * kD;
+        if (task < tasks) load_head(to, from, kD);
+    };
+    load(x, first_task);
+    load(next, first_task + kAttentionWarps);  // at most two tasks: 8 + 2 heads
+    for (int task = first_task; task < tasks; task += kAttentionWarps) {
+        const bool values = task > group;
+        if (!values) {
+            norm_head(x, task < group ? a.q_norm : a.k_norm, kD);
+            rope(x);
+        }
+        if ((values ? TV : TK) == DType::tq3_0) kv_rotate_lanes(x, kD, false);
+        if (task < group) {
+#pragma unroll
+            for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
+        } else {
+            unsigned char* own = values ? s.own_v : s.own_k;
+            if (values) kv_encode_lanes(TV, x, kD, own);
+            else kv_encode_lanes(TK, x, kD, own);
+            __syncwarp();
+            const int64_t slot = a.places.slot(item.sequence, item.ring, item.position);
+            const int64_t bytes = kv_row_bytes(values ? TV : TK, kD);
+            unsigned char* to = values ? a.v_cache + slot * a.v_slot_bytes : a.k_cache + slot * a.k_slot_bytes;
+            if (8 * lane < bytes)
+                reinterpret_cast<uint2*>(to + item.head * bytes)[lane] = reinterpret_cast<const uint2*>(own)[lane];
+        }
+#pragma unroll
+        for (int k = 0; k < kRegs; ++k) x[k] = next[k];
+    }
+}
+
+/// The chunk's state of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`.
+template <DType TK, DType TV>
+__device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                                        float2 inv_freq, bool queries) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = a.heads / a.kv_heads, steps = item.steps();
+    const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
+    const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
+    KeyUnits<TK> k;
+    ValueUnits<TV> v;
+    int32_t slot = 0;
+    if (warp < steps) {
+        slot = step_slot(a, s, item, warp);
+        load_keys(k, k_head, a.k_slot_bytes, slot);
+        load_values(v, v_head, a.v_slot_bytes, slot);
+        if (warp + kAttentionWarps < steps) slot = step_slot(a, s, item, warp + kAttentionWarps);
+    }
+    if (queries || item.own) prepare_heads<TK, TV>(a, s, item, inv_freq, queries);
+    __syncthreads();
+    if (queries) {
+        make_q_fragments<TK>(a, s);
+        __syncthreads();
+    }
+    if (warp < steps) {
+        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys) take_own_row(k, v, s, warp, item.chunk.keys);
+        WarpState w;
+        for (int step = warp; step < steps; step += kAttentionWarps) {
+            float p[4];
+            const bool more = step + kAttentionWarps < steps;
+            scores(k, s, p);
+            if (more) load_keys(k, k_head, a.k_slot_bytes, slot);
+            soften(p, item.chunk.keys - step * kStepKeys, w);
+            add_values(v, p, w.x);
+            if (more) load_values(v, v_head, a.v_slot_bytes, slot);
+            if (step + 2 * kAttentionWarps < steps) slot = step_slot(a, s, item, step + 2 * kAttentionWarps);
+        }
+        store_state<TV>(w, s, group);
+    }
+    __syncthreads();
+    SoftmaxState<4> state = {};
+    if (warp < group)
+        for (int i = 0; i < min(kAttentionWarps, steps); ++i) {
+            const float4 x = *reinterpret_cast<const float4*>(&s.x[i][warp][4 * lane]);
+            const SoftmaxState<4> next = {s.ml[i][warp].x, s.ml[i][warp].y, {x.x, x.y, x.z, x.w}};
+            if (i == 0) state = next;
+            else merge(state, next);
+        }
+    return state;
+}
+
+/// Stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`.
+__device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s, const Item& item, int chunk,
+                                         int chunks, SoftmaxState<4>& state) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int pair = item.row * a.kv_heads + item.head;
+    float* all = a.partial + int64_t{pair} * a.most_chunks * kPartialFloats;
+    if (warp < a.heads / a.kv_heads) {
+        float* mine = all + int64_t{chunk} * kPartialFloats;
+        *reinterpret_cast<float4*>(mine + warp * kD + 4 * lane) = {state.x[0], state.x[1], state.x[2], state.x[3]};
+        if (lane == 0) *reinterpret_cast<float2*>(mine + kHeads * kD + 2 * warp) = {state.m, state.l};
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();  // behind the barrier it covers the stores of the whole CTA
+        s.last = atomicAdd(&a.counters[pair], 1) == chunks - 1;
+        if (s.last) a.counters[pair] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (s.last == 0) return false;
+    if (warp >= a.heads / a.kv_heads) return true;
+    constexpr int kAtOnce = 8;
+    for (int first = 0; first < chunks; first += kAtOnce) {
+        float4 x[kAtOnce];
+        float2 ml[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const float* from = all + int64_t{min(first + i, chunks - 1)} * kPartialFloats;
+            x[i] = __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
+            ml[i] = __ldcg(reinterpret_cast<const float2*>(from + kHeads * kD + 2 * warp));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const SoftmaxState<4> next = {ml[i].x, ml[i].y, {x[i].x, x[i].y, x[i].z, x[i].w}};
+            if (first + i == 0) state = next;
+            else if (first + i < chunks) merge(state, next);
+        }
+    }
+    return true;
+}
+
+/// softplus of the gates of elements 4 lane .. 4 lane + 3 of head `warp`; ones without gates (a product with one is
+/// exact).
+__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = a.heads / a.kv_heads;
+    if (a.gate == nullptr || warp >= group) return {1.0f, 1.0f, 1.0f, 1.0f};
+    const float* gate = a.gate + item.row * a.gate_stride + (item.head * group + warp) * a.gate_width;
+    if (a.gate_width == 1) {
+        const float g = softplus(gate[0]);
+        return {g, g, g, g};
+    }
+    gate += 4 * lane;
+    return {softplus(gate[0]), softplus(gate[1]), softplus(gate[2]), softplus(gate[3])};
+}
+
+/// o = x / l, out of the stored domain, times the gate; as floats and as int8.
+template <DType TV>
+__device__ __forceinline__ void finish(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                       const SoftmaxState<4>& state, float4 gate) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = a.heads / a.kv_heads, head = item.head * group + warp;
+    if (warp >= group) return;
+    float o[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i] = __fdiv_rn(state.x[i], state.l);
+    if (TV == DType::tq3_0) {
+        float x[kRegs];
+        __syncwarp();
+        *reinterpret_cast<float4*>(&s.q[warp][4 * lane]) = {o[0], o[1], o[2], o[3]};
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < kRegs; ++k) x[k] = s.q[warp][32 * k + lane];
+        kv_rotate_lanes(x, kD, true);
+#pragma unroll
+        for (int k = 0; k < kRegs; ++k) s.q[warp][32 * k + lane] = x[k];
+        __syncwarp();
+        const float4 back = *reinterpret_cast<const float4*>(&s.q[warp][4 * lane]);
+        o[0] = back.x, o[1] = back.y, o[2] = back.z, o[3] = back.w;
+    }
+    o[0] = __fmul_rn(o[0], gate.x), o[1] = __fmul_rn(o[1], gate.y);
+    o[2] = __fmul_rn(o[2], gate.z), o[3] = __fmul_rn(o[3], gate.w);
+    const int64_t cols = int64_t{a.heads} * kD;
+    *reinterpret_cast<float4*>(a.out + item.row * cols + head * kD + 4 * lane) = {o[0], o[1], o[2], o[3]};
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(o[i]) & 0x7FFFFFFFu);
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, mask));
+    const ActGroup act(largest);
+    uint32_t word = 0;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int code = act.code(o[i]);
+        word |= (static_cast<uint32_t>(code) & 255u) << (8 * i);
+        sum += code;
+    }
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    const ActRow row{reinterpret_cast<const int8_t*>(a.out8 + item.row * ActRow::bytes(cols)), cols};
+    const int64_t g = head * (kD / 32) + lane / 8;
+    *reinterpret_cast<uint32_t*>(const_cast<int8_t*>(row.half(g, lane % 8 / 4)) + 4 * (lane % 4)) = word;
+    if (lane % 8 == 0)
+        *reinterpret_cast<float2*>(const_cast<float*>(row.scale_and_sum(g))) = {act.d, static_cast<float>(sum)};
+}
+
+__device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, int head) {
+    Item item = {};
+    item.row = row;
+    item.head = head;
+    item.position = a.places.positions[row];
+    item.sequence = a.fused ? row : a.places.row_sequence[row];
+    item.ring = a.places.ring_begin(item.sequence);
+    if (a.places.parent != nullptr) item.committed = a.places.committed[item.sequence];
+    return item;
+}
+
+/// Chunks in front of each row, and in all.
+__device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Shared& s) {
+    const int lane = static_cast<int>(threadIdx.x);
+    if (lane < 32)
+        for (int base = 0, before = 0; base < a.rows; base += 32) {
+            int sum =
+                base + lane < a.rows ? chunk_count(visible_keys(a.places.positions[base + lane], a.places.window)) : 0;
+#pragma unroll
+            for (int by = 1; by < 32; by *= 2) {
+                const int other = __shfl_up_sync(kAllLanes, sum, by);
+                if (lane >= by) sum += other;
+            }
+            if (lane == 0) s.first_chunk[base] = before;
+            if (base + lane < a.rows) s.first_chunk[base + lane + 1] = before + sum;
+            before += __shfl_sync(kAllLanes, sum, 31);
+        }
+    __syncthreads();
+}
+
+/// The row whose chunk is `unit`, counted over all rows.
+__device__ __forceinline__ int row_of_chunk(const DecodeAttentionArgs& a, const Shared& s, int unit) {
+    int row = 0;
+    for (int end = a.rows; end - row > 1;) {
+        const int middle = (row + end) / 2;
+        if (s.first_chunk[middle] <= unit) row = middle;
+        else end = middle;
+    }
+    return row;
+}
+
+/// Chunk `chunk` of the item's row; a tree row's path through the step, if the chunk needs it.
+__device__ __forceinline__ void enter_chunk(const DecodeAttentionArgs& a, Shared& s, Item& item, int chunk) {
+    item.chunk = key_chunk(item.position, a.places.window, chunk);
+    item.own = a.fused && item.chunk.last;
+    item.tree = a.places.parent != nullptr && item.chunk.first + item.chunk.keys > item.committed;
+    if (item.tree) {
+        if (threadIdx.x == 0) find_path(a.places, item.sequence, item.row, a.places.parent, s.path);
+        __syncthreads();
+    }
+}
+
+template <DType TK, DType TV>
+constexpr int kCtasPerSm = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
+
+template <DType TK, DType TV>
+__global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
+    tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
+    pdl_trigger();
+    __shared__ Shared s;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const float2 inv_freq = {a.rope.inv_freq[lane], a.rope.inv_freq[32 + lane]};
+    pdl_wait();
+    if (a.split && a.rows > 1) count_chunks(a, s);
+    // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
+    // row.
+    int items = a.rows > 1 && a.split ? s.first_chunk[a.rows] * a.kv_heads : a.rows * a.kv_heads;
+    for (int i = static_cast<int>(blockIdx.x);; i += static_cast<int>(gridDim.x)) {
+        if (i >= items && !(a.split && a.rows == 1)) break;
+        const int unit = i / a.kv_heads, row = !a.split ? unit : a.rows == 1 ? 0 : row_of_chunk(a, s, unit);
+        Item item = find_row(a, row, i % a.kv_heads);
+        const int chunks = chunk_count(visible_keys(item.position, a.places.window));
+        const int first = !a.split ? 0 : unit - (a.rows == 1 ? 0 : s.first_chunk[row]);
+        if (first >= chunks) break;  // one row, all its chunks taken
+        const int end = a.split ? first + 1 : chunks;
+        SoftmaxState<4> state = {};
+        for (int chunk = first; chunk < end; ++chunk) {
+            enter_chunk(a, s, item, chunk);
+            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, inv_freq, chunk == first);
+            if (chunk == first) state = next;
+            else merge(state, next);
+            __syncthreads();
+        }
+        const float4 gate = load_gate(a, item);  // while the CTAs meet
+        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state)) finish<TV>(a, s, item, state, gate);
+        __syncthreads();
+    }
+}
+
+template <DType TK, DType TV>
+void launch_types(Context& ctx, DecodeAttentionArgs& a) {
+    const int64_t pairs = int64_t{a.rows} * a.kv_heads, ctas = int64_t{ctx.gpu->info().sm_count} * kCtasPerSm<TK, TV>;
+    a.split = pairs < ctas;
+    ArenaScope scope(*ctx.arena);
+    if (a.split && a.most_chunks > 1) a.partial = ctx.alloc(DType::f32, {pairs * a.most_chunks, kPartialFloats}).row(0);
+    const int64_t grid = a.split ? std::min(ctas, pairs * a.most_chunks) : std::min(ctas, pairs);
+    launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
+}
+
+using Launcher = void (*)(Context&, DecodeAttentionArgs&);
+
+/// The compiled pairs of K and V types.
+Launcher find_launcher(DType k, DType v) {
+    if (k == v) switch (k) {
+            case DType::f16:
+                return launch_types<DType::f16, DType::f16>;
+            case DType::bf16:
+                return launch_types<DType::bf16, DType::bf16>;
+            case DType::f8_e4m3:
+                return launch_types<DType::f8_e4m3, DType::f8_e4m3>;
+            case DType::q8_0:
+                return launch_types<DType::q8_0, DType::q8_0>;
+            case DType::q4_0:
+                return launch_types<DType::q4_0, DType::q4_0>;
+            case DType::tq3_0:
+                return launch_types<DType::tq3_0, DType::tq3_0>;
+            default:
+                return nullptr;
+        }
+    if (k == DType::q8_0 && v == DType::q4_0) return launch_types<DType::q8_0, DType::q4_0>;
+    return nullptr;
+}
+
+}  // namespace
+
+bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
+    const bool rope = a.rope.half == 0 || a.rope.half == 32 || a.rope.half == 64;
+    return gpu.info().major >= 8 && !gpu.options().portable && a.d == kD && rope && a.heads <= kHeads * a.kv_heads &&
+           find_launcher(a.k_dtype, a.v_dtype) != nullptr;
+}
+
+void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a) { find_launcher(a.k_dtype, a.v_dtype)(ctx, a); }
+
+}  // namespace riptide::ops

@@ -1,0 +1,201 @@
+// The warps of decode attention on tensor cores: 16 keys at a time from stored rows to scores, weights and sums.
+//
+// Lane 4 g + t of a warp. A step's keys are its columns of scores and inner indices of values; which stored values a
+// lane loads is in attention_work.h.
+#pragma once
+
+#include "ops/attention_instructions.cuh"
+#include "ops/decode_attention.cuh"
+
+namespace riptide::ops {
+
+namespace {
+
+constexpr int kD = 128, kHeads = 8, kRegs = kD / 32, kThreads = 32 * kAttentionWarps;
+constexpr int kHeadFloats = kD + 4;                       // padded against bank conflicts
+constexpr int kPartialFloats = kHeads * kD + 2 * kHeads;  // x[head][element], then (m, l)[head]
+constexpr int kRowBytes = 2 * kD;
+
+/// One CTA's shared memory.
+struct Shared {
+    float x[kAttentionWarps][kHeads][kHeadFloats];
+    float2 ml[kAttentionWarps][kHeads];
+    uint4 q_fragments[8][32];
+    float q[kHeads][kHeadFloats];
+    alignas(16) unsigned char own_k[kRowBytes];
+    alignas(16) unsigned char own_v[kRowBytes];
+    int32_t first_chunk[kMostDecodeRows + 1];
+    int32_t path[kMostDecodeRows];
+    int32_t last;
+};
+
+template <DType T>
+struct KeyUnits {  // lane 4 g + t: keys g and g + 8, units t and t + 4
+    KvUnit<T> unit[2][2];
+};
+template <DType T>
+__device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* head, int64_t slot_bytes, int32_t slot) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const unsigned char* row = head + __shfl_sync(kAllLanes, slot, lane / 4 + 8 * j) * slot_bytes;
+        kv_unit_load(k.unit[j][0], row, lane % 4);
+        kv_unit_load(k.unit[j][1], row, lane % 4 + 4);
+    }
+}
+template <DType T>
+struct ValueUnits {  // lane 4 g + t: keys value_key(t, 0..3), unit g
+    KvUnit<T> unit[4];
+};
+template <DType T>
+__device__ __forceinline__ void load_values(ValueUnits<T>& v, const unsigned char* head, int64_t slot_bytes,
+                                            int32_t slot) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        kv_unit_load(v.unit[j], head + __shfl_sync(kAllLanes, slot, value_key(lane % 4, j)) * slot_bytes, lane / 4);
+}
+
+/// The own row takes the place of what was loaded for the last key of the chunk (and for the keys behind it).
+template <DType TK, DType TV>
+__device__ __forceinline__ void take_own_row(KeyUnits<TK>& k, ValueUnits<TV>& v, const Shared& s, int step, int keys) {
+    const int lane = static_cast<int>(threadIdx.x % 32), own = keys - 1 - step * kStepKeys;
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+        if (lane / 4 + 8 * j >= own) {
+            kv_unit_load(k.unit[j][0], s.own_k, lane % 4);
+            kv_unit_load(k.unit[j][1], s.own_k, lane % 4 + 4);
+        }
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        if (value_key(lane % 4, j) >= own) kv_unit_load(v.unit[j], s.own_v, lane / 4);
+}
+
+/// (a, b) rounded to 16 bits, and what that left, rounded again.
+template <bool kBf16>
+__device__ __forceinline__ void split_pair(float a, float b, uint32_t& high, uint32_t& low) {
+    if constexpr (kBf16) {
+        const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+        const __nv_bfloat162 l = __floats2bfloat162_rn(__fsub_rn(a, __low2float(h)), __fsub_rn(b, __high2float(h)));
+        high = *reinterpret_cast<const uint32_t*>(&h);
+        low = *reinterpret_cast<const uint32_t*>(&l);
+    } else {
+        const __half2 h = __floats2half2_rn(a, b);
+        const __half2 l = __floats2half2_rn(__fsub_rn(a, __low2float(h)), __fsub_rn(b, __high2float(h)));
+        high = *reinterpret_cast<const uint32_t*>(&h);
+        low = *reinterpret_cast<const uint32_t*>(&l);
+    }
+}
+
+/// The A operand of the scores: inner step s = this warp.
+template <DType TK>
+__device__ __forceinline__ void make_q_fragments(const DecodeAttentionArgs& a, Shared& s) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), head = lane / 4;
+    const ScoreColumn c = score_column(warp, lane % 4);
+    float x[4] = {};
+    if (head < a.heads / a.kv_heads)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = s.q[head][kv_unit_element(TK, c.unit, c.first + i)];
+    uint4 f;
+    split_pair<TK == DType::bf16>(x[0], x[1], f.x, f.y);
+    split_pair<TK == DType::bf16>(x[2], x[3], f.z, f.w);
+    s.q_fragments[warp][lane] = f;
+}
+
+/// Scores of 16 keys: this lane's head is lane / 4, its keys 2 t, 2 t + 1 (p[0], p[1]), 2 t + 8, 2 t + 9 (p[2], p[3]).
+template <DType TK>
+__device__ __forceinline__ void scores(const KeyUnits<TK>& k, const Shared& s, float (&p)[4]) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float c[2][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint32_t b[2][8];
+        kv_unit_decode(k.unit[0][half], b[0]);
+        kv_unit_decode(k.unit[1][half], b[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint4 q = s.q_fragments[4 * half + i][lane];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) mma<TK == DType::bf16>(c[j], q.x, q.y, q.z, q.w, b[j][2 * i], b[j][2 * i + 1]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        p[2 * j] = __fadd_rn(c[j][0], c[j][2]);
+        p[2 * j + 1] = __fadd_rn(c[j][1], c[j][3]);
+    }
+}
+
+/// x += P V. Lane 4 g + t: x[i] holds elements 2 i, 2 i + 1 of unit g for heads 2 t, 2 t + 1: (h0 e0, h1 e0, h0 e1, h1
+/// e1).
+template <DType TV>
+__device__ __forceinline__ void add_values(const ValueUnits<TV>& v, const float (&p)[4], float (&x)[8][4]) {
+    uint32_t high[2], low[2], h[4][8];
+    split_pair<TV == DType::bf16>(p[0], p[1], high[0], low[0]);
+    split_pair<TV == DType::bf16>(p[2], p[3], high[1], low[1]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) kv_unit_decode(v.unit[j], h[j]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t a0 = __byte_perm(h[0][i], h[1][i], 0x5410), a1 = __byte_perm(h[0][i], h[1][i], 0x7632);
+        const uint32_t a2 = __byte_perm(h[2][i], h[3][i], 0x5410), a3 = __byte_perm(h[2][i], h[3][i], 0x7632);
+        mma<TV == DType::bf16>(x[i], a0, a1, a2, a3, high[0], high[1]);
+        mma<TV == DType::bf16>(x[i], a0, a1, a2, a3, low[0], low[1]);
+    }
+}
+
+/// One warp's running state: m and l of head lane / 4, x as in add_values.
+struct WarpState {
+    float m = -INFINITY, l = 0;
+    float x[8][4] = {};
+};
+
+/// p: scores to weights; the state to the new maximum. `left`: keys of the chunk from the first of this step on.
+__device__ __forceinline__ void soften(float (&p)[4], int left, WarpState& w) {
+    const int t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        if (value_key(t, j) >= left) p[j] = -INFINITY;
+    float m = fmaxf(fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3])), w.m);
+    m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+    if (__any_sync(kAllLanes, m != w.m)) {  // otherwise all factors are one
+        const float factor = fast_exp2(__fsub_rn(w.m, m));
+        const float f0 = __shfl_sync(kAllLanes, factor, 8 * t), f1 = __shfl_sync(kAllLanes, factor, 8 * t + 4);
+        w.l = __fmul_rn(w.l, factor);
+        w.m = m;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            w.x[i][0] = __fmul_rn(w.x[i][0], f0);
+            w.x[i][1] = __fmul_rn(w.x[i][1], f1);
+            w.x[i][2] = __fmul_rn(w.x[i][2], f0);
+            w.x[i][3] = __fmul_rn(w.x[i][3], f1);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[j] = fast_exp2(__fsub_rn(p[j], m));
+    w.l = __fadd_rn(w.l, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
+}
+
+template <DType TV>
+__device__ __forceinline__ void store_state(const WarpState& w, Shared& s, int group) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int g = lane / 4, t = lane % 4;
+    float l = __fadd_rn(w.l, __shfl_xor_sync(kAllLanes, w.l, 1));
+    l = __fadd_rn(l, __shfl_xor_sync(kAllLanes, l, 2));
+    if (t == 0) s.ml[warp][g] = {w.m, l};
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const int element = kv_unit_element(TV, g, 2 * i);  // and the three behind it
+        if (2 * t < group)
+            *reinterpret_cast<float4*>(&s.x[warp][2 * t][element]) = {w.x[i][0], w.x[i][2], w.x[i + 1][0],
+                                                                      w.x[i + 1][2]};
+        if (2 * t + 1 < group)
+            *reinterpret_cast<float4*>(&s.x[warp][2 * t + 1][element]) = {w.x[i][1], w.x[i][3], w.x[i + 1][1],
+                                                                          w.x[i + 1][3]};
+    }
+}
+
+}  // namespace
+
+}  // namespace riptide::ops

@@ -1,0 +1,27 @@
+// The attention of a layer from its projections to what the output projection reads.
+#pragma once
+
+#include "ops/batch.h"
+#include "ops/kv_view.h"
+#include "ops/matmul.h"
+#include "ops/rope.h"
+#include "tensor/context.h"
+
+namespace riptide::ops {
+
+/// The projections of the rows, and how heads are prepared.
+struct AttentionInput {
+    Tensor q;             // f32 [n, H, d]
+    Tensor k, v;          // f32 [n, Hkv, d]
+    Tensor gate;          // f32 [n, H] or [n, H * d]; data == nullptr: no gate
+    Norm q_norm, k_norm;  // over d, each head by itself; empty weight: none
+    const Rope* rope = nullptr;
+    float softmax_scale = 1;
+};
+
+/// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).
+/// Returns o f32 [n, H * d], fresh. in.q and in.k may be overwritten.
+/// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. On a GPU: one kernel (decode).
+Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+
+}  // namespace riptide::ops

@@ -1,0 +1,63 @@
+// What ops/cuda.h and the GPU-only ops mean in a build without CUDA. No context can have a GPU there, so nothing gets
+// here.
+#include "ops/advance.h"
+#include "ops/cuda.h"
+#include "ops/sample.h"
+
+namespace riptide::ops {
+
+namespace {
+[[noreturn]] void no_cuda() {
+    fail(ErrorKind::unavailable,
+         "this riptide was built without CUDA: configure with the preset \"cuda\", or use --device cpu");
+}
+}  // namespace
+
+void advance(Context&, const Tensor&, const Batch&, const TokenRing&) { no_cuda(); }
+Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool) {
+    no_cuda();
+}
+
+namespace cuda {
+
+Tensor embed(Context&, const Weight&, std::span<const int32_t>) { no_cuda(); }
+Tensor gather_rows(Context&, const Tensor&, std::span<const int32_t>) { no_cuda(); }
+Tensor rms_norm(Context&, const Tensor&, std::span<const float>, float) { no_cuda(); }
+void rope(Context&, Tensor&, std::span<const int32_t>, const Rope&) { no_cuda(); }
+void add(Context&, Tensor&, const Tensor&) { no_cuda(); }
+Tensor swiglu(Context&, const Tensor&, const Tensor&) { no_cuda(); }
+void mul_softplus(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
+Routing route_sigmoid(Context&, const Tensor&, std::span<const float>, int64_t, float, bool) { no_cuda(); }
+Tensor argmax(Context&, const Tensor&) { no_cuda(); }
+TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
+void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batch&) { no_cuda(); }
+
+namespace decode {
+std::vector<Tensor> matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>, Tensor*) {
+    no_cuda();
+}
+Tensor swiglu_ffn(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&, bool) { no_cuda(); }
+Tensor moe_swiglu(Context&, const Tensor&, const Routing&, const ExpertWeights&, const SharedExpert&) { no_cuda(); }
+MoeResult moe_add(Context&, Tensor&, const Norm&, const Router&, const ExpertWeights&, const SharedExpert&) {
+    no_cuda();
+}
+Tensor attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+Tensor gated_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
+}  // namespace decode
+
+namespace prefill {
+std::vector<Tensor> matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>, Tensor*) {
+    no_cuda();
+}
+Tensor swiglu_ffn(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&, bool) { no_cuda(); }
+Tensor moe_swiglu(Context&, const Tensor&, const Routing&, const ExpertWeights&, const SharedExpert&) { no_cuda(); }
+MoeResult moe_add(Context&, Tensor&, const Norm&, const Router&, const ExpertWeights&, const SharedExpert&) {
+    no_cuda();
+}
+Tensor attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+Tensor gated_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
+}  // namespace prefill
+
+}  // namespace cuda
+
+}  // namespace riptide::ops

@@ -1,0 +1,355 @@
+// The small kernels around the expert products of the prefill family.
+//
+// For n rows of d = 2048, top 8 of 256 experts, 16384 rows on an H200 (floor at 4.5 TB/s, or 33 T fused operations/s):
+//   router   8.6 G fused operations: 0.27 ms. f32, because a rounded logit may choose another expert.
+//   sort     0.5 MB in, 0.5 MB out three times: launches, about 10 us
+//   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms
+//   combine  4 bytes * n d (top_k + 1 + 3) = 1.6 GB: 0.36 ms
+#include "base/error.h"
+#include "ops/prefill_gemm.cuh"
+#include "ops/prefill_moe.h"
+#include "quant/decode.cuh"
+
+namespace riptide::ops::cuda::prefill {
+
+namespace {
+
+// ---- router ------------------------------------------------------------------------------------
+
+constexpr int kRouterRows = 128, kRouterExperts = 64, kRouterK = 16, kRouterThreads = 256;
+
+/// Sixteen columns of w as f32 [rows, k], zero behind the last column.
+__global__ void __launch_bounds__(256) decode_f32_kernel(const __grid_constant__ Weight w, float* to, int k) {
+    pdl_trigger();
+    pdl_wait();
+    const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, per_row = k / 16;
+    if (unit >= w.rows * per_row) return;
+    const int64_t row = unit / per_row, col = unit % per_row * 16;
+    float v[16];
+    if (col < w.cols) {
+        decode16(w, row, col, v);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) v[j] = 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 16; j += 4)
+        *reinterpret_cast<float4*>(to + row * k + col + j) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+}
+
+/// Four values of a row of `cols`, zeros outside.
+__device__ __forceinline__ float4 load4(const float* p, bool row_there, int64_t row, int stride, int c, int cols) {
+    if (!row_there || c >= cols) return make_float4(0, 0, 0, 0);
+    p += row * stride + c;
+    if (c + 4 <= cols && stride % 4 == 0) return *reinterpret_cast<const float4*>(p);
+    return make_float4(p[0], c + 1 < cols ? p[1] : 0.0f, c + 2 < cols ? p[2] : 0.0f, c + 3 < cols ? p[3] : 0.0f);
+}
+
+/// A tile of 128 rows x 64 experts; thread (ty, tx) has rows 4 ty .. + 3, the same + 64, and experts 4 tx .. + 3.
+__global__ void __launch_bounds__(kRouterThreads)
+    router_kernel(const float* h, const float* w, int w_stride, float* logits, int n, int experts, int cols) {
+    pdl_trigger();
+    __shared__ float4 rows_at[2][kRouterK][kRouterRows / 4 + 1], experts_at[2][kRouterK][kRouterExperts / 4 + 1];
+    pdl_wait();
+    const int thread = static_cast<int>(threadIdx.x), tx = thread % 16, ty = thread / 16;
+    const int first_row = static_cast<int>(blockIdx.x) * kRouterRows,
+              first_expert = static_cast<int>(blockIdx.y) * kRouterExperts;
+    // Thread t brings columns 4 (t % 4) .. + 3 of rows t / 4 and t / 4 + 64, and of expert t / 4.
+    const int line = thread / 4, part = thread % 4 * 4;
+    float4 in[3];
+    const auto fetch = [&](int k0) {
+        in[0] = load4(h, first_row + line < n, first_row + line, cols, k0 + part, cols);
+        in[1] = load4(h, first_row + line + 64 < n, first_row + line + 64, cols, k0 + part, cols);
+        in[2] = load4(w, first_expert + line < experts, first_expert + line, w_stride, k0 + part, cols);
+    };
+    const auto put = [&](int stage) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float* row = reinterpret_cast<float*>(rows_at[stage][part + j]);
+            row[line] = (&in[0].x)[j];
+            row[line + 64] = (&in[1].x)[j];
+            reinterpret_cast<float*>(experts_at[stage][part + j])[line] = (&in[2].x)[j];
+        }
+    };
+    float sum[8][4] = {};
+    fetch(0);
+    put(0);
+    __syncthreads();
+    const int steps = ceil_div(cols, kRouterK);
+    for (int step = 0; step < steps; ++step) {
+        if (step + 1 < steps) fetch((step + 1) * kRouterK);
+#pragma unroll
+        for (int k = 0; k < kRouterK; ++k) {
+            const float4 low = rows_at[step % 2][k][ty], high = rows_at[step % 2][k][ty + 16];
+            const float4 e = experts_at[step % 2][k][tx];
+            const float a[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            const float b[4] = {e.x, e.y, e.z, e.w};
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+        }
+        if (step + 1 < steps) put((step + 1) % 2);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = first_row + 4 * ty + i % 4 + i / 4 * 64;
+        if (row >= n) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int e = first_expert + 4 * tx + j;
+            if (e < experts) logits[int64_t{row} * experts + e] = sum[i][j];
+        }
+    }
+}
+
+// ---- sorting -----------------------------------------------------------------------------------
+
+constexpr int kMostExperts = 1024, kChunk = 2048, kSortThreads = 256, kSortWarps = kSortThreads / 32;
+
+/// counts[chunk][e]: entries of expert e among kChunk.
+__global__ void __launch_bounds__(kSortThreads)
+    count_kernel(const int32_t* chosen, int entries, int experts, int32_t* counts) {
+    pdl_trigger();
+    __shared__ int32_t bins[kMostExperts];
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += kSortThreads) bins[e] = 0;
+    __syncthreads();
+    pdl_wait();
+    const int begin = static_cast<int>(blockIdx.x) * kChunk, end = min(entries, begin + kChunk);
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSortThreads) atomicAdd(&bins[chosen[i]], 1);
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += kSortThreads)
+        counts[int64_t{blockIdx.x} * experts + e] = bins[e];
+}
+
+/// Inclusive sum over the block's 1024 threads.
+__device__ __forceinline__ int block_scan(int v, int32_t* warps) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(~0u, v, step);
+        if (lane >= step) v += below;
+    }
+    __syncthreads();  // the scan before is done with `warps`
+    if (lane == 31) warps[warp] = v;
+    __syncthreads();
+    int before = 0;
+    for (int i = 0; i < warp; ++i) before += warps[i];
+    return v + before;
+}
+
+/// One block, thread e for expert e: counts[chunk][e] becomes the number of its entries in earlier chunks; then the
+/// plan.
+__global__ void __launch_bounds__(kMostExperts)
+    plan_kernel(int32_t* counts, int chunks, int experts, int entries, int shared_rows, int32_t* row_first,
+                int32_t* tile_first, int32_t* tile_expert) {
+    pdl_trigger();
+    __shared__ int32_t warps[32], tiles_end[kMostExperts];
+    pdl_wait();
+    const int e = static_cast<int>(threadIdx.x);
+    int total = 0;
+    if (e < experts) {
+        constexpr int kAtOnce = 8;
+        for (int first = 0; first < chunks; first += kAtOnce) {
+            int32_t some[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+                some[i] = first + i < chunks ? counts[int64_t{first + i} * experts + e] : 0;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                if (first + i < chunks) counts[int64_t{first + i} * experts + e] = total;
+                total += some[i];
+            }
+        }
+    }
+    const int tiles = ceil_div(total, kTileM);
+    const int rows_through = block_scan(total, warps), tiles_through = block_scan(tiles, warps);
+    tiles_end[e] = tiles_through;
+    if (e < experts) {
+        row_first[e] = rows_through - total;
+        tile_first[e] = tiles_through - tiles;
+    }
+    __syncthreads();
+    const int expert_tiles = tiles_end[kMostExperts - 1], all_tiles = expert_tiles + ceil_div(shared_rows, kTileM);
+    if (e == 0) {
+        row_first[experts] = entries;
+        row_first[experts + 1] = entries + shared_rows;
+        tile_first[experts] = expert_tiles;
+        tile_first[experts + 1] = all_tiles;
+    }
+    for (int t = e; t < all_tiles; t += kMostExperts) {
+        int low = 0, high = experts;  // the first expert whose tiles end behind t; `experts` if none
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (tiles_end[middle] > t) high = middle;
+            else low = middle + 1;
+        }
+        tile_expert[t] = low;
+    }
+}
+
+/// Each warp places a stretch of kChunk / 8 entries of its chunk, 32 at a time in order.
+__global__ void __launch_bounds__(kSortThreads)
+    place_kernel(const int32_t* chosen, int entries, int experts, const int32_t* before, const int32_t* row_first,
+                 int32_t* slot_of) {
+    pdl_trigger();
+    extern __shared__ int32_t next[];  // [warp][expert]
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    for (int i = thread; i < kSortWarps * experts; i += kSortThreads) next[i] = 0;
+    __syncthreads();
+    pdl_wait();
+    constexpr int kStretch = kChunk / kSortWarps;
+    const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kStretch, end = min(entries, begin + kStretch);
+    int32_t* mine = next + warp * experts;
+    // For each 32 entries: those of one expert form a group; its first lane speaks for it.
+    const auto pass = [&](bool place) {
+        for (int first = begin; first < end; first += 32) {
+            const int i = first + lane, e = i < end ? chosen[i] : -1;
+            const uint32_t same = __match_any_sync(~0u, e);
+            const int rank = __popc(same & ((1u << lane) - 1));
+            const int base = e >= 0 ? mine[e] : 0;
+            __syncwarp();
+            if (e >= 0 && rank == 0) mine[e] = base + __popc(same);
+            __syncwarp();
+            if (place && e >= 0) slot_of[i] = base + rank;
+        }
+    };
+    pass(false);
+    __syncthreads();
+    for (int e = thread; e < experts; e += kSortThreads) {
+        int sum = row_first[e] + before[int64_t{blockIdx.x} * experts + e];
+        for (int w = 0; w < kSortWarps; ++w) {
+            const int count = next[w * experts + e];
+            next[w * experts + e] = sum;
+            sum += count;
+        }
+    }
+    __syncthreads();
+    pass(true);
+}
+
+// ---- moving rows -------------------------------------------------------------------------------
+
+/// One block for a row; sixteen bytes a thread.
+__global__ void __launch_bounds__(256)
+    spread_kernel(const uint16_t* from, const int32_t* slot_of, int top_k, int k, uint16_t* to) {
+    pdl_trigger();
+    pdl_wait();
+    const int64_t row = blockIdx.x;
+    for (int c = 8 * static_cast<int>(threadIdx.x); c < k; c += 8 * 256) {
+        const uint4 v = *reinterpret_cast<const uint4*>(from + row * k + c);
+        for (int i = 0; i < top_k; ++i) *reinterpret_cast<uint4*>(to + int64_t{slot_of[row * top_k + i]} * k + c) = v;
+    }
+}
+
+/// One block for a row; a thread works on T: four columns or one.
+template <class T>
+__global__ void __launch_bounds__(256) combine_kernel(const float* slots, const float* shared, const int32_t* slot_of,
+                                                      const float* weights, int top_k, int d, float* y, float* x) {
+    constexpr int kEach = sizeof(T) / sizeof(float);
+    pdl_trigger();
+    pdl_wait();
+    const int64_t row = blockIdx.x;
+    const auto load = [](const float* p, float(&v)[kEach]) {
+        *reinterpret_cast<T*>(v) = *reinterpret_cast<const T*>(p);
+    };
+    for (int c = kEach * static_cast<int>(threadIdx.x); c < d; c += kEach * 256) {
+        alignas(16) float sum[kEach], v[kEach];
+        for (int i = 0; i < top_k; ++i) {
+            const float weight = weights[row * top_k + i];
+            load(slots + int64_t{slot_of[row * top_k + i]} * d + c, v);
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) {
+                const float term = __fmul_rn(weight, v[j]);
+                sum[j] = i == 0 ? term : __fadd_rn(sum[j], term);
+            }
+        }
+        if (shared != nullptr) {
+            load(shared + row * d + c, v);
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], v[j]);
+        }
+        *reinterpret_cast<T*>(y + row * d + c) = *reinterpret_cast<const T*>(sum);
+        if (x == nullptr) continue;
+        load(x + row * d + c, v);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) v[j] = __fadd_rn(v[j], sum[j]);
+        *reinterpret_cast<T*>(x + row * d + c) = *reinterpret_cast<const T*>(v);
+    }
+}
+
+__global__ void __launch_bounds__(256)
+    copy_kernel(const int32_t* experts, const float* weights, int n, int32_t* to_experts, float* to_weights) {
+    pdl_trigger();
+    pdl_wait();
+    const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+    if (i >= n) return;
+    to_experts[i] = experts[i];
+    to_weights[i] = weights[i];
+}
+
+int32_t* alloc_i32(Context& ctx, int64_t n) { return static_cast<int32_t*>(ctx.arena->allocate(4 * n)); }
+
+}  // namespace
+
+void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits) {
+    const ArenaScope scope(*ctx.arena);
+    const auto* weights = static_cast<const float*>(w.data);
+    int64_t stride = w.row_bytes / 4;
+    if (w.dtype != DType::f32 || w.scale != 1.0f) {
+        stride = round_up(w.cols, 16);
+        auto* decoded = static_cast<float*>(ctx.arena->allocate(4 * w.rows * stride));
+        launch(*ctx.gpu, decode_f32_kernel, static_cast<unsigned>((w.rows * stride / 16 + 255) / 256), 256, 0, w,
+               decoded, static_cast<int>(stride));
+        weights = decoded;
+    }
+    const dim3 grid(static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows),
+                    static_cast<unsigned>((w.rows + kRouterExperts - 1) / kRouterExperts));
+    launch(*ctx.gpu, router_kernel, grid, kRouterThreads, 0, h, weights, static_cast<int>(stride), logits.row(0),
+           static_cast<int>(n), static_cast<int>(w.rows), static_cast<int>(w.cols));
+}
+
+SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared) {
+    const int64_t n = routing.experts.rows(), entries = n * routing.top_k, chunks = (entries + kChunk - 1) / kChunk;
+    RT_CHECK(experts <= kMostExperts, "{} experts: at most {} on a GPU", experts, kMostExperts);
+    const int64_t tiles = entries / kTileM + experts + (shared ? n / kTileM + 1 : 0);  // at most
+    RT_CHECK(entries + n <= INT32_MAX, "a step of {} rows is too long", n);
+    int32_t* row_first = alloc_i32(ctx, experts + 2);
+    int32_t* tile_first = alloc_i32(ctx, experts + 2);
+    int32_t* tile_expert = alloc_i32(ctx, tiles);
+    int32_t* slot_of = alloc_i32(ctx, entries);
+    int32_t* counts = alloc_i32(ctx, chunks * experts);
+    const auto* chosen = static_cast<const int32_t*>(routing.experts.data);
+    const auto blocks = static_cast<unsigned>(chunks);
+    const auto all = static_cast<int>(entries), e = static_cast<int>(experts);
+    launch(*ctx.gpu, count_kernel, blocks, kSortThreads, 0, chosen, all, e, counts);
+    launch(*ctx.gpu, plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), e, all,
+           static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert);
+    launch(*ctx.gpu, place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen, all, e,
+           counts, row_first, slot_of);
+    return {{row_first, tile_first, tile_expert}, slot_of, experts};
+}
+
+void copy_routing(const Gpu& gpu, const Routing& from, const Routing& to) {
+    const auto n = static_cast<int>(from.experts.elements());
+    launch(gpu, copy_kernel, static_cast<unsigned>(ceil_div(n, 256)), 256, 0, from.experts.row<int32_t>(0),
+           from.weights.row(0), n, to.experts.row<int32_t>(0), to.weights.row(0));
+}
+
+void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
+                 uint16_t* to) {
+    launch(gpu, spread_kernel, static_cast<unsigned>(n), 256, 0, from, slot_of, static_cast<int>(top_k),
+           static_cast<int>(k), to);
+}
+
+void combine(const Gpu& gpu, const float* slots, const float* shared, const int32_t* slot_of, const Routing& routing,
+             const Tensor& y, Tensor* x) {
+    const auto d = static_cast<int>(y.shape[1]);
+    float* const stream = x == nullptr ? nullptr : x->row(0);
+    const bool vectors = d % 4 == 0 && reinterpret_cast<uintptr_t>(stream) % 16 == 0;
+    launch(gpu, vectors ? combine_kernel<float4> : combine_kernel<float>, static_cast<unsigned>(y.rows()), 256, 0,
+           slots, shared, slot_of, routing.weights.row(0), static_cast<int>(routing.top_k), d, y.row(0), stream);
+}
+
+}  // namespace riptide::ops::cuda::prefill

@@ -1,0 +1,224 @@
+#include "quant/planes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "quant/codec.h"
+#include "quant/placement.h"
+#include "quant/repack.h"
+#include "tensor/half.h"
+
+namespace riptide {
+
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t align(int64_t bytes, int64_t to) { return ceil_div(bytes, to) * to; }
+constexpr int64_t kPlaneAlignment = 256;
+
+int64_t high_bytes(const Weight& w) {
+    const int64_t each = w.dtype == DType::planes_q5_k ? 4 : w.dtype == DType::planes_q6_k ? 8 : 0;
+    return each * w.rows * (w.cols / 32);
+}
+
+int64_t scale_entries(const Weight& w) { return ceil_div(w.rows, w.scale_rows) * ceil_div(w.cols, w.scale_cols); }
+
+/// Of types that have scales whenever they are placed.
+int64_t plane_scale_bytes(const Weight& w) {
+    if (w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k) return w.rows * (w.cols / 256) * 16;
+    if (w.dtype == DType::planes_q6_k) return w.rows * (w.cols / 256) * 18;
+    return row_bytes(w.scale_dtype, scale_entries(w));
+}
+
+bool all_bf16(const Weight& w) {
+    constexpr int64_t kAtOnce = 1024;
+    const auto* bytes = static_cast<const std::byte*>(w.data);
+    const int64_t n = w.rows * w.cols;
+    for (int64_t i = 0; i < n; i += kAtOnce) {
+        uint32_t values[kAtOnce] = {}, low = 0;
+        std::memcpy(values, bytes + 4 * i, static_cast<size_t>(4 * std::min(kAtOnce, n - i)));
+        for (const uint32_t value : values) low |= value;
+        if ((low & 0xFFFFu) != 0) return false;
+    }
+    return true;
+}
+
+/// The type of the planes, with scale_dtype and scale_cols if the rows themselves hold the scales.
+bool plan_blocks(Placement& plan) {
+    const auto set = [&plan](DType type, DType scale_dtype = DType::f32, int64_t scale_cols = 1) {
+        plan.w.dtype = type;
+        plan.w.scale_dtype = scale_dtype;
+        plan.w.scale_cols = scale_cols;
+        return true;
+    };
+    switch (plan.staged) {
+        case DType::q4_k:
+            return set(DType::planes_q4_k);
+        case DType::q5_k:
+            return set(DType::planes_q5_k);
+        case DType::q6_k:
+            return set(DType::planes_q6_k);
+        case DType::q8_0:
+            return set(DType::planes_int8, DType::f16, 32);
+        case DType::q4_0:
+            return set(DType::planes_int4, DType::f16, 32);
+        case DType::iq4_nl:
+            return set(DType::planes_iq4, DType::f16, 32);
+        case DType::iq4_xs:
+            return set(DType::planes_iq4, DType::f32, 32);
+        case DType::mxfp4:
+            return set(DType::planes_e2m1, DType::bf16, 32);
+        case DType::nvfp4:
+            return set(DType::planes_e2m1, DType::f16, 16);
+        default:
+            return false;
+    }
+}
+
+/// Codes whose scales lie apart. Empty if they can be planes, else why not.
+std::string plan_packed(const Weight& host, Placement& plan) {
+    if (host.scales == nullptr) return "they have no scales";
+    if (host.cols % 32 != 0) return fmt::format("rows of {} columns are not whole groups of 32", host.cols);
+    if (host.scale_rows != 1 || (host.scale_cols != 16 && host.scale_cols % 32 != 0))
+        return fmt::format("no GPU kernels for groups of {} x {}", host.scale_rows, host.scale_cols);
+    plan.w.dtype = host.dtype == DType::i4_pack   ? DType::planes_int4
+                   : host.dtype == DType::i8_pack ? DType::planes_int8
+                                                  : DType::planes_e2m1;
+    plan.w.scale_dtype = host.scale_dtype == DType::f8_e4m3 ? DType::f16 : host.scale_dtype;
+    plan.plane = true;
+    return {};
+}
+
+void plan_f16(Placement& plan, std::string reason) {
+    Weight w;
+    w.dtype = DType::f16;
+    w.rows = plan.w.rows;
+    w.cols = plan.w.cols;
+    plan.w = w;
+    plan.staged = DType::f16;
+    plan.plane = false;
+    plan.converted = std::move(reason);
+}
+
+}  // namespace
+
+bool is_planes(DType type) { return type >= DType::planes_q4_k && type <= DType::planes_e2m1; }
+
+int64_t placed_bytes(const Weight& w) {
+    const bool scaled = is_planes(w.dtype) || w.scales != nullptr;
+    return w.bytes() + high_bytes(w) + (scaled ? plane_scale_bytes(w) : 0);
+}
+
+int64_t Placement::bytes() const {
+    return align(data_bytes, kPlaneAlignment) + align(high_bytes, kPlaneAlignment) +
+           align(scale_bytes, kPlaneAlignment);
+}
+
+Weight Placement::at(const std::byte* base) const {
+    Weight placed = w;
+    const std::byte* high = base + align(data_bytes, kPlaneAlignment);
+    placed.data = base;
+    placed.high = high_bytes > 0 ? high : nullptr;
+    placed.scales = scale_bytes > 0 ? high + align(high_bytes, kPlaneAlignment) : nullptr;
+    return placed;
+}
+
+Placement plan_placement(const Weight& host, const PlacementRules& rules) {
+    Placement plan;
+    plan.w = host;
+    plan.w.data = plan.w.scales = plan.w.high = nullptr;
+    plan.staged = host.dtype;
+    const bool floats = host.dtype == DType::f32 || host.dtype == DType::f16 || host.dtype == DType::bf16;
+    RT_ASSERT(!floats || host.scales == nullptr);
+    if (rules.f16) {
+        if (host.dtype != DType::f16 || host.scale != 1.0f) plan_f16(plan, "its experts are of several types");
+    } else if (host.dtype == DType::f32 && rules.bf16 && all_bf16(host)) {
+        plan.w.dtype = DType::bf16;
+    } else if (host.dtype == DType::f8_e4m3) {
+        plan.plane = host.scales != nullptr;
+    } else if (host.dtype == DType::i4_pack || host.dtype == DType::i8_pack || host.dtype == DType::f4_pack) {
+        std::string reason = plan_packed(host, plan);
+        if (!reason.empty()) plan_f16(plan, std::move(reason));
+    } else if (!floats && !plan_blocks(plan)) {
+        plan_f16(plan, fmt::format("no GPU kernels for {}", dtype_name(host.dtype)));
+    }
+    if (rules.fold_scale && (plan.plane || host.dtype == DType::f8_e4m3)) {
+        if (!plan.plane) plan.w.scale_rows = host.rows, plan.w.scale_cols = host.cols;
+        plan.plane = true;
+        plan.w.scale_dtype = DType::f32;
+        plan.w.scale = 1.0f;
+    }
+    plan.staged_row_bytes = row_bytes(plan.staged, host.cols);
+    plan.w.row_bytes = align(row_bytes(plan.w.dtype, host.cols), 16);
+    plan.data_bytes = plan.w.bytes();
+    plan.high_bytes = high_bytes(plan.w);
+    plan.scale_bytes = is_planes(plan.w.dtype) || plan.plane ? plane_scale_bytes(plan.w) : 0;
+    return plan;
+}
+
+bool same_layout(const Placement& a, const Placement& b) {
+    return a.w.dtype == b.w.dtype && a.w.rows == b.w.rows && a.w.cols == b.w.cols && a.plane == b.plane &&
+           a.w.scale_dtype == b.w.scale_dtype && a.w.scale_rows == b.w.scale_rows && a.w.scale_cols == b.w.scale_cols &&
+           a.scale_bytes == b.scale_bytes;
+}
+
+void stage_rows(const Weight& host, const Placement& plan, int64_t begin, int64_t count, std::byte* to) {
+    if (plan.converted.empty()) {
+        std::memcpy(to, host.row(begin), static_cast<size_t>(count * host.row_bytes));
+        return;
+    }
+    std::vector<float> row(static_cast<size_t>(host.cols));
+    for (int64_t r = begin; r < begin + count; ++r) {
+        dequantize_row(host, r, row.data());
+        for (size_t c = 0; c < row.size(); ++c, to += 2) {
+            RT_CHECK(!(std::fabs(row[c]) >= 65520.0f),
+                     "a matrix of {} holds {} in row {}: too large for f16, and a GPU has no kernels for {}",
+                     dtype_name(host.dtype), row[c], r, dtype_name(host.dtype));
+            const uint16_t half = f32_to_f16(row[c]);
+            std::memcpy(to, &half, 2);
+        }
+    }
+}
+
+void stage_scales(const Weight& host, const Placement& plan, int64_t begin, int64_t count, std::byte* to) {
+    RT_ASSERT(plan.plane);
+    const float halved = host.dtype == DType::f4_pack ? 0.5f : 1.0f;
+    const float factor = plan.w.scale == host.scale ? 1.0f : host.scale;
+    const int64_t size = dtype_info(plan.w.scale_dtype).block_bytes;
+    if (host.scales != nullptr && host.scale_dtype == plan.w.scale_dtype && halved == 1.0f && factor == 1.0f) {
+        std::memcpy(to, static_cast<const std::byte*>(host.scales) + begin * size, static_cast<size_t>(count * size));
+        return;
+    }
+    Weight entries = host;  // its plane as one row
+    entries.cols = scale_entries(plan.w);
+    entries.scale_rows = entries.scale_cols = 1;
+    for (int64_t i = begin; i < begin + count; ++i, to += size) {
+        const float value = entries.plane_scale(0, i) * halved * factor;
+        const uint16_t bits = plan.w.scale_dtype == DType::bf16 ? f32_to_bf16(value) : f32_to_f16(value);
+        if (size == 4) std::memcpy(to, &value, 4);
+        else std::memcpy(to, &bits, 2);
+    }
+}
+
+Weight place_on_host(const Weight& host, const Placement& plan, std::byte* base) {
+    const Weight placed = plan.at(base);
+    std::vector<std::byte> rows(static_cast<size_t>(plan.staged_row_bytes * host.rows));
+    stage_rows(host, plan, 0, host.rows, rows.data());
+    const RepackTask task{.from = reinterpret_cast<const uint8_t*>(rows.data()),
+                          .from_row_bytes = plan.staged_row_bytes,
+                          .source = plan.staged,
+                          .to = placed,
+                          .row_begin = 0,
+                          .rows = host.rows};
+    for (int64_t r = 0; r < host.rows; ++r)
+        for (int64_t j = 0; j < repack_items(placed); ++j) repack_item(task, r, j);
+    if (plan.plane)
+        stage_scales(host, plan, 0, scale_entries(plan.w),
+                     base + (static_cast<const std::byte*>(placed.scales) - base));
+    return placed;
+}
+
+}  // namespace riptide

@@ -1,0 +1,16 @@
+// RT_CUDA: every CUDA call, checked.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace riptide {
+/// Throws Error (system, or unavailable when out of memory) naming the call, the place and CUDA's words.
+[[noreturn]] void fail_cuda(cudaError_t error, const char* call, const char* file, int line);
+}  // namespace riptide
+
+/// Runs a CUDA runtime call; throws riptide::Error if it fails. Also right after a launch: RT_CUDA(cudaGetLastError()).
+#define RT_CUDA(call)                                                                         \
+    do {                                                                                      \
+        const cudaError_t rt_error = (call);                                                  \
+        if (rt_error != cudaSuccess) ::riptide::fail_cuda(rt_error, #call, __FILE__, __LINE__); \
+    } while (0)

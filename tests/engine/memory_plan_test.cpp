@@ -1,0 +1,106 @@
+#include "engine/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace riptide {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+/// Laguna XS.2: 10 full layers, 30 with a window of 512.
+std::vector<StateSpec> laguna_specs() {
+    std::vector<StateSpec> specs;
+    for (int l = 0; l < 40; ++l)
+        specs.push_back({.kind = l % 4 == 0 ? StateSpec::Kind::paged : StateSpec::Kind::window,
+                         .num_kv_heads = 8,
+                         .head_dim = 128,
+                         .window = l % 4 == 0 ? 0 : 512});
+    return specs;
+}
+
+struct World {
+    std::vector<StateSpec> specs = laguna_specs();
+    MemoryRequest request;
+    explicit World(int64_t available) {
+        request.max_context = 131072;
+        request.available = available;
+        request.weights = 19 * kGiB;
+        request.specs = specs;
+        request.workspace = {.fixed = 768 << 20, .per_row = 200000, .per_token = 4096};
+    }
+};
+
+int64_t bytes(const MemoryPlan& plan) { return plan.kv + plan.workspace; }
+
+TEST(MemoryPlan, gives_the_whole_context_and_the_largest_chunk_where_memory_is_plenty) {
+    const World world(100 * kGiB);
+    const MemoryPlan plan = plan_gpu_memory(world.request);
+    EXPECT_EQ(plan.context, 131072);
+    EXPECT_EQ(plan.chunk_rows, 8192);
+    // 10 layers x 2 x 8 heads x 256 bytes a token, and 30 rings of 511 + 8192 rows, rounded up to 64.
+    EXPECT_EQ(plan.kv, int64_t{131072} * 40960 + int64_t{8704} * 30 * 4096);
+    EXPECT_EQ(bytes(plan) + plan.spare, 100 * kGiB);
+}
+
+TEST(MemoryPlan, never_plans_more_than_there_is) {
+    for (int64_t mib = 1500; mib < 12000; mib += 137)
+        for (const DType type : {DType::f16, DType::f8_e4m3, DType::q4_0, DType::tq3_0}) {
+            World world(mib << 20);
+            world.request.k_dtype = world.request.v_dtype = type;
+            const MemoryPlan plan = plan_gpu_memory(world.request);
+            EXPECT_LE(bytes(plan), world.request.available);
+            EXPECT_GE(plan.spare, 0);
+            EXPECT_GE(plan.context, 256);
+            EXPECT_TRUE(plan.context == 131072 || plan.context % 64 == 0) << plan.context;
+        }
+}
+
+TEST(MemoryPlan, prefers_a_longer_context_to_a_larger_chunk) {
+    World world(7 * kGiB);
+    const MemoryPlan plan = plan_gpu_memory(world.request);
+    EXPECT_EQ(plan.context, 131072);
+    EXPECT_LT(plan.chunk_rows, 8192);
+}
+
+TEST(MemoryPlan, keeps_to_what_was_asked_for) {
+    World world(100 * kGiB);
+    world.request.context = 5000;
+    world.request.chunk_rows = 700;
+    const MemoryPlan plan = plan_gpu_memory(world.request);
+    EXPECT_EQ(plan.context, 5000);
+    EXPECT_EQ(plan.chunk_rows, 700);
+}
+
+TEST(MemoryPlan, an_impossible_request_says_what_would_fit) {
+    World world(3 * kGiB);
+    world.request.context = 131072;
+    try {
+        plan_gpu_memory(world.request);
+        FAIL() << "planned";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::unavailable);
+        const std::string text = error.what();
+        EXPECT_NE(text.find("3.0 GiB"), std::string::npos) << text;
+        const size_t at = text.find("--ctx ");
+        ASSERT_NE(at, std::string::npos) << text;
+        world.request.context = std::stoll(text.substr(at + 6));
+        EXPECT_GE(plan_gpu_memory(world.request).spare, 0);  // and it does fit
+    }
+}
+
+TEST(MemoryPlan, far_too_little_memory_is_an_error_not_a_tiny_context) {
+    World world(100 << 20);
+    EXPECT_THROW(plan_gpu_memory(world.request), Error);
+}
+
+TEST(MemoryPlan, describes_itself_with_units) {
+    const World world(100 * kGiB);
+    const std::string text = describe(plan_gpu_memory(world.request), DType::f16, DType::q8_0);
+    EXPECT_NE(text.find("weights 19.00 GiB"), std::string::npos) << text;
+    EXPECT_NE(text.find("131072 tokens, f16/q8_0"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace riptide

@@ -1,0 +1,230 @@
+// Decode attention on a GPU: how work is cut, and the kernel of plain decoding against that of trees and drafts. The
+// laws that all kernels keep are in attention_test.cpp and gated_attention_test.cpp.
+#include <bit>
+#include <numeric>
+
+#include "ops/attention_work.h"
+#include "ops/gated_attention.h"
+#include "quant/act_rows.h"
+#include "quant/kv_codec.h"
+#include "tests/ops/attention_world.h"
+
+namespace riptide {
+namespace {
+
+using Rows = std::vector<std::vector<float>>;
+
+TEST(attention_work, chunks_hold_every_visible_key_once) {
+    for (const int window : {0, 1, 5, 128, 129, 512, 5000})
+        for (const int position : {0,    1,    126,  127,  128,   129,   510,   511,    512,    513,    2047,
+                                   2048, 4095, 4096, 8192, 16383, 16384, 32768, 131071, 262143, 1000000}) {
+            const int count = ops::visible_keys(position, window), chunks = ops::chunk_count(count);
+            EXPECT_EQ(count, window == 0 ? position + 1 : std::min(position + 1, window));
+            int next = position + 1 - count;
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                const ops::KeyChunk c = ops::key_chunk(position, window, chunk);
+                EXPECT_EQ(c.first, next);
+                EXPECT_GE(c.keys, 1);
+                EXPECT_EQ(c.last, chunk == chunks - 1) << position << " " << window;
+                next += c.keys;
+            }
+            EXPECT_EQ(next, position + 1);
+            for (const int64_t capacity : {int64_t{count}, int64_t{count} + 1, int64_t{count} * 3})
+                EXPECT_LE(chunks, ops::most_chunks(capacity)) << position << " " << window;
+            EXPECT_LE(chunks, 64);
+        }
+}
+
+TEST(attention_work, a_step_takes_every_key_once) {
+    std::vector<int> keys;
+    for (int t = 0; t < 4; ++t)
+        for (int j = 0; j < 4; ++j) keys.push_back(ops::value_key(t, j));
+    std::ranges::sort(keys);
+    for (int i = 0; i < 16; ++i) EXPECT_EQ(keys[static_cast<size_t>(i)], i);
+}
+
+TEST(attention_work, slots_are_those_of_the_view) {
+    const std::vector<int32_t> pages{5, 2, 9, 7, 1, 3}, slots{4, 2};
+    KvView paged, ring;
+    paged.page_rows = 24;
+    ring.window = 7;
+    ring.ring_rows = 50;
+    Batch batch;
+    batch.page_table = pages;
+    batch.max_pages = 3;
+    batch.state_slot = slots;
+    for (const KvView& view : {paged, ring}) {
+        ops::KeyPlaces places{};
+        places.page_table = pages.data();
+        places.state_slot = slots.data();
+        places.max_pages = 3;
+        places.page_rows = view.page_rows;
+        places.window = view.window;
+        places.ring_rows = view.ring_rows;
+        for (int s = 0; s < 2; ++s)
+            for (int i = 0; i < 72; ++i) EXPECT_EQ(places.slot(s, places.ring_begin(s), i), view.slot(batch, s, i));
+    }
+}
+
+WorldShape shape_of(int64_t group, DType k, DType v, int32_t window = 0) {
+    return {.heads = 2 * group,
+            .kv_heads = 2,
+            .head_dim = 128,
+            .k_dtype = k,
+            .v_dtype = v,
+            .window = window,
+            .page_rows = 64,
+            .ring_rows = window == 0 ? 0 : (window + 320) / 64 * 64,
+            .capacity = window == 0 ? 60 : 6};
+}
+
+/// A layer's attention over a world: projections are a function of the token.
+class Layer {
+  public:
+    Layer(const WorldShape& shape, uint64_t seed) : op(Family::decode), world(op, shape, seed), shape_(shape) {}
+
+    Rows step(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
+        world.step(sequences, fed);  // makes the batch; what it stores is overwritten
+        ops::AttentionInput in;
+        std::vector<float> q, k, v, gate;
+        const auto add = [](std::vector<float>& to, int64_t count, uint64_t seed) {
+            const std::vector<float> x = normals(static_cast<size_t>(count), seed);
+            to.insert(to.end(), x.begin(), x.end());
+        };
+        for (const std::vector<FedToken>& tokens : fed)
+            for (const FedToken& token : tokens) {
+                add(q, shape_.heads * 128, token.id * 5);
+                add(k, shape_.kv_heads * 128, token.id * 5 + 1);
+                add(v, shape_.kv_heads * 128, token.id * 5 + 2);
+                add(gate, shape_.heads, token.id * 5 + 3);
+            }
+        const int64_t n = world.batch.rows();
+        in.q = op.tensor(q, {n, shape_.heads, 128});
+        in.k = op.tensor(k, {n, shape_.kv_heads, 128});
+        in.v = op.tensor(v, {n, shape_.kv_heads, 128});
+        in.gate = op.tensor(gate, {n, shape_.heads});
+        in.q_norm = {op.floats(normals(128, 1)), 1e-6f};
+        in.k_norm = {op.floats(normals(128, 2)), 1e-6f};
+        in.rope = &rope_;
+        in.softmax_scale = world.scale();
+        out = ops::gated_attention(op.ctx, in, world.view, world.device_batch);
+        return AttentionWorld::rows_of(out);
+    }
+
+    Rows feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
+        Rows rows;
+        for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+            const size_t count = std::min(chunk, ids.size() - begin);
+            std::vector<FedToken> fed;
+            for (size_t i = 0; i < count; ++i) fed.push_back({ids[begin + i], static_cast<int32_t>(i) - 1});
+            for (std::vector<float>& row : step({&s}, {fed})) rows.push_back(std::move(row));
+            s.committed += static_cast<int32_t>(count);
+        }
+        return rows;
+    }
+
+    OpContext op;
+    AttentionWorld world;
+    Tensor out;
+
+  private:
+    WorldShape shape_;
+    ops::Rope rope_ = ops::make_yarn_rope(500000, 64, 32, 4096, 64, 1, 1.3466);
+};
+
+/// The compiled pairs of types, and one that is not.
+std::vector<std::pair<DType, DType>> type_pairs() {
+    return {{DType::f16, DType::f16},   {DType::bf16, DType::bf16},   {DType::f8_e4m3, DType::f8_e4m3},
+            {DType::q8_0, DType::q8_0}, {DType::q4_0, DType::q4_0},   {DType::tq3_0, DType::tq3_0},
+            {DType::q8_0, DType::q4_0}, {DType::f8_e4m3, DType::q4_0}};
+}
+
+TEST(decode_attention, drafted_rows_equal_plain_decoding) {
+    RT_GPU_ONLY();
+    for (const auto& [k, v] : type_pairs())
+        for (const int32_t window : {0, 512})
+            for (const size_t start : {0, 120, 505, 2043}) {
+                if (window == 0 && start == 505) continue;
+                const std::vector<uint64_t> ids = token_ids(start + 12, 7);
+                const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
+                    next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
+                Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
+                WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
+                plain.feed(a, prefix, 256);
+                draft.feed(b, prefix, 200);
+                expect_same_rows(draft.feed(b, next, next.size()), plain.feed(a, next, 1),
+                                 fmt::format("{}/{}, window {}, from {}", dtype_name(k), dtype_name(v), window, start));
+            }
+}
+
+TEST(decode_attention, a_row_is_the_same_in_any_company) {
+    RT_GPU_ONLY();
+    // 70 rows: a CTA takes whole rows; one row: its chunks are shared out.
+    for (const int32_t window : {0, 512}) {
+        Layer many(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 1),
+            one(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 2);
+        WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
+        const std::vector<uint64_t> ids = token_ids(1301, 9), other = token_ids(300, 10);
+        const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
+        many.feed(a, prefix, 256);
+        many.feed(b, other, 256);
+        one.feed(c, prefix, 100);
+        const Rows alone = one.step({&c}, {{{ids.back(), -1}}});
+        for (const int32_t extra : {1, 9, 69, 200}) {
+            std::vector<FedToken> fed;
+            for (int32_t i = 0; i < extra; ++i) fed.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
+            const Rows before = many.step({&a, &b}, {{{ids.back(), -1}}, fed});
+            expect_same_rows({before.front()}, alone, fmt::format("in front of {} rows, window {}", extra, window));
+            const Rows behind = many.step({&b, &a}, {fed, {{ids.back(), -1}}});
+            expect_same_rows({behind.back()}, alone, fmt::format("behind {} rows, window {}", extra, window));
+        }
+        expect_same_rows(many.step({&a, &b}, {{{ids.back(), -1}}, {{3, -1}}}),
+                         many.step({&a, &b}, {{{ids.back(), -1}}, {{3, -1}}}), "again");
+        expect_same_rows({many.step({&b, &a}, {{{3, -1}}, {{ids.back(), -1}}}).back()}, alone, "two sequences");
+    }
+}
+
+TEST(decode_attention, ring_wraps_change_nothing) {
+    RT_GPU_ONLY();
+    WorldShape tight = shape_of(8, DType::f16, DType::f16, 512), wide = tight;
+    tight.ring_rows = 528;
+    wide.ring_rows = 2000;
+    wide.capacity = tight.capacity = 1;
+    Layer a(tight, 1), b(wide, 2);
+    WorldSequence s = a.world.sequence(), t = b.world.sequence();
+    const std::vector<uint64_t> ids = token_ids(1090, 11);
+    const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + 1040), rest(ids.begin() + 1040, ids.end());
+    expect_same_rows(a.feed(s, prefix, 17), b.feed(t, prefix, 256), "chunks of 17");
+    expect_same_rows(a.feed(s, rest, 1), b.feed(t, rest, 50), "one by one");
+}
+
+TEST(decode_attention, int8_rows_are_the_float_rows) {
+    RT_GPU_ONLY();
+    for (const int64_t d_group : {6, 9}) {  // both kernels
+        Layer layer(shape_of(d_group, DType::q8_0, DType::q8_0), 1);
+        WorldSequence s = layer.world.sequence();
+        const Rows rows = layer.feed(s, token_ids(200, 12), 200);
+        const int64_t cols = layer.out.row_elements(), bytes = ActRow::bytes(cols);
+        ASSERT_NE(layer.out.int8, nullptr);
+        std::vector<int8_t> all(static_cast<size_t>(bytes * layer.out.rows()));
+        layer.op.ctx.gpu->to_host(all.data(), layer.out.int8, std::ssize(all));
+        for (size_t r = 0; r < rows.size(); ++r) {
+            const ActRow row{all.data() + static_cast<int64_t>(r) * bytes, cols};
+            for (int64_t g = 0; g < cols / 32; ++g) {
+                const float* x = &rows[r][static_cast<size_t>(32 * g)];
+                float most = 0, sum = 0;
+                for (int i = 0; i < 32; ++i) most = std::max(most, std::fabs(x[i]));
+                for (int i = 0; i < 32; ++i) {
+                    const float code = std::nearbyint(x[i] * (127.0f / most));
+                    EXPECT_EQ(static_cast<float>(row.half(g, i / 16)[i % 16]), code) << "row " << r << " group " << g;
+                    sum += code;
+                }
+                EXPECT_EQ(row.scale_and_sum(g)[0], most / 127.0f);
+                EXPECT_EQ(row.scale_and_sum(g)[1], sum);
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace riptide

@@ -1,0 +1,101 @@
+#include "ops/gated_attention.h"
+
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "tests/ops/attention_world.h"
+
+namespace riptide {
+namespace {
+
+/// The projections of a step, as a layer's matrices would give them.
+ops::AttentionInput random_input(OpContext& op, const WorldShape& shape, int64_t n, const ops::Rope* rope, bool norms,
+                                 int64_t gates) {
+    const auto values = [&](int64_t heads, uint64_t seed) {
+        return op.tensor(normals(static_cast<size_t>(n * heads * shape.head_dim), seed), {n, heads, shape.head_dim});
+    };
+    ops::AttentionInput in;
+    in.q = values(shape.heads, 1);
+    in.k = values(shape.kv_heads, 2);
+    in.v = values(shape.kv_heads, 3);
+    if (gates > 0) in.gate = op.tensor(normals(static_cast<size_t>(n * gates), 4), {n, gates});
+    if (norms) {
+        in.q_norm = {op.floats(normals(static_cast<size_t>(shape.head_dim), 5, 0.5f)), 1e-6f};
+        in.k_norm = {op.floats(normals(static_cast<size_t>(shape.head_dim), 6, 0.5f)), 1e-5f};
+    }
+    in.rope = rope;
+    in.softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+    return in;
+}
+
+/// gated_attention's definition, op by op.
+Tensor composed(OpContext& op, const ops::AttentionInput& in, const KvView& view, const Batch& batch) {
+    Tensor q = in.q_norm.weight.empty() ? in.q : ops::rms_norm(op.ctx, in.q, in.q_norm.weight, in.q_norm.eps);
+    Tensor k = in.k_norm.weight.empty() ? in.k : ops::rms_norm(op.ctx, in.k, in.k_norm.weight, in.k_norm.eps);
+    if (in.rope != nullptr) {
+        ops::rope(op.ctx, q, batch.positions, *in.rope);
+        ops::rope(op.ctx, k, batch.positions, *in.rope);
+    }
+    ops::kv_append(op.ctx, view, k, in.v, batch);
+    Tensor o = ops::attention(op.ctx, q, view, batch, in.softmax_scale);
+    if (in.gate.data != nullptr) ops::mul_softplus(op.ctx, o, in.gate, in.q.shape[1]);
+    return o;
+}
+
+TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
+    const ops::Rope partial = ops::make_yarn_rope(500000, 64, 32, 4096, 64, 1, 1.3466),
+                    whole = ops::make_rope(10000, 128), small = ops::make_rope(10000, 40);
+    struct Case {
+        WorldShape shape;
+        const ops::Rope* rope;
+        bool norms;
+        int64_t gates;  // 0, heads, or heads * head_dim
+    };
+    const Case cases[] = {
+        {{.heads = 12, .kv_heads = 2, .head_dim = 128, .k_dtype = DType::bf16, .v_dtype = DType::bf16},
+         &partial,
+         true,
+         12},
+        {{.heads = 16, .kv_heads = 2, .head_dim = 128, .window = 100, .ring_rows = 256}, &whole, true, 16},
+        {{.heads = 8, .kv_heads = 1, .head_dim = 128, .k_dtype = DType::f8_e4m3, .v_dtype = DType::f8_e4m3},
+         &whole,
+         true,
+         0},
+        {{.heads = 8, .kv_heads = 1, .head_dim = 128, .k_dtype = DType::tq3_0, .v_dtype = DType::q8_0},
+         &whole,
+         true,
+         8},
+        {{.heads = 6, .kv_heads = 2, .head_dim = 40, .k_dtype = DType::f32, .v_dtype = DType::f32}, &small, false, 240},
+        {{.heads = 4, .kv_heads = 4, .head_dim = 64}, nullptr, true, 4},
+    };
+    for (const Family family : test_families())
+        for (const Case& c : cases)
+            for (const size_t rows : {1, 2, 7, 60}) {
+                OpContext op(family), other(family);
+                AttentionWorld fused(op, c.shape, 1), apart(other, c.shape, 1);  // the same pages
+                WorldSequence s = fused.sequence(), t = apart.sequence();
+                fused.feed(s, token_ids(270, 7), 64);
+                apart.feed(t, token_ids(270, 7), 64);
+                fused.step({&s}, {chain_of(rows)});  // for its batch; K and V are written again
+                apart.step({&t}, {chain_of(rows)});
+                const auto n = static_cast<int64_t>(rows);
+                const Tensor found = ops::gated_attention(
+                    op.ctx, random_input(op, c.shape, n, c.rope, c.norms, c.gates), fused.view, fused.device_batch);
+                const Tensor expected = composed(other, random_input(other, c.shape, n, c.rope, c.norms, c.gates),
+                                                 apart.view, apart.device_batch);
+                const std::string what = shape_name(c.shape) + fmt::format(", {} rows, {}", rows, family_name(family));
+                expect_same_rows(AttentionWorld::rows_of(found), AttentionWorld::rows_of(expected), what);
+                const KvView a = fused.host_view(), b = apart.host_view();
+                for (int64_t i = 0; i < 270 + n; ++i) {
+                    const int64_t slot = a.slot(fused.batch, 0, i);
+                    if (c.shape.window > 0 && i + c.shape.ring_rows < 270 + n) continue;
+                    ASSERT_EQ(slot, b.slot(apart.batch, 0, i));
+                    ASSERT_EQ(std::memcmp(a.k_row(slot, 0), b.k_row(slot, 0), static_cast<size_t>(a.k_slot_bytes)), 0)
+                        << what << ": K of token " << i;
+                    ASSERT_EQ(std::memcmp(a.v_row(slot, 0), b.v_row(slot, 0), static_cast<size_t>(a.v_slot_bytes)), 0)
+                        << what << ": V of token " << i;
+                }
+            }
+}
+
+}  // namespace
+}  // namespace riptide

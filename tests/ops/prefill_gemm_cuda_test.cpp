@@ -1,0 +1,425 @@
+// The parts of the prefill family's products, each against its definition. The ops themselves: matmul_test, moe_test.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/cuda.h"
+#include "ops/norm.h"
+#include "ops/prefill_gemm.h"
+#include "ops/prefill_moe.h"
+#include "tensor/half.h"
+#include "tests/ops/op_fixture.h"
+#include "tests/quant/random_weight.h"
+
+namespace riptide {
+namespace {
+
+using namespace ops::cuda::prefill;
+using test::RandomWeight;
+using test::WeightKind;
+
+float rounded(float v) { return bf16_to_f32(f32_to_bf16(v)); }
+
+std::vector<float> rounded(std::vector<float> v) {
+    for (float& x : v) x = rounded(x);
+    return v;
+}
+
+template <class T>
+T* upload(OpContext& op, const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    auto* p = static_cast<T*>(op.ctx.arena->allocate(bytes));
+    if (bytes > 0) op.ctx.gpu->to_device(p, values.data(), bytes);
+    return p;
+}
+
+template <class T>
+std::vector<T> download(OpContext& op, const T* p, int64_t count) {
+    std::vector<T> values(static_cast<size_t>(count));
+    if (count > 0) op.ctx.gpu->to_host(values.data(), p, count * static_cast<int64_t>(sizeof(T)));
+    return values;
+}
+
+std::vector<uint16_t> bits_of(const std::vector<float>& v) {
+    std::vector<uint16_t> bits;
+    for (float x : v) bits.push_back(f32_to_bf16(x));
+    return bits;
+}
+
+/// Rows of B in scratch order, NaN where there are none.
+std::vector<uint16_t> in_order(const std::vector<float>& w, int64_t columns, int64_t k, RowOrder order, int which,
+                               std::vector<uint16_t> b = {}) {
+    b.resize(static_cast<size_t>(scratch_rows(order, columns) * k), uint16_t{0x7FC0});
+    for (int64_t c = 0; c < columns; ++c)
+        for (int64_t i = 0; i < k; ++i)
+            b[static_cast<size_t>(scratch_row(order, which, static_cast<int>(c)) * k + i)] =
+                f32_to_bf16(w[static_cast<size_t>(c * k + i)]);
+    return b;
+}
+
+struct Dot {
+    double value = 0, magnitude = 0;
+};
+Dot dot(const float* a, const float* b, int64_t k) {
+    Dot d;
+    for (int64_t i = 0; i < k; ++i) {
+        d.value += double{a[i]} * b[i];
+        d.magnitude += std::abs(double{a[i]} * b[i]);
+    }
+    return d;
+}
+
+constexpr float kUntouched = -12345.0f;
+
+// Products of bf16 values are exact; a tensor core may cut off each of k sums: k 2^-23 of the magnitude.
+TEST(PrefillGemm, equals_the_product_in_double) {
+    RT_GPU_ONLY();
+    struct Shape {
+        int rows, columns, k;
+    };
+    for (const Shape s : {Shape{1, 64, 64},
+                          {7, 97, 64},
+                          {63, 256, 128},
+                          {64, 257, 320},
+                          {65, 40, 2048},
+                          {128, 300, 192},
+                          {129, 512, 256},
+                          {300, 700, 512},
+                          {2500, 33, 128}}) {
+        OpContext op(1, int64_t{64} << 20);
+        const std::vector<float> a = rounded(normals(static_cast<size_t>(s.rows) * s.k, 1)),
+                                 w = rounded(normals(static_cast<size_t>(s.columns) * s.k, 2));
+        const std::vector<float> before = normals(static_cast<size_t>(s.rows) * s.columns, 3);
+        const auto n = static_cast<int>(scratch_rows(RowOrder::f32, s.columns));
+        Tensor y =
+            op.tensor(std::vector<float>(before.size() + 64, kUntouched), {static_cast<int64_t>(before.size()) + 64});
+        const Tensor x = op.tensor(before, {s.rows, s.columns});
+        OutF32 out;
+        out.add(y.row(0), 0, s.columns, s.columns, x.row(0));
+        gemm(*op.ctx.gpu,
+             {upload(op, bits_of(a)), upload(op, in_order(w, s.columns, s.k, RowOrder::f32, 0)), s.rows, n, s.k}, out);
+        const std::vector<float> got = values_of(y), sum = values_of(x);
+        BoundCheck check;
+        for (int r = 0; r < s.rows; ++r)
+            for (int c = 0; c < s.columns; ++c) {
+                const size_t at = static_cast<size_t>(r) * s.columns + c;
+                const Dot d = dot(a.data() + int64_t{r} * s.k, w.data() + int64_t{c} * s.k, s.k);
+                check.add(got[at], d.value, s.k * 0x1p-23 * d.magnitude);
+                ASSERT_EQ(sum[at], before[at] + got[at]);
+            }
+        EXPECT_LE(check.worst(), 1.0) << s.rows << " x " << s.columns << " x " << s.k;
+        for (size_t i = before.size(); i < got.size(); ++i) ASSERT_EQ(got[i], kUntouched) << "behind the end";
+    }
+}
+
+TEST(PrefillGemm, columns_go_to_their_tensors) {
+    RT_GPU_ONLY();
+    const int rows = 70, k = 128;
+    const int widths[] = {64, 48, 1, 130, 256};
+    OpContext op(1, int64_t{16} << 20);
+    const std::vector<float> a = rounded(normals(size_t{rows} * k, 1));
+    std::vector<uint16_t> b;
+    std::vector<std::vector<float>> weights;
+    std::vector<Tensor> results;
+    OutF32 out;
+    int begin = 0;
+    for (const int width : widths) {
+        weights.push_back(rounded(normals(static_cast<size_t>(width) * k, static_cast<uint64_t>(width))));
+        const std::vector<uint16_t> part = in_order(weights.back(), width, k, RowOrder::f32, 0);
+        b.insert(b.end(), part.begin(), part.end());
+        results.push_back(op.ctx.alloc(DType::f32, {rows, width}));
+        out.add(results.back().row(0), begin, width, width);
+        begin += static_cast<int>(round_up(width, 64));
+    }
+    gemm(*op.ctx.gpu, {upload(op, bits_of(a)), upload(op, b), rows, begin, k}, out);
+    for (size_t i = 0; i < results.size(); ++i) {
+        const std::vector<float> got = values_of(results[i]);
+        BoundCheck check;
+        for (int r = 0; r < rows; ++r)
+            for (int c = 0; c < widths[i]; ++c) {
+                const Dot d = dot(a.data() + int64_t{r} * k, weights[i].data() + int64_t{c} * k, k);
+                check.add(got[static_cast<size_t>(r) * widths[i] + c], d.value, k * 0x1p-23 * d.magnitude);
+            }
+        EXPECT_LE(check.worst(), 1.0) << "piece " << i;
+    }
+}
+
+/// Slots of experts, one after the other, as the device's plan has them.
+struct HostPlan {
+    std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert;
+    explicit HostPlan(const std::vector<int>& counts) {
+        for (size_t e = 0; e < counts.size(); ++e) {
+            row_first.push_back(row_first.back() + counts[e]);
+            const int tiles = ceil_div(counts[e], kTileM);
+            tile_first.push_back(tile_first.back() + tiles);
+            tile_expert.insert(tile_expert.end(), static_cast<size_t>(tiles), static_cast<int32_t>(e));
+        }
+    }
+    GroupPlan upload_to(OpContext& op) const {
+        return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert)};
+    }
+};
+
+TEST(PrefillGemm, experts_multiply_their_own_slots_in_any_division) {
+    RT_GPU_ONLY();
+    const std::vector<int> counts = {0, 5, 128, 0, 200, 1, 64, 0};
+    const int columns = 96, k = 128, experts = static_cast<int>(counts.size());
+    const HostPlan plan(counts);
+    const int slots = plan.row_first.back();
+    const std::vector<float> a = rounded(normals(static_cast<size_t>(slots) * k, 1));
+    std::vector<std::vector<float>> gate, up;
+    for (int e = 0; e < experts; ++e) {
+        gate.push_back(rounded(normals(size_t{columns} * k, static_cast<uint64_t>(10 + e), 0.1f)));
+        up.push_back(rounded(normals(size_t{columns} * k, static_cast<uint64_t>(50 + e), 0.1f)));
+    }
+    for (const int step : {1, 3, experts}) {
+        OpContext op(1, int64_t{16} << 20);
+        const auto n = static_cast<int>(scratch_rows(RowOrder::swiglu, columns));
+        const int64_t stride = round_up(columns, 64);
+        const Tensor act = op.ctx.alloc(DType::bf16, {slots, stride});
+        const GroupPlan device = plan.upload_to(op);
+        uint16_t* inputs = upload(op, bits_of(a));
+        for (int begin = 0; begin < experts; begin += step) {
+            const int end = std::min(experts, begin + step);
+            std::vector<uint16_t> b;
+            for (int e = begin; e < end; ++e) {
+                const std::vector<uint16_t> one =
+                    in_order(up[static_cast<size_t>(e)], columns, k, RowOrder::swiglu, 1,
+                             in_order(gate[static_cast<size_t>(e)], columns, k, RowOrder::swiglu, 0));
+                b.insert(b.end(), one.begin(), one.end());
+            }
+            gemm(*op.ctx.gpu, {inputs, upload(op, b), slots, n, k, device, begin, end},
+                 OutSwiglu{act.row<uint16_t>(0), columns, stride});
+        }
+        const std::vector<uint16_t> got = download(op, act.row<uint16_t>(0), act.elements());
+        BoundCheck check;
+        for (int e = 0; e < experts; ++e)
+            for (int r = plan.row_first[static_cast<size_t>(e)]; r < plan.row_first[static_cast<size_t>(e) + 1]; ++r)
+                for (int64_t c = 0; c < stride; ++c) {
+                    const float value = bf16_to_f32(got[static_cast<size_t>(r * stride + c)]);
+                    if (c >= columns) {
+                        ASSERT_EQ(value, 0.0f);
+                        continue;
+                    }
+                    const float* in = a.data() + int64_t{r} * k;
+                    const Dot g = dot(in, gate[static_cast<size_t>(e)].data() + c * k, k),
+                              u = dot(in, up[static_cast<size_t>(e)].data() + c * k, k);
+                    const double silu = g.value / (1 + std::exp(-g.value)), sum = k * 0x1p-23;
+                    // |silu'| < 1.1; exp, sum, quotient and product round less than 16 times; then bf16, whose eight
+                    // digits are 2^-7 apart at 1: half of that is off by 2^-8.
+                    const double off = 1.1 * sum * g.magnitude * (std::abs(u.value) + sum * u.magnitude) +
+                                       std::abs(silu) * sum * u.magnitude + 16 * kUnitF32 * std::abs(silu * u.value);
+                    check.add(value, silu * u.value, off + 0x1p-8 * (std::abs(silu * u.value) + off));
+                }
+        EXPECT_LE(check.worst(), 1.0) << step << " experts at a time";
+    }
+}
+
+class PrefillExpand : public testing::TestWithParam<WeightKind> {};
+
+TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
+    RT_GPU_ONLY();
+    const int64_t granule = GetParam().granule();
+    for (const int64_t cols : {granule >= 32 ? std::max<int64_t>(granule, 96) / granule * granule : 96 + granule,
+                               granule >= 32 ? 768 : 704 + granule})
+        for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
+            const RandomWeight m(GetParam(), 71, cols, 3);
+            OpContext op;
+            const Weight w = op.weight(m.w);
+            const int64_t k = round_up(cols, 64), begin = 3, rows = 68, all = scratch_rows(order, rows);
+            Expansion job;
+            job.w = w;
+            job.row_begin = static_cast<int>(begin);
+            job.rows = static_cast<int>(rows);
+            job.k = static_cast<int>(k);
+            job.order = order;
+            job.which = order == RowOrder::swiglu ? 1 : 0;
+            uint16_t* b = upload(op, std::vector<uint16_t>(static_cast<size_t>(all * k), 0x1234));
+            job.b = b;
+            expand(*op.ctx.gpu, job);
+            const std::vector<uint16_t> got = download(op, b, all * k);
+            std::vector<uint16_t> expected(got.size(), 0x1234);
+            std::vector<float> row(static_cast<size_t>(cols));
+            for (int64_t r = 0; r < rows; ++r) {
+                dequantize_row(m.w, begin + r, row.data());
+                uint16_t* to = expected.data() + scratch_row(order, job.which, static_cast<int>(r)) * k;
+                std::fill(to, to + k, uint16_t{0});
+                for (int64_t c = 0; c < cols; ++c) {
+                    float v = row[static_cast<size_t>(c)];
+                    if (w.dtype == DType::f16 && m.w.dtype != DType::f16) v = f16_to_f32(f32_to_f16(v));
+                    to[c] = f32_to_bf16(v);
+                }
+            }
+            for (size_t i = 0; i < got.size(); ++i) {
+                const bool zeros = (got[i] | expected[i]) == 0x8000;  // of two signs
+                ASSERT_TRUE(zeros || got[i] == expected[i])
+                    << cols << " columns, element " << i << ": " << got[i] << " != " << expected[i];
+            }
+        }
+}
+
+INSTANTIATE_TEST_SUITE_P(all, PrefillExpand, testing::ValuesIn(test::all_weight_kinds()),
+                         [](const auto& kind) { return kind.param.name(); });
+
+TEST(PrefillInput, is_the_norm_rounded_and_padded) {
+    RT_GPU_ONLY();
+    for (const int64_t d : {40, 64, 97, 2048, 2052}) {
+        OpContext op;
+        const int64_t n = 5, k = round_up(d, 64);
+        const Tensor x = op.tensor(normals(static_cast<size_t>(n * d), 4, 3.0f), {n, d});
+        const std::span<const float> weight = op.floats(normals(static_cast<size_t>(d), 5));
+        const std::vector<float> h = values_of(ops::rms_norm(op.ctx, x, weight, 1e-6f));
+        for (const bool norm : {true, false}) {
+            const std::vector<float> expected = norm ? h : values_of(x);
+            uint16_t* bf16 = upload(op, std::vector<uint16_t>(static_cast<size_t>(n * k), 0x7FC0));
+            const Tensor f32 = op.ctx.alloc(DType::f32, {n, d});
+            to_bf16(*op.ctx.gpu, x, norm ? weight.data() : nullptr, 1e-6f, bf16, k, f32.row(0));
+            const std::vector<uint16_t> got = download(op, bf16, n * k);
+            expect_same_bits(values_of(f32), expected, "f32");
+            for (int64_t r = 0; r < n; ++r)
+                for (int64_t c = 0; c < k; ++c)
+                    ASSERT_EQ(got[static_cast<size_t>(r * k + c)],
+                              c < d ? f32_to_bf16(expected[static_cast<size_t>(r * d + c)]) : 0)
+                        << r << " " << c;
+        }
+    }
+}
+
+TEST(PrefillSort, is_a_stable_sort_by_expert) {
+    RT_GPU_ONLY();
+    for (const int64_t experts : {1, 7, 256, 1024})
+        for (const int64_t n : {1, 31, 256, 257, 5000})
+            for (const int skew : {0, 1, 2})
+                for (const bool shared : {false, true}) {
+                    const int64_t k = 8;
+                    std::mt19937_64 random(static_cast<uint64_t>(n + experts));
+                    std::vector<int32_t> chosen(static_cast<size_t>(n * k));
+                    for (int32_t& e : chosen) {
+                        const auto any = static_cast<int32_t>(random() % static_cast<uint64_t>(experts));
+                        e = skew == 0 ? any : skew == 1 ? any / 2 : static_cast<int32_t>(experts - 1);
+                    }
+                    OpContext op(1, int64_t{8} << 20);
+                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
+                    const SortedRouting sorted = sort_routing(op.ctx, routing, experts, shared);
+
+                    std::vector<int32_t> order(chosen.size()), slot_of(chosen.size());
+                    std::iota(order.begin(), order.end(), 0);
+                    const auto expert_at = [&](int32_t i) { return chosen[static_cast<size_t>(i)]; };
+                    std::stable_sort(order.begin(), order.end(),
+                                     [&](int32_t a, int32_t b) { return expert_at(a) < expert_at(b); });
+                    std::vector<int> counts(static_cast<size_t>(experts) + 1);
+                    for (size_t i = 0; i < order.size(); ++i) {
+                        slot_of[static_cast<size_t>(order[i])] = static_cast<int32_t>(i);
+                        ++counts[static_cast<size_t>(expert_at(order[i]))];
+                    }
+                    counts.back() = shared ? static_cast<int>(n) : 0;
+                    const HostPlan plan(counts);
+                    EXPECT_EQ(download(op, sorted.slot_of, n * k), slot_of);
+                    EXPECT_EQ(download(op, sorted.plan.row_first, experts + 2), plan.row_first);
+                    EXPECT_EQ(download(op, sorted.plan.tile_first, experts + 2), plan.tile_first);
+                    EXPECT_EQ(download(op, sorted.plan.tile_expert, plan.tile_first.back()), plan.tile_expert);
+                }
+}
+
+TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
+    RT_GPU_ONLY();
+    for (const DType type : {DType::f32, DType::bf16, DType::q8_0})
+        for (const int64_t experts : {5, 64, 256})
+            for (const int64_t cols : {64, 2048}) {
+                const RandomWeight m({type}, experts, cols, 7);
+                const int64_t n = 200;
+                OpContext op(1, int64_t{16} << 20);
+                const Weight w = op.weight(m.w);
+                const std::vector<float> values = normals(static_cast<size_t>(n * cols), 8), rows = m.dequantized();
+                const Tensor h = op.tensor(values, {n, cols});
+                Tensor logits = op.ctx.alloc(DType::f32, {n, experts});
+                router_logits(op.ctx, w, h.row(0), n, logits);
+                const std::vector<float> got = values_of(logits);
+                BoundCheck check;
+                for (int64_t r = 0; r < n; ++r)
+                    for (int64_t e = 0; e < experts; ++e) {
+                        const Dot d = dot(values.data() + r * cols, rows.data() + e * cols, cols);
+                        check.add(got[static_cast<size_t>(r * experts + e)], d.value,
+                                  static_cast<double>(cols) * kUnitF32 * d.magnitude);
+                    }
+                EXPECT_LE(check.worst(), 1.0) << dtype_name(type) << " " << experts << " x " << cols;
+                for (const int64_t count : {1, 7, 129}) {
+                    Tensor some = op.ctx.alloc(DType::f32, {count, experts});
+                    router_logits(op.ctx, w, h.row(n - count), count, some);
+                    EXPECT_TRUE(same_bits(values_of(some).data(), got.data() + (n - count) * experts,
+                                          static_cast<size_t>(count * experts)));
+                }
+            }
+}
+
+/// A small sparse layer.
+struct Layer {
+    static constexpr int64_t kHidden = 256, kWidth = 128, kExperts = 12, kTopK = 3;
+    std::vector<RandomWeight> owned;
+    ops::ExpertWeights placed;
+    RandomWeight router{{DType::f32}, kExperts, kHidden, 91};
+    RandomWeight shared[3] = {{{DType::q8_0}, kWidth, kHidden, 92},
+                              {{DType::q8_0}, kWidth, kHidden, 93},
+                              {{DType::q8_0}, kHidden, kWidth, 94}};
+    Weight placed_router, placed_shared[3];
+    std::span<const float> norm;
+
+    explicit Layer(OpContext& op) {
+        std::vector<Weight> all[3];
+        for (int64_t i = 0; i < 3 * kExperts; ++i)
+            owned.emplace_back(WeightKind{DType::q8_0}, i % 3 == 2 ? kHidden : kWidth, i % 3 == 2 ? kWidth : kHidden,
+                               static_cast<uint64_t>(i));
+        for (size_t i = 0; i < owned.size(); ++i) all[i % 3].push_back(owned[i].w);
+        placed = {op.experts(all[0]), op.experts(all[1]), op.experts(all[2])};
+        placed_router = op.weight(router.w);
+        for (int i = 0; i < 3; ++i) placed_shared[i] = op.weight(shared[i].w);
+        norm = op.floats(normals(kHidden, 95));
+    }
+    ops::MoeResult operator()(OpContext& op, Tensor& x) const {
+        return ops::moe_add(op.ctx, x, {norm, 1e-6f}, {&placed_router, {}, kTopK, 2.5f, true}, placed,
+                            {&placed_shared[0], &placed_shared[1], &placed_shared[2]});
+    }
+};
+
+TEST(PrefillMoe, chunks_do_not_change_a_bit) {
+    RT_GPU_ONLY();
+    const int64_t n = 700;
+    const std::vector<float> values = test::random_rows(n, Layer::kHidden, 96);
+    OpContext op(1, int64_t{64} << 20);
+    op.ctx.family = Family::prefill;
+    const Layer layer(op);
+    Tensor x = op.tensor(values, {n, Layer::kHidden});
+    const std::vector<float> y = values_of(layer(op, x).y), after = values_of(x);
+    for (const int64_t chunk : {1, 7, 64, 129, 500})
+        for (int64_t begin = 0; begin < n; begin += std::max<int64_t>(chunk, 61)) {
+            const int64_t count = std::min(chunk, n - begin), size = count * Layer::kHidden;
+            op.poison();
+            const auto* first = values.data() + begin * Layer::kHidden;
+            Tensor part = op.tensor({first, first + size}, {count, Layer::kHidden});
+            const std::vector<float> some = values_of(layer(op, part).y);
+            ASSERT_TRUE(same_bits(some.data(), y.data() + begin * Layer::kHidden, some.size()))
+                << chunk << " " << begin;
+            ASSERT_TRUE(same_bits(values_of(part).data(), after.data() + begin * Layer::kHidden, some.size()));
+        }
+}
+
+TEST(PrefillMoe, a_graph_gives_the_same_bits) {
+    RT_GPU_ONLY();
+    const int64_t n = 150;
+    OpContext op(1, int64_t{64} << 20);
+    op.ctx.family = Family::prefill;
+    const Layer layer(op);
+    const std::vector<float> values = test::random_rows(n, Layer::kHidden, 97);
+    Tensor x = op.tensor(values, {n, Layer::kHidden});
+    const std::vector<float> y = values_of(layer(op, x).y);
+    op.poison();
+    x = op.tensor(values, {n, Layer::kHidden});
+    ops::MoeResult result;
+    GpuGraph graph(*op.ctx.gpu, [&] { result = layer(op, x); });
+    graph.launch();
+    expect_same_bits(values_of(result.y), y, "graph");
+}
+
+}  // namespace
+}  // namespace riptide

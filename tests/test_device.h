@@ -1,0 +1,28 @@
+// What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips.
+#pragma once
+
+#include <vector>
+
+#include "tensor/context.h"
+
+namespace riptide {
+
+/// The GPU that was asked for; null: the CPU. Opened once, before the first test.
+Gpu* test_gpu();
+
+/// The kernel sets to test: one on the CPU, two on a GPU.
+inline std::vector<Family> test_families() {
+    if (test_gpu() == nullptr) return {Family::decode};
+    return {Family::decode, Family::prefill};
+}
+
+inline const char* family_name(Family family) { return family == Family::decode ? "decode" : "prefill"; }
+
+}  // namespace riptide
+
+/// For a law that only the CPU keeps; `why` says what the GPU does instead.
+#define RT_CPU_ONLY(why) \
+    if (::riptide::test_gpu() != nullptr) GTEST_SKIP() << "on the CPU only: " << why
+/// For tests of kernels.
+#define RT_GPU_ONLY() \
+    if (::riptide::test_gpu() == nullptr) GTEST_SKIP() << "needs a GPU: --device cuda"
