@@ -157,7 +157,7 @@ struct Model {
             l.q = weights.matrix(most, heads * 128, kHidden);
             l.k = weights.matrix(most, 1024, kHidden);
             l.v = weights.matrix(better, 1024, kHidden);
-            l.gate = weights.matrix(mixed ? DType::bf16 : most, heads, kHidden);
+            l.gate = weights.matrix(most, heads, kHidden);
             l.o = weights.matrix(most, kHidden, heads * 128);
             if (i == 0) {
                 l.dense_gate = weights.matrix(most, kDenseFf, kHidden);

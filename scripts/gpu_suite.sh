@@ -14,7 +14,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 if [ ! -x "$bin/riptide" ]; then
-  cmake --preset cuda && cmake --build --preset cuda || exit 1
+  cmake --preset cuda -DRIPTIDE_BENCH=ON && cmake --build --preset cuda || exit 1
 fi
 mkdir -p "$out"
 report=$out/report.txt
@@ -32,18 +32,23 @@ test_binary() { for at in "$bin/$1" "$bin/tests/$1"; do [ -x "$at" ] && echo "$a
 : >"$report"
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date -u +%F), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 if has tests; then
-  run test_tensor "$(test_binary test_base)"
+  run test_base "$(test_binary test_base)"
   run test_quant "$(test_binary test_quant)" --device cuda
   run test_ops "$(test_binary test_ops)" --device cuda
+  run test_engine "$(test_binary test_engine)" --device cuda
   run test_ops_portable "$(test_binary test_ops)" --device cuda --portable
 fi
 has fixtures && run test_models "$(test_binary test_models)" --device cuda
 if has sanitizer; then
-  for tool in memcheck racecheck; do
-    run "sanitizer_$tool" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "$(test_binary test_ops)" --device cuda --gtest_filter='*cuda*:*Cuda*' --quick
+  for group in 'elementwise*:embed*:rms_norm*:rope*:topk*:RouteSigmoid*:kv_append*' 'DecodeCuda*:Matmul.*:MoeAdd*' \
+               'Prefill*:*PrefillExpand*' 'gated_attention*:decode_attention*'; do
+    for tool in memcheck racecheck; do
+      run "sanitizer_${tool}_${group%%[*.:]*}" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
+          "$(test_binary test_ops)" --device cuda --gtest_filter="$group"
+    done
   done
 fi
-has ops && for b in "$bin"/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" "$b"; done
+has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" "$b"; done
 if has bench; then
   if [ -z "$model" ]; then
     model=/dev/shm/laguna-xs.2-q4_k_m-random.gguf
