@@ -181,17 +181,25 @@ void Session::decode_greedy(int32_t token, int64_t steps, const std::function<bo
         const int64_t span = std::min({kSpan, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
         int64_t fed = 0, launched = 0;
+        const auto settle = [&] {
+            decoder_->end();
+            sequence_->commit_prefix(fed);
+        };
         decoder_->begin(*sequence_, token, forced);
-        while (more && fed < span) {
-            for (; launched < span && launched < fed + kAhead; ++launched) decoder_->launch();
-            const int32_t next = decoder_->next();
-            tokens_.push_back(token);
-            token = next;
-            ++fed;
-            more = on_token(token);
+        try {
+            while (more && fed < span) {
+                for (; launched < span && launched < fed + kAhead; ++launched) decoder_->launch();
+                const int32_t next = decoder_->next();
+                tokens_.push_back(token);
+                token = next;
+                ++fed;
+                more = on_token(token);
+            }
+        } catch (...) {  // of on_token, or a damaged token: what was fed stays fed
+            settle();
+            throw;
         }
-        decoder_->end();
-        sequence_->commit_prefix(fed);
+        settle();
         steps -= fed;
     }
 }
