@@ -36,7 +36,7 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 // K/V (kv_append.cu).
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
 
-// Dispatch on ctx.family to the functions of decode:: and prefill:: (dispatch_cuda.cpp).
+// Dispatch on ctx.family to the functions of decode:: and prefill:: (dispatch.cu).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);

@@ -32,31 +32,19 @@ Tensor argmax(Context&, const Tensor&) { no_cuda(); }
 TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
 void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batch&) { no_cuda(); }
 
-namespace decode {
-std::vector<Tensor> matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>, Tensor*) {
+std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
+std::vector<Tensor> norm_matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>) {
     no_cuda();
 }
-Tensor swiglu_ffn(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&, bool) { no_cuda(); }
+Tensor matmul_add(Context&, const Weight&, const Tensor&, Tensor&) { no_cuda(); }
+Tensor swiglu_ffn(Context&, const Tensor&, const Weight&, const Weight&, const Weight&) { no_cuda(); }
+Tensor swiglu_ffn_add(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&) { no_cuda(); }
 Tensor moe_swiglu(Context&, const Tensor&, const Routing&, const ExpertWeights&, const SharedExpert&) { no_cuda(); }
 MoeResult moe_add(Context&, Tensor&, const Norm&, const Router&, const ExpertWeights&, const SharedExpert&) {
     no_cuda();
 }
 Tensor attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
 Tensor gated_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
-}  // namespace decode
-
-namespace prefill {
-std::vector<Tensor> matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>, Tensor*) {
-    no_cuda();
-}
-Tensor swiglu_ffn(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&, bool) { no_cuda(); }
-Tensor moe_swiglu(Context&, const Tensor&, const Routing&, const ExpertWeights&, const SharedExpert&) { no_cuda(); }
-MoeResult moe_add(Context&, Tensor&, const Norm&, const Router&, const ExpertWeights&, const SharedExpert&) {
-    no_cuda();
-}
-Tensor attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
-Tensor gated_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
-}  // namespace prefill
 
 }  // namespace cuda
 

@@ -17,7 +17,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "base/error.h"
 #include "ops/batch.h"
 #include "ops/kv_view.h"
 #include "ops/prefill_attention_layout.h"
@@ -127,6 +129,18 @@ struct PrepareArgs {
     void* to;  // q as the attention kernel wants it
     Storage storage;
 };
+
+/// f(T{}, std::integral_constant<int, head_dim>{}) for a tensor-core kernel: T is what tiles hold, head_dim 64 or 128.
+template <class F>
+void with_tiles(Storage storage, int head_dim, const F& f) {
+    RT_ASSERT(head_dim == 64 || head_dim == 128);
+    const auto with_dim = [&](auto zero) {
+        if (head_dim == 128) f(zero, std::integral_constant<int, 128>{});
+        else f(zero, std::integral_constant<int, 64>{});
+    };
+    if (storage == Storage::bf16) with_dim(__nv_bfloat16{});
+    else with_dim(__half{});
+}
 
 void prepare(const Gpu& gpu, const PrepareArgs& args);
 void gather(const Gpu& gpu, const Plan& plan, const KvView& view, Storage storage, void* scratch);

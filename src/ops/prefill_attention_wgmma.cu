@@ -252,14 +252,8 @@ void start(const Gpu& gpu, const AttendArgs& args) {
 }  // namespace
 
 void attend_wgmma(const Gpu& gpu, const AttendArgs& args, Storage storage) {
-    RT_ASSERT(args.head_dim == 64 || args.head_dim == 128);
-    if (storage == Storage::bf16) {
-        if (args.head_dim == 128) start<__nv_bfloat16, 128>(gpu, args);
-        else start<__nv_bfloat16, 64>(gpu, args);
-    } else {
-        if (args.head_dim == 128) start<__half, 128>(gpu, args);
-        else start<__half, 64>(gpu, args);
-    }
+    with_tiles(storage, static_cast<int>(args.head_dim),
+               [&](auto zero, auto dim) { start<decltype(zero), decltype(dim)::value>(gpu, args); });
 }
 
 }  // namespace riptide::ops::cuda::prefill

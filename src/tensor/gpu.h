@@ -40,8 +40,8 @@ bool built_with_cuda();
 std::vector<GpuInfo> list_gpus();
 
 /// An open device with one stream. All work of Riptide on a device goes through its stream, in order. One thread at a
-/// time. A failed CUDA call throws Error (system) that names the call; after a failed kernel the device is broken
-/// (broken() is true), every later call throws, and the process should end with a non-zero code.
+/// time. A failed CUDA call throws Error (system) that names the call; after a failed kernel the device is
+/// broken: every later call throws, and the process should end with a non-zero code.
 class Gpu {
   public:
     /// Throws Error (unavailable) if the program was built without CUDA, no driver or device is there, the driver is

@@ -1,7 +1,4 @@
 // Attention against the double reference.
-#include <numeric>
-
-#include "quant/kv_codec.h"
 #include "tests/ops/attention_world.h"
 
 namespace riptide {
@@ -57,21 +54,8 @@ void expect_within_bound(const WorldShape& shape, size_t committed, size_t rows,
     const std::vector<float> q = values_of(world.query), out = values_of(world.out);
     std::vector<double> expected(out.size());
     ops::attention_ref<double>(q.data(), shape.heads, stored, world.batch, world.scale(), expected.data());
-    double key = 0, query = 0, largest_v = 0;
-    std::vector<float> row(static_cast<size_t>(shape.head_dim));
-    const auto norm = [&](const float* x) { return std::sqrt(std::inner_product(x, x + shape.head_dim, x, 0.0)); };
     const auto keys = static_cast<int64_t>(committed + rows);
-    for (int64_t i = shape.window > 0 ? std::max<int64_t>(0, static_cast<int64_t>(committed) - shape.window) : 0;
-         i < keys; ++i)
-        for (int64_t h = 0; h < shape.kv_heads; ++h) {
-            const int64_t slot = stored.slot(world.batch, 0, i);
-            decode_kv_row(shape.k_dtype, stored.k_row(slot, h), row.data(), shape.head_dim);
-            key = std::max(key, norm(row.data()));
-            decode_kv_row(shape.v_dtype, stored.v_row(slot, h), row.data(), shape.head_dim);
-            if (kv_rotated(shape.v_dtype)) kv_unrotate(row.data(), shape.head_dim);
-            for (const float v : row) largest_v = std::max(largest_v, std::abs(double{v}));
-        }
-    for (size_t i = 0; i < q.size(); i += row.size()) query = std::max(query, norm(&q[i]));
+    const auto [query, key, largest_v] = magnitudes(world, shape, committed, rows, q);
     double allowed = allowed_error(world, family, keys, key, query, largest_v);
     // Rotations add log2(128) butterflies to the query, to the output, and to each of the reference's values.
     if (kv_rotated(shape.k_dtype) || kv_rotated(shape.v_dtype))

@@ -3,13 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ops/attention.h"
 #include "ops/kv_append.h"
+#include "quant/kv_codec.h"
 #include "tests/ops/op_fixture.h"
 
 namespace riptide {
@@ -234,6 +237,35 @@ inline void expect_same_rows(const std::vector<std::vector<float>>& a, const std
         ASSERT_TRUE(std::all_of(a[r].begin(), a[r].end(), [](float x) { return std::isfinite(x); }))
             << what << ": row " << r;
     }
+}
+
+/// What error bounds of attention depend on: the largest norms of a query and of a visible stored key, and the largest
+/// visible stored |v|.
+struct Magnitudes {
+    double query = 0, key = 0, value = 0;
+};
+
+/// Of the last step of a world's only sequence: `rows` rows after `committed` tokens. q: its queries.
+inline Magnitudes magnitudes(AttentionWorld& world, const WorldShape& shape, size_t committed, size_t rows,
+                             const std::vector<float>& q) {
+    const KvView stored = world.host_view();
+    const auto d = static_cast<size_t>(shape.head_dim);
+    const auto norm = [d](const float* x) { return std::sqrt(std::inner_product(x, x + d, x, 0.0)); };
+    Magnitudes largest;
+    std::vector<float> row(d);
+    const auto keys = static_cast<int64_t>(committed + rows);
+    for (int64_t i = shape.window > 0 ? std::max<int64_t>(0, static_cast<int64_t>(committed) - shape.window + 1) : 0;
+         i < keys; ++i)
+        for (int64_t h = 0; h < shape.kv_heads; ++h) {
+            const int64_t slot = stored.slot(world.batch, 0, i);
+            decode_kv_row(shape.k_dtype, stored.k_row(slot, h), row.data(), shape.head_dim);
+            largest.key = std::max(largest.key, norm(row.data()));
+            decode_kv_row(shape.v_dtype, stored.v_row(slot, h), row.data(), shape.head_dim);
+            if (kv_rotated(shape.v_dtype)) kv_unrotate(row.data(), shape.head_dim);
+            for (const float v : row) largest.value = std::max(largest.value, std::abs(double{v}));
+        }
+    for (size_t i = 0; i < q.size(); i += d) largest.query = std::max(largest.query, norm(&q[i]));
+    return largest;
 }
 
 }  // namespace riptide

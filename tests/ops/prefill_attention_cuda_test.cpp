@@ -1,6 +1,5 @@
 // The tensor-core kernels of prefill attention: tiles, windows, fragments, types. The laws that all kernels keep are in
 // attention_test.cpp.
-#include <numeric>
 
 #include "ops/attention.h"
 #include "ops/prefill_attention_layout.h"
@@ -91,22 +90,8 @@ double share_of_bound(const WorldShape& shape, size_t committed, size_t rows) {
     const std::vector<float> q = values_of(world.query), out = values_of(world.out);
     std::vector<double> expected(out.size());
     ops::attention_ref<double>(q.data(), shape.heads, stored, world.batch, world.scale(), expected.data());
-    const auto d = static_cast<size_t>(shape.head_dim);
-    const auto norm = [d](const float* x) { return std::sqrt(std::inner_product(x, x + d, x, 0.0)); };
     const auto keys = static_cast<int64_t>(committed + rows);
-    double key = 0, query = 0, largest_v = 0;
-    std::vector<float> row(d);
-    for (int64_t i = shape.window > 0 ? std::max<int64_t>(0, static_cast<int64_t>(committed) - shape.window + 1) : 0;
-         i < keys; ++i)
-        for (int64_t h = 0; h < shape.kv_heads; ++h) {
-            const int64_t slot = stored.slot(world.batch, 0, i);
-            decode_kv_row(shape.k_dtype, stored.k_row(slot, h), row.data(), shape.head_dim);
-            key = std::max(key, norm(row.data()));
-            decode_kv_row(shape.v_dtype, stored.v_row(slot, h), row.data(), shape.head_dim);
-            if (kv_rotated(shape.v_dtype)) kv_unrotate(row.data(), shape.head_dim);
-            for (const float v : row) largest_v = std::max(largest_v, std::abs(double{v}));
-        }
-    for (size_t i = 0; i < q.size(); i += d) query = std::max(query, norm(&q[i]));
+    const auto [query, key, largest_v] = magnitudes(world, shape, committed, rows, q);
     const double allowed = largest_v * allowed_error(shape, world.scale(), key * query, keys);
     BoundCheck check;
     for (size_t i = 0; i < expected.size(); ++i) check.add(out[i], expected[i], allowed);
