@@ -1,13 +1,17 @@
-// The decode kernels for one row of Q4_K_M models, trimmed: same arithmetic and bits as decode_dot.cuh, a third of the
-// instructions. (At one row the general kernels are bound by instructions, not by memory: 1,700 a warp for q, k, v and
-// the gate measured on an H200, where the memory needs 2.6 us and 900 instructions a warp take as long.)
+// The decode kernels for one row of Q4_K_M models, trimmed: same arithmetic and bits as decode_dot.cuh.
 //
-// What makes them lean: rows are a whole number of 1,024 columns, so no lane is ever idle and all addresses are one
-// base and constants; a batch of rows has one type; activations are read from shared memory once for all rows of a
-// batch. Nibbles wait in registers, all other planes in shared memory (cp.async, no registers).
+// At one row a kernel is 2 to 4 us long, of which the memory needs half: what counts is that the next kernel's weights
+// are already on their way, and a short path from pdl_wait() to the last store. So:
+//   - one CTA of 16 warps an SM with at most 64 registers a thread: the next kernel's CTA fits beside it and fetches
+//     its weights meanwhile;
+//   - all weights of a CTA fetched at once into shared memory, by bulk copies of whole rows, without registers;
+//   - a lane owns a sub-block of a row; rows are a whole number of 1,024 columns, so no lane is idle; activations are
+//     read from shared memory once for all rows of a warp.
 #pragma once
 
 #include "ops/decode_dot.cuh"
+#include "ops/matmul.h"
+#include "ops/row_math.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -20,6 +24,29 @@ struct LeanPlanes {
     const char* scales;
     const char* d;  // planes_q6_k: behind the scales
 };
+
+constexpr int kLeanWarps = 16, kLeanThreads = 32 * kLeanWarps;
+
+/// Dynamic shared memory that the kernels of a chain ask for, even if they need less: large and small ones alternate,
+/// so that one of each fits on an SM but no two of the same kernel. (Otherwise an SM that is free early gets two CTAs
+/// and others none.)
+constexpr int kLeanLarge = 116 << 10, kLeanSmall = 48 << 10;
+#ifndef TRIG
+#define TRIG 1
+#endif
+
+__host__ __device__ constexpr int staged_bytes(int cols) { return 44 * (cols / 32); }
+__host__ __device__ constexpr ActLayout lean_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }
+
+inline bool lean_type(const Weight& w) {
+    return (w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q6_k) && w.scale == 1.0f &&
+           w.rows * w.cols <= int64_t{1} << 31;
+}
+inline LeanPlanes planes_of(const Weight& w) {
+    const char* scales = static_cast<const char*>(w.scales);
+    return {static_cast<const char*>(w.data), static_cast<const char*>(w.high), scales,
+            scales + w.rows * (w.cols / 16)};
+}
 
 /// The planes beside the nibbles of a few rows, in shared memory. groups: sub-blocks of a row.
 template <bool Q6>
@@ -72,44 +99,79 @@ __device__ __forceinline__ void lean_fetch_rows(const LeanPlanes& m, int row, in
     }
 }
 
-__device__ __forceinline__ int lean_dp4a(uint32_t a, uint32_t b, int c) {
-    return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
+/// acc + a . b, a of four unsigned bytes, b of four signed ones.
+__device__ __forceinline__ int lean_dp4a(uint32_t a, uint32_t b, int acc) {
+    int sum;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(acc));
+    return sum;
 }
 
-/// acc + the product of sub-block `index` of `aux`, as dot_plane() has it. index % 8 == lane % 8.
+/// Bits of `a` where `mask` is set, of `b` elsewhere.
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+    return (a & mask) | (b & ~mask);
+}
+
+/// What decoding needs to know of a lane: k_scale() of sub-block lane % 8 takes its bits by these shifts.
+struct LeanLane {
+    int low, high, min_high;
+    __device__ __forceinline__ explicit LeanLane(int lane)
+        : low(4 * (lane % 8)), high((2 * (lane % 8) + 28) & 31), min_high((2 * (lane % 8) + 44) & 31) {}
+};
+
+/// k_scale() as a float, divided by 16 if `Sixteenth`; exact.
+template <bool Sixteenth>
+__device__ __forceinline__ float lean_k_scale(uint32_t low, uint32_t high, int by, int high_by) {
+    const uint32_t six = select_bits(0x0Fu, low >> by, __funnelshift_r(high, high, static_cast<uint32_t>(high_by)));
+    // As the last bits of 2^19, the last of which is worth 1/16, or of 2^23.
+    return __uint_as_float((six & 0x3Fu) | (Sixteenth ? 0x49000000u : 0x4B000000u)) - (Sixteenth ? 524288.0f : 8388608.0f);
+}
+
+/// A sub-block's scales: Q4_K (scale / 16, min); Q6_K (scale of the first half, of the second).
+template <bool Q6>
+__device__ __forceinline__ float2 lean_scales(const LeanAux<Q6>& aux, int index, const LeanLane& at) {
+    if constexpr (Q6) {
+        const uint32_t scales = *reinterpret_cast<const uint16_t*>(aux.scales() + 2 * index);
+        const float d = half_bits(*reinterpret_cast<const uint16_t*>(aux.d() + index / 8 * 2));
+        return {d * static_cast<float>(static_cast<int8_t>(scales)),
+                d * static_cast<float>(static_cast<int8_t>(scales >> 8))};
+    } else {
+        const uint4 h = *reinterpret_cast<const uint4*>(aux.scales() + index / 8 * 16);
+        return {half_bits(h.w & 0xFFFFu) * lean_k_scale<true>(h.x, h.z, at.low, at.high),
+                half_bits(h.w >> 16) * lean_k_scale<false>(h.y, h.z, at.low, at.min_high)};
+    }
+}
+
+/// acc + the product of sub-block `index` of `aux`, as dot_plane() has it; by: lean_scales().
+/// Q4_K: high nibbles are multiplied where they stand, so the integer sum is 16 S (below 2^22, held as the float
+/// 1.5 * 2^23 + 16 S) and the scale is divided by 16: exact, as all of it but the last two products.
 template <bool Q6>
 __device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
-                                          int lane, float acc) {
+                                          float2 by, float acc) {
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
     const uint32_t w[4] = {q.x, q.y, q.z, q.w};
     const uint32_t lo[4] = {x.lo.x, x.lo.y, x.lo.z, x.lo.w}, hi[4] = {x.hi.x, x.hi.y, x.hi.z, x.hi.w};
     float v;
     if constexpr (Q6) {
         const uint2 high = *reinterpret_cast<const uint2*>(aux.high() + 8 * index);
-        const uint32_t scales = *reinterpret_cast<const uint16_t*>(aux.scales() + 2 * index);
         int s0 = 0, s1 = 0;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            s0 = lean_dp4a((w[t] & kLow) | ((high.x >> (2 * t)) & 0x03030303u) << 4, lo[t], s0);
-            s1 = lean_dp4a(((w[t] >> 4) & kLow) | ((high.y >> (2 * t)) & 0x03030303u) << 4, hi[t], s1);
+            const uint32_t h0 = t < 2 ? high.x << (4 - 2 * t) : high.x >> (2 * t - 4);
+            const uint32_t h1 = t < 2 ? high.y << (4 - 2 * t) : high.y >> (2 * t - 4);
+            s0 = lean_dp4a(select_bits(kLow, w[t], h0) & 0x3F3F3F3Fu, lo[t], s0);
+            s1 = lean_dp4a(select_bits(kLow, w[t] >> 4, h1) & 0x3F3F3F3Fu, hi[t], s1);
         }
-        const float d = half_bits(*reinterpret_cast<const uint16_t*>(aux.d() + index / 8 * 2));
-        const float scale0 = d * static_cast<float>(static_cast<int8_t>(scales));
-        const float scale1 = d * static_cast<float>(static_cast<int8_t>(scales >> 8));
-        v = __fmul_rn(scale0, fmaf(-32.0f, x.a0, static_cast<float>(s0)));
-        v = fmaf(scale1, fmaf(-32.0f, x.a - x.a0, static_cast<float>(s1)), v);
+        v = __fmul_rn(by.x, fmaf(-32.0f, x.a0, static_cast<float>(s0)));
+        v = fmaf(by.y, fmaf(-32.0f, x.a - x.a0, static_cast<float>(s1)), v);
     } else {
-        const uint4 h = *reinterpret_cast<const uint4*>(aux.scales() + index / 8 * 16);
-        int s = 0;
+        int low = 0, high = 0x4B400000;  // 1.5 * 2^23
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            s = lean_dp4a(w[t] & kLow, lo[t], s);
-            s = lean_dp4a((w[t] >> 4) & kLow, hi[t], s);
+            low = lean_dp4a(w[t] & kLow, lo[t], low);
+            high = lean_dp4a(w[t] & ~kLow, hi[t], high);
         }
-        const int g = lane % 8;
-        const float scale = half_bits(h.w & 0xFFFFu) * static_cast<float>(k_scale(h.x, h.z, g));
-        const float min = half_bits(h.w >> 16) * static_cast<float>(k_scale(h.y, h.z >> 16, g));
-        v = fmaf(-min, x.a, __fmul_rn(scale, static_cast<float>(s)));
+        const float s = __int_as_float(16 * low + high) - 12582912.0f;
+        v = fmaf(-by.y, x.a, __fmul_rn(by.x, s));
     }
     return fmaf(v, x.d, acc);
 }
@@ -129,13 +191,45 @@ __device__ __forceinline__ void lean_load_rows(const LeanPlanes& m, int row, int
 template <bool Q6, int S, int G>
 __device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const LeanAux<Q6>& aux, const char* staged,
                                               int lane, float (&acc)[G]) {
+    const LeanLane at(lane);
 #pragma unroll
     for (int g = 0; g < G; ++g) acc[g] = 0.0f;
 #pragma unroll
     for (int s = 0; s < S; ++s) {
         const LeanActs x = lean_acts<Q6>(staged, 32 * S, 32 * s + lane);
 #pragma unroll
-        for (int g = 0; g < G; ++g) acc[g] = lean_dot<Q6>(raw[g][s], aux, g * 32 * S + 32 * s + lane, x, lane, acc[g]);
+        for (int g = 0; g < G; ++g) {
+            const int index = g * 32 * S + 32 * s + lane;
+            acc[g] = lean_dot<Q6>(raw[g][s], aux, index, x, lean_scales<Q6>(aux, index, at), acc[g]);
+        }
+    }
+}
+
+/// The scales of a lane's sub-blocks of G rows.
+template <bool Q6, int S, int G>
+__device__ __forceinline__ void lean_row_scales(const LeanAux<Q6>& aux, int lane, float2 (&by)[G][S]) {
+    const LeanLane at(lane);
+#pragma unroll
+    for (int g = 0; g < G; ++g)
+#pragma unroll
+        for (int s = 0; s < S; ++s) by[g][s] = lean_scales<Q6>(aux, g * 32 * S + 32 * s + lane, at);
+}
+
+/// As lean_dot_rows with the nibbles in shared memory, row behind row.
+template <bool Q6, int S, int G>
+__device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanAux<Q6>& aux, const float2 (&by)[G][S],
+                                                const char* staged, int lane, float (&acc)[G]) {
+#pragma unroll
+    for (int g = 0; g < G; ++g) acc[g] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+        const LeanActs x = lean_acts<Q6>(staged, 32 * S, 32 * s + lane);
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            const int index = g * 32 * S + 32 * s + lane;
+            const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
+            acc[g] = lean_dot<Q6>(q, aux, index, x, by[g][s], acc[g]);
+        }
     }
 }
 
@@ -149,6 +243,155 @@ __device__ __forceinline__ void lean_reduce(const float (&acc)[G], int lane, con
     const float sum = reduce_lanes<kValues, Width>(v, lane);
     const int g = (lane % Width) >> kShift;
     if ((lane & ((1 << kShift) - 1)) == 0 && g < G) emit(g, sum);
+}
+
+// ---- CTAs of kLeanThreads.
+
+/// Copies to shared memory that one warp waits for, each issued by one lane; `barrier`: eight bytes of shared memory.
+struct LeanFetch {
+    uint64_t* barrier;
+
+    /// All lanes, before any copy: `bytes` are to come. `mine`: in one lane.
+    __device__ __forceinline__ void begin(bool mine, int bytes) const {
+#if __CUDA_ARCH__ >= 900
+        if (mine) {
+            const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+        }
+        __syncwarp();
+#endif
+    }
+    /// By one lane; addresses and bytes are multiples of 16.
+    __device__ __forceinline__ void copy(void* to, const char* from, int bytes) const {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                     "l"(from), "r"(bytes), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+                     : "memory");
+#else
+        for (int i = 0; i < bytes; i += 16) copy_async16(static_cast<char*>(to) + i, from + i);
+#endif
+    }
+    /// All lanes: everything is there.
+    __device__ __forceinline__ void wait() const {
+#if __CUDA_ARCH__ >= 900
+        const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+        uint32_t done = 0;
+        while (done == 0)
+            asm volatile(
+                "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+                : "=r"(done)
+                : "r"(at)
+                : "memory");
+#else
+        copy_async_wait();
+        __syncwarp();
+#endif
+    }
+};
+
+/// Sends `bytes` from `from` on to the L2 cache; both may be rounded to multiples of 16.
+__device__ __forceinline__ void prefetch_weights(const char* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    const auto begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{15};
+    const auto end = (reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(bytes) + 15) & ~uintptr_t{15};
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(static_cast<uint32_t>(end - begin))
+                 : "memory");
+#endif
+}
+
+/// A barrier of half a CTA: 0 of the first kThreads threads, 1 of the others.
+__device__ __forceinline__ void lean_barrier(int half) {
+    asm volatile("bar.sync %0, 256;" ::"r"(1 + half) : "memory");
+}
+
+__device__ __forceinline__ float4 load_shared_f32x4(const float* p) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+/// Columns 8 c .. 8 c + 7 of a row of activations.
+__device__ __forceinline__ void lean_load8(const float* x, int c, float (&v)[8]) {
+    const float4 a = load_shared_f32x4(x + 8 * c), b = load_shared_f32x4(x + 8 * c + 4);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+/// The same of weights.
+__device__ __forceinline__ void lean_weights8(const float* w, int c, float (&v)[8]) {
+    const uint4 a = load_weights(w + 8 * c), b = load_weights(w + 8 * c + 4);
+    const uint32_t bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(bits[i]);
+}
+
+constexpr int kLeanHidden = 8 * kThreads;  // columns of a row that is normalised
+
+/// A row of kLeanHidden columns, normalised (block_rms_scale) and quantised, by half a CTA (see lean_barrier); norm:
+/// columns 8 u .. 8 u + 7 of the weights in thread u of the half. partial: kWarps floats.
+__device__ __forceinline__ void lean_stage_norm(const float* row, const float (&norm)[8], float eps, int half,
+                                                float* partial, char* staged) {
+    const int u = threadIdx.x - half * kThreads;
+    float x[8];
+    lean_load8(row, u, x);
+    const float sum = warp_sum(add_squares(x, 0.0f));
+    if (u % 32 == 0) partial[u / 32] = sum;
+    lean_barrier(half);
+    const float scale = row_scale(partial, kLeanHidden, eps);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
+    put8(lean_layout(kLeanHidden), staged, u, x);
+}
+
+/// An int8 row (ActRow) to a staged one, by the whole CTA of kLeanThreads; halves: with the sums that Q6_K needs.
+template <int Groups>
+__device__ __forceinline__ void lean_stage_int8(const char* from, bool halves, char* staged) {
+    constexpr int kPieces = 40 * Groups / 16, kRounds = (kPieces + kLeanThreads - 1) / kLeanThreads;
+    uint4 v[kRounds];
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int at = i * kLeanThreads + threadIdx.x;
+        if (at < kPieces) v[i] = reinterpret_cast<const uint4*>(from)[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int at = i * kLeanThreads + threadIdx.x;
+        if (at >= kPieces) break;
+        reinterpret_cast<uint4*>(staged)[at] = v[i];
+        if (!halves || at >= Groups) continue;  // the first Groups pieces are the first halves
+        int sum = __dp4a(static_cast<int>(v[i].x), 0x01010101, 0);
+        sum = __dp4a(static_cast<int>(v[i].y), 0x01010101, sum);
+        sum = __dp4a(static_cast<int>(v[i].z), 0x01010101, sum);
+        sum = __dp4a(static_cast<int>(v[i].w), 0x01010101, sum);
+        *reinterpret_cast<float*>(staged + 40 * Groups + 4 * at) = static_cast<float>(sum);
+    }
+}
+
+/// The first `pieces` of up to Pieces pieces of eight of a row of floats to a staged row, by the whole CTA of
+/// kLeanThreads; zeros behind them.
+template <int Pieces>
+__device__ __forceinline__ void lean_stage_floats(const float* x, const ActLayout& l, char* staged,
+                                                  int pieces = Pieces) {
+    constexpr int kRounds = (Pieces + kLeanThreads - 1) / kLeanThreads;
+    float v[kRounds][8];
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int c = i * kLeanThreads + threadIdx.x;
+        if (c < pieces) {
+            lean_load8(x, c, v[i]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) v[i][k] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int c = i * kLeanThreads + threadIdx.x;
+        if (c < (Pieces + 31) / 32 * 32) put8(l, staged, c, v[i]);
+    }
 }
 
 #endif  // __CUDACC__

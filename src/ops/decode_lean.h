@@ -1,4 +1,4 @@
-// The host's side of decode_lean.cu: whether its kernels fit, and launching them.
+// The host's side of the lean kernels (decode_lean.cu, decode_lean_moe.cu): whether they fit, and launching them.
 #pragma once
 
 #include <span>
@@ -13,9 +13,10 @@ namespace riptide::ops::cuda::decode {
 bool lean_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual);
 
-/// One row of a sparse layer: gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, up to 9 slots. x: a
-/// staged row. y[d], residual += y. Right behind the kernel that wrote x and routing. False: nothing was done.
-bool lean_experts(Context& ctx, const ActSource& x, int64_t cols, const Routing& routing, const ExpertWeights& weights,
-                  const SharedExpert& shared, Tensor& y, Tensor* residual);
+/// One row of a sparse layer: 256 experts, gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at
+/// most 8 of them and a shared one, a bf16 router. Fills the tensors of `result`; residual (or null) += y. False:
+/// nothing was done.
+bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+              const SharedExpert& shared, MoeResult& result, float* residual);
 
 }  // namespace riptide::ops::cuda::decode

@@ -214,7 +214,6 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
 void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const ActSource& prepared, int64_t cols,
                  int64_t n, const Routing& routing, const ExpertWeights& weights, const SharedExpert& shared, Tensor& y,
                  Tensor* residual) {
-    if (n == 1 && !s.separate && lean_experts(ctx, prepared, cols, routing, weights, shared, y, residual)) return;
     Tensor extra;
     if (s.separate) {
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
@@ -296,6 +295,10 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         result.logits = ctx.alloc(DType::f32, {n, num_experts});
         result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
                           ctx.alloc(DType::f32, {n, router.top_k})};
+    }
+    if (n == 1 && fused && lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0))) {
+        x.int8 = nullptr;
+        return result;
     }
     const ArenaScope scope(*ctx.arena);
     ActSource prepared;

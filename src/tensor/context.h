@@ -30,6 +30,8 @@ struct Context {
     ThreadPool* threads = nullptr;
     Arena* arena = nullptr;
     Tap tap;
+    /// A hint: weights that will be read soon after the next op. An op that leaves the memory idle may fetch them.
+    std::vector<const Weight*> upcoming;
 
     /// A fresh, uninitialised arena tensor.
     Tensor alloc(DType dtype, std::initializer_list<int64_t> shape) {

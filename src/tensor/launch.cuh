@@ -18,11 +18,14 @@ void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, si
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = gpu.stream();
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = gpu.programmatic() ? 1 : 0;
+    // Kernels run side by side on an SM only if they want the same split of its memory into L1 and shared memory.
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    config.attrs = attributes;
+    config.numAttrs = gpu.programmatic() ? 2 : 0;
     RT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...));
 }
 

@@ -1,0 +1,470 @@
+// A sparse layer of Laguna XS.2 in Q4_K_M for one row: 256 experts of 2048 x 512, up to eight of them and a shared one.
+// The general kernels of decode_moe.cu take everything else, with the same bits.
+//
+// Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
+// 1.1 us. Three kernels:
+//   lean_router_kernel   logits of the normalised row, two experts a CTA.
+//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows of
+//                        all slots and leaves silu(gate) * up. Before it waits for the router it normalises and
+//                        quantises x and fetches its rows of the shared expert.
+//   lean_down_kernel     also chooses the experts itself, while gate and up are still being computed: their addresses
+//                        are all it needs to fetch its weights. One output a warp, all slots.
+// Who may read what before its wait: the router and gate_up let the next kernel start only behind their own wait. So
+// when gate_up runs, the kernel before the router has ended (x is complete), and when down runs, the router has.
+// What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
+// bytes follow one another.
+#include <algorithm>
+
+#include "ops/decode_host.h"
+#include "ops/decode_lean.cuh"
+#include "ops/decode_lean.h"
+#include "ops/decode_moe.cuh"
+#include "ops/decode_route.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
+constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
+constexpr int kWarpRows = 5;
+#ifndef PREF
+#define PREF 1
+#endif
+#ifndef TG
+#define TG TRIG
+#endif
+
+// ---- Router.
+
+/// Planes that the next layer will read.
+struct UpcomingPlanes {
+    static constexpr int kMost = 16;
+    const char* from[kMost];
+    int64_t bytes[kMost];
+    int32_t count;
+};
+
+/// Sends CTA b's share of them to the L2 cache: until the experts are known the memory has nothing else to do. By one
+/// warp.
+__device__ __forceinline__ void prefetch_upcoming(const UpcomingPlanes& p) {
+    const int i = threadIdx.x % 32;
+    if (i >= p.count) return;
+    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16, end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
+    constexpr int64_t kPiece = 16 << 10;
+    for (int64_t at = begin; at < end; at += kPiece)
+        prefetch_weights(p.from[i] + at, static_cast<int>(min(kPiece, end - at)));
+}
+
+struct LeanRouterArgs {
+    const char* router;  // bf16 [kExperts, kHidden]
+    const float* x;
+    const float* norm;
+    float eps;
+    float* logits;
+    UpcomingPlanes upcoming;
+};
+
+/// Four warps have an expert, as in router_kernel: the same products in the same order.
+__global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
+    __shared__ float partial[kWarps], sums[kWarps];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = 2 * blockIdx.x + warp / 4;
+    uint4 raw[2];
+    float norm[2][8], x[2][8], squares[8];
+    pdl_trigger();
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+        const int c = (warp % 4 + 4 * s) * 32 + lane;
+        raw[s] = load_weights(a.router + (expert * kHidden + 8 * c) * 2);
+        lean_weights8(a.norm, c, norm[s]);
+    }
+    pdl_wait();
+    lean_load8(a.x, threadIdx.x, squares);
+#pragma unroll
+    for (int s = 0; s < 2; ++s) lean_load8(a.x, (warp % 4 + 4 * s) * 32 + lane, x[s]);
+    if (warp == kWarps - 1) prefetch_upcoming(a.upcoming);
+    const float scale = [&] {
+        const float sum = warp_sum(add_squares(squares, 0.0f));
+        if (lane == 0) partial[warp] = sum;
+        __syncthreads();
+        return row_scale(partial, kHidden, a.eps);
+    }();
+    float acc = 0.0f;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+        const uint32_t words[4] = {raw[s].x, raw[s].y, raw[s].z, raw[s].w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[s][i] = rms_value(x[s][i], scale, norm[s][i]);
+        acc = fma4(decode4(DType::bf16, words, 0), make_float4(x[s][0], x[s][1], x[s][2], x[s][3]), acc);
+        acc = fma4(decode4(DType::bf16, words, 1), make_float4(x[s][4], x[s][5], x[s][6], x[s][7]), acc);
+    }
+    acc = warp_sum(acc);
+    if (lane == 0) sums[warp] = acc;
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        const float* s = sums + 4 * threadIdx.x;
+        a.logits[2 * blockIdx.x + threadIdx.x] = (s[0] + s[1]) + (s[2] + s[3]);
+    }
+}
+
+// ---- Choosing experts.
+
+struct LeanRoute {
+    alignas(16) uint32_t key[kExperts];
+    alignas(16) uint32_t best_key[8 * kWarps];
+    alignas(16) int32_t best[8 * kWarps];
+    float s[kExperts];
+    int32_t chosen[kMostChosen];
+    float weights[kMostChosen];
+};
+
+/// As route_row() chooses of kExperts experts, by the first kThreads threads; the CTA synchronises before it reads `m`.
+__device__ __forceinline__ void lean_choose(const RouteArgs& a, float logit, float bias, LeanRoute& m) {
+    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+    const float s = sigmoid(logit);
+    const uint32_t key = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
+    m.s[t] = s;
+    m.key[t] = key;
+    __syncwarp();
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint4 other = reinterpret_cast<const uint4*>(m.key + 32 * warp)[i];
+        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) rank += keys[k] > key || (keys[k] == key && 4 * i + k < lane) ? 1 : 0;
+    }
+    if (rank < 8) {
+        m.best_key[8 * warp + rank] = key;
+        m.best[8 * warp + rank] = t;
+    }
+    lean_barrier(0);
+    const int candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
+    const uint32_t my_key = m.best_key[candidate];
+    rank = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
+        const int4 index = reinterpret_cast<const int4*>(m.best + 16 * quarter)[i];
+        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
+        const int indices[4] = {index.x, index.y, index.z, index.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) rank += keys[k] > my_key || (keys[k] == my_key && indices[k] < mine) ? 1 : 0;
+    }
+    rank += __shfl_xor_sync(~0u, rank, 1);
+    rank += __shfl_xor_sync(~0u, rank, 2);
+    if (quarter == 0 && rank < a.top_k) m.chosen[rank] = mine;
+}
+
+/// The weight of rank t, by the first top_k threads, when m.chosen is there.
+__device__ __forceinline__ float lean_weight(const RouteArgs& a, const LeanRoute& m) {
+    const int t = threadIdx.x;
+    float weight = m.s[m.chosen[t]], sum = 0.0f;
+    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
+    if (a.normalize) weight = __fdiv_rn(weight, sum);
+    return __fmul_rn(weight, a.scale);
+}
+
+__device__ __forceinline__ float lean_bias(const RouteArgs& a) {
+    return a.bias == nullptr ? 0.0f : __uint_as_float(load_weight32(a.bias + threadIdx.x));
+}
+
+// ---- Gate and up.
+
+struct LeanGateUpArgs {
+    LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
+    int64_t stride;   // from expert to expert
+    RouteArgs route;
+    const float* logits;
+    const float* x;
+    const float* norm;
+    float eps;
+    float* out;  // [slots, ff], the shared expert last
+    LeanPlanes down[2];  // of the experts, of the shared expert
+    int64_t down_stride;
+    int32_t down_rows, down_q6;
+};
+
+/// Sends CTA b's share of the next kernel's weights to the L2 cache. By one warp.
+__device__ __forceinline__ void prefetch_down(const LeanGateUpArgs& a, const LeanRoute& route) {
+    const int lane = threadIdx.x % 32, slot = lane % 16;
+    if (slot > a.route.top_k) return;
+    const int first = part_of(a.down_rows, blockIdx.x, gridDim.x);
+    const int count = part_of(a.down_rows, blockIdx.x + 1, gridDim.x) - first;
+    const LeanPlanes& m = a.down[slot < a.route.top_k ? 0 : 1];
+    const int64_t offset = slot < a.route.top_k ? route.chosen[slot] * a.down_stride : 0;
+    constexpr int kGroups = kFf / 32;
+    if (lane < 16) {
+        prefetch_weights(m.data + offset + first * kGroups * 16, count * kGroups * 16);
+    } else {
+        prefetch_weights(m.scales + offset + first * kGroups * 2, count * kGroups * 2);
+        if (a.down_q6 != 0) {
+            prefetch_weights(m.high + offset + first * kGroups * 8, count * kGroups * 8);
+            prefetch_weights(m.d + offset + first * kGroups / 4, count * kGroups / 4);
+        }
+    }
+}
+
+/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs; its warps
+/// share these rows, first those of the shared expert, gate before up, and their products meet in shared memory.
+__global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
+    constexpr int S = kHidden / 1024, kGroups = kHidden / 32, kWarpBytes = kWarpRows * (kRowBytes + kHeaderBytes);
+    extern __shared__ uint4 dynamic[];
+    __shared__ alignas(16) char staged[staged_bytes(kHidden)];
+    __shared__ float partial[kWarps], results[kLeanWarps * kWarpRows];
+    __shared__ LeanRoute route;
+    __shared__ uint64_t barriers[kLeanWarps][kWarpRows];
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, parts = gridDim.x;
+    const int pairs = a.route.top_k * kFf, shared_first = part_of(kFf, b, parts), first = part_of(pairs, b, parts);
+    const int shared_count = part_of(kFf, b + 1, parts) - shared_first;
+    const int total = shared_count + part_of(pairs, b + 1, parts) - first;
+    const int begin = part_of(2 * total, warp, kLeanWarps), count = part_of(2 * total, warp + 1, kLeanWarps) - begin;
+    char* nibbles = reinterpret_cast<char*>(dynamic) + warp * kWarpBytes;
+    char* headers = nibbles + kWarpRows * kRowBytes;
+    // Lane g < 8 fetches the nibbles of row g, lane 8 + g its headers.
+    const int g = lane % 8, i = begin + g, pair = i / 2;
+    const bool copies = lane < 16 && g < count, shared = pair < shared_count;
+    const LeanFetch fetch{&barriers[warp][g]};
+    const auto copy_row = [&](const LeanPlanes& m, int64_t offset, int row) {
+        if (lane < 8) fetch.copy(nibbles + g * kRowBytes, m.data + offset + row * kRowBytes, kRowBytes);
+        else fetch.copy(headers + g * kHeaderBytes, m.scales + offset + row * kHeaderBytes, kHeaderBytes);
+    };
+    fetch.begin(lane < count, kRowBytes + kHeaderBytes);
+    if (copies && shared) copy_row(a.m[2 + (i & 1)], 0, shared_first + pair);
+    __syncwarp();
+    float norm[8], bias = 0.0f;
+    if (t < kThreads) bias = lean_bias(a.route);
+    else lean_weights8(a.norm, t - kThreads, norm);
+    pdl_wait();
+    if (TG == 0) pdl_trigger();
+    if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), bias, route);
+    else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
+    __syncthreads();
+    if (copies && !shared) {
+        const int at = first + pair - shared_count, slot = at / kFf;
+        copy_row(a.m[i & 1], route.chosen[slot] * a.stride, at % kFf);
+    }
+    __syncwarp();
+    if (TG > 0) pdl_trigger();
+    if (PREF && warp == kLeanWarps - 1) prefetch_down(a, route);
+    if (b == 0 && t < a.route.top_k) {
+        a.route.chosen[t] = route.chosen[t];
+        a.route.weights[t] = lean_weight(a.route, route);
+    }
+    const LeanAux<false> aux{headers, kGroups, kWarpRows};
+    const LeanLane at(lane);
+    LeanActs acts[S];
+#pragma unroll
+    for (int k = 0; k < S; ++k) acts[k] = lean_acts<false>(staged, kGroups, 32 * k + lane);
+    float acc[kWarpRows];
+#pragma unroll
+    for (int row = 0; row < kWarpRows; ++row) {
+        acc[row] = 0.0f;
+        if (row >= count) break;
+        LeanFetch{&barriers[warp][row]}.wait();
+#pragma unroll
+        for (int k = 0; k < S; ++k) {
+            const int index = row * kGroups + 32 * k + lane;
+            const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
+            acc[row] = lean_dot<false>(q, aux, index, acts[k], lean_scales<false>(aux, index, at), acc[row]);
+        }
+    }
+    lean_reduce<kWarpRows>(acc, lane, [&](int row, float sum) {
+        if (row < count) results[begin + row] = sum;
+    });
+    __syncthreads();
+    if (t < total)
+        a.out[t < shared_count ? pairs + shared_first + t : first + t - shared_count] =
+            swiglu_value(results[2 * t], results[2 * t + 1]);
+}
+
+// ---- Down.
+
+struct LeanDownArgs {
+    LeanPlanes routed, shared;
+    int64_t stride;
+    RouteArgs route;
+    const float* logits;
+    const float* act;  // [slots, ff]
+    int32_t rows;
+    float* y;
+    float* residual;  // null: none
+};
+
+/// As plane_down_kernel: an output a warp, a slot for each half of it, ten slots at once.
+template <bool Q6>
+__global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid_constant__ LeanDownArgs a) {
+    constexpr ActLayout l = lean_layout(kSlots * kFf);
+    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2, kAuxBytes = (LeanAux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
+    __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
+    __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
+    __shared__ float terms[kLeanWarps][2 * kPasses];
+    __shared__ LeanRoute route;
+    if (TRIG == 0) pdl_trigger();
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, half = lane / 16, j = lane % 16;
+    const int o = blockIdx.x * kLeanWarps + warp, slots = a.route.top_k + 1;
+    if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), lean_bias(a.route), route);
+    __syncthreads();
+    uint4 raw[kPasses];
+    uint32_t d[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const int slot = 2 * b + half;
+        raw[b] = make_uint4(0, 0, 0, 0);
+        d[b] = 0;
+        if (slot >= slots) continue;
+        LeanPlanes m = slot < a.route.top_k ? a.routed : a.shared;
+        if (slot < a.route.top_k) {
+            const int64_t offset = route.chosen[slot] * a.stride;
+            m.data += offset, m.scales += offset;
+            if constexpr (Q6) m.high += offset, m.d += offset;
+        }
+        const int first = o * kGroups;
+        raw[b] = load_weights(m.data + (first + j) * 16);
+        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
+        if (j < kGroups / 8) copy_async16(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
+        if constexpr (Q6) {
+            if (j < kGroups / 2) copy_async16(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
+            d[b] = load_weight32(m.d + first / 4);
+        }
+    }
+    if (t < a.route.top_k) route.weights[t] = lean_weight(a.route, route);
+    const float old = a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
+    copy_async_wait();
+    __syncwarp();
+    // While gate and up are being computed: everything that needs the weights alone.
+    const LeanLane at(lane);
+    float2 by[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const LeanAux<Q6> aux{planes[warp][min(2 * b + half, slots - 1)], kGroups, 1};
+        if constexpr (Q6) {
+            if (j == 0 && 2 * b + half < slots) *reinterpret_cast<uint32_t*>(aux.d()) = d[b];
+            __syncwarp();
+        }
+        by[b] = lean_scales<Q6>(aux, j, at);
+    }
+    pdl_wait();
+    lean_stage_floats<kSlots * kFf / 8>(a.act, l, staged, slots * kFf / 8);
+    if (TRIG == 1) pdl_trigger();
+    __syncthreads();
+    if (TRIG == 2) pdl_trigger();
+    float acc[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const int slot = min(2 * b + half, slots - 1);
+        const LeanActs x = lean_acts<Q6>(staged, l.groups, slot * kGroups + j);
+        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
+        acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
+    }
+    lean_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) {
+        const int slot = 2 * b + half;
+        if (slot < slots) terms[warp][slot] = slot < a.route.top_k ? __fmul_rn(route.weights[slot], sum) : sum;
+    });
+    __syncwarp();
+    if (lane != 0) return;
+    float y = terms[warp][0];
+    for (int slot = 1; slot < slots; ++slot) y = __fadd_rn(y, terms[warp][slot]);
+    a.y[o] = y;
+    if (a.residual != nullptr) a.residual[o] = __fadd_rn(old, y);
+}
+
+// ---- Launching.
+
+/// From expert to expert, the same in every plane; 0 if they do not lie so.
+int64_t expert_stride(const std::vector<Weight>& experts) {
+    if (experts.size() < 2) return 0;
+    return static_cast<const char*>(experts[1].data) - static_cast<const char*>(experts[0].data);
+}
+
+UpcomingPlanes upcoming_planes(std::span<const Weight* const> weights) {
+    UpcomingPlanes p = {};
+    const auto add = [&](const void* from, int64_t bytes) {
+        if (from == nullptr || p.count == UpcomingPlanes::kMost) return;
+        p.from[p.count] = static_cast<const char*>(from);
+        p.bytes[p.count++] = bytes;
+    };
+    for (const Weight* w : weights) {
+        if (!lean_type(*w)) continue;
+        const int64_t groups = w->rows * w->cols / 32;
+        add(w->data, 16 * groups);
+        if (w->dtype == DType::planes_q6_k) add(w->high, 8 * groups);
+        add(w->scales, w->dtype == DType::planes_q6_k ? 2 * groups + groups / 4 : 2 * groups);
+    }
+    return p;
+}
+
+bool all_lean(std::span<const Weight* const> weights, DType type, int64_t rows, int64_t cols) {
+    return std::all_of(weights.begin(), weights.end(), [&](const Weight* w) {
+        return w->dtype == type && lean_type(*w) && w->rows == rows && w->cols == cols;
+    });
+}
+
+}  // namespace
+
+bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+              const SharedExpert& shared, MoeResult& result, float* residual) {
+    if (shared.gate == nullptr || norm.weight.empty() || x.shape[1] != kHidden || router.w->dtype != DType::bf16 ||
+        router.w->rows != kExperts || router.w->row_bytes != 2 * kHidden || router.w->scale != 1.0f ||
+        router.top_k > kMostChosen || weights.gate.size() != kExperts)
+        return false;
+    const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
+    const Weight* const downs[] = {&weights.down[0], shared.down};
+    const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
+    if (!all_lean(ups, DType::planes_q4_k, kFf, kHidden) || !all_lean(downs, downs[0]->dtype, out, kFf) ||
+        out % kLeanWarps != 0 || expert_stride(weights.up) != stride)
+        return false;
+    const ArenaScope scope(*ctx.arena);
+    LeanRouterArgs r = {};
+    r.router = static_cast<const char*>(router.w->data);
+    r.x = x.row(0);
+    r.norm = norm.weight.data();
+    r.eps = norm.eps;
+    r.logits = result.logits.row(0);
+    r.upcoming = upcoming_planes(ctx.upcoming);
+    allow_shared(reinterpret_cast<const void*>(lean_router_kernel), kLeanSmall);
+    launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kThreads, kLeanSmall, r);
+
+    LeanGateUpArgs a = {};
+    for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
+    a.stride = stride;
+    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
+               kExperts,
+               static_cast<int32_t>(router.top_k),
+               router.scale,
+               router.normalize,
+               result.routing.experts.row<int32_t>(0),
+               result.routing.weights.row(0)};
+    a.logits = r.logits;
+    a.x = r.x;
+    a.norm = r.norm;
+    a.eps = r.eps;
+    a.out = static_cast<float*>(ctx.arena->allocate(kSlots * kFf * int64_t{sizeof(float)}));
+    a.down[0] = planes_of(weights.down[0]);
+    a.down[1] = planes_of(*shared.down);
+    a.down_stride = expert_stride(weights.down);
+    a.down_rows = static_cast<int32_t>(out);
+    a.down_q6 = downs[0]->dtype == DType::planes_q6_k ? 1 : 0;
+    int ctas = ctx.gpu->info().sm_count;  // or more: no warp has more than kWarpRows rows
+    while (2 * ((kFf - 1) / ctas + (kFf * a.route.top_k - 1) / ctas + 2) > kLeanWarps * kWarpRows) ++ctas;
+    constexpr int kShared = std::max(kLeanLarge, kLeanWarps * kWarpRows * (kRowBytes + kHeaderBytes));
+    allow_shared(reinterpret_cast<const void*>(lean_gate_up_kernel), kShared);
+    launch(*ctx.gpu, lean_gate_up_kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, kShared, a);
+
+    LeanDownArgs d = {};
+    d.routed = a.down[0];
+    d.shared = a.down[1];
+    d.stride = a.down_stride;
+    d.route = a.route;
+    d.logits = r.logits;
+    d.act = a.out;
+    d.rows = static_cast<int32_t>(out);
+    d.y = result.y.row(0);
+    d.residual = residual;
+    const auto kernel = downs[0]->dtype == DType::planes_q6_k ? lean_down_kernel<true> : lean_down_kernel<false>;
+    allow_shared(reinterpret_cast<const void*>(kernel), kLeanSmall);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kLeanWarps)), kLeanThreads, kLeanSmall, d);
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode
