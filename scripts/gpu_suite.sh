@@ -11,6 +11,7 @@
 # Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
 groups=. minutes=8 jobs=6
 while [ $# -gt 0 ]; do
