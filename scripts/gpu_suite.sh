@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
 # Tests, memory checks and speed on an NVIDIA GPU; leaves a report.
-# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps tests,fixtures,sanitizer,ops,bench]
-# FOLDER holds riptide and the test binaries of a CUDA build (default: build/cuda, built if it is not there).
-# Without --model a full-size Laguna XS.2 with random weights is written to /dev/shm (20 GB) for the bench.
+# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N]
+#   --bin      riptide, test_* and bench_gpu_* of a CUDA build (build/cuda, built if it is not there)
+#   --out      report.txt, and one log for each command (build/gpu_report)
+#   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
+#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,bench; left out: all
+#   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
+#   --minutes  for everything (8): what does not fit is reported as left out
+#   --jobs     sanitizer commands that run side by side (6)
+# Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-bin=build/cuda out=build/gpu_report model="" steps=tests,fixtures,sanitizer,ops,bench
+command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
+bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
+groups=. minutes=8 jobs=6
 while [ $# -gt 0 ]; do
   case $1 in
-    --bin) bin=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --steps) steps=$2 ;;
+    --bin) bin=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --steps) steps=$2 ;; --groups) groups=$2 ;;
+    --minutes) minutes=$2 ;; --jobs) jobs=$2 ;;
     *) echo "gpu_suite.sh: unknown option $1" >&2; exit 64 ;;
   esac
   shift 2
@@ -18,44 +27,117 @@ if [ ! -x "$bin/riptide" ]; then
 fi
 mkdir -p "$out"
 report=$out/report.txt
-failed=0
+end=$((SECONDS + minutes * 60))
 say() { echo "$@" | tee -a "$report"; }
 has() { [[ ",$steps," == *",$1,"* ]]; }
-run() {  # run NAME COMMAND...: output to a file of its own, one line in the report
-  local name=$1 started=$SECONDS
-  shift
-  if "$@" >"$out/$name.log" 2>&1; then say "ok      $name  $((SECONDS - started)) s"
-  else say "FAILED  $name  $((SECONDS - started)) s"; tail -n 40 "$out/$name.log"; failed=1; fi
+binary() { for at in "$bin/$1" "$bin/tests/$1" "$bin/bench/$1"; do [ -x "$at" ] && echo "$at" && return; done; echo "$1-is-not-in-$bin"; }
+
+# run NAME LIMIT COMMAND...: output to NAME.log, one line in the report. LIMIT seconds, or what is left.
+run() {
+  local name=$1 limit=$2 began=$SECONDS rc counts
+  shift 2
+  [[ $name =~ $groups ]] || return 0
+  [ $((end - SECONDS)) -lt "$limit" ] && limit=$((end - SECONDS))
+  if [ "$limit" -lt 5 ]; then say "LEFT    $name: no time"; return 0; fi
+  timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+  rc=$?
+  counts=$(grep -oE '^\[  (PASSED|FAILED|SKIPPED) ?\] [0-9]+ tests?|ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: .*' "$out/$name.log" | tr '\n' ' ')
+  case $rc in
+    0) say "ok      $name  $((SECONDS - began)) s  $counts" ;;
+    124 | 137) say "TIME    $name  not done after $limit s  $counts"
+      [[ $name == sanitizer_* ]] || echo "$name" >>"$out/failed" ;;
+    *) say "FAILED  $name  $((SECONDS - began)) s, exit $rc  $counts"
+      echo "$name" >>"$out/failed"
+      tail -n 30 "$out/$name.log" ;;
+  esac
 }
-test_binary() { for at in "$bin/$1" "$bin/tests/$1"; do [ -x "$at" ] && echo "$at" && return; done; }
+# later NAME LIMIT COMMAND...: run, beside others.
+later() {
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+  run "$@" &
+}
+# A failure that must be a sentence: its exit code, and words of the sentence.
+refused() {
+  local name=$1 code=$2 words=$3 rc
+  shift 3
+  [[ $name =~ $groups ]] || return 0
+  timeout 60 "$@" >"$out/$name.log" 2>&1
+  rc=$?
+  if [ $rc -eq "$code" ] && grep -q "$words" "$out/$name.log"; then say "ok      $name  $(tail -n 1 "$out/$name.log")"
+  else say "FAILED  $name: exit $rc, expected $code and \"$words\""; tail -n 5 "$out/$name.log"; echo "$name" >>"$out/failed"; fi
+}
+sanitize() { # sanitize TOOL NAME BINARY FILTER
+  later "sanitizer_$1_$2" "${limits[$1]}" compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
+    "$(binary "$3")" --device cuda --gtest_filter="$4"
+}
+declare -A limits=([memcheck]=150 [racecheck]=90)
 
 : >"$report"
+rm -f "$out/failed"
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date -u +%F), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+
 if has tests; then
-  run test_base "$(test_binary test_base)"
-  run test_quant "$(test_binary test_quant)" --device cuda
-  run test_ops "$(test_binary test_ops)" --device cuda
-  run test_engine "$(test_binary test_engine)" --device cuda
-  run test_ops_portable "$(test_binary test_ops)" --device cuda --portable
+  run test_base 60 "$(binary test_base)"
+  for name in quant ops engine; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
 fi
-has fixtures && run test_models "$(test_binary test_models)" --device cuda
-if has sanitizer; then
-  for group in 'elementwise*:embed*:rms_norm*:rope*:topk*:RouteSigmoid*:kv_append*' 'DecodeCuda*:Matmul.*:MoeAdd*' \
-               'Prefill*:*PrefillExpand*' 'gated_attention*:decode_attention*'; do
-    for tool in memcheck racecheck; do
-      run "sanitizer_${tool}_${group%%[*.:]*}" compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 \
-          "$(test_binary test_ops)" --device cuda --gtest_filter="$group"
-    done
-  done
+has models && run test_models 240 "$(binary test_models)" --device cuda
+if has portable; then
+  for name in quant ops engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
 fi
-has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" "$b"; done
+
+# The whole of the op tests under memcheck, and small models.
+if has memcheck; then
+  sanitize memcheck simple test_ops 'elementwise*:embed*:rms_norm*:rope*:topk*:RouteSigmoid*:kv_append*'
+  sanitize memcheck decode test_ops 'DecodeCuda*'
+  sanitize memcheck products test_ops 'Matmul*:SwigluFfn*'
+  sanitize memcheck experts test_ops 'Moe*'
+  sanitize memcheck prefill test_ops 'Prefill*:prefill_attention*'
+  sanitize memcheck attention test_ops 'attention*:-*bound_of_the_double*'
+  sanitize memcheck attention_bounds test_ops 'attention.stays_within*:attention.long*'
+  sanitize memcheck decode_attention test_ops 'gated_attention*:decode_attention*'
+  sanitize memcheck planes test_quant '*'
+  sanitize memcheck sample test_engine 'SampleCuda.*:-*large*'
+  sanitize memcheck session test_engine '*GpuSession*laguna_xs2'
+  sanitize memcheck model test_models '*greedy*:*Rounded*xs2'
+fi
+# racecheck watches shared memory: the smallest tests that reach each kernel. It slows a kernel down a hundredfold.
+if has racecheck; then
+  sanitize racecheck simple test_ops 'elementwise.add*:embed.gather*:rms_norm.zero*:topk.tensor_forms_equal_the_row_forms:RouteSigmoid.ties*:kv_append*'
+  sanitize racecheck rope test_ops 'rope.rotates*'
+  sanitize racecheck products test_ops 'Matmul.repeating*:Matmul.a_group_equals*'
+  sanitize racecheck norm_products test_ops 'Matmul.a_group_of_the_norm*:Matmul.adding*'
+  sanitize racecheck dense test_ops 'SwigluFfn.adding*'
+  sanitize racecheck experts test_ops 'MoeSwiglu.an_expert_may_come_twice*:MoeSwiglu.all_rows*'
+  sanitize racecheck router test_ops 'DecodeCuda.the_fused_router*'
+  sanitize racecheck decode_graph test_ops 'DecodeCuda.a_replayed_graph*'
+  sanitize racecheck decode_attention test_ops 'decode_attention.ring*:decode_attention.int8*'
+  sanitize racecheck attention test_ops 'attention.huge*:attention.equals_itself*'
+  sanitize racecheck gated test_ops 'gated_attention*'
+  sanitize racecheck prefill_products test_ops 'PrefillGemm.columns*:PrefillInput*:PrefillSort*'
+  sanitize racecheck prefill_experts test_ops 'PrefillMoe.a_graph*'
+  sanitize racecheck prefill_router test_ops 'PrefillRouter*'
+  sanitize racecheck prefill_attention test_ops 'prefill_attention.equals_itself*:prefill_attention.sequences*'
+  sanitize racecheck sample test_engine 'SampleCuda.rows_use*:SampleCuda.an_answer*'
+  sanitize racecheck model test_models '*greedy*laguna_odd'
+fi
+while [ -n "$(jobs -rp)" ]; do wait -n; done
+
+if has errors; then  # exit codes are those of ErrorKind (base/error.h)
+  demo=models/demo/laguna-demo.gguf
+  refused no_gpu 69 'no GPU' env CUDA_VISIBLE_DEVICES= "$bin/riptide" run "$demo" --device cuda -p x -n 4
+  refused which_gpu 64 'GPU 99 was asked for' "$bin/riptide" run "$demo" --device cuda --gpu 99 -p x -n 4
+  refused budget_for_weights 69 'of the budget of' "$bin/riptide" run "$demo" --device cuda --memory-budget 4MB -p x -n 4
+  refused budget_for_the_rest 69 'GiB of GPU memory are free after' "$bin/riptide" run "$demo" --device cuda --memory-budget 100MB -p x -n 4
+fi
+has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" 120 "$b"; done
 if has bench; then
   if [ -z "$model" ]; then
     model=/dev/shm/laguna-xs.2-q4_k_m-random.gguf
-    [ -f "$model" ] || run synth "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
+    [ -f "$model" ] || run synth 300 "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
   fi
   cat "$model" >/dev/null
-  run bench "$bin/riptide" bench "$model" --device cuda --prompt 512,4096,32768 --depth 128,4096,32768 --gen 256 --repeat 5
-  cat "$out/bench.log" >>"$report"
+  run bench 240 "$bin/riptide" bench "$model" --device cuda --prompt 512,4096,32768 --depth 128,4096,32768 --gen 256 --repeat 5
+  [ -f "$out/bench.log" ] && cat "$out/bench.log" >>"$report"
 fi
-exit $failed
+say "$((SECONDS / 60)) min $((SECONDS % 60)) s; $(cat "$out/failed" 2>/dev/null | wc -l) failed"
+[ ! -s "$out/failed" ]

@@ -87,8 +87,8 @@ Row measure_decode(Session& session, const Options& o, int64_t depth) {
                 break;
         const auto start = std::chrono::steady_clock::now();
         if (session.gpu() != nullptr) {
-            session.decode_greedy(
-                forced.back(), o.gen, [](int32_t) { return !interrupted(); }, forced);
+            session.decode_ahead(
+                forced.back(), o.gen, [](int32_t) { return !interrupted(); }, nullptr, forced);
         } else {
             for (int64_t t = 0; t < o.gen && !interrupted(); ++t)
                 ops::argmax(session.decode(forced[static_cast<size_t>(t % std::ssize(forced))]));

@@ -1,4 +1,4 @@
-// Decoding on a GPU from recorded graphs.
+// Decoding on a GPU ahead of the host.
 #pragma once
 
 #include <cstdint>
@@ -7,30 +7,45 @@
 
 #include "cache/batch_builder.h"
 #include "engine/device_batch.h"
+#include "engine/recorded_step.h"
 #include "models/model.h"
 #include "ops/advance.h"
+#include "ops/sample.h"
 
 namespace riptide {
 
-/// Runs steps of one row of one sequence. The first step of a kind runs kernel by kernel and warms the arena up, the
-/// second is recorded as a graph, all later ones launch it. Not thread-safe. All arguments must outlive the decoder.
+/// A sequence to decode, and the token that it is fed first.
+struct DecodeRow {
+    SequenceState* sequence = nullptr;
+    int32_t token = -1;
+};
+
+/// Runs steps of one row for each of some sequences. The device draws the tokens and feeds them to the next step by
+/// itself; the host learns of them from a ring in pinned memory. One graph for each number of rows and way of drawing
+/// (RecordedStep). Not thread-safe. All arguments must outlive the decoder.
 class GpuDecoder {
   public:
-    GpuDecoder(const Model& model, KvCache& cache, Context& context, DeviceBatch& device_batch);
+    /// For at most `sequences` rows a step.
+    GpuDecoder(const Model& model, KvCache& cache, Context& context, DeviceBatch& device_batch, int64_t sequences);
 
-    /// One step that feeds `token`; returns the logits [vocab_size] on the host, valid until the next call. The caller
-    /// has reserved a row and commits it.
-    std::span<const float> logits_after(SequenceState& sequence, int32_t token);
+    enum class Draw {
+        largest,  // the largest logit
+        sampled,  // by the parameters and the history that start_answer() gave each row: ops/sample.h
+    };
+    /// Begins an answer in row `row` of the next begin(). REQUIRES nothing pending. Throws what SampleSlots::start
+    /// does.
+    void start_answer(int64_t row, const ops::SampleStart& start) { slots_.start(row, start); }
 
-    /// Greedy decoding, several steps ahead of the host: begin, then launch() and next() in turns. The sequence must
-    /// have a row reserved for every launched step; the caller commits what it keeps, then calls end(). For
-    /// measurements `forced` are fed in turn instead of what the model says (at most kForced).
-    void begin(SequenceState& sequence, int32_t token, std::span<const int32_t> forced = {});
+    /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
+    /// every launched step; the caller commits what it keeps. For measurements `forced` are fed in turn, to all rows,
+    /// instead of what was drawn (at most kForced).
+    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {});
     /// Starts one more step.
     void launch();
-    /// Waits for the token of the oldest step not yet asked for. Throws Error if the device fails, or, after end(), if
-    /// the step found no token.
-    int32_t next();
+    /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the
+    /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
+    /// on means nothing. Throws Error if the device fails.
+    std::span<const int32_t> next();
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.
@@ -40,21 +55,20 @@ class GpuDecoder {
     static constexpr int64_t kRingSteps = 256;  // the most steps that may be pending
 
   private:
-    void upload(SequenceState& sequence, int32_t token);
-    void greedy_step();
-
     const Model& model_;
     KvCache& cache_;
     Context& context_;
     DeviceBatch& device_batch_;
+    int64_t sequences_;
     BatchBuilder builder_;
-    Tensor logits_;
-    std::vector<float> host_logits_;
-    GpuGraph logits_graph_, greedy_graph_;
-    int logits_warm_ = 0, greedy_warm_ = 0;
+    std::vector<RecordedStep> largest_, sampled_;  // [rows - 1]
+    Draw draw_ = Draw::largest;
+    int64_t rows_ = 0;  // of the running begin()
+    ops::SampleSlots slots_;
     PinnedMemory ring_memory_;
     DeviceMemory step_memory_;  // step, forced_size, forced tokens
     ops::TokenRing ring_;
+    std::vector<int32_t> tokens_;
     int64_t launched_ = 0, taken_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "engine/runner.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
@@ -39,6 +40,23 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads)
     if (cache.gpu() == nullptr) return;
     const KvCacheOptions& o = cache.options();
     device_batch_.emplace(*cache.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences, o.pages);
+    decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, o.max_sequences)));
+}
+
+int64_t Runner::graphs() const {
+    return std::count_if(decode_steps_.begin(), decode_steps_.end(), [](const auto& step) { return step.recorded(); });
+}
+
+/// Runs the batch that has been built.
+Tensor Runner::forward(const Batch& host) {
+    const Batch& batch = device_batch_ ? device_batch_->upload(host) : host;
+    const auto body = [&] { return model_.forward(context_, batch, States{cache_.views()}); };
+    const int64_t n = host.rows();
+    const bool decodes = context_.family == Family::decode && n == host.sequences() && host.parent.empty() &&
+                         std::ssize(host.logit_rows) == n && n <= std::ssize(decode_steps_);
+    if (decodes) return decode_steps_[static_cast<size_t>(n - 1)].run(context_, body);
+    arena_.reset();
+    return body();
 }
 
 void Runner::reserve(std::span<const StepItem> items) {
@@ -57,11 +75,8 @@ Tensor Runner::step(std::span<const StepItem> items, Family family) {
     std::vector<StepRows> rows;
     for (const StepItem& item : items)
         rows.push_back({item.sequence, item.tokens, item.parents, item.logits, item.logit_list});
-    arena_.reset();
     context_.family = family;
-    const Batch& batch = builder_.build(rows);
-    const Tensor logits =
-        model_.forward(context_, device_batch_ ? device_batch_->upload(batch) : batch, States{cache_.views()});
+    const Tensor logits = forward(builder_.build(rows));
     guard.succeed();
     return logits;
 }

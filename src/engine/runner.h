@@ -9,6 +9,7 @@
 #include "cache/kv_cache.h"
 #include "cache/sequence_state.h"
 #include "engine/device_batch.h"
+#include "engine/recorded_step.h"
 #include "models/model.h"
 
 namespace riptide {
@@ -23,6 +24,10 @@ struct StepItem {
 };
 
 /// Owns what a step needs besides weights and caches: the arena and the batch arrays. Not thread-safe.
+///
+/// On a GPU a step of the decode family that feeds one token to each of up to kGraphRows sequences, as chains, and
+/// wants all logits is launched as a graph from the second of its number of rows on (RecordedStep). There is one graph
+/// for each number: a row more or less is another graph, not a row that nobody wants.
 class Runner {
   public:
     /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs(). Runs
@@ -42,9 +47,14 @@ class Runner {
     const Model& model() const { return model_; }
     /// The most bytes of temporaries that a step has needed.
     int64_t peak_bytes() const { return arena_.peak(); }
+    /// Numbers of rows for which there is a graph by now.
+    int64_t graphs() const;
+
+    static constexpr int64_t kGraphRows = 64;
 
   private:
     void reserve(std::span<const StepItem> items);
+    Tensor forward(const Batch& batch);
 
     const Model& model_;
     KvCache& cache_;
@@ -52,6 +62,7 @@ class Runner {
     Context context_;
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
+    std::vector<RecordedStep> decode_steps_;   // [rows - 1], on a GPU
 };
 
 }  // namespace riptide

@@ -51,7 +51,9 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     kv.max_step_rows = options_.chunk_rows;
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
-    if (gpu_) decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch());
+    if (gpu_)
+        decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
+                                                kv.max_sequences);
     sequence_.emplace(*cache_);
 }
 
@@ -113,9 +115,9 @@ Tensor Session::on_host(const Tensor& logits) {
 }
 
 /// Runs one step of prompt tokens and makes its rows part of the sequence.
-Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits) {
+Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family) {
     const StepItem item{&*sequence_, tokens, {}, logits, {}};
-    const Tensor result = on_host(runner_->step(std::span(&item, 1), Family::prefill));
+    const Tensor result = on_host(runner_->step(std::span(&item, 1), family));
     try {
         if (!gpu_) checkpoint_->check_intact();  // before the rows count: what a shrunken file gave may be zeros
     } catch (...) {
@@ -161,22 +163,18 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
 
 std::span<const float> Session::decode(int32_t token) {
     RT_CHECK(sequence_->length() < context_, "the context is full: it holds {} tokens", context_);
-    if (!gpu_) {
-        const Tensor logits = feed(std::span(&token, 1), StepRows::Logits::last);
-        return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
-    }
-    RT_ASSERT(sequence_->try_reserve(1));  // the pool holds pages for the whole context
-    const std::span<const float> logits = decoder_->logits_after(*sequence_, token);
-    sequence_->commit_prefix(1);
-    tokens_.push_back(token);
-    return logits;
+    const Tensor logits = feed(std::span(&token, 1), StepRows::Logits::last, Family::decode);
+    return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
 }
 
-void Session::decode_greedy(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
-                            std::span<const int32_t> forced) {
+void Session::decode_ahead(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
+                           const ops::SampleStart* sampling, std::span<const int32_t> forced) {
     RT_ASSERT(gpu_ != nullptr);
+    const auto draw = sampling != nullptr ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest;
+    if (sampling != nullptr) decoder_->start_answer(0, *sampling);
     // Rows reserved at a time, so that the rings hold them, and steps that the device may be ahead.
     constexpr int64_t kSpan = 256, kAhead = 3;
+    bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
         const int64_t span = std::min({kSpan, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
@@ -185,18 +183,25 @@ void Session::decode_greedy(int32_t token, int64_t steps, const std::function<bo
             decoder_->end();
             sequence_->commit_prefix(fed);
         };
-        decoder_->begin(*sequence_, token, forced);
+        const DecodeRow row{&*sequence_, token};
+        decoder_->begin(std::span(&row, 1), draw, forced);
         try {
             while (more && fed < span) {
                 for (; launched < span && launched < fed + kAhead; ++launched) decoder_->launch();
-                const int32_t next = decoder_->next();
+                const int32_t next = decoder_->next()[0];
                 tokens_.push_back(token);
-                token = next;
                 ++fed;
+                damaged = next < 0;
+                RT_CHECK(!damaged,
+                         "no token can be drawn for position {}: a logit is NaN or +infinity, or none is above "
+                         "-infinity; the model's weights or its K/V are damaged",
+                         tokens_.size());
+                token = next;
                 more = on_token(token);
             }
-        } catch (...) {  // of on_token, or a damaged token: what was fed stays fed
+        } catch (...) {  // of on_token: what was fed stays fed
             settle();
+            if (damaged) clear();
             throw;
         }
         settle();

@@ -96,7 +96,8 @@ class Session {
     std::span<const int32_t> tokens() const { return tokens_; }
 
     /// Answers a prompt. Throws Error for a prompt that is empty, longer than the context or holds ids outside the
-    /// vocabulary, for parameters out of range, and for a checkpoint that changed on disk.
+    /// vocabulary, for parameters out of range, for logits that no token can be drawn from (the session then forgets
+    /// its K/V, which may be damaged), and for a checkpoint that changed on disk.
     GenerationResult generate(const GenerateRequest& request);
 
     /// Makes the sequence equal to `tokens`, reusing the common beginning (at least the last token is computed), and
@@ -106,11 +107,12 @@ class Session {
                                    const std::atomic<bool>* cancel = nullptr);
     /// Appends one token; returns the logits that follow it, valid until the next step.
     std::span<const float> decode(int32_t token);
-    /// On a GPU: decodes greedily after `token`, up to `steps` tokens, calling on_token with each; stops when it
-    /// returns false. The device runs ahead of the host. The last token given is not yet part of the sequence.
-    /// `forced`: see GpuDecoder::begin.
-    void decode_greedy(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
-                       std::span<const int32_t> forced = {});
+    /// On a GPU: decodes after `token`, up to `steps` tokens, calling on_token with each; stops when it returns false.
+    /// The device draws, as `sampling` says, or (null) always the largest logit, and runs ahead of the host. The last
+    /// token given is not yet part of the sequence. Throws Error if no token can be drawn; then everything is
+    /// forgotten, since K/V may be damaged. `forced`: see GpuDecoder::begin.
+    void decode_ahead(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
+                      const ops::SampleStart* sampling = nullptr, std::span<const int32_t> forced = {});
     /// Forgets everything, then runs `tokens` and shows the logits of every position: on_rows(first position, [rows,
     /// vocab_size]), in order. Stops early if cancelled.
     void score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,
@@ -121,7 +123,7 @@ class Session {
   private:
     void check_tokens(std::span<const int32_t> tokens) const;
     int64_t rewind_to_common(std::span<const int32_t> tokens);
-    Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits);
+    Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);
     Tensor on_host(const Tensor& logits);
     void plan_memory();
 

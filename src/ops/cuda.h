@@ -30,7 +30,8 @@ Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
 void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
-Tensor argmax(Context& ctx, const Tensor& x);
+// strict: most_likely of topk.h.
+Tensor argmax(Context& ctx, const Tensor& x, bool strict);
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
 // K/V (kv_append.cu).

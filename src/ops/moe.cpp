@@ -312,6 +312,26 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     return y;
 }
 
+namespace {
+
+/// Gives the experts that ctx.reroute writes the weights that these experts have.
+void reroute(Context& ctx, const Tensor& logits, const Router& router, Routing& routing) {
+    ctx.reroute(routing.experts);
+    for (int64_t r = 0; r < logits.rows(); ++r) {
+        const int32_t* const experts = routing.experts.row<int32_t>(r);
+        float* const weights = routing.weights.row(r);
+        float sum = 0;
+        for (int64_t j = 0; j < router.top_k; ++j) {
+            weights[j] = 1.0f / (1.0f + std::exp(-logits.row(r)[experts[j]]));
+            sum += weights[j];
+        }
+        for (int64_t j = 0; j < router.top_k; ++j)
+            weights[j] = (router.normalize ? weights[j] / sum : weights[j]) * router.scale;
+    }
+}
+
+}  // namespace
+
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     if (ctx.gpu != nullptr) return cuda::moe_add(ctx, x, norm, router, weights, shared);
@@ -320,6 +340,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     result.logits = matmul(ctx, *router.w, h);
     result.routing =
         route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+    if (ctx.reroute) reroute(ctx, result.logits, router, result.routing);
     result.y = moe_swiglu(ctx, h, result.routing, weights, shared);
     add(ctx, x, result.y);
     return result;

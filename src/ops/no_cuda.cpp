@@ -28,7 +28,7 @@ void add(Context&, Tensor&, const Tensor&) { no_cuda(); }
 Tensor swiglu(Context&, const Tensor&, const Tensor&) { no_cuda(); }
 void mul_softplus(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
 Routing route_sigmoid(Context&, const Tensor&, std::span<const float>, int64_t, float, bool) { no_cuda(); }
-Tensor argmax(Context&, const Tensor&) { no_cuda(); }
+Tensor argmax(Context&, const Tensor&, bool) { no_cuda(); }
 TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
 void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batch&) { no_cuda(); }
 

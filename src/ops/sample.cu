@@ -24,7 +24,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kTokensPerThread = 4;
 constexpr int kTokensPerCta = kThreads * kTokensPerThread;
-constexpr int64_t kMostVocab = 1 << 18;
 
 struct Shared {
     double values[kFew], weights[kFew], by_id[kFew], by_weight[kFew];
@@ -312,7 +311,7 @@ Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std:
               std::span<const int32_t> slots, bool accept) {
     const int64_t n = logits.rows(), vocab = logits.row_elements();
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && n >= 1 && n <= 256);
-    RT_ASSERT(vocab == state.vocab && vocab >= 1 && vocab <= kMostVocab && std::ssize(positions) == n);
+    RT_ASSERT(vocab == state.vocab && vocab >= 1 && vocab <= SampleState::kMostVocab && std::ssize(positions) == n);
     RT_ASSERT(slots.empty() ? n <= state.count : std::ssize(slots) == n);
     const int64_t groups = (vocab + kGroup - 1) / kGroup;
     int bits = 0;

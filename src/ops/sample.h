@@ -45,6 +45,7 @@ struct SampleState {
     int64_t vocab = 0;
 
     static constexpr int64_t kMaxBiases = 1024;
+    static constexpr int64_t kMostVocab = int64_t{1} << 18;
     static constexpr uint32_t kPrompt = 1u << 31;
     static constexpr uint32_t kBiased = 1u << 30;
     static constexpr uint32_t kStop = 1u << 29;

@@ -73,10 +73,26 @@ std::vector<Scored> top_k(std::span<const float> row, int64_t k) {
 
 Tensor argmax(Context& ctx, const Tensor& x) {
     check_rows(x);
-    if (ctx.gpu != nullptr) return cuda::argmax(ctx, x);
+    if (ctx.gpu != nullptr) return cuda::argmax(ctx, x, false);
     Tensor y = ctx.alloc(DType::i32, {x.rows()});
     parallel_rows(ctx, x.rows(), x.shape[1], [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r) *y.row<int32_t>(r) = argmax(row_of(x, r));
+    });
+    return y;
+}
+
+Tensor most_likely(Context& ctx, const Tensor& logits) {
+    check_rows(logits);
+    if (ctx.gpu != nullptr) return cuda::argmax(ctx, logits, true);
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    Tensor y = ctx.alloc(DType::i32, {logits.rows()});
+    parallel_rows(ctx, logits.rows(), logits.shape[1], [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r) {
+            const std::span<const float> row = row_of(logits, r);
+            const bool sound = std::all_of(row.begin(), row.end(), [](float v) { return v < kInfinity; });
+            const int32_t best = argmax(row);
+            *y.row<int32_t>(r) = sound && row[static_cast<size_t>(best)] > -kInfinity ? best : -1;
+        }
     });
     return y;
 }

@@ -28,6 +28,13 @@ __device__ __forceinline__ uint64_t order_key(float value, uint32_t index) {
 }
 __device__ __forceinline__ int32_t index_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
+constexpr uint64_t kDamaged = ~uint64_t{0};  // stands for NaN where it must be noticed: above every number
+/// The entry of a row's largest key; if `strict`, -1 for keys of NaN, +infinity or -infinity.
+__device__ __forceinline__ int32_t chosen(uint64_t key, bool strict) {
+    const auto order = static_cast<uint32_t>(key >> 32);
+    return strict && (order >= 0xFF800000u || order <= 0x007FFFFFu) ? -1 : index_of(key);
+}
+
 __device__ __forceinline__ uint64_t warp_max(uint64_t key) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) key = max(key, __shfl_xor_sync(0xFFFFFFFFu, key, mask));
@@ -44,8 +51,8 @@ __device__ __forceinline__ uint64_t block_max(uint64_t key, uint64_t* shared) {
 }
 
 /// CTA (r, p): elements [p * piece, (p + 1) * piece) of row r. counters: one for each row, zero.
-__global__ void __launch_bounds__(kThreads)
-    argmax_kernel(const float* x, int64_t m, int piece, uint64_t* partial, int32_t* counters, int32_t* out) {
+__global__ void __launch_bounds__(kThreads) argmax_kernel(const float* x, int64_t m, int piece, bool strict,
+                                                          uint64_t* partial, int32_t* counters, int32_t* out) {
     __shared__ uint64_t shared[kWarps];
     __shared__ int last;
     pdl_trigger();
@@ -55,11 +62,13 @@ __global__ void __launch_bounds__(kThreads)
     const float* v = x + row * m;
     uint64_t best = 0;
 #pragma unroll 4
-    for (int64_t i = begin + thread; i < end; i += kThreads)
-        best = max(best, order_key(v[i], static_cast<uint32_t>(i)));
+    for (int64_t i = begin + thread; i < end; i += kThreads) {
+        const float value = v[i];
+        best = max(best, strict && value != value ? kDamaged : order_key(value, static_cast<uint32_t>(i)));
+    }
     best = block_max(best, shared);
     if (parts == 1) {
-        if (thread == 0) out[row] = index_of(best);
+        if (thread == 0) out[row] = chosen(best, strict);
         return;
     }
     if (thread == 0) {
@@ -73,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
     best = thread < parts ? __ldcg(reinterpret_cast<unsigned long long*>(partial + row * parts + thread)) : 0;
     best = block_max(best, shared);
     if (thread == 0) {
-        out[row] = index_of(best);
+        out[row] = chosen(best, strict);
         counters[row] = 0;
     }
 }
@@ -193,7 +202,7 @@ __global__ void __launch_bounds__(32 * kRouteRows) route_kernel(RouteTask task) 
 
 }  // namespace
 
-Tensor argmax(Context& ctx, const Tensor& x) {
+Tensor argmax(Context& ctx, const Tensor& x, bool strict) {
     const int64_t n = x.rows(), m = x.shape[1];
     Tensor y = ctx.alloc(DType::i32, {n});
     const ArenaScope scope(*ctx.arena);
@@ -204,7 +213,7 @@ Tensor argmax(Context& ctx, const Tensor& x) {
         const int64_t rows = std::min<int64_t>(n - first, Gpu::kCounters);
         void* partial = parts > 1 ? ctx.arena->allocate(rows * parts * int64_t{sizeof(uint64_t)}) : nullptr;
         launch(*ctx.gpu, argmax_kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts)), kThreads, 0,
-               x.row(first), m, static_cast<int>(piece), static_cast<uint64_t*>(partial), ctx.gpu->counters(),
+               x.row(first), m, static_cast<int>(piece), strict, static_cast<uint64_t*>(partial), ctx.gpu->counters(),
                y.row<int32_t>(first));
     }
     return y;

@@ -30,6 +30,8 @@ std::vector<Scored> top_k(std::span<const float> row, int64_t k);
 
 /// The same for each row of x f32 [n, m]; i32 [n], fresh.
 Tensor argmax(Context& ctx, const Tensor& x);
+/// The same, but -1 for a row that holds NaN or +infinity, or nothing above -infinity: what a sampler refuses.
+Tensor most_likely(Context& ctx, const Tensor& logits);
 /// REQUIRES 1 <= k <= m. On a GPU k <= 256, or Error.
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 

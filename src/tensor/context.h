@@ -31,7 +31,10 @@ struct Context {
     Arena* arena = nullptr;
     Tap tap;
     /// A hint: weights that will be read soon after the next op. An op that leaves the memory idle may fetch them.
-    std::vector<const Weight*> upcoming;
+    std::vector<const Weight*> upcoming = {};
+    /// On the CPU: sees the experts, i32 [n, top_k], that a sparse layer is about to use, and may write others in their
+    /// place. For comparing devices: where rounding decides between nearly equal experts, one device follows the other.
+    std::function<void(Tensor& experts)> reroute = {};
 
     /// A fresh, uninitialised arena tensor.
     Tensor alloc(DType dtype, std::initializer_list<int64_t> shape) {

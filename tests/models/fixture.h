@@ -17,12 +17,13 @@
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "tensor/half.h"
+#include "tests/models/rounding.h"
+#include "tests/source_dir.h"
+#include "tests/test_device.h"
 
 namespace riptide::testing {
 
-inline std::string fixture_path(const std::string& name) {
-    return std::string(RIPTIDE_SOURCE_DIR) + "/tests/fixtures/" + name;
-}
+inline std::string fixture_path(const std::string& name) { return source_dir() + "/tests/fixtures/" + name; }
 
 /// A tensor of expected values.
 struct Expected {
@@ -74,7 +75,8 @@ struct Fixture {
         return out;
     }
 
-    /// With K and V in f32, as transformers has them here. Small pages and chunks, so that every border is crossed.
+    /// On the device that the tests run on, with K and V in f32, as transformers has them here. Small pages and chunks,
+    /// so that every border is crossed.
     SessionOptions options(int32_t chunk_rows = 64) const {
         SessionOptions o;
         o.threads = 2;
@@ -82,6 +84,7 @@ struct Fixture {
         o.k_dtype = o.v_dtype = DType::f32;
         o.chunk_rows = chunk_rows;
         o.page_rows = 16;
+        if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
         return o;
     }
     std::unique_ptr<Session> session(int32_t chunk_rows = 64) const {
@@ -105,28 +108,75 @@ inline std::vector<std::string> all_fixtures() {
 }
 inline std::string fixture_name(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
-inline double norm2(std::span<const float> values) {
-    double sum = 0;
-    for (const float v : values) sum += double{v} * v;
-    return std::sqrt(sum);
-}
-inline double distance(std::span<const float> a, std::span<const float> b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); ++i) sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    return std::sqrt(sum);
+/// The rows of a contiguous f32 tensor of a model on `gpu` (null: the CPU), one after the other.
+inline std::vector<float> host_values(Gpu* gpu, const Tensor& t) {
+    std::vector<float> values(static_cast<size_t>(t.elements()));
+    if (gpu == nullptr) std::memcpy(values.data(), t.data, values.size() * sizeof(float));
+    else gpu->to_host(values.data(), t.data, static_cast<int64_t>(values.size() * sizeof(float)));
+    return values;
 }
 
-/// The rows of a tap, one after the other, over all steps of a run.
-using Taps = std::map<std::string, std::vector<float>>;
-
-/// Collects every f32 tap of a session under the fixture's name for it: "tap.embed", "tap.3.attn_out".
-inline void collect_taps(Session& session, Taps& taps) {
-    session.runner().context().tap = [&taps](std::string_view name, int layer, const Tensor& value) {
-        const std::string key = layer < 0 ? fmt::format("tap.{}", name) : fmt::format("tap.{}.{}", layer, name);
-        if (value.dtype != DType::f32) return;
-        for (int64_t r = 0; r < value.rows(); ++r)
-            taps[key].insert(taps[key].end(), value.row(r), value.row(r) + value.row_elements());
+/// What one forward pass over some tokens computed.
+struct Pass {
+    std::vector<float> logits;                       // of every position, row after row
+    std::map<std::string, std::vector<float>> taps;  // f32 ones, by the fixture's names: "tap.embed", "tap.3.attn_out"
+    /// What sparse layers chose, in the order in which they did: layer by layer for each step.
+    struct Choice {
+        int layer;
+        std::vector<int32_t> experts;  // [rows, top_k]
     };
+    std::vector<Choice> choices;
+    /// Those of a layer, row after row.
+    std::vector<int32_t> experts(int layer) const {
+        std::vector<int32_t> all;
+        for (const Choice& c : choices)
+            if (c.layer == layer) all.insert(all.end(), c.experts.begin(), c.experts.end());
+        return all;
+    }
+};
+
+/// Runs tokens in steps of 64 rows. `gpu`: where the model lies. `follow` (the CPU only): use the experts that this
+/// pass chose.
+inline Pass forward_pass(const Model& model, Gpu* gpu, std::span<const int32_t> tokens, Family family,
+                         const Pass* follow = nullptr, DType kv = DType::f32) {
+    constexpr int64_t kStep = 64;
+    KvCacheOptions options;
+    options.k_dtype = options.v_dtype = kv;
+    options.page_rows = 16;
+    options.pages = static_cast<int32_t>((std::ssize(tokens) + 15) / 16);
+    options.max_step_rows = kStep;
+    KvCache cache(model.state_specs(), options, gpu);
+    ThreadPool threads(2);
+    Runner runner(model, cache, &threads);
+    SequenceState sequence(cache);
+    Pass pass;
+    runner.context().tap = [&](std::string_view name, int layer, const Tensor& value) {
+        const std::string key = layer < 0 ? fmt::format("tap.{}", name) : fmt::format("tap.{}.{}", layer, name);
+        if (name == "router_experts")
+            pass.choices.push_back({layer, {value.row<int32_t>(0), value.row<int32_t>(0) + value.elements()}});
+        if (value.dtype != DType::f32) return;
+        auto& rows = pass.taps[key];
+        for (int64_t r = 0; r < value.rows(); ++r)
+            rows.insert(rows.end(), value.row(r), value.row(r) + value.row_elements());
+    };
+    size_t next = 0;
+    if (follow != nullptr)
+        runner.context().reroute = [&](Tensor& experts) {
+            const std::vector<int32_t>& chosen = follow->choices.at(next++).experts;
+            RT_ASSERT(std::ssize(chosen) == experts.elements());
+            std::copy(chosen.begin(), chosen.end(), experts.row<int32_t>(0));
+        };
+    for (int64_t begin = 0; begin < std::ssize(tokens); begin += kStep) {
+        const auto rows = static_cast<size_t>(std::min(kStep, std::ssize(tokens) - begin));
+        const StepItem item{&sequence, tokens.subspan(static_cast<size_t>(begin), rows), {}, StepRows::Logits::all, {}};
+        const std::vector<float> logits = host_values(gpu, runner.step(std::span(&item, 1), family));
+        pass.logits.insert(pass.logits.end(), logits.begin(), logits.end());
+        sequence.commit_prefix(static_cast<int64_t>(rows));
+    }
+    return pass;
+}
+inline Pass forward_pass(Session& session, std::span<const int32_t> tokens, Family family) {
+    return forward_pass(session.model(), session.gpu(), tokens, family);
 }
 
 /// The logits of every position, row after row.

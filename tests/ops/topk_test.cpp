@@ -66,6 +66,10 @@ TEST(topk, tensor_forms_equal_the_row_forms_on_hard_rows) {
          }},
         {"NaN", [](std::mt19937_64&) { return kNan; }},
         {"-infinity", [](std::mt19937_64&) { return -kInf; }},
+        {"-infinity and numbers", [](std::mt19937_64& rng) { return rng() % 9 == 0 ? -1e38f : -kInf; }},
+        {"a rare NaN", [](std::mt19937_64& rng) { return rng() % 3000 == 0 ? kNan : static_cast<float>(rng() % 99); }},
+        {"a rare infinity",
+         [](std::mt19937_64& rng) { return rng() % 3000 == 0 ? kInf : -static_cast<float>(rng() % 99); }},
     };
     std::mt19937_64 rng(4);
     for (const RowsOf& kind : kinds)
@@ -82,6 +86,14 @@ TEST(topk, tensor_forms_equal_the_row_forms_on_hard_rows) {
             for (float& v : x) v = kind.value(rng);
             const Tensor t = op.tensor(x, {n, m});
             const std::vector<int32_t> first = values_of<int32_t>(ops::argmax(op.ctx, t));
+            const std::vector<int32_t> likely = values_of<int32_t>(ops::most_likely(op.ctx, t));
+            for (int64_t r = 0; r < n; ++r) {
+                const std::span<const float> row(x.data() + r * m, static_cast<size_t>(m));
+                const int32_t best = ops::argmax(row);
+                const bool possible = std::all_of(row.begin(), row.end(), [](float v) { return v < kInf; }) &&
+                                      row[static_cast<size_t>(best)] > -kInf;
+                ASSERT_EQ(likely[static_cast<size_t>(r)], possible ? best : -1) << kind.name << " " << m;
+            }
             for (const int64_t k : {1, 8, 40, 256}) {
                 if (k > m) continue;
                 const ops::TopK best = ops::top_k(op.ctx, t, k);
