@@ -76,20 +76,35 @@ __device__ __forceinline__ void load_head(float (&x)[R], const float* from, int 
     for (int k = 0; k < R; ++k) x[k] = 32 * k + lane < d ? from[32 * k + lane] : 0.0f;
 }
 
-/// As warp_rms_scale and rms_value.
+/// A norm's weights for the elements of this lane; zeros without a norm. Weights: may stand above pdl_wait().
 template <int R>
-__device__ __forceinline__ void norm_head(float (&x)[R], const HeadNorm& norm, int d) {
+__device__ __forceinline__ void load_norm(float (&weight)[R], const HeadNorm& norm, int d) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int k = 0; k < R; ++k)
+        weight[k] = norm.weight != nullptr && 32 * k + lane < d
+                        ? __uint_as_float(EarlyLoad::one(norm.weight + 32 * k + lane))
+                        : 0.0f;
+}
+
+/// As warp_rms_scale and rms_value; weight: load_norm.
+template <int R>
+__device__ __forceinline__ void norm_head(float (&x)[R], const float (&weight)[R], const HeadNorm& norm, int d) {
     if (norm.weight == nullptr) return;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    float squares = 0.0f, weight[R];
-#pragma unroll
-    for (int k = 0; k < R; ++k) weight[k] = 32 * k + lane < d ? norm.weight[32 * k + lane] : 0.0f;
+    float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < R; ++k)
         if (32 * k + lane < d) squares = __fmaf_rn(x[k], x[k], squares);
     const float scale = rms_scale(warp_sum(squares), d, norm.eps);
 #pragma unroll
     for (int k = 0; k < R; ++k) x[k] = rms_value(x[k], scale, weight[k]);
+}
+template <int R>
+__device__ __forceinline__ void norm_head(float (&x)[R], const HeadNorm& norm, int d) {
+    float weight[R];
+    load_norm(weight, norm, d);
+    norm_head(x, weight, norm, d);
 }
 
 /// Any rotary width; `buffer`: d floats of shared memory of this warp alone.

@@ -10,24 +10,13 @@
 // = V^T P^T with P again in two parts. K and V of the next 16 keys are loaded as soon as the registers are free: 64 KB
 // in flight for each SM. Partials meet in shared memory, then through device memory in the last CTA to arrive. With one
 // row for each sequence (`fused`) the CTA with a row's own key prepares and stores K and V itself.
-#include "ops/decode_attention_tensor.cuh"
+#include "ops/decode_attention_row.cuh"
 
 #include <algorithm>
 
 namespace riptide::ops {
 
 namespace {
-
-/// A chunk of a row, as all threads of the CTA see it.
-struct Item {
-    int row, head, sequence, position;
-    int32_t ring, committed;
-    bool own;  // this CTA makes the row's own K and V
-    bool tree;
-    KeyChunk chunk;
-
-    __device__ __forceinline__ int steps() const { return (chunk.keys + kStepKeys - 1) / kStepKeys; }
-};
 
 /// The slot of key lane % 16 of a step; behind the end of the chunk that of its last key.
 __device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
@@ -38,70 +27,10 @@ __device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const
     return a.places.slot(item.sequence, item.ring, index);
 }
 
-/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
-/// a warp each.
-template <DType TK, DType TV>
-__device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                              float2 inv_freq, bool queries) {
-    const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
-    const int first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group),
-              tasks = group + (item.own ? 2 : 0);
-    float2 turn[2];
-    if (a.rope.half != 0) {
-        turn[0] = rope_turn(item.position, inv_freq.x, a.rope.magnitude);
-        if (a.rope.half == 64) turn[1] = rope_turn(item.position, inv_freq.y, a.rope.magnitude);
-    }
-    const auto rope = [&](float(&x)[kRegs]) {
-        const auto rotate = [&](float& u, float& v, float2 by) {
-            const float2 turned = rope_rotate(u, v, by);
-            u = turned.x, v = turned.y;
-        };
-        if (a.rope.half == 64) {
-            rotate(x[0], x[2], turn[0]);
-            rotate(x[1], x[3], turn[1]);
-        } else if (a.rope.half == 32) {
-            rotate(x[0], x[1], turn[0]);
-        }
-    };
-    float x[kRegs], next[kRegs] = {};
-    const auto load = [&](float(&to)[kRegs], int task) {
-        const float* from = task < group    ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
-                            : task == group ? a.k + item.row * a.k_stride + item.head * kD
-                                            : a.v + item.row * a.v_stride + item.head * kD;
-        if (task < tasks) load_head(to, from, kD);
-    };
-    load(x, first_task);
-    load(next, first_task + kAttentionWarps);  // at most two tasks: 8 + 2 heads
-    for (int task = first_task; task < tasks; task += kAttentionWarps) {
-        const bool values = task > group;
-        if (!values) {
-            norm_head(x, task < group ? a.q_norm : a.k_norm, kD);
-            rope(x);
-        }
-        if ((values ? TV : TK) == DType::tq3_0) kv_rotate_lanes(x, kD, false);
-        if (task < group) {
-#pragma unroll
-            for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
-        } else {
-            unsigned char* own = values ? s.own_v : s.own_k;
-            if (values) kv_encode_lanes(TV, x, kD, own);
-            else kv_encode_lanes(TK, x, kD, own);
-            __syncwarp();
-            const int64_t slot = a.places.slot(item.sequence, item.ring, item.position);
-            const int64_t bytes = kv_row_bytes(values ? TV : TK, kD);
-            unsigned char* to = values ? a.v_cache + slot * a.v_slot_bytes : a.k_cache + slot * a.k_slot_bytes;
-            if (8 * lane < bytes)
-                reinterpret_cast<uint2*>(to + item.head * bytes)[lane] = reinterpret_cast<const uint2*>(own)[lane];
-        }
-#pragma unroll
-        for (int k = 0; k < kRegs; ++k) x[k] = next[k];
-    }
-}
-
 /// The chunk's state of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`.
 template <DType TK, DType TV>
 __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                                        float2 inv_freq, bool queries) {
+                                                        HeadTables& tables, bool queries) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
     const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
@@ -115,7 +44,10 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
         load_values(v, v_head, a.v_slot_bytes, slot);
         if (warp + kAttentionWarps < steps) slot = step_slot(a, s, item, warp + kAttentionWarps);
     }
-    if (queries || item.own) prepare_heads<TK, TV>(a, s, item, inv_freq, queries);
+    if (queries || item.own) {
+        make_turns(a, item.position, tables);
+        prepare_heads<TK, TV>(a, s, item, tables, queries);
+    }
     __syncthreads();
     if (queries) {
         make_q_fragments<TK>(a, s);
@@ -189,72 +121,6 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
     return true;
 }
 
-/// softplus of the gates of elements 4 lane .. 4 lane + 3 of head `warp`; ones without gates (a product with one is
-/// exact).
-__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int group = a.heads / a.kv_heads;
-    if (a.gate == nullptr || warp >= group) return {1.0f, 1.0f, 1.0f, 1.0f};
-    const float* gate = a.gate + item.row * a.gate_stride + (item.head * group + warp) * a.gate_width;
-    if (a.gate_width == 1) {
-        const float g = softplus(gate[0]);
-        return {g, g, g, g};
-    }
-    gate += 4 * lane;
-    return {softplus(gate[0]), softplus(gate[1]), softplus(gate[2]), softplus(gate[3])};
-}
-
-/// o = x / l, out of the stored domain, times the gate; as floats and as int8.
-template <DType TV>
-__device__ __forceinline__ void finish(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                       const SoftmaxState<4>& state, float4 gate) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int group = a.heads / a.kv_heads, head = item.head * group + warp;
-    if (warp >= group) return;
-    float o[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) o[i] = __fdiv_rn(state.x[i], state.l);
-    if (TV == DType::tq3_0) {
-        float x[kRegs];
-        __syncwarp();
-        *reinterpret_cast<float4*>(&s.q[warp][4 * lane]) = {o[0], o[1], o[2], o[3]};
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < kRegs; ++k) x[k] = s.q[warp][32 * k + lane];
-        kv_rotate_lanes(x, kD, true);
-#pragma unroll
-        for (int k = 0; k < kRegs; ++k) s.q[warp][32 * k + lane] = x[k];
-        __syncwarp();
-        const float4 back = *reinterpret_cast<const float4*>(&s.q[warp][4 * lane]);
-        o[0] = back.x, o[1] = back.y, o[2] = back.z, o[3] = back.w;
-    }
-    o[0] = __fmul_rn(o[0], gate.x), o[1] = __fmul_rn(o[1], gate.y);
-    o[2] = __fmul_rn(o[2], gate.z), o[3] = __fmul_rn(o[3], gate.w);
-    const int64_t cols = int64_t{a.heads} * kD;
-    *reinterpret_cast<float4*>(a.out + item.row * cols + head * kD + 4 * lane) = {o[0], o[1], o[2], o[3]};
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(o[i]) & 0x7FFFFFFFu);
-#pragma unroll
-    for (int mask = 1; mask < 8; mask *= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, mask));
-    const ActGroup act(largest);
-    uint32_t word = 0;
-    int sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int code = act.code(o[i]);
-        word |= (static_cast<uint32_t>(code) & 255u) << (8 * i);
-        sum += code;
-    }
-#pragma unroll
-    for (int mask = 1; mask < 8; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-    const ActRow row{reinterpret_cast<const int8_t*>(a.out8 + item.row * ActRow::bytes(cols)), cols};
-    const int64_t g = head * (kD / 32) + lane / 8;
-    *reinterpret_cast<uint32_t*>(const_cast<int8_t*>(row.half(g, lane % 8 / 4)) + 4 * (lane % 4)) = word;
-    if (lane % 8 == 0)
-        *reinterpret_cast<float2*>(const_cast<float*>(row.scale_and_sum(g))) = {act.d, static_cast<float>(sum)};
-}
-
 __device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, int head) {
     Item item = {};
     item.row = row;
@@ -315,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
     pdl_trigger();
     __shared__ Shared s;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const float2 inv_freq = {a.rope.inv_freq[lane], a.rope.inv_freq[32 + lane]};
+    HeadTables tables;
+    load_norms(a, tables);
     pdl_wait();
     if (a.split && a.rows > 1) count_chunks(a, s);
     // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
@@ -333,13 +199,14 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
-            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, inv_freq, chunk == first);
+            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, tables, chunk == first);
             if (chunk == first) state = next;
             else merge(state, next);
             __syncthreads();
         }
-        const float4 gate = load_gate(a, item);  // while the CTAs meet
-        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state)) finish<TV>(a, s, item, state, gate);
+        const int warp = static_cast<int>(threadIdx.x / 32);
+        const float4 gate = load_gate(a, item, warp);  // while the CTAs meet
+        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state)) finish<TV>(a, s, item, warp, state, gate);
         __syncthreads();
     }
 }

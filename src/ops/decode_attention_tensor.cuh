@@ -33,27 +33,28 @@ template <DType T>
 struct KeyUnits {  // lane 4 g + t: keys g and g + 8, units t and t + 4
     KvUnit<T> unit[2][2];
 };
-template <DType T>
+template <class Load = PlainLoad, DType T>
 __device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* head, int64_t slot_bytes, int32_t slot) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         const unsigned char* row = head + __shfl_sync(kAllLanes, slot, lane / 4 + 8 * j) * slot_bytes;
-        kv_unit_load(k.unit[j][0], row, lane % 4);
-        kv_unit_load(k.unit[j][1], row, lane % 4 + 4);
+        kv_unit_load<T, Load>(k.unit[j][0], row, lane % 4);
+        kv_unit_load<T, Load>(k.unit[j][1], row, lane % 4 + 4);
     }
 }
 template <DType T>
 struct ValueUnits {  // lane 4 g + t: keys value_key(t, 0..3), unit g
     KvUnit<T> unit[4];
 };
-template <DType T>
+template <class Load = PlainLoad, DType T>
 __device__ __forceinline__ void load_values(ValueUnits<T>& v, const unsigned char* head, int64_t slot_bytes,
                                             int32_t slot) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        kv_unit_load(v.unit[j], head + __shfl_sync(kAllLanes, slot, value_key(lane % 4, j)) * slot_bytes, lane / 4);
+        kv_unit_load<T, Load>(v.unit[j], head + __shfl_sync(kAllLanes, slot, value_key(lane % 4, j)) * slot_bytes,
+                              lane / 4);
 }
 
 /// The own row takes the place of what was loaded for the last key of the chunk (and for the keys behind it).

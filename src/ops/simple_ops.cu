@@ -25,10 +25,11 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 // ---- rows ---------------------------------------------------------------------------------------------
 
-/// CTA (r, p): sixteen columns in each thread.
+/// CTA (r, p): sixteen columns in each thread. The first kernel of a step: it lets the next one start only behind its own
+/// wait, so that all later kernels of the step may read above their waits what was complete before the step began.
 __global__ void __launch_bounds__(kThreads) embed_kernel(Weight table, const int32_t* tokens, float* y) {
-    pdl_trigger();
     pdl_wait();
+    pdl_trigger();
     const int64_t row = tokens[blockIdx.x];
     const int64_t col = 16 * (int64_t{blockIdx.y} * kThreads + threadIdx.x);
     if (col >= table.cols) return;

@@ -240,18 +240,53 @@ struct KvUnit {
     uint32_t w[kWords];
 };
 
-/// Reads unit u of a row of 128 values, in device or shared memory. Plain loads: never above pdl_wait().
-template <DType T>
+/// Loads that stay where they are in the order of memory operations, from the L2 cache: device memory that an earlier
+/// kernel wrote and that is known to be complete, also above pdl_wait().
+struct EarlyLoad {
+    static __device__ __forceinline__ uint4 four(const void* p) {
+        uint4 v;
+        asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(p)
+                     : "memory");
+        return v;
+    }
+    static __device__ __forceinline__ uint2 two(const void* p) {
+        uint2 v;
+        asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+        return v;
+    }
+    static __device__ __forceinline__ uint32_t one(const void* p) {
+        uint32_t v;
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+        return v;
+    }
+    static __device__ __forceinline__ uint32_t half(const void* p) {
+        uint16_t v;
+        asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+        return v;
+    }
+};
+/// Plain loads, in device or shared memory: never above pdl_wait().
+struct PlainLoad {
+    static __device__ __forceinline__ uint4 four(const void* p) { return *static_cast<const uint4*>(p); }
+    static __device__ __forceinline__ uint2 two(const void* p) { return *static_cast<const uint2*>(p); }
+    static __device__ __forceinline__ uint32_t one(const void* p) { return *static_cast<const uint32_t*>(p); }
+    static __device__ __forceinline__ uint32_t half(const void* p) { return *static_cast<const uint16_t*>(p); }
+};
+
+/// Reads unit u of a row of 128 values.
+template <DType T, class Load = PlainLoad>
 __device__ __forceinline__ void kv_unit_load(KvUnit<T>& unit, const unsigned char* row, int u) {
     const auto put4 = [&unit](int at, const unsigned char* p) {
-        const uint4 v = *reinterpret_cast<const uint4*>(p);
+        const uint4 v = Load::four(p);
         unit.w[at] = v.x, unit.w[at + 1] = v.y, unit.w[at + 2] = v.z, unit.w[at + 3] = v.w;
     };
     const auto put2 = [&unit](int at, const unsigned char* p) {
-        const uint2 v = *reinterpret_cast<const uint2*>(p);
+        const uint2 v = Load::two(p);
         unit.w[at] = v.x, unit.w[at + 1] = v.y;
     };
-    const auto half_at = [row](int byte) -> uint32_t { return *reinterpret_cast<const uint16_t*>(row + byte); };
+    const auto half_at = [row](int byte) -> uint32_t { return Load::half(row + byte); };
     if constexpr (T == DType::f16 || T == DType::bf16) {
         put4(0, row + 128 * (u / 4) + 16 * (u % 4));
         put4(4, row + 128 * (u / 4) + 16 * (u % 4) + 64);
@@ -265,7 +300,7 @@ __device__ __forceinline__ void kv_unit_load(KvUnit<T>& unit, const unsigned cha
         put2(0, row + 8 * u);
         unit.w[2] = half_at(64 + 2 * (u / 2));
     } else {
-        unit.w[0] = *reinterpret_cast<const uint32_t*>(row + 4 * u);
+        unit.w[0] = Load::one(row + 4 * u);
         unit.w[1] = half_at(32 + 2 * u) | half_at(48 + 2 * (u / 2)) << 16;
     }
 }

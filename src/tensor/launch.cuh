@@ -10,23 +10,32 @@ namespace riptide {
 
 /// Launches on the device's stream. On Hopper and later the kernel may start while the one before it still runs: every
 /// thread of EVERY kernel launched this way must call pdl_wait() before it reads or writes anything that an earlier
-/// kernel wrote or read (weights excepted), also threads that then have nothing to do.
+/// kernel wrote or read (weights excepted), also threads that then have nothing to do. cluster: CTAs that run together
+/// (Hopper and later); the grid is a multiple of it.
 template <class... Params, class... Args>
-void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
+void launch_clusters(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, int cluster,
+                     Args&&... args) {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = gpu.stream();
     // Kernels run side by side on an SM only if they want the same split of its memory into L1 and shared memory.
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attributes[3] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attributes[2].id = cudaLaunchAttributeClusterDimension;
+    attributes[2].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config.attrs = attributes;
-    config.numAttrs = gpu.programmatic() ? 2 : 0;
+    config.numAttrs = !gpu.programmatic() ? 0 : cluster == 1 ? 2 : 3;
     RT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...));
+}
+
+template <class... Params, class... Args>
+void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
+    launch_clusters(gpu, kernel, grid, block, shared_bytes, 1, std::forward<Args>(args)...);
 }
 
 #ifdef __CUDACC__
