@@ -1,0 +1,181 @@
+// Q4_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 16 rows.
+//
+// Bytes: those of the weights for each 16 rows (the first time from memory, then from L2): q, k, v and the gate of
+// Laguna XS.2 12.9 MB, o 9.4 MB, head 168.6 MB: 2.8, 2.0, 36 us at 4.65 TB/s. Instructions (decode_tile.cuh): q, k, v
+// and the gate are 41,200 sub-blocks of 16 rows, 78 for each of the 528 schedulers of an H200: at 45 instructions (8
+// rows) or 62 (16 rows) each 1.8 or 2.5 us if every cycle issued one, expected twice that. o the same at 32,768
+// sub-blocks, but its 128 tiles leave each SM eight warps only. Expected (not yet measured) with programmatic launches:
+// q, k, v, gate 5.5 us at 8 rows, 7 at 16; o 6 and 8; head 80 and 110. Design: a CTA takes every gridDim.x-th tile of
+// 16 rows of the whole group; its stages (2,048 columns of a tile) are asked for before pdl_wait(), the next one while
+// one is multiplied. x lies in shared memory, quantised by an earlier kernel. Two rows: dp4a, the same tiles. More than
+// 16 rows: blockIdx.y.
+#include "ops/decode_mma.h"
+
+#include <algorithm>
+
+#include "ops/decode_matmul.cuh"
+#include "ops/decode_tile.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+struct TileMatrix {
+    TilePlanes planes;
+    float* y;
+    int32_t rows, first;  // first tile
+    int32_t q6;
+};
+
+struct TileMatmulArgs {
+    TileMatrix m[kMaxMatrices];
+    int32_t matrices, tiles, chunks;  // chunks: stages of a tile
+    int32_t n, stages, stage_bytes, x_stride;
+    int32_t q6;  // whether any matrix is
+    ActLayout layout;
+    ActSource x;
+    float* residual;
+};
+
+template <int NT>
+__global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
+    extern __shared__ uint4 dynamic[];
+    pdl_trigger();
+    constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row0 = blockIdx.y * 8 * NT, count = min(8 * NT, a.n - row0);
+    char* const stages = reinterpret_cast<char*>(dynamic);
+    float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT);
+    const int step = gridDim.x, units = (a.tiles - static_cast<int>(blockIdx.x) + step - 1) / step * a.chunks;
+    const auto tile_of = [&](int u) { return static_cast<int>(blockIdx.x) + u / a.chunks * step; };
+    const auto find = [&](int tile) -> const TileMatrix& {
+        int i = 0;
+        while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
+        return a.m[i];
+    };
+    const auto issue = [&](int u) {
+        if (u < units) {
+            const TileMatrix& m = find(tile_of(u));
+            const int first = 16 * (tile_of(u) - m.first), last = m.rows - 1;
+            const auto row_of = [&](int r) { return TileRow{m.planes, min(first + r, last)}; };
+            char* const stage = stages + u % a.stages * a.stage_bytes;
+            if (m.q6 != 0) fetch_stage<kQ6, 2048>(row_of, a.layout.cols, u % a.chunks, stage);
+            else fetch_stage<kQ4, 2048>(row_of, a.layout.cols, u % a.chunks, stage);
+        }
+        commit_copies();
+    };
+#pragma unroll 1
+    for (int u = 0; u < a.stages - 1; ++u) issue(u);
+    pdl_wait();
+    stage_x<true>(
+        a.x, a.layout, a.x_stride, count, a.q6 != 0, [&](int p) { return static_cast<int64_t>(row0 + p); }, staged);
+    const TileX x{staged, a.x_stride, a.layout.groups, count};
+    const bool few = count <= 2;
+    WideSums<NT> acc;
+    float two[2][2];
+#pragma unroll 1
+    for (int u = 0; u < units; ++u) {
+        wait_copies(a.stages - 2);
+        __syncthreads();
+        issue(u + a.stages - 1);
+        const TileMatrix& m = find(tile_of(u));
+        const char* const stage = stages + u % a.stages * a.stage_bytes;
+        const int chunk = u % a.chunks, first = 16 * (tile_of(u) - m.first);
+        const bool last = chunk == a.chunks - 1;
+        const auto store = [&](int r, int p, float sum) {
+            if (first + r >= m.rows || p >= count) return;
+            const int64_t at = static_cast<int64_t>(row0 + p) * m.rows + first + r;
+            m.y[at] = sum;
+            if (a.residual != nullptr) a.residual[at] = a.residual[at] + sum;
+        };
+        if (few) {
+            if (chunk == 0) two[0][0] = two[0][1] = two[1][0] = two[1][1] = 0.0f;
+            if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
+            else dot_rows<kQ4, 2048, 2>(stage, x, chunk, warp, lane, two);
+            if (!last) continue;
+            float v[4] = {two[0][0], two[0][1], two[1][0], two[1][1]};
+            const float sum = reduce_lanes<4>(v, lane);
+            if (lane % 8 == 0) store(warp + lane / 16 * 8, lane / 8 % 2, sum);
+            continue;
+        }
+        if (chunk == 0) {
+#pragma unroll
+            for (int i = 0; i < 16 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+        }
+        const LaneX<NT> mine(x, lane);
+        if (m.q6 != 0) mma_wide<kQ6, NT>(stage, mine, chunk, warp, lane, acc);
+        else mma_wide<kQ4, NT>(stage, mine, chunk, warp, lane, acc);
+        if (!last) continue;
+        put_wide<NT>(partial, warp, lane, acc);
+        __syncthreads();
+        const int i = threadIdx.x;
+        if (i < 128 * NT) store(i % 16, i / 16, wide_sum<NT>(partial, i % 16, i / 16));
+    }
+}
+
+template <int NT>
+bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
+    const int64_t block_rows = std::min<int64_t>(a.n, 8 * NT);
+    const TilePlan plan = plan_tiles(*ctx.gpu, partial_bytes(NT) + block_rows * a.x_stride, a.stage_bytes);
+    if (plan.stages == 0) return false;
+    a.stages = plan.stages;
+    allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<NT>), plan.shared);
+    const dim3 grid(static_cast<unsigned>(std::min(a.tiles, plan.ctas)),
+                    static_cast<unsigned>((a.n + 8 * NT - 1) / (8 * NT)));
+    launch(*ctx.gpu, tile_matmul_kernel<NT>, grid, kThreads, static_cast<size_t>(plan.shared), a);
+    return true;
+}
+
+}  // namespace
+
+bool tile_weight(const Gpu& gpu, const Weight& w) {
+    return gpu.info().major >= 8 && !gpu.options().portable && is_k_quant(w.dtype) && w.scale == 1.0f &&
+           w.cols % 2048 == 0 && w.cols > 0 && w.rows > 0;
+}
+
+TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes) {
+    constexpr int64_t kReserved = 1 << 10, kStatic = 256, kMostStages = 4;  // of an SM's memory, for each CTA
+    const int64_t most = gpu.info().shared_bytes, half = (most + kReserved) / 2 - kReserved;
+    TilePlan plan;
+    for (const int64_t ctas : {2, 1}) {
+        const int64_t room = (ctas == 2 ? half : most) - kStatic - fixed;
+        const int64_t stages = room < 0 ? 0 : std::min(kMostStages, room / stage_bytes);
+        if (stages < 2) continue;
+        plan.stages = static_cast<int32_t>(stages);
+        plan.ctas = static_cast<int32_t>(ctas * gpu.info().sm_count);
+        plan.shared = fixed + stages * stage_bytes;
+        break;
+    }
+    return plan;
+}
+
+bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                   std::span<const Tensor> y, Tensor* residual) {
+    RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
+    TileMatmulArgs a = {};
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Weight& w = *weights[i];
+        const bool q6 = w.dtype == DType::planes_q6_k;
+        a.m[i] = {tile_planes(matrix_of(w)), y[i].row(0), static_cast<int32_t>(w.rows), a.tiles, q6};
+        a.tiles += static_cast<int32_t>((w.rows + 15) / 16);
+        a.q6 |= static_cast<int32_t>(q6);
+    }
+    a.matrices = static_cast<int32_t>(weights.size());
+    a.chunks = static_cast<int32_t>(cols / 2048);
+    a.n = static_cast<int32_t>(n);
+    a.stage_bytes = a.q6 != 0 ? Tile<DType::planes_q6_k, 2048>::kBytes : Tile<DType::planes_q4_k, 2048>::kBytes;
+    a.layout = act_layout(cols, true, false);
+    a.x_stride = tile_x_stride(a.layout);
+    a.residual = residual == nullptr ? nullptr : residual->row(0);
+    const bool wide = n > 8,
+               fits =
+                   plan_tiles(*ctx.gpu, partial_bytes(1) + std::min<int64_t>(n, 8) * a.x_stride, a.stage_bytes).stages >
+                   0;
+    if (!fits) return false;
+    a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
+    if (wide && launch_tiles<2>(ctx, a)) return true;
+    return launch_tiles<1>(ctx, a);
+}
+
+}  // namespace riptide::ops::cuda::decode
