@@ -1,4 +1,4 @@
-// The host's side of decode_group.cu: sparse layers of 2 to 256 rows that read each expert once for up to eight rows.
+// The host's side of decode_group.cu and decode_group_router.cu: sparse layers of 2 to 256 rows that read each expert once for up to eight rows.
 #pragma once
 
 #include "ops/decode_host.h"
@@ -19,5 +19,9 @@ struct Layer {
 /// was done. Right behind the kernel that wrote x and routing.
 bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra);
+
+/// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
+/// staged rows, `stride` bytes apart.
+void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits);
 
 }  // namespace riptide::ops::cuda::decode

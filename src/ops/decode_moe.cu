@@ -24,6 +24,9 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
+/// The most rows that router_kernel serves; more go through router_logits().
+constexpr int64_t kFusedRouterRows = 4;
+
 struct RouterArgs {
     Matrix m;  // float rows without a scale plane
     ActSource x;
@@ -282,6 +285,19 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const ActSource source = source_of(x, norm, true);
     MoeResult result;
     result.y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
+    const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
+    if (plain && router.w->scales == nullptr && n > kFusedRouterRows) {
+        const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);
+        ActSource rows = prepare_rows(ctx, source, both, n);
+        result.logits = ctx.alloc(DType::f32, {n, num_experts});
+        router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
+        result.routing =
+            cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        const ArenaScope scope(*ctx.arena);
+        run_experts(ctx, s, source, rows, cols, n, result.routing, weights, shared, result.y, &x);
+        x.int8 = nullptr;
+        return result;
+    }
     const bool fused = !is_planes(router.w->dtype) && router.w->dtype != DType::f8_e4m3;
     if (!fused || n == 0) {
         const Weight* const w = router.w;
