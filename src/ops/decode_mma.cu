@@ -30,7 +30,7 @@ struct TileMatrix {
 struct TileMatmulArgs {
     TileMatrix m[kMaxMatrices];
     int32_t matrices, tiles, chunks;  // chunks: stages of a tile
-    int32_t n, stages, stage_bytes, x_stride;
+    int32_t n, row_blocks, stages, stage_bytes, x_stride;
     int32_t q6;  // whether any matrix is
     ActLayout layout;
     ActSource x;
@@ -43,12 +43,13 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
     pdl_trigger();
     constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row0 = blockIdx.y * 8 * NT, count = min(8 * NT, a.n - row0);
+    const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
     char* const stages = reinterpret_cast<char*>(dynamic);
     float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
     char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT);
-    const int step = gridDim.x, units = (a.tiles - static_cast<int>(blockIdx.x) + step - 1) / step * a.chunks;
-    const auto tile_of = [&](int u) { return static_cast<int>(blockIdx.x) + u / a.chunks * step; };
+    const int first_tile = block / a.row_blocks, step = gridDim.x / a.row_blocks;
+    const int units = (a.tiles - first_tile + step - 1) / step * a.chunks;
+    const auto tile_of = [&](int u) { return first_tile + u / a.chunks * step; };
     const auto find = [&](int tile) -> const TileMatrix& {
         int i = 0;
         while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
@@ -121,9 +122,10 @@ bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
     if (plan.stages == 0) return false;
     a.stages = plan.stages;
     allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<NT>), plan.shared);
-    const dim3 grid(static_cast<unsigned>(std::min(a.tiles, plan.ctas)),
-                    static_cast<unsigned>((a.n + 8 * NT - 1) / (8 * NT)));
-    launch(*ctx.gpu, tile_matmul_kernel<NT>, grid, kThreads, static_cast<size_t>(plan.shared), a);
+    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
+    const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
+    launch(*ctx.gpu, tile_matmul_kernel<NT>, dim3(static_cast<unsigned>(ctas)), kThreads,
+           static_cast<size_t>(plan.shared), a);
     return true;
 }
 
