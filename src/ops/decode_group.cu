@@ -1,5 +1,5 @@
-// Sparse layers of 2 to 256 rows, Q4_K or Q6_K experts of 512 x 2048: the rows that chose an expert share one read of
-// it.
+// Sparse layers of 2 to 256 rows, Q4_K, Q5_K or Q6_K experts of 512 x 2048: the rows that chose an expert share one
+// read of it.
 //
 // Bytes of gate and up: 1.18 MB for each distinct expert (Q4_K), of down 0.59 (Q6_K: 0.86). Rows that choose at random
 // use 57 distinct experts at 8 rows, 102 at 16, 163 at 32, and the shared one: 68, 121, 193 MB of gate and up, 14.7,
@@ -32,6 +32,7 @@ namespace {
 constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kGroupRows = 8, kMostGroupTopK = 8;
 constexpr int kPairTiles = kFf / 8;  // units of gate and up
 constexpr uint32_t kShared = 0xFFFF;
+constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k, kQ6 = DType::planes_q6_k;
 
 struct GroupArgs {
     const int32_t* experts = nullptr;  // [n, top_k]
@@ -183,24 +184,29 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
     const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
     const int all = build_groups(a.g, groups, totals) * kPairTiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
-    const auto issue = [&](int u) {
-        if (u < end) {
-            const uint32_t e = groups.list[u / kPairTiles] & 0xFFFFu;
+    Cursor asked{begin / kPairTiles, begin % kPairTiles}, now = asked;
+    RingSlot slot;
+    int left = end - begin;  // to be asked for
+    const auto issue = [&](int to) {
+        if (left > 0) {
+            const uint32_t e = groups.list[asked.outer] & 0xFFFFu;
             const TilePlanes gate = a.gate.of(e), up = a.up.of(e);
-            const int f = u % kPairTiles * 8;
+            const int f = asked.part * 8;
             const auto row_of = [&](int r) { return TileRow{r < 8 ? gate : up, f + r % 8}; };
-            fetch_stage<Type, kHidden>(row_of, kHidden, 0, ring + (u - begin) % a.g.stages * T::kBytes);
+            fetch_stage<Type, kHidden>(row_of, kHidden, 0, ring + to * T::kBytes);
+            asked.advance(kPairTiles, 1);
+            --left;
         }
         commit_copies();
     };
 #pragma unroll 1
-    for (int u = begin; u < begin + a.g.stages - 1; ++u) issue(u);
+    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
     TileX x{staged, stride, l.groups, 0};
     int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u) {
-        if (u / kPairTiles != current) {
-            current = u / kPairTiles;
+    for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), slot.advance(a.g.stages)) {
+        if (now.outer != current) {
+            current = now.outer;
             __syncthreads();
             x.count = find_members(a.g, groups, groups.list[current], nullptr, members);
             __syncthreads();
@@ -209,12 +215,12 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
         }
         wait_copies(a.g.stages - 2);
         __syncthreads();
-        issue(u + a.g.stages - 1);
-        const char* const stage = ring + (u - begin) % a.g.stages * T::kBytes;
-        const int f0 = u % kPairTiles * 8;
+        issue(slot.before(a.g.stages));
+        const char* const stage = ring + slot.at * T::kBytes;
+        const int f0 = now.part * 8;
         const auto store = [&](int f, int p, float gate, float up) {
-            const int slot = __ffs(static_cast<int>(members.slots[p])) - 1;
-            a.out[(static_cast<int64_t>(members.row[p]) * a.g.slots + slot) * kFf + f0 + f] = swiglu_value(gate, up);
+            const int rank = __ffs(static_cast<int>(members.slots[p])) - 1;
+            a.out[(static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf + f0 + f] = swiglu_value(gate, up);
         };
         if (x.count == 1) {
             float acc[2][1] = {};
@@ -267,50 +273,55 @@ __global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_co
     const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
     const int tiles = a.rows / 64, all = build_groups(a.g, groups, totals) * tiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
-    const auto issue = [&](int u) {
-        if (u < end) {
-            const TilePlanes planes = a.down.of(groups.list[u / tiles] & 0xFFFFu);
-            const int o = u % tiles * 64;
+    Cursor asked{begin / tiles, begin % tiles}, now = asked;
+    RingSlot slot;
+    int left = end - begin;  // to be asked for
+    const auto issue = [&](int to) {
+        if (left > 0) {
+            const TilePlanes planes = a.down.of(groups.list[asked.outer] & 0xFFFFu);
+            const int o = asked.part * 64;
             const auto row_of = [&](int r) { return TileRow{planes, o + r}; };
-            fetch_stage<Type, kFf>(row_of, kFf, 0, ring + (u - begin) % a.g.stages * T::kBytes);
+            fetch_stage<Type, kFf>(row_of, kFf, 0, ring + to * T::kBytes);
+            asked.advance(tiles, 1);
+            --left;
         }
         commit_copies();
     };
 #pragma unroll 1
-    for (int u = begin; u < begin + a.g.stages - 1; ++u) issue(u);
+    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
     pdl_wait();
     TileX x{staged, stride, l.groups, 0};
     int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u) {
-        if (u / tiles != current) {
-            current = u / tiles;
+    for (int u = begin; u < end; ++u, now.advance(tiles, 1), slot.advance(a.g.stages)) {
+        if (now.outer != current) {
+            current = now.outer;
             __syncthreads();
             x.count = find_members(a.g, groups, groups.list[current], a.weights, members);
             __syncthreads();
 #pragma unroll 2
             for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
-                const int p = q / (kFf / 8), c = q % (kFf / 8), slot = __ffs(static_cast<int>(members.slots[p])) - 1;
+                const int p = q / (kFf / 8), c = q % (kFf / 8), rank = __ffs(static_cast<int>(members.slots[p])) - 1;
                 float v[8];
-                load8(a.act + (static_cast<int64_t>(members.row[p]) * a.g.slots + slot) * kFf, c, kFf, v);
+                load8(a.act + (static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf, c, kFf, v);
                 put8(l, staged + p * stride, c, v);
             }
         }
         wait_copies(a.g.stages - 2);
         __syncthreads();
-        issue(u + a.g.stages - 1);
-        const char* const stage = ring + (u - begin) % a.g.stages * T::kBytes;
-        const int o0 = u % tiles * 64;
+        issue(slot.before(a.g.stages));
+        const char* const stage = ring + slot.at * T::kBytes;
+        const int o0 = now.part * 64;
         const auto store = [&](int o, int p, float sum) {
             const int64_t row = members.row[p];
-            uint32_t left = members.slots[p];
+            uint32_t ranks = members.slots[p];
             float weight = members.weight[p];
             while (true) {
-                const int slot = __ffs(static_cast<int>(left)) - 1;
-                a.terms[(row * a.g.slots + slot) * a.rows + o0 + o] = slot < a.g.top_k ? __fmul_rn(weight, sum) : sum;
-                left &= left - 1;
-                if (left == 0) return;
-                weight = a.weights[row * a.g.top_k + __ffs(static_cast<int>(left)) - 1];
+                const int rank = __ffs(static_cast<int>(ranks)) - 1;
+                a.terms[(row * a.g.slots + rank) * a.rows + o0 + o] = rank < a.g.top_k ? __fmul_rn(weight, sum) : sum;
+                ranks &= ranks - 1;
+                if (ranks == 0) return;
+                weight = a.weights[row * a.g.top_k + __ffs(static_cast<int>(ranks)) - 1];
             }
         };
         if (x.count == 1) {
@@ -371,14 +382,14 @@ ExpertPlanes expert_planes(const Matrix& routed, const Matrix& shared) {
 }
 
 bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
-    return m.type == type && is_k_quant(type) && m.rows == rows && m.cols == cols && m.scale == 1.0f;
+    return m.type == type && is_tile_type(type) && m.rows == rows && m.cols == cols && m.scale == 1.0f;
 }
 
 /// The ring and the lists of a kernel behind `x_cols` columns of x.
-TilePlan plan_groups(const Gpu& gpu, GroupArgs& g, int64_t x_cols, int64_t stage_bytes) {
+TilePlan plan_groups(const Gpu& gpu, GroupArgs& g, int64_t x_cols, int64_t stage) {
     const int64_t fixed = partial_bytes(1) + int64_t{kGroupRows} * tile_x_stride(act_layout(x_cols, true, false)) +
                           Groups::bytes(g.n, g.top_k) + 128;
-    const TilePlan plan = plan_tiles(gpu, fixed, stage_bytes);
+    const TilePlan plan = plan_tiles(gpu, fixed, stage);
     g.stages = plan.stages;
     return plan;
 }
@@ -397,8 +408,6 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
         if (!suits(*m, gate.type, kFf, kHidden)) return false;
     for (const Matrix* m : {&down, layer.shared ? &layer.shared_down : &down})
         if (!suits(*m, down.type, down.rows, kFf)) return false;
-    const bool q6_up = gate.type == DType::planes_q6_k, q6_down = down.type == DType::planes_q6_k;
-
     GateUpArgs a = {};
     a.g.experts = routing.experts.row<int32_t>(0);
     a.g.n = static_cast<int32_t>(n);
@@ -407,18 +416,17 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     a.g.words = static_cast<int32_t>((n + 31) / 32);
     DownGroupArgs d = {};
     d.g = a.g;
-    const TilePlan up_plan =
-        plan_groups(gpu, a.g, kHidden,
-                    q6_up ? Tile<DType::planes_q6_k, kHidden>::kBytes : Tile<DType::planes_q4_k, kHidden>::kBytes);
-    const TilePlan down_plan = plan_groups(
-        gpu, d.g, kFf, q6_down ? Tile<DType::planes_q6_k, kFf>::kBytes : Tile<DType::planes_q4_k, kFf>::kBytes);
+    const TilePlan up_plan = plan_groups(gpu, a.g, kHidden, stage_bytes<kHidden>(gate.type));
+    const TilePlan down_plan = plan_groups(gpu, d.g, kFf, stage_bytes<kFf>(down.type));
     if (up_plan.stages == 0 || down_plan.stages == 0) return false;
 
     a.gate = expert_planes(gate, layer.shared ? layer.shared_gate : gate);
     a.up = expert_planes(layer.up, layer.shared ? layer.shared_up : layer.up);
     a.x = x;
     a.out = static_cast<float*>(ctx.arena->allocate(n * a.g.slots * kFf * int64_t{sizeof(float)}));
-    const auto up_kernel = q6_up ? group_gate_up_kernel<DType::planes_q6_k> : group_gate_up_kernel<DType::planes_q4_k>;
+    const auto up_kernel = gate.type == kQ4   ? group_gate_up_kernel<kQ4>
+                           : gate.type == kQ5 ? group_gate_up_kernel<kQ5>
+                                              : group_gate_up_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(up_kernel), up_plan.shared);
     launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kThreads, static_cast<size_t>(up_plan.shared), a);
 
@@ -427,7 +435,9 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     d.act = a.out;
     d.rows = down.rows;
     d.terms = static_cast<float*>(ctx.arena->allocate(n * d.g.slots * d.rows * int64_t{sizeof(float)}));
-    const auto down_kernel = q6_down ? group_down_kernel<DType::planes_q6_k> : group_down_kernel<DType::planes_q4_k>;
+    const auto down_kernel = down.type == kQ4   ? group_down_kernel<kQ4>
+                             : down.type == kQ5 ? group_down_kernel<kQ5>
+                                                : group_down_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(down_kernel), down_plan.shared);
     launch(gpu, down_kernel, dim3(static_cast<unsigned>(down_plan.ctas)), kThreads,
            static_cast<size_t>(down_plan.shared), d);

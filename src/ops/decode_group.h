@@ -1,4 +1,5 @@
-// The host's side of decode_group.cu and decode_group_router.cu: sparse layers of 2 to 256 rows that read each expert once for up to eight rows.
+// The host's side of decode_group.cu and decode_group_router.cu: sparse layers of 2 to 256 rows that read each expert
+// once for up to eight rows.
 #pragma once
 
 #include "ops/decode_host.h"
@@ -14,9 +15,9 @@ struct Layer {
     bool shared = false;
 };
 
-/// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Takes Q4_K or Q6_K
-/// experts of [512, 2048] with a shared expert of the same types or none, up to 256 of them, top_k to 8. False: nothing
-/// was done. Right behind the kernel that wrote x and routing.
+/// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Takes Q4_K, Q5_K or
+/// Q6_K experts of [512, 2048] with a shared expert of the same types or none, up to 256 of them, top_k to 8. False:
+/// nothing was done. Right behind the kernel that wrote x and routing.
 bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra);
 

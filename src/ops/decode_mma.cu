@@ -1,4 +1,4 @@
-// Q4_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 16 rows.
+// Q4_K, Q5_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 16 rows.
 //
 // Bytes: those of the weights for each 16 rows (the first time from memory, then from L2): q, k, v and the gate of
 // Laguna XS.2 12.9 MB, o 9.4 MB, head 168.6 MB: 2.8, 2.0, 36 us at 4.65 TB/s. Instructions (decode_tile.cuh): q, k, v
@@ -37,52 +37,54 @@ struct TileMatmulArgs {
     float* residual;
 };
 
-template <int NT>
+/// Matrices of type Most and of Q6_K.
+template <DType Most, int NT>
 __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
-    constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
+    constexpr DType kQ6 = DType::planes_q6_k;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
     char* const stages = reinterpret_cast<char*>(dynamic);
     float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
     char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT);
     const int first_tile = block / a.row_blocks, step = gridDim.x / a.row_blocks;
-    const int units = (a.tiles - first_tile + step - 1) / step * a.chunks;
-    const auto tile_of = [&](int u) { return first_tile + u / a.chunks * step; };
+    Cursor asked{first_tile, 0}, now{first_tile, 0};
+    RingSlot slot;
     const auto find = [&](int tile) -> const TileMatrix& {
         int i = 0;
         while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
         return a.m[i];
     };
-    const auto issue = [&](int u) {
-        if (u < units) {
-            const TileMatrix& m = find(tile_of(u));
-            const int first = 16 * (tile_of(u) - m.first), last = m.rows - 1;
+    const auto issue = [&](int to) {
+        if (asked.outer < a.tiles) {
+            const TileMatrix& m = find(asked.outer);
+            const int first = 16 * (asked.outer - m.first), last = m.rows - 1;
             const auto row_of = [&](int r) { return TileRow{m.planes, min(first + r, last)}; };
-            char* const stage = stages + u % a.stages * a.stage_bytes;
-            if (m.q6 != 0) fetch_stage<kQ6, 2048>(row_of, a.layout.cols, u % a.chunks, stage);
-            else fetch_stage<kQ4, 2048>(row_of, a.layout.cols, u % a.chunks, stage);
+            char* const stage = stages + to * a.stage_bytes;
+            if (m.q6 != 0) fetch_stage<kQ6, 2048>(row_of, a.layout.cols, asked.part, stage);
+            else fetch_stage<Most, 2048>(row_of, a.layout.cols, asked.part, stage);
+            asked.advance(a.chunks, step);
         }
         commit_copies();
     };
 #pragma unroll 1
-    for (int u = 0; u < a.stages - 1; ++u) issue(u);
+    for (int i = 0; i < a.stages - 1; ++i) issue(i);
     pdl_wait();
     stage_x<true>(
         a.x, a.layout, a.x_stride, count, a.q6 != 0, [&](int p) { return static_cast<int64_t>(row0 + p); }, staged);
     const TileX x{staged, a.x_stride, a.layout.groups, count};
-    const bool few = count <= 2;
+    const bool few = NT == 1 && count <= 2;
     WideSums<NT> acc;
     float two[2][2];
 #pragma unroll 1
-    for (int u = 0; u < units; ++u) {
+    for (; now.outer < a.tiles; now.advance(a.chunks, step), slot.advance(a.stages)) {
         wait_copies(a.stages - 2);
         __syncthreads();
-        issue(u + a.stages - 1);
-        const TileMatrix& m = find(tile_of(u));
-        const char* const stage = stages + u % a.stages * a.stage_bytes;
-        const int chunk = u % a.chunks, first = 16 * (tile_of(u) - m.first);
+        issue(slot.before(a.stages));
+        const TileMatrix& m = find(now.outer);
+        const char* const stage = stages + slot.at * a.stage_bytes;
+        const int chunk = now.part, first = 16 * (now.outer - m.first);
         const bool last = chunk == a.chunks - 1;
         const auto store = [&](int r, int p, float sum) {
             if (first + r >= m.rows || p >= count) return;
@@ -90,10 +92,10 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
             m.y[at] = sum;
             if (a.residual != nullptr) a.residual[at] = a.residual[at] + sum;
         };
-        if (few) {
+        if (NT == 1 && few) {
             if (chunk == 0) two[0][0] = two[0][1] = two[1][0] = two[1][1] = 0.0f;
             if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
-            else dot_rows<kQ4, 2048, 2>(stage, x, chunk, warp, lane, two);
+            else dot_rows<Most, 2048, 2>(stage, x, chunk, warp, lane, two);
             if (!last) continue;
             float v[4] = {two[0][0], two[0][1], two[1][0], two[1][1]};
             const float sum = reduce_lanes<4>(v, lane);
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
         }
         const LaneX<NT> mine(x, lane);
         if (m.q6 != 0) mma_wide<kQ6, NT>(stage, mine, chunk, warp, lane, acc);
-        else mma_wide<kQ4, NT>(stage, mine, chunk, warp, lane, acc);
+        else mma_wide<Most, NT>(stage, mine, chunk, warp, lane, acc);
         if (!last) continue;
         put_wide<NT>(partial, warp, lane, acc);
         __syncthreads();
@@ -115,16 +117,16 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
     }
 }
 
-template <int NT>
+template <DType Most, int NT>
 bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
     const int64_t block_rows = std::min<int64_t>(a.n, 8 * NT);
     const TilePlan plan = plan_tiles(*ctx.gpu, partial_bytes(NT) + block_rows * a.x_stride, a.stage_bytes);
     if (plan.stages == 0) return false;
     a.stages = plan.stages;
-    allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<NT>), plan.shared);
+    allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<Most, NT>), plan.shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
     const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
-    launch(*ctx.gpu, tile_matmul_kernel<NT>, dim3(static_cast<unsigned>(ctas)), kThreads,
+    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), kThreads,
            static_cast<size_t>(plan.shared), a);
     return true;
 }
@@ -132,7 +134,7 @@ bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
 }  // namespace
 
 bool tile_weight(const Gpu& gpu, const Weight& w) {
-    return gpu.info().major >= 8 && !gpu.options().portable && is_k_quant(w.dtype) && w.scale == 1.0f &&
+    return gpu.info().major >= 8 && !gpu.options().portable && is_tile_type(w.dtype) && w.scale == 1.0f &&
            w.cols % 2048 == 0 && w.cols > 0 && w.rows > 0;
 }
 
@@ -156,17 +158,21 @@ bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
                    std::span<const Tensor> y, Tensor* residual) {
     RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
     TileMatmulArgs a = {};
+    bool q5 = false;
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
         const bool q6 = w.dtype == DType::planes_q6_k;
         a.m[i] = {tile_planes(matrix_of(w)), y[i].row(0), static_cast<int32_t>(w.rows), a.tiles, q6};
         a.tiles += static_cast<int32_t>((w.rows + 15) / 16);
         a.q6 |= static_cast<int32_t>(q6);
+        a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(stage_bytes<2048>(w.dtype)));
+        q5 = q5 || w.dtype == DType::planes_q5_k;
     }
+    for (const Weight* w : weights)
+        if (q5 && w->dtype == DType::planes_q4_k) return false;
     a.matrices = static_cast<int32_t>(weights.size());
     a.chunks = static_cast<int32_t>(cols / 2048);
     a.n = static_cast<int32_t>(n);
-    a.stage_bytes = a.q6 != 0 ? Tile<DType::planes_q6_k, 2048>::kBytes : Tile<DType::planes_q4_k, 2048>::kBytes;
     a.layout = act_layout(cols, true, false);
     a.x_stride = tile_x_stride(a.layout);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
@@ -176,8 +182,9 @@ bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
                    0;
     if (!fits) return false;
     a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
-    if (wide && launch_tiles<2>(ctx, a)) return true;
-    return launch_tiles<1>(ctx, a);
+    constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k;
+    if (wide && (q5 ? launch_tiles<kQ5, 2>(ctx, a) : launch_tiles<kQ4, 2>(ctx, a))) return true;
+    return q5 ? launch_tiles<kQ5, 1>(ctx, a) : launch_tiles<kQ4, 1>(ctx, a);
 }
 
 }  // namespace riptide::ops::cuda::decode

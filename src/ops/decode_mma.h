@@ -7,7 +7,8 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// Whether the tile kernels can run on this device and multiply this weight: Q4_K or Q6_K, columns a multiple of 2,048.
+/// Whether the tile kernels can run on this device and multiply this weight: Q4_K, Q5_K or Q6_K, columns a multiple of
+/// 2,048.
 bool tile_weight(const Gpu& gpu, const Weight& w);
 
 /// How the shared memory of a tile kernel is divided.
@@ -20,7 +21,7 @@ struct TilePlan {
 TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes);
 
 /// y and residual as in multiply_into. x: kinds plain, norm or int8. REQUIRES tile_weight() of all, at most
-/// kMaxMatrices. False: rows this long do not fit in shared memory, nothing was done.
+/// kMaxMatrices. False: rows this long do not fit in shared memory, or Q4_K and Q5_K are mixed; nothing was done.
 bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<const Tensor> y, Tensor* residual);
 

@@ -1,4 +1,4 @@
-// Tiles of Q4_K or Q6_K weight rows times up to sixteen rows of x: each weight is read once for all of them. What
+// Tiles of Q4_K, Q5_K or Q6_K weight rows times up to sixteen rows of x: each weight is read once for all of them. What
 // decode_mma.cu (matrices) and decode_group.cu (experts) are made of; the bits are those of decode_dot.cuh.
 //
 // A stage is 32,768 weights in shared memory, brought by cp.async: 16 rows of 2,048 columns ("wide"), or 64 rows of 512
@@ -20,11 +20,13 @@
 // as an integer: the sums stay below 2^18.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/decode_dot.cuh"
 
 namespace riptide::ops::cuda::decode {
 
-/// The planes of a matrix of planes_q4_k or planes_q6_k rows.
+/// The planes of a matrix of planes_q4_k, planes_q5_k or planes_q6_k rows.
 struct TilePlanes {
     const char* data = nullptr;
     const char* high = nullptr;
@@ -44,16 +46,28 @@ inline TilePlanes tile_planes(const Matrix& m) {
 /// Where everything lies in a stage.
 template <DType Type, int Cols>
 struct Tile {
-    static_assert(Type == DType::planes_q4_k || Type == DType::planes_q6_k);
+    static_assert(Type == DType::planes_q4_k || Type == DType::planes_q5_k || Type == DType::planes_q6_k);
     static_assert(Cols == 2048 || Cols == 512);
-    static constexpr bool kQ6 = Type == DType::planes_q6_k, kWide = Cols == 2048;
+    static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k, kWide = Cols == 2048;
     static constexpr int kRows = 32768 / Cols, kGroups = Cols / 32, kBlocks = Cols / 256;
-    static constexpr int kDataStride = Cols / 2 + 16, kHeadStride = 16 * kBlocks + 16, kHighStride = Cols / 4 + 16;
+    static constexpr int kDataStride = Cols / 2 + 16, kHeadStride = 16 * kBlocks + 16;
+    static constexpr int kHighBytes = kQ6 ? Cols / 4 : kQ5 ? Cols / 8 : 0, kHighStride = kHighBytes + 16;
     static constexpr int kHeads = kRows * kDataStride, kHigh = kHeads + kRows * kHeadStride;
-    static constexpr int kD = kHigh + (kQ6 ? kRows * kHighStride : 0);
+    static constexpr int kD = kHigh + (kHighBytes > 0 ? kRows * kHighStride : 0);
     static constexpr int kBytes = kD + (kQ6 ? kRows * kBlocks * 2 : 0);
     static_assert(kBytes % 16 == 0);
 };
+
+/// Types that have tiles.
+inline bool is_tile_type(DType t) {
+    return t == DType::planes_q4_k || t == DType::planes_q5_k || t == DType::planes_q6_k;
+}
+template <int Cols>
+constexpr int64_t stage_bytes(DType t) {
+    return t == DType::planes_q4_k   ? Tile<DType::planes_q4_k, Cols>::kBytes
+           : t == DType::planes_q5_k ? Tile<DType::planes_q5_k, Cols>::kBytes
+                                     : Tile<DType::planes_q6_k, Cols>::kBytes;
+}
 
 /// Bytes from row to row of x in shared memory: an odd number of 16, so that ldmatrix has no bank conflicts.
 RT_HD int32_t tile_x_stride(const ActLayout& l) { return l.bytes() / 16 % 2 == 0 ? l.bytes() + 16 : l.bytes(); }
@@ -108,6 +122,22 @@ __device__ __forceinline__ void mma_k16(int (&c)[4], uint32_t a0, uint32_t a1, u
 
 // ---- Bringing a stage.
 
+/// The number of the outer thing (a tile, a group) and of the part of it, in a walk over all parts.
+struct Cursor {
+    int outer, part;
+
+    __device__ __forceinline__ void advance(int parts, int step) {
+        if (++part == parts) part = 0, outer += step;
+    }
+};
+/// The place in a ring of stages.
+struct RingSlot {
+    int at = 0;
+
+    __device__ __forceinline__ int before(int stages) const { return at == 0 ? stages - 1 : at - 1; }
+    __device__ __forceinline__ void advance(int stages) { at = at + 1 == stages ? 0 : at + 1; }
+};
+
 /// Row `row` of a matrix.
 struct TileRow {
     TilePlanes planes;
@@ -133,15 +163,18 @@ __device__ __forceinline__ void fetch_stage(const RowOf& row_of, int cols, int c
         copy_async16(stage + T::kHeads + r * T::kHeadStride + 16 * c,
                      row.planes.scales + static_cast<int64_t>(row.row) * (cols / 16) + chunk * (Cols / 16) + 16 * c);
     }
-    if constexpr (T::kQ6) {
-        constexpr int kPieces = Cols / 64;  // of a row's high bits
+    if constexpr (T::kHighBytes > 0) {
+        constexpr int kPieces = T::kHighBytes / 16, kRounds = T::kRows * kPieces / kThreads;
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
+        for (int k = 0; k < kRounds; ++k) {
             const int i = k * kThreads + thread, r = i / kPieces, c = i % kPieces;
             const TileRow row = row_of(r);
             copy_async16(stage + T::kHigh + r * T::kHighStride + 16 * c,
-                         row.planes.high + static_cast<int64_t>(row.row) * (cols / 4) + chunk * (Cols / 4) + 16 * c);
+                         row.planes.high + static_cast<int64_t>(row.row) * (cols / (Cols / T::kHighBytes)) +
+                             chunk * T::kHighBytes + 16 * c);
         }
+    }
+    if constexpr (T::kQ6) {
         const int i = thread - 128;  // 16 bytes: a wide row, or four narrow ones
         if (i >= 0 && i < 16) {
             const TileRow row = row_of(T::kWide ? i : 4 * i);
@@ -206,13 +239,14 @@ template <DType Type, int Cols, int P>
 __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int chunk, int warp, int lane,
                                          float (&acc)[Cols == 2048 ? 2 : 4][P]) {
     using T = Tile<Type, Cols>;
+    using Set = std::conditional_t<T::kQ5, AllPlanes, KQuants>;
 #pragma unroll
     for (int s = 0; s < (T::kWide ? 2 : 1); ++s) {
         const int j = T::kWide ? 32 * s + lane : lane % 16;
 #pragma unroll
         for (int i = 0; i < (T::kWide ? 2 : 4); ++i) {
             const int r = T::kWide ? warp + 8 * i : 8 * warp + 2 * i + lane / 16;
-            uint32_t raw[KQuants::kWords];
+            uint32_t raw[Set::kWords];
             put_words(raw, 0, *reinterpret_cast<const uint4*>(stage + r * T::kDataStride + 16 * j));
             const char* head = stage + T::kHeads + r * T::kHeadStride;
             if constexpr (T::kQ6) {
@@ -223,8 +257,9 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
             } else {
                 put_words(raw, 4, *reinterpret_cast<const uint4*>(head + j / 8 * 16));
             }
-            dot_plane<KQuants, P>(Type, Matrix{}, raw, T::kGroups * chunk + j, x.groups, x.rows, x.stride, x.count,
-                                  acc[i]);
+            if constexpr (T::kQ5)
+                raw[8] = *reinterpret_cast<const uint32_t*>(stage + T::kHigh + r * T::kHighStride + 4 * j);
+            dot_plane<Set, P>(Type, Matrix{}, raw, T::kGroups * chunk + j, x.groups, x.rows, x.stride, x.count, acc[i]);
         }
     }
 }
@@ -276,7 +311,7 @@ template <DType Type, int Cols, int NT>
 __device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int low, const LaneX<NT>& x, int j,
                                          int lane, float (&acc0)[NT][4], float (&acc1)[NT][4]) {
     using T = Tile<Type, Cols>;
-    constexpr uint32_t kLow = 0x0F0F0F0Fu, kTwo = 0x03030303u;
+    constexpr uint32_t kLow = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
     const int g = lane / 4, t = lane % 4;
     uint32_t w[4], xs[NT][4];
     load_matrices(w, stage + (16 * tile + lane % 16) * T::kDataStride + 16 * (8 * (b + lane / 16) + low));
@@ -303,6 +338,11 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int
                     stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 8 * (8 * (b + u) + low));
                 a[h] |= ((high.x >> (2 * t)) & kTwo) << 4;
                 a[2 + h] |= ((high.y >> (2 * t)) & kTwo) << 4;
+            } else if constexpr (T::kQ5) {
+                const uint32_t high = *reinterpret_cast<const uint32_t*>(
+                    stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 4 * (8 * (b + u) + low));
+                a[h] |= ((high >> t) & kOne) << 4;
+                a[2 + h] |= ((high >> (4 + t)) & kOne) << 4;
             }
         }
 #pragma unroll

@@ -90,7 +90,7 @@ TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
 
 TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
-    for (const DType type : {DType::q4_k, DType::q6_k})
+    for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
         for (const int64_t cols : {4096, 6144, 8192}) {
             OpContext op(1, int64_t{32} << 20);
             const Weight w = placed(op, {type}, 101, cols, 11);
@@ -171,8 +171,9 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
         DType kind, down;
         int64_t shared_ff;  // 0: no shared expert
     };
-    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 512}, Case{DType::q4_k, DType::q4_k, 256},
-                          Case{DType::q6_k, DType::q4_k, 0}, Case{DType::q5_k, DType::q8_0, 512}}) {
+    for (const Case& c :
+         {Case{DType::q4_k, DType::q6_k, 512}, Case{DType::q4_k, DType::q4_k, 256}, Case{DType::q6_k, DType::q4_k, 0},
+          Case{DType::q5_k, DType::q5_k, 512}, Case{DType::q5_k, DType::q8_0, 512}}) {
         Experts world(c.kind, c.down, std::max<int64_t>(c.shared_ff, 256));
         OpContext& op = world.op;
         const std::vector<float> x = test::random_rows(kSources, 2048, 41);
