@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
             __syncthreads();
             x.count = find_members(a.g, groups, groups.list[current], nullptr, members);
             __syncthreads();
-            stage_x<false>(
-                a.x, l, stride, x.count, false, [&](int p) { return static_cast<int64_t>(members.row[p]); }, staged);
+            stage_x(
+                a.x, l, stride, x.count, [&](int p) { return static_cast<int64_t>(members.row[p]); }, staged);
         }
         wait_copies(a.g.stages - 2);
         __syncthreads();

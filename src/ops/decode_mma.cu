@@ -71,15 +71,24 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
 #pragma unroll 1
     for (int i = 0; i < a.stages - 1; ++i) issue(i);
     pdl_wait();
-    stage_x<true>(
-        a.x, a.layout, a.x_stride, count, a.q6 != 0, [&](int p) { return static_cast<int64_t>(row0 + p); }, staged);
+#pragma unroll 1
+    for (int chunk = 0; chunk < a.chunks; ++chunk)
+        fetch_x(a.x, a.layout.groups, chunk, row0, count, a.x_stride, staged);
+    if (a.q6 != 0 && a.x.kind == ActKind::int8) {
+        wait_copies(0);
+#pragma unroll 1
+        for (int chunk = 0; chunk < a.chunks; ++chunk) sum_halves(a.layout.groups, chunk, count, a.x_stride, staged);
+    }
     const TileX x{staged, a.x_stride, a.layout.groups, count};
     const bool few = NT == 1 && count <= 2;
     WideSums<NT> acc;
     float two[2][2];
 #pragma unroll 1
-    for (; now.outer < a.tiles; now.advance(a.chunks, step), slot.advance(a.stages)) {
-        wait_copies(a.stages - 2);
+    for (int u = 0; now.outer < a.tiles; ++u, now.advance(a.chunks, step), slot.advance(a.stages)) {
+        // Groups of copies: the first stages - 1 stages, chunks of x, then a stage with each step. Step u needs stage u
+        // and, in the first tile, chunk u of x, which have that many groups behind them:
+        const int behind_x = a.chunks - 1, behind_stage = a.stages - 2;
+        wait_copies(u >= a.chunks ? behind_stage : u < a.stages - 1 ? behind_x : min(behind_x, behind_stage));
         __syncthreads();
         issue(slot.before(a.stages));
         const TileMatrix& m = find(now.outer);

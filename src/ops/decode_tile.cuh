@@ -83,10 +83,11 @@ __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/// Until all but the newest `pending` (0 to 2) groups of copies of this thread are there.
+/// Until all but the newest `pending` (0 to 3) groups of copies of this thread are there.
 __device__ __forceinline__ void wait_copies(int pending) {
 #if __CUDA_ARCH__ >= 800
-    if (pending == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    if (pending == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
+    else if (pending == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
     else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
     else asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
@@ -190,45 +191,58 @@ struct TileX {
     int stride, groups, count;
 };
 
-/// Rows row_of(0), ..., row_of(count - 1) of x (kinds staged and int8) to `out`, by the whole CTA, which synchronises
-/// afterwards. Async: all at once, and waits for every asynchronous copy of this thread. sums: Q6_K's A0 is wanted.
-template <bool Async, class RowOf>
-__device__ __forceinline__ void stage_x(const ActSource& s, const ActLayout& l, int stride, int count, bool sums,
+/// Staged rows row_of(0), ..., row_of(count - 1) of x to `out`, by the whole CTA, which synchronises afterwards.
+template <class RowOf>
+__device__ __forceinline__ void stage_x(const ActSource& s, const ActLayout& l, int stride, int count,
                                         const RowOf& row_of, char* out) {
-    const bool int8 = s.kind == ActKind::int8;
-    const int pieces = (int8 ? 40 * l.groups : l.bytes()) / 16;
+    const int pieces = l.bytes() / 16;
 #pragma unroll 1
     for (int c = threadIdx.x; c < pieces; c += kThreads) {
 #pragma unroll 1
         for (int p0 = 0; p0 < count; p0 += 4) {
             uint4 v[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const int p = min(p0 + k, count - 1);
-                const char* from = s.rows + row_of(p) * s.stride + 16 * c;
-                if constexpr (Async) copy_async16(out + p * stride + 16 * c, from);
-                else v[k] = *reinterpret_cast<const uint4*>(from);
-            }
-            if constexpr (!Async) {
+            for (int k = 0; k < 4; ++k)
+                v[k] = *reinterpret_cast<const uint4*>(s.rows + row_of(min(p0 + k, count - 1)) * s.stride + 16 * c);
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    if (p0 + k < count) *reinterpret_cast<uint4*>(out + (p0 + k) * stride + 16 * c) = v[k];
-            }
+            for (int k = 0; k < 4; ++k)
+                if (p0 + k < count) *reinterpret_cast<uint4*>(out + (p0 + k) * stride + 16 * c) = v[k];
         }
     }
-    if constexpr (Async) {
-        commit_copies();
-        wait_copies(0);
+}
+
+/// f(row, offset in a staged row, whether the piece is part of the first halves) for this thread's pieces of chunk
+/// `chunk` (2,048 columns) of `count` rows.
+template <class F>
+__device__ __forceinline__ void for_chunk_pieces(int groups, int chunk, int count, bool int8, const F& f) {
+    constexpr int kPieces = 176, kInt8 = 160;  // 64 + 64 of a, 32 of {d, A}, 16 of A0
+#pragma unroll 1
+    for (int q = threadIdx.x; q < count * kPieces; q += kThreads) {
+        const int p = q / kPieces, c = q - p * kPieces;
+        if (int8 && c >= kInt8) continue;
+        const int at = c < 64    ? 16 * (64 * chunk + c)
+                       : c < 128 ? 16 * (groups + 64 * chunk + c - 64)
+                       : c < 160 ? 32 * groups + 512 * chunk + 16 * (c - 128)
+                                 : 40 * groups + 256 * chunk + 16 * (c - 160);
+        f(p, at, c < 64);
     }
-    if (!int8 || !sums) return;
-#pragma unroll 1
-    for (int c = threadIdx.x; c < l.groups; c += kThreads)  // pieces that this thread brought
-#pragma unroll 1
-        for (int p = 0; p < count; ++p) {
-            const uint4 a = *reinterpret_cast<const uint4*>(out + p * stride + 16 * c);
-            const uint32_t ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
-            *reinterpret_cast<float*>(out + p * stride + 40 * l.groups + 4 * c) = static_cast<float>(dot4(ones, a));
-        }
+}
+/// Asks for chunk `chunk` of rows row0 .. row0 + count - 1 of x (kinds staged and int8): one group of copies.
+__device__ __forceinline__ void fetch_x(const ActSource& s, int groups, int chunk, int row0, int count, int stride,
+                                        char* out) {
+    const char* const from = s.rows + row0 * s.stride;
+    for_chunk_pieces(groups, chunk, count, s.kind == ActKind::int8,
+                     [&](int p, int at, bool) { copy_async16(out + p * stride + at, from + p * s.stride + at); });
+    commit_copies();
+}
+/// Q6_K's A0 of int8 rows, from what this thread brought with fetch_x() and has waited for.
+__device__ __forceinline__ void sum_halves(int groups, int chunk, int count, int stride, char* out) {
+    for_chunk_pieces(groups, chunk, count, true, [&](int p, int at, bool first) {
+        if (!first) return;
+        const uint32_t ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+        const int sum = dot4(ones, *reinterpret_cast<const uint4*>(out + p * stride + at));
+        *reinterpret_cast<float*>(out + p * stride + 40 * groups + at / 4) = static_cast<float>(sum);
+    });
 }
 
 // ---- One or two rows of x.
