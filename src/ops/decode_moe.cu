@@ -8,9 +8,9 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// More rows: decode_group.cu if it has kernels for the types and shapes; else the same kernels for each row, weights that
-// rows share come from L2 (blockIdx.y = row).
-// Limits: latency of three dependent kernels; the experts' addresses are not known before the router has ended.
+// More rows: decode_group_router.cu from five on, and decode_group.cu if it has kernels for the types and shapes; else
+// the same kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three
+// dependent kernels; the experts' addresses are not known before the router has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
