@@ -3,192 +3,43 @@
 // the share of 4.65 TB/s, what an H200 reads at best. The weights (20 GB in Q4_K_M) are random; every layer has its
 // own, so that nothing stays in the L2 cache.
 //   bench_gpu_ops [--type q4_k_m|bf16|f8|int4] [--rows N] [--portable]
+//   bench_gpu_ops --table [--type ...] [--portable]    microseconds of each op for 1 to 64 rows, beside the floor: the
+//       bytes of the weights that are used, at 4.65 TB/s. Experts "at random": 8 of 256 for each row; "alike": the
+//       same 8.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "bench/gpu_model.h"
 #include "ops/gated_attention.h"
 #include "ops/matmul.h"
 #include "ops/moe.h"
 #include "quant/act_rows.h"
-#include "quant/planes.h"
 #include "tensor/context.h"
 
 namespace {
 
 using namespace riptide;
+using namespace riptide::bench;
 
-constexpr int64_t kHidden = 2048, kLayers = 40, kExperts = 256, kTopK = 8, kFf = 512, kDenseFf = 8192, kVocab = 100352;
 constexpr double kBandwidth = 4650;  // GB/s
 
 struct Settings {
     std::string type = "q4_k_m";
     int64_t rows = 1;
     bool portable = false;
+    bool table = false;
 };
-
-/// Device memory with random matrices of any type, the same bytes in different places.
-class Weights {
-  public:
-    explicit Weights(Gpu& gpu) : gpu_(gpu), random_(7) {}
-
-    std::vector<Weight> stack(DType type, int64_t rows, int64_t cols, int64_t count) {
-        Weight w;
-        w.dtype = type;
-        w.rows = rows;
-        w.cols = cols;
-        w.row_bytes = row_bytes_of(type, cols);
-        w.scale = type == DType::f8_e4m3 ? 0.01f : 1.0f;
-        const std::vector<uint8_t> scales = scale_plane(w), high(static_cast<size_t>(high_bytes(w)), 0x9C);
-        const int64_t data = align(w.bytes()), high_at = align(high_bytes(w)),
-                      each = data + high_at + align(bytes_of(scales));
-        memory_.emplace_back(&gpu_, each * count, "weights");
-        std::vector<uint8_t> first(static_cast<size_t>(each));
-        fill(type, first.data(), w.bytes());
-        std::copy(high.begin(), high.end(), first.begin() + data);
-        std::copy(scales.begin(), scales.end(), first.begin() + data + high_at);
-        std::byte* base = memory_.back().data();
-        gpu_.to_device(base, first.data(), each);
-        std::vector<Weight> all;
-        for (int64_t i = 0; i < count; ++i) {
-            std::byte* at = base + i * each;
-            if (i > 0) gpu_.copy(at, base, each);
-            w.data = at;
-            w.high = high.empty() ? nullptr : at + data;
-            w.scales = scales.empty() ? nullptr : at + data + high_at;
-            all.push_back(w);
-        }
-        return all;
-    }
-    Weight matrix(DType type, int64_t rows, int64_t cols) { return stack(type, rows, cols, 1).front(); }
-    std::span<const float> norm() {
-        const std::vector<float> ones(static_cast<size_t>(kHidden), 1.0f);
-        memory_.emplace_back(&gpu_, kHidden * 4, "norm");
-        gpu_.to_device(memory_.back().data(), ones.data(), kHidden * 4);
-        return {reinterpret_cast<const float*>(memory_.back().data()), ones.size()};
-    }
-
-  private:
-    static int64_t align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-    static int64_t bytes_of(const std::vector<uint8_t>& v) { return static_cast<int64_t>(v.size()); }
-    static int64_t row_bytes_of(DType type, int64_t cols) {
-        if (type == DType::planes_int8) return cols;
-        return is_planes(type) ? cols / 2 : cols * dtype_info(type).block_bytes;
-    }
-    static int64_t high_bytes(const Weight& w) {
-        return w.dtype == DType::planes_q6_k   ? w.rows * w.cols / 4
-               : w.dtype == DType::planes_q5_k ? w.rows * w.cols / 8
-                                               : 0;
-    }
-    void fill(DType type, uint8_t* p, int64_t bytes) {
-        for (int64_t i = 0; i < bytes; i += 8) {
-            uint64_t word = random_();
-            if (type == DType::bf16) word = (word & 0x807F807F807F807Full) | 0x3C003C003C003C00ull;
-            if (type == DType::f8_e4m3) word &= 0xB7B7B7B7B7B7B7B7ull;
-            if (type == DType::f32) word = (word & 0x807FFFFF807FFFFFull) | 0x3C0000003C000000ull;
-            std::memcpy(p + i, &word, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
-        }
-    }
-    /// d = 2^-13, dmin = 2^-10; planes of bf16 2^-7, one for 32 columns.
-    std::vector<uint8_t> scale_plane(Weight& w) {
-        std::vector<uint8_t> plane;
-        const int64_t blocks = w.rows * w.cols / 256;
-        if (w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k) {
-            plane.resize(static_cast<size_t>(blocks * 16));
-            fill(w.dtype, plane.data(), blocks * 16);
-            const uint16_t d[2] = {0x0800, 0x1400};
-            for (int64_t b = 0; b < blocks; ++b) std::memcpy(plane.data() + 16 * b + 12, d, 4);
-        } else if (w.dtype == DType::planes_q6_k) {
-            plane.resize(static_cast<size_t>(blocks * 18));
-            fill(w.dtype, plane.data(), blocks * 16);
-            const uint16_t d = 0x0800;
-            for (int64_t b = 0; b < blocks; ++b) std::memcpy(plane.data() + 16 * blocks + 2 * b, &d, 2);
-        } else if (is_planes(w.dtype)) {
-            w.scale_dtype = DType::bf16;
-            w.scale_cols = 32;
-            plane.resize(static_cast<size_t>(w.rows * w.cols / 16));
-            const uint16_t d = 0x3C00;
-            for (size_t i = 0; i < plane.size(); i += 2) std::memcpy(plane.data() + i, &d, 2);
-        }
-        return plane;
-    }
-
-    Gpu& gpu_;
-    std::mt19937_64 random_;
-    std::vector<DeviceMemory> memory_;
-};
-
-struct Layer {
-    std::span<const float> norm;
-    Weight q, k, v, gate, o;
-    Weight dense_gate, dense_up, dense_down;  // layer 0
-    Weight router, shared_gate, shared_up, shared_down;
-    ops::ExpertWeights experts;
-
-    std::vector<const Weight*> attention() const { return {&q, &k, &v, &gate}; }
-    ops::SharedExpert shared() const { return {&shared_gate, &shared_up, &shared_down}; }
-};
-
-struct Model {
-    std::vector<Layer> layers;
-    Weight head;
-
-    Model(Weights& weights, const std::string& type) {
-        const bool mixed = type == "q4_k_m";
-        RT_CHECK(mixed || type == "bf16" || type == "f8" || type == "int4", "--type {}: not q4_k_m, bf16, f8 or int4",
-                 type);
-        const DType most = mixed            ? DType::planes_q4_k
-                           : type == "bf16" ? DType::bf16
-                           : type == "f8"   ? DType::f8_e4m3
-                                            : DType::planes_int4;
-        head = weights.matrix(mixed ? DType::planes_q6_k : most, kVocab, kHidden);
-        for (int64_t i = 0; i < kLayers; ++i) {
-            // llama-quantize gives more bits to the first and last eighth of the layers and to every third between.
-            const bool more = mixed && (i < kLayers / 8 || i >= 7 * kLayers / 8 || (i - kLayers / 8) % 3 == 2);
-            const DType better = more ? DType::planes_q6_k : most;
-            const int64_t heads = i % 4 == 0 ? 48 : 64;
-            Layer l;
-            l.norm = weights.norm();
-            l.q = weights.matrix(most, heads * 128, kHidden);
-            l.k = weights.matrix(most, 1024, kHidden);
-            l.v = weights.matrix(better, 1024, kHidden);
-            l.gate = weights.matrix(most, heads, kHidden);
-            l.o = weights.matrix(most, kHidden, heads * 128);
-            if (i == 0) {
-                l.dense_gate = weights.matrix(most, kDenseFf, kHidden);
-                l.dense_up = weights.matrix(most, kDenseFf, kHidden);
-                l.dense_down = weights.matrix(better, kHidden, kDenseFf);
-            } else {
-                l.router = weights.matrix(DType::bf16, kExperts, kHidden);
-                l.experts = {weights.stack(most, kFf, kHidden, kExperts), weights.stack(most, kFf, kHidden, kExperts),
-                             weights.stack(better, kHidden, kFf, kExperts)};
-                l.shared_gate = weights.matrix(most, kFf, kHidden);
-                l.shared_up = weights.matrix(most, kFf, kHidden);
-                l.shared_down = weights.matrix(better, kHidden, kFf);
-            }
-            layers.push_back(std::move(l));
-        }
-    }
-};
-
-double bytes_of(const Weight& w) { return static_cast<double>(placed_bytes(w)); }
-double expert_bytes(const Layer& l, bool down) {
-    const auto used = static_cast<double>(kTopK);
-    if (down) return used * bytes_of(l.experts.down[0]) + bytes_of(l.shared_down);
-    return used * (bytes_of(l.experts.gate[0]) + bytes_of(l.experts.up[0])) + bytes_of(l.shared_gate) +
-           bytes_of(l.shared_up);
-}
 
 class Bench {
   public:
-    Bench(Gpu& gpu, int64_t rows)
-        : gpu_(gpu), rows_(rows), arena_(int64_t{64} << 20, &gpu), inputs_(int64_t{64} << 20, &gpu) {
+    Bench(Gpu& gpu, int64_t rows, bool quiet = false)
+        : gpu_(gpu), rows_(rows), quiet_(quiet), arena_(int64_t{64} << 20, &gpu), inputs_(int64_t{64} << 20, &gpu) {
         ctx_.gpu = &gpu;
         ctx_.arena = &inputs_;
         x0_ = random_tensor(kHidden);
@@ -240,6 +91,7 @@ class Bench {
         }
         std::sort(us.begin(), us.end());
         const double median = us[us.size() / 2], each = median / static_cast<double>(times);
+        if (quiet_) return median;
         fmt::print("{:34} {:9.2f} us  ({:.2f} .. {:.2f})  {:8.2f} MB  {:7.0f} GB/s  {:5.1f} %\n", name, each,
                    us.front() / static_cast<double>(times), us.back() / static_cast<double>(times),
                    bytes / 1e6 / static_cast<double>(times), bytes / median / 1e3,
@@ -250,6 +102,7 @@ class Bench {
   private:
     Gpu& gpu_;
     int64_t rows_;
+    bool quiet_;
     Arena arena_, inputs_;
     Context ctx_;
     Tensor x_, x0_, wide_[2];
@@ -258,6 +111,21 @@ class Bench {
 constexpr float kEps = 1e-6f;
 
 ops::Router router_of(const Layer& l) { return {&l.router, {}, kTopK, 2.5f, true}; }
+
+/// Expert chosen(row, rank) for each row, weight 0.3, in `memory`.
+ops::Routing placed_routing(Context& ctx, const DeviceMemory& memory, int64_t rows,
+                            const std::function<int32_t(int64_t, int64_t)>& chosen) {
+    ops::Routing r{kTopK, ctx.alloc(DType::i32, {rows, kTopK}), ctx.alloc(DType::f32, {rows, kTopK})};
+    std::vector<int32_t> ids;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t k = 0; k < kTopK; ++k) ids.push_back(chosen(row, k));
+    const std::vector<float> weights(ids.size(), 0.3f);
+    r.experts.data = memory.data();
+    r.weights.data = memory.data() + ids.size() * 4;
+    ctx.gpu->to_device(r.experts.data, ids.data(), std::ssize(ids) * 4);
+    ctx.gpu->to_device(r.weights.data, weights.data(), std::ssize(ids) * 4);
+    return r;
+}
 
 void run_ops(Bench& bench, const Model& model) {
     Context& ctx = bench.context();
@@ -289,18 +157,9 @@ void run_ops(Bench& bench, const Model& model) {
         routers += bytes_of(l.router);
     });
     DeviceMemory memory(ctx.gpu, bench.rows() * kTopK * 8, "routing");
-    const ops::Routing fixed = [&] {
-        ops::Routing kept{kTopK, ctx.alloc(DType::i32, {bench.rows(), kTopK}),
-                          ctx.alloc(DType::f32, {bench.rows(), kTopK})};
-        std::vector<int32_t> ids(static_cast<size_t>(bench.rows() * kTopK));
-        for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 37 % kExperts);
-        const std::vector<float> ones(ids.size(), 0.3f);
-        kept.experts.data = memory.data();
-        kept.weights.data = memory.data() + ids.size() * 4;
-        ctx.gpu->to_device(kept.experts.data, ids.data(), static_cast<int64_t>(ids.size()) * 4);
-        ctx.gpu->to_device(kept.weights.data, ones.data(), static_cast<int64_t>(ids.size()) * 4);
-        return kept;
-    }();
+    const ops::Routing fixed = placed_routing(ctx, memory, bench.rows(), [](int64_t row, int64_t k) {
+        return static_cast<int32_t>((row * kTopK + k) * 37 % kExperts);
+    });
     const double two = bench.run("gate up, down (2 kernels)", kLayers - 1, experts, [&] {
         sparse([&](const Layer& l) { ops::moe_swiglu(ctx, bench.x(), fixed, l.experts, l.shared()); });
     });
@@ -346,11 +205,116 @@ void run_token(Bench& bench, const Model& model) {
     fmt::print("{:34} {:9.0f} steps/s\n", "", 1e6 / us);
 }
 
+/// Eight different experts for each row, at random.
+std::vector<int32_t> random_experts(int64_t rows) {
+    std::mt19937 random(11);
+    std::vector<int32_t> all(static_cast<size_t>(kExperts)), ids;
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
+    for (int64_t row = 0; row < rows; ++row) {
+        std::shuffle(all.begin(), all.end(), random);
+        ids.insert(ids.end(), all.begin(), all.begin() + kTopK);
+    }
+    return ids;
+}
+
+/// One line of the table: an op's microseconds and its floor for each number of rows.
+struct TableLine {
+    std::string name;
+    std::vector<double> us, floor;
+};
+
+void add_to_table(std::vector<TableLine>& table, const char* name, double us, double bytes) {
+    auto line = std::find_if(table.begin(), table.end(), [&](const TableLine& l) { return l.name == name; });
+    if (line == table.end()) line = table.insert(table.end(), TableLine{name, {}, {}});
+    line->us.push_back(us);
+    line->floor.push_back(bytes / kBandwidth / 1e3);
+}
+
+void add_rows(std::vector<TableLine>& table, Gpu& gpu, const Model& model, int64_t n) {
+    Bench bench(gpu, n, true);
+    Context& ctx = bench.context();
+    const auto layers = [&](const auto& wanted, const auto& bytes_each, const char* name, const auto& op) {
+        double bytes = 0;
+        int64_t count = 0;
+        for (size_t i = 0; i < model.layers.size(); ++i)
+            if (wanted(i)) bytes += bytes_each(model.layers[i]), ++count;
+        const double us = bench.run(name, count, bytes, [&] {
+            for (size_t i = 0; i < model.layers.size(); ++i)
+                if (wanted(i)) op(model.layers[i]);
+        });
+        add_to_table(table, name, us / static_cast<double>(count), bytes / static_cast<double>(count));
+    };
+    const auto window = [](size_t i) { return i % 4 != 0; };
+    const auto sparse = [](size_t i) { return i > 0; };
+    const auto dense = [](size_t i) { return i == 0; };
+    layers(
+        window, [](const Layer& l) { return bytes_of(l.q) + bytes_of(l.k) + bytes_of(l.v) + bytes_of(l.gate); },
+        "norm, q k v gate (window layers)",
+        [&](const Layer& l) {
+            ops::norm_matmul_group(ctx, bench.x(), {l.norm, kEps}, l.attention());
+        });
+    layers(
+        window, [](const Layer& l) { return bytes_of(l.o); }, "o += (window layers)",
+        [&](const Layer& l) { ops::matmul_add(ctx, l.o, bench.wide(l), bench.x()); });
+    const auto experts_bytes = [](const Layer& l, double distinct) {
+        return distinct * (bytes_of(l.experts.gate[0]) + bytes_of(l.experts.up[0]) + bytes_of(l.experts.down[0])) +
+               bytes_of(l.shared_gate) + bytes_of(l.shared_up) + bytes_of(l.shared_down);
+    };
+    DeviceMemory memory(&gpu, n * kTopK * 8, "routing");
+    const std::vector<int32_t> ids = random_experts(n);
+    std::vector<int32_t> sorted = ids;
+    std::sort(sorted.begin(), sorted.end());
+    const auto used = static_cast<double>(std::unique(sorted.begin(), sorted.end()) - sorted.begin());
+    for (const bool alike : {false, true}) {
+        const ops::Routing r = placed_routing(ctx, memory, n, [&](int64_t row, int64_t k) {
+            return ids[static_cast<size_t>(alike ? k : row * kTopK + k)];
+        });
+        layers(
+            sparse, [&](const Layer& l) { return experts_bytes(l, alike ? kTopK : used); },
+            alike ? "gate up down, experts alike" : "gate up down, experts at random",
+            [&](const Layer& l) { ops::moe_swiglu(ctx, bench.x(), r, l.experts, l.shared()); });
+    }
+    layers(
+        sparse, [&](const Layer& l) { return bytes_of(l.router) + experts_bytes(l, used); },
+        "norm, router, gate up down +=",
+        [&](const Layer& l) {
+            ops::moe_add(ctx, bench.x(), {l.norm, kEps}, router_of(l), l.experts, l.shared());
+        });
+    layers(
+        dense, [](const Layer& l) { return bytes_of(l.dense_gate) + bytes_of(l.dense_up) + bytes_of(l.dense_down); },
+        "dense layer",
+        [&](const Layer& l) {
+            ops::swiglu_ffn_add(ctx, bench.x(), {l.norm, kEps}, l.dense_gate, l.dense_up, l.dense_down);
+        });
+    const Weight* const head = &model.head;
+    layers(
+        dense, [&](const Layer&) { return bytes_of(model.head); }, "norm, head",
+        [&](const Layer& l) {
+            ops::norm_matmul_group(ctx, bench.x(), {l.norm, kEps}, {&head, 1});
+        });
+}
+
+void run_table(Gpu& gpu, const Model& model) {
+    const int64_t counts[] = {1, 2, 3, 4, 8, 16, 32, 64};
+    std::vector<TableLine> table;
+    for (const int64_t n : counts) add_rows(table, gpu, model, n);
+    fmt::print("{:34}", "us each (floor), rows:");
+    for (const int64_t n : counts) fmt::print("{:>16}", n);
+    fmt::print("\n");
+    for (const TableLine& line : table) {
+        fmt::print("{:34}", line.name);
+        for (size_t i = 0; i < line.us.size(); ++i)
+            fmt::print("{:>16}", fmt::format("{:.1f} ({:.1f})", line.us[i], line.floor[i]));
+        fmt::print("\n");
+    }
+}
+
 Settings read_settings(int argc, char** argv) {
     Settings s;
     for (int i = 1; i < argc; ++i) {
         const std::string a = argv[i];
         if (a == "--portable") s.portable = true;
+        else if (a == "--table") s.table = true;
         else if (a == "--type" && i + 1 < argc) s.type = argv[++i];
         else if (a == "--rows" && i + 1 < argc) s.rows = std::stoll(argv[++i]);
         else fail(ErrorKind::usage, "unknown argument {}", a);
@@ -370,6 +334,10 @@ int main(int argc, char** argv) try {
     Weights weights(*gpu);
     const Model model(weights, settings.type);
     gpu->synchronize();
+    if (settings.table) {
+        run_table(*gpu, model);
+        return 0;
+    }
     Bench bench(*gpu, settings.rows);
     run_ops(bench, model);
     run_token(bench, model);

@@ -26,7 +26,7 @@ PTX = {
     "instruction": re.compile(r"^\s*((?:@!?%p\d+\s+)?[a-z][\w.:]*\b[^;]*);"),
     "wait": "griddepcontrol.wait",
     "readonly": re.compile(r"\bld\.global(\.\w+)*\.nc\b|\bld\.global\.nc"),
-    "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async)"),
+    "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async(?!\.(commit|wait)))"),
     "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|cp\.async\.(cg|bulk)"),
     "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|red\.(?!shared|async))"),
 }
@@ -35,7 +35,7 @@ SASS = {
     "instruction": re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);"),
     "wait": "ACQBULK",
     "readonly": re.compile(r"\bLDG\S*\.CONSTANT"),
-    "read": re.compile(r"\b(LDG|LD\.|LDGSTS|UBLKCP|UTMALDG)"),
+    "read": re.compile(r"\b(LDG(?!DEPBAR)|LD\.|LDGSTS|UBLKCP|UTMALDG)"),
     "weights": re.compile(r"\bLDG\.E\.(NA|U16\.NA|64\.NA|128|STRONG\.GPU)|LDGSTS|UTMALDG|UBLKCP"),
     "write": re.compile(r"\b(STG|ATOMG|RED|REDG)\b"),
 }

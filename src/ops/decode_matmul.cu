@@ -15,6 +15,7 @@
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
 #include "ops/decode_matmul.cuh"
+#include "ops/decode_mma.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -184,10 +185,22 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     for (const Weight* w : weights) check_weight(*w, cols);
     if (n == 0 || (n == 1 && lean_multiply(ctx, x, cols, weights, y, residual))) return;
     const ArenaScope scope(*ctx.arena);
-    for (size_t i = 0; i < weights.size(); i += kMaxMatrices) {
-        const size_t count = std::min<size_t>(kMaxMatrices, weights.size() - i);
-        launch_group(ctx, x, cols, n, weights.subspan(i, count), y.subspan(i, count), residual);
+    std::vector<const Weight*> tiled, other;
+    std::vector<Tensor> tiled_y, other_y;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const bool tiles = n > 1 && tile_weight(*ctx.gpu, *weights[i]);
+        (tiles ? tiled : other).push_back(weights[i]);
+        (tiles ? tiled_y : other_y).push_back(y[i]);
     }
+    const auto in_groups = [&](std::span<const Weight* const> w, std::span<const Tensor> to, bool tiles) {
+        for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
+            const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
+            if (tiles && tile_multiply(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
+            launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
+        }
+    };
+    in_groups(tiled, tiled_y, true);
+    in_groups(other, other_y, false);
 }
 
 std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,

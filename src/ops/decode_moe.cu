@@ -8,11 +8,13 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// More rows: the same kernels for each row, weights that rows share come from L2 (blockIdx.y = row).
-// Limits: latency of three dependent kernels; the experts' addresses are not known before the router has ended.
+// More rows: decode_group_router.cu from five on, and decode_group.cu if it has kernels for the types and shapes; else
+// the same kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three
+// dependent kernels; the experts' addresses are not known before the router has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
+#include "ops/decode_group.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
 #include "ops/decode_moe.cuh"
@@ -21,6 +23,9 @@
 namespace riptide::ops::cuda::decode {
 
 namespace {
+
+/// The most rows that router_kernel serves; more go through router_logits().
+constexpr int64_t kFusedRouterRows = 4;
 
 struct RouterArgs {
     Matrix m;  // float rows without a scale plane
@@ -97,13 +102,6 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
     __syncthreads();
     if (last) route_row(a.route, logits, row, memory);
 }
-
-/// The matrices of a sparse or dense layer and how its kernels are chosen.
-struct Layer {
-    Matrix gate, up, down, shared_gate, shared_up, shared_down;
-    int32_t top_k = 0;
-    bool shared = false;
-};
 
 bool same_kind(const Weight& a, const Weight& b) { return is_planes(a.dtype) == is_planes(b.dtype); }
 
@@ -195,6 +193,7 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
     s.layer.up = matrix_of(weights.up);
     s.layer.down = matrix_of(weights.down);
     s.layer.top_k = static_cast<int32_t>(top_k);
+    s.layer.experts = static_cast<int32_t>(weights.gate.size());
     s.layout = act_layout(cols, is_planes(gate.dtype), !is_planes(gate.dtype));
     if (shared.gate == nullptr) return s;
     s.separate = shared.gate->rows != gate.rows || !same_kind(*shared.gate, gate) || !same_kind(*shared.up, gate) ||
@@ -219,6 +218,7 @@ void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const A
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
         dense_swiglu(ctx, x, cols, n, *shared.gate, *shared.up, *shared.down, extra, nullptr);
     }
+    if (n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, s.separate ? &extra : nullptr)) return;
     const int64_t slots = s.layer.top_k + (s.layer.shared ? 1 : 0);
     auto* act = static_cast<float*>(ctx.arena->allocate(n * slots * s.layer.gate.rows * int64_t{sizeof(float)}));
     launch_gate_up(ctx, s.layer, prepared, s.layout, n, routing.experts.row<int32_t>(0), true, act);
@@ -284,6 +284,19 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const ActSource source = source_of(x, norm, true);
     MoeResult result;
     result.y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
+    const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
+    if (plain && router.w->scales == nullptr && n > kFusedRouterRows) {
+        const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);
+        ActSource rows = prepare_rows(ctx, source, both, n);
+        result.logits = ctx.alloc(DType::f32, {n, num_experts});
+        router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
+        result.routing =
+            cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        const ArenaScope scope(*ctx.arena);
+        run_experts(ctx, s, source, rows, cols, n, result.routing, weights, shared, result.y, &x);
+        x.int8 = nullptr;
+        return result;
+    }
     const bool fused = !is_planes(router.w->dtype) && router.w->dtype != DType::f8_e4m3;
     if (!fused || n == 0) {
         const Weight* const w = router.w;

@@ -69,7 +69,7 @@ struct MoeResult {
 /// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU's prefill family are
 /// not those of matmul, which rounds to bf16 there (a rounded logit may choose another expert): they are f32 sums of
 /// f32 products, off by at most d 2^-24 sum |W h|; all that follows has the bits that the ops make of these logits. On
-/// a GPU: three kernels (decode).
+/// a GPU: three kernels (decode, one row; several rows that share their experts' reads: up to six).
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 

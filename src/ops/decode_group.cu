@@ -1,0 +1,458 @@
+// Sparse layers of 2 to 256 rows, Q4_K, Q5_K or Q6_K experts of 512 x 2048: the rows that chose an expert share one
+// read of it.
+//
+// Bytes of gate and up: 1.18 MB for each distinct expert (Q4_K), of down 0.59 (Q6_K: 0.86). Rows that choose at random
+// use 57 distinct experts at 8 rows, 102 at 16, 163 at 32, and the shared one: 68, 121, 193 MB of gate and up, 14.7,
+// 26, 42 us at 4.65 TB/s; down half of that. Instructions (decode_tile.cuh): an expert's 64 stages of gate and up are
+// 64 x 8 warps x 190 (one row), 260 (two), 390 (up to eight); 58 experts of one row 5.6 us of issue, half of the
+// memory's time. Rows that agree: 9 experts at 8 rows, 10.6 MB, 2.3 us of memory and 1.8 of issue. Expected (not yet
+// measured) at 8 rows: gate and up 19 us at random, 6 us alike; down 10 and 4. Design: three kernels.
+//   gate_up  every CTA finds the groups for itself: a mask of rows for each expert (bits set by atomics: the order does
+//            not matter), a list of groups of up to eight rows by a scan over the experts, the shared expert first. The
+//            list of (group, eight pairs of rows) is cut evenly among the CTAs; a CTA streams its stages (eight gate
+//            rows, eight up rows) and stages the rows of x of a group when it comes to it. One or two rows: dp4a; more:
+//            mma.
+//   down     the same with stages of 64 rows; its groups are found and its first stages asked for before pdl_wait()
+//            (routing is older than gate_up, which lets it go behind its own wait). Writes weight * product of each
+//            (row, slot).
+//   combine  adds the slots in order of rank.
+// No result depends on how rows are grouped: each is one canonical product, or a sum in order of rank.
+#include "ops/decode_group.h"
+
+#include <algorithm>
+
+#include "ops/decode_mma.h"
+#include "ops/decode_tile.cuh"
+#include "ops/row_math.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kGroupRows = 8, kMostGroupTopK = 8;
+constexpr int kPairTiles = kFf / 8;  // units of gate and up
+constexpr uint32_t kShared = 0xFFFF;
+constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k, kQ6 = DType::planes_q6_k;
+
+struct GroupArgs {
+    const int32_t* experts = nullptr;  // [n, top_k]
+    int32_t n = 0, top_k = 0, slots = 0;
+    int32_t words = 0;   // of a mask of rows
+    int32_t stages = 0;  // of the ring
+};
+
+/// Groups of up to eight rows of one expert, in shared memory.
+struct Groups {
+    uint32_t* mask;  // [words][kExperts]
+    uint32_t* list;  // expert (or kShared) | number among the expert's groups << 16
+    uint8_t* ids;    // [n, top_k]
+
+    static RT_HD int most(int n, int top_k) {
+        const int chosen = n * top_k, spread = kExperts + chosen / kGroupRows;
+        return (n + kGroupRows - 1) / kGroupRows + (chosen < spread ? chosen : spread);
+    }
+    static RT_HD int bytes(int n, int top_k) {
+        return (n + 31) / 32 * kExperts * 4 + (4 * most(n, top_k) + n * top_k + 15) / 16 * 16;
+    }
+};
+
+/// The rows of the group at hand.
+struct Members {
+    int32_t row[kGroupRows];
+    uint32_t slots[kGroupRows];  // bit k: rank k of the row (more than one if it chose an expert twice)
+    float weight[kGroupRows];    // of the first of them; 1 for the shared expert
+};
+
+__device__ __forceinline__ Groups groups_at(char* memory, const GroupArgs& a) {
+    Groups g;
+    g.mask = reinterpret_cast<uint32_t*>(memory);
+    g.list = g.mask + a.words * kExperts;
+    g.ids = reinterpret_cast<uint8_t*>(g.list + Groups::most(a.n, a.top_k));
+    return g;
+}
+
+/// How many groups there are; the whole CTA, all threads of which see the lists afterwards. totals: kWarps integers.
+__device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g, int* totals) {
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+#pragma unroll 1
+    for (int w = 0; w < a.words; ++w) g.mask[w * kExperts + thread] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = thread; i < a.n * a.top_k; i += kThreads) {
+        const int e = load_shared_i32(a.experts + i), row = i / a.top_k;
+        g.ids[i] = static_cast<uint8_t>(e);
+        atomicOr(&g.mask[row / 32 * kExperts + e], 1u << (row % 32));
+    }
+    __syncthreads();
+    int rows = 0;
+#pragma unroll 1
+    for (int w = 0; w < a.words; ++w) rows += __popc(g.mask[w * kExperts + thread]);
+    const int mine = (rows + kGroupRows - 1) / kGroupRows;
+    int upto = mine;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += other;
+    }
+    if (lane == 31) totals[warp] = upto;
+    __syncthreads();
+    const int shared = a.slots > a.top_k ? (a.n + kGroupRows - 1) / kGroupRows : 0;
+    int all = shared, before = shared;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        if (w < warp) before += totals[w];
+        all += totals[w];
+    }
+#pragma unroll 1
+    for (int c = 0; c < mine; ++c) g.list[before + upto - mine + c] = static_cast<uint32_t>(thread | c << 16);
+    if (thread < shared) g.list[thread] = kShared | static_cast<uint32_t>(thread) << 16;
+    __syncthreads();
+    return all;
+}
+
+/// The rows of a group; their number. Called by the whole CTA, which synchronises before it reads `m`. weights: null if
+/// they are not wanted.
+__device__ __forceinline__ int find_members(const GroupArgs& a, const Groups& g, uint32_t entry, const float* weights,
+                                            Members& m) {
+    const int first = static_cast<int>(entry >> 16) * kGroupRows, row = threadIdx.x;
+    const uint32_t e = entry & 0xFFFFu;
+    if (e == kShared) {
+        const int count = min(kGroupRows, a.n - first);
+        if (row < count) {
+            m.row[row] = first + row;
+            m.slots[row] = 1u << a.top_k;
+            m.weight[row] = 1.0f;
+        }
+        return count;
+    }
+    int before = 0, all = 0;
+    uint32_t word = 0;
+#pragma unroll 1
+    for (int w = 0; w < a.words; ++w) {
+        const uint32_t bits = g.mask[w * kExperts + e];
+        if (w < row / 32) before += __popc(bits);
+        if (w == row / 32) word = bits;
+        all += __popc(bits);
+    }
+    const int at = before + __popc(word & ((1u << (row % 32)) - 1)) - first;
+    if ((word >> (row % 32) & 1u) != 0 && at >= 0 && at < kGroupRows) {
+        uint32_t slots = 0;
+#pragma unroll 1
+        for (int k = 0; k < a.top_k; ++k)
+            if (g.ids[row * a.top_k + k] == e) slots |= 1u << k;
+        m.row[at] = row;
+        m.slots[at] = slots;
+        if (weights != nullptr) m.weight[at] = weights[row * a.top_k + __ffs(static_cast<int>(slots)) - 1];
+    }
+    return min(kGroupRows, all - first);
+}
+
+__device__ __forceinline__ int cut(int units, int part, int parts) {
+    return static_cast<int>(static_cast<int64_t>(units) * part / parts);
+}
+
+/// A matrix of each expert and of the shared one.
+struct ExpertPlanes {
+    TilePlanes routed, shared;
+    int64_t data_stride, high_stride, scale_stride;
+
+    __device__ __forceinline__ TilePlanes of(uint32_t e) const {
+        return e == kShared ? shared : routed.moved(e * data_stride, e * high_stride, e * scale_stride);
+    }
+};
+
+struct GateUpArgs {
+    GroupArgs g;
+    ExpertPlanes gate, up;
+    ActSource x;  // staged rows
+    float* out;   // [n, slots, kFf]
+};
+
+template <DType Type>
+__global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ int totals[kWarps];
+    __shared__ Members members;
+    pdl_wait();
+    pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
+    using T = Tile<Type, kHidden>;
+    const ActLayout l = {kHidden, kHidden / 32, 44 * (kHidden / 32), 0};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l);
+    char* const ring = reinterpret_cast<char*>(dynamic);
+    float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1);
+    const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
+    const int all = build_groups(a.g, groups, totals) * kPairTiles;
+    const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
+    Cursor asked{begin / kPairTiles, begin % kPairTiles}, now = asked;
+    RingSlot slot;
+    int left = end - begin;  // to be asked for
+    const auto issue = [&](int to) {
+        if (left > 0) {
+            const uint32_t e = groups.list[asked.outer] & 0xFFFFu;
+            const TilePlanes gate = a.gate.of(e), up = a.up.of(e);
+            const int f = asked.part * 8;
+            const auto row_of = [&](int r) { return TileRow{r < 8 ? gate : up, f + r % 8}; };
+            fetch_stage<Type, kHidden>(row_of, kHidden, 0, ring + to * T::kBytes);
+            asked.advance(kPairTiles, 1);
+            --left;
+        }
+        commit_copies();
+    };
+#pragma unroll 1
+    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
+    TileX x{staged, stride, l.groups, 0};
+    int current = -1;
+#pragma unroll 1
+    for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), slot.advance(a.g.stages)) {
+        if (now.outer != current) {
+            current = now.outer;
+            __syncthreads();
+            x.count = find_members(a.g, groups, groups.list[current], nullptr, members);
+            __syncthreads();
+            stage_x(
+                a.x, l, stride, x.count, [&](int p) { return static_cast<int64_t>(members.row[p]); }, staged);
+        }
+        wait_copies(a.g.stages - 2);
+        __syncthreads();
+        issue(slot.before(a.g.stages));
+        const char* const stage = ring + slot.at * T::kBytes;
+        const int f0 = now.part * 8;
+        const auto store = [&](int f, int p, float gate, float up) {
+            const int rank = __ffs(static_cast<int>(members.slots[p])) - 1;
+            a.out[(static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf + f0 + f] = swiglu_value(gate, up);
+        };
+        if (x.count == 1) {
+            float acc[2][1] = {};
+            dot_rows<Type, kHidden, 1>(stage, x, 0, warp, lane, acc);
+            float v[2] = {acc[0][0], acc[1][0]};
+            const float sum = reduce_lanes<2>(v, lane), up = __shfl_xor_sync(~0u, sum, 16);
+            if (lane == 0) store(warp, 0, sum, up);
+        } else if (x.count == 2) {
+            float acc[2][2] = {};
+            dot_rows<Type, kHidden, 2>(stage, x, 0, warp, lane, acc);
+            float v[4] = {acc[0][0], acc[1][0], acc[0][1], acc[1][1]};
+            const float sum = reduce_lanes<4>(v, lane), up = __shfl_xor_sync(~0u, sum, 8);
+            if (lane % 16 == 0) store(warp, lane / 16, sum, up);
+        } else {
+            WideSums<1> acc = {};
+            const LaneX<1> mine(x, lane);
+            mma_wide<Type, 1>(stage, mine, 0, warp, lane, acc);
+            put_wide<1>(partial, warp, lane, acc);
+            __syncthreads();
+            const int i = threadIdx.x;
+            if (i < 128) {
+                const float sum = wide_sum<1>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
+                if (i % 16 < 8 && i / 16 < x.count) store(i % 16, i / 16, sum, up);
+            }
+        }
+    }
+}
+
+struct DownGroupArgs {
+    GroupArgs g;
+    ExpertPlanes down;
+    const float* weights;  // [n, top_k]
+    const float* act;      // [n, slots, kFf]
+    int32_t rows;          // of the matrices, a multiple of 64
+    float* terms;          // [n, slots, rows]
+};
+
+template <DType Type>
+__global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_constant__ DownGroupArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ int totals[kWarps];
+    __shared__ Members members;
+    pdl_trigger();
+    using T = Tile<Type, kFf>;
+    const ActLayout l = {kFf, kFf / 32, 44 * (kFf / 32), 0};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l);
+    char* const ring = reinterpret_cast<char*>(dynamic);
+    float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1);
+    const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
+    const int tiles = a.rows / 64, all = build_groups(a.g, groups, totals) * tiles;
+    const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
+    Cursor asked{begin / tiles, begin % tiles}, now = asked;
+    RingSlot slot;
+    int left = end - begin;  // to be asked for
+    const auto issue = [&](int to) {
+        if (left > 0) {
+            const TilePlanes planes = a.down.of(groups.list[asked.outer] & 0xFFFFu);
+            const int o = asked.part * 64;
+            const auto row_of = [&](int r) { return TileRow{planes, o + r}; };
+            fetch_stage<Type, kFf>(row_of, kFf, 0, ring + to * T::kBytes);
+            asked.advance(tiles, 1);
+            --left;
+        }
+        commit_copies();
+    };
+#pragma unroll 1
+    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
+    pdl_wait();
+    TileX x{staged, stride, l.groups, 0};
+    int current = -1;
+#pragma unroll 1
+    for (int u = begin; u < end; ++u, now.advance(tiles, 1), slot.advance(a.g.stages)) {
+        if (now.outer != current) {
+            current = now.outer;
+            __syncthreads();
+            x.count = find_members(a.g, groups, groups.list[current], a.weights, members);
+            __syncthreads();
+#pragma unroll 2
+            for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
+                const int p = q / (kFf / 8), c = q % (kFf / 8), rank = __ffs(static_cast<int>(members.slots[p])) - 1;
+                float v[8];
+                load8(a.act + (static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf, c, kFf, v);
+                put8(l, staged + p * stride, c, v);
+            }
+        }
+        wait_copies(a.g.stages - 2);
+        __syncthreads();
+        issue(slot.before(a.g.stages));
+        const char* const stage = ring + slot.at * T::kBytes;
+        const int o0 = now.part * 64;
+        const auto store = [&](int o, int p, float sum) {
+            const int64_t row = members.row[p];
+            uint32_t ranks = members.slots[p];
+            float weight = members.weight[p];
+            while (true) {
+                const int rank = __ffs(static_cast<int>(ranks)) - 1;
+                a.terms[(row * a.g.slots + rank) * a.rows + o0 + o] = rank < a.g.top_k ? __fmul_rn(weight, sum) : sum;
+                ranks &= ranks - 1;
+                if (ranks == 0) return;
+                weight = a.weights[row * a.g.top_k + __ffs(static_cast<int>(ranks)) - 1];
+            }
+        };
+        if (x.count == 1) {
+            float acc[4][1] = {};
+            dot_rows<Type, kFf, 1>(stage, x, 0, warp, lane, acc);
+            float v[4] = {acc[0][0], acc[1][0], acc[2][0], acc[3][0]};
+            const float sum = reduce_lanes<4, 16>(v, lane);
+            if (lane % 4 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, 0, sum);
+        } else if (x.count == 2) {
+            float acc[4][2] = {};
+            dot_rows<Type, kFf, 2>(stage, x, 0, warp, lane, acc);
+            float v[8] = {acc[0][0], acc[0][1], acc[1][0], acc[1][1], acc[2][0], acc[2][1], acc[3][0], acc[3][1]};
+            const float sum = reduce_lanes<8, 16>(v, lane);
+            if (lane % 2 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, lane / 2 % 2, sum);
+        } else {
+            const LaneX<1> mine(x, lane);
+            mma_narrow<Type>(stage, mine, warp, lane, partial);
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const int i = k * kThreads + threadIdx.x;
+                if (i / 64 < x.count) store(i % 64, i / 64, narrow_sum(partial, i % 64, i / 64));
+            }
+        }
+    }
+}
+
+struct CombineArgs {
+    const float* terms;  // [n, slots, rows]
+    const float* extra;  // [n, rows] or null: added to y
+    float* y;            // [n, rows]
+    float* residual;     // [n, rows] or null: += y
+    int32_t slots, rows;
+};
+
+/// Four outputs a thread, blockIdx.y = row.
+__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineArgs a) {
+    pdl_trigger();
+    pdl_wait();
+    const int o = (blockIdx.x * kThreads + threadIdx.x) * 4;
+    if (o >= a.rows) return;
+    const int64_t row = blockIdx.y, at = row * a.rows + o;
+    const auto load = [&](const float* p) { return *reinterpret_cast<const float4*>(p); };
+    const auto add = [](float4 p, float4 q) {
+        return make_float4(__fadd_rn(p.x, q.x), __fadd_rn(p.y, q.y), __fadd_rn(p.z, q.z), __fadd_rn(p.w, q.w));
+    };
+    const float* terms = a.terms + row * a.slots * a.rows + o;
+    float4 y = load(terms);
+#pragma unroll 8
+    for (int slot = 1; slot < a.slots; ++slot) y = add(y, load(terms + static_cast<int64_t>(slot) * a.rows));
+    if (a.extra != nullptr) y = add(y, load(a.extra + at));
+    *reinterpret_cast<float4*>(a.y + at) = y;
+    if (a.residual != nullptr) *reinterpret_cast<float4*>(a.residual + at) = add(load(a.residual + at), y);
+}
+
+ExpertPlanes expert_planes(const Matrix& routed, const Matrix& shared) {
+    return {tile_planes(routed), tile_planes(shared), routed.data_stride, routed.high_stride, routed.scale_stride};
+}
+
+bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
+    return m.type == type && is_tile_type(type) && m.rows == rows && m.cols == cols && m.scale == 1.0f;
+}
+
+/// The ring and the lists of a kernel behind `x_cols` columns of x.
+TilePlan plan_groups(const Gpu& gpu, GroupArgs& g, int64_t x_cols, int64_t stage) {
+    const int64_t fixed = partial_bytes(1) + int64_t{kGroupRows} * tile_x_stride(act_layout(x_cols, true, false)) +
+                          Groups::bytes(g.n, g.top_k) + 128;
+    const TilePlan plan = plan_tiles(gpu, fixed, stage);
+    g.stages = plan.stages;
+    return plan;
+}
+
+}  // namespace
+
+bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
+                   Tensor* residual, const Tensor* extra) {
+    const Gpu& gpu = *ctx.gpu;
+    const Matrix &gate = layer.gate, &down = layer.down;
+    if (gpu.info().major < 8 || gpu.options().portable || x.kind != ActKind::staged || layer.experts > kExperts ||
+        layer.top_k > kMostGroupTopK || n > 256 || down.rows % 64 != 0)
+        return false;
+    for (const Matrix* m :
+         {&gate, &layer.up, layer.shared ? &layer.shared_gate : &gate, layer.shared ? &layer.shared_up : &gate})
+        if (!suits(*m, gate.type, kFf, kHidden)) return false;
+    for (const Matrix* m : {&down, layer.shared ? &layer.shared_down : &down})
+        if (!suits(*m, down.type, down.rows, kFf)) return false;
+    GateUpArgs a = {};
+    a.g.experts = routing.experts.row<int32_t>(0);
+    a.g.n = static_cast<int32_t>(n);
+    a.g.top_k = layer.top_k;
+    a.g.slots = layer.top_k + (layer.shared ? 1 : 0);
+    a.g.words = static_cast<int32_t>((n + 31) / 32);
+    DownGroupArgs d = {};
+    d.g = a.g;
+    const TilePlan up_plan = plan_groups(gpu, a.g, kHidden, stage_bytes<kHidden>(gate.type));
+    const TilePlan down_plan = plan_groups(gpu, d.g, kFf, stage_bytes<kFf>(down.type));
+    if (up_plan.stages == 0 || down_plan.stages == 0) return false;
+
+    a.gate = expert_planes(gate, layer.shared ? layer.shared_gate : gate);
+    a.up = expert_planes(layer.up, layer.shared ? layer.shared_up : layer.up);
+    a.x = x;
+    a.out = static_cast<float*>(ctx.arena->allocate(n * a.g.slots * kFf * int64_t{sizeof(float)}));
+    const auto up_kernel = gate.type == kQ4   ? group_gate_up_kernel<kQ4>
+                           : gate.type == kQ5 ? group_gate_up_kernel<kQ5>
+                                              : group_gate_up_kernel<kQ6>;
+    allow_shared(reinterpret_cast<const void*>(up_kernel), up_plan.shared);
+    launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kThreads, static_cast<size_t>(up_plan.shared), a);
+
+    d.down = expert_planes(down, layer.shared ? layer.shared_down : down);
+    d.weights = routing.weights.row(0);
+    d.act = a.out;
+    d.rows = down.rows;
+    d.terms = static_cast<float*>(ctx.arena->allocate(n * d.g.slots * d.rows * int64_t{sizeof(float)}));
+    const auto down_kernel = down.type == kQ4   ? group_down_kernel<kQ4>
+                             : down.type == kQ5 ? group_down_kernel<kQ5>
+                                                : group_down_kernel<kQ6>;
+    allow_shared(reinterpret_cast<const void*>(down_kernel), down_plan.shared);
+    launch(gpu, down_kernel, dim3(static_cast<unsigned>(down_plan.ctas)), kThreads,
+           static_cast<size_t>(down_plan.shared), d);
+
+    CombineArgs c = {};
+    c.terms = d.terms;
+    c.extra = extra == nullptr ? nullptr : extra->row(0);
+    c.y = y.row(0);
+    c.residual = residual == nullptr ? nullptr : residual->row(0);
+    c.slots = d.g.slots;
+    c.rows = d.rows;
+    launch(gpu, combine_kernel,
+           dim3(static_cast<unsigned>((d.rows + 4 * kThreads - 1) / (4 * kThreads)), static_cast<unsigned>(n)),
+           kThreads, 0, c);
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,28 @@
+// The host's side of decode_group.cu and decode_group_router.cu: sparse layers of 2 to 256 rows that read each expert
+// once for up to eight rows.
+#pragma once
+
+#include "ops/decode_host.h"
+#include "ops/moe.h"
+
+namespace riptide::ops::cuda::decode {
+
+/// The matrices of a sparse or dense layer.
+struct Layer {
+    Matrix gate, up, down, shared_gate, shared_up, shared_down;
+    int32_t top_k = 0;
+    int32_t experts = 0;
+    bool shared = false;
+};
+
+/// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Takes Q4_K, Q5_K or
+/// Q6_K experts of [512, 2048] with a shared expert of the same types or none, up to 256 of them, top_k to 8. False:
+/// nothing was done. Right behind the kernel that wrote x and routing.
+bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
+                   Tensor* residual, const Tensor* extra);
+
+/// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
+/// staged rows, `stride` bytes apart.
+void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits);
+
+}  // namespace riptide::ops::cuda::decode

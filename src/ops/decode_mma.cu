@@ -1,0 +1,199 @@
+// Q4_K, Q5_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 16 rows.
+//
+// Bytes: those of the weights for each 16 rows (the first time from memory, then from L2): q, k, v and the gate of
+// Laguna XS.2 12.9 MB, o 9.4 MB, head 168.6 MB: 2.8, 2.0, 36 us at 4.65 TB/s. Instructions (decode_tile.cuh): q, k, v
+// and the gate are 41,200 sub-blocks of 16 rows, 78 for each of the 528 schedulers of an H200: at 45 instructions (8
+// rows) or 62 (16 rows) each 1.8 or 2.5 us if every cycle issued one, expected twice that. o the same at 32,768
+// sub-blocks, but its 128 tiles leave each SM eight warps only. Expected (not yet measured) with programmatic launches:
+// q, k, v, gate 5.5 us at 8 rows, 7 at 16; o 6 and 8; head 80 and 110. Design: a CTA takes every gridDim.x-th tile of
+// 16 rows of the whole group; its stages (2,048 columns of a tile) are asked for before pdl_wait(), the next one while
+// one is multiplied. x lies in shared memory, quantised by an earlier kernel. Two rows: dp4a, the same tiles. More than
+// 16 rows: blockIdx.y.
+#include "ops/decode_mma.h"
+
+#include <algorithm>
+
+#include "ops/decode_matmul.cuh"
+#include "ops/decode_tile.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+struct TileMatrix {
+    TilePlanes planes;
+    float* y;
+    int32_t rows, first;  // first tile
+    int32_t q6;
+};
+
+struct TileMatmulArgs {
+    TileMatrix m[kMaxMatrices];
+    int32_t matrices, tiles, chunks;  // chunks: stages of a tile
+    int32_t n, row_blocks, stages, stage_bytes, x_stride;
+    int32_t q6;  // whether any matrix is
+    ActLayout layout;
+    ActSource x;
+    float* residual;
+};
+
+/// Matrices of type Most and of Q6_K.
+template <DType Most, int NT>
+__global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
+    extern __shared__ uint4 dynamic[];
+    pdl_trigger();
+    constexpr DType kQ6 = DType::planes_q6_k;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
+    char* const stages = reinterpret_cast<char*>(dynamic);
+    float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT);
+    const int first_tile = block / a.row_blocks, step = gridDim.x / a.row_blocks;
+    Cursor asked{first_tile, 0}, now{first_tile, 0};
+    RingSlot slot;
+    const auto find = [&](int tile) -> const TileMatrix& {
+        int i = 0;
+        while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
+        return a.m[i];
+    };
+    const auto issue = [&](int to) {
+        if (asked.outer < a.tiles) {
+            const TileMatrix& m = find(asked.outer);
+            const int first = 16 * (asked.outer - m.first), last = m.rows - 1;
+            const auto row_of = [&](int r) { return TileRow{m.planes, min(first + r, last)}; };
+            char* const stage = stages + to * a.stage_bytes;
+            if (m.q6 != 0) fetch_stage<kQ6, 2048>(row_of, a.layout.cols, asked.part, stage);
+            else fetch_stage<Most, 2048>(row_of, a.layout.cols, asked.part, stage);
+            asked.advance(a.chunks, step);
+        }
+        commit_copies();
+    };
+#pragma unroll 1
+    for (int i = 0; i < a.stages - 1; ++i) issue(i);
+    pdl_wait();
+#pragma unroll 1
+    for (int chunk = 0; chunk < a.chunks; ++chunk)
+        fetch_x(a.x, a.layout.groups, chunk, row0, count, a.x_stride, staged);
+    if (a.q6 != 0 && a.x.kind == ActKind::int8) {
+        wait_copies(0);
+#pragma unroll 1
+        for (int chunk = 0; chunk < a.chunks; ++chunk) sum_halves(a.layout.groups, chunk, count, a.x_stride, staged);
+    }
+    const TileX x{staged, a.x_stride, a.layout.groups, count};
+    const bool few = NT == 1 && count <= 2;
+    WideSums<NT> acc;
+    float two[2][2];
+#pragma unroll 1
+    for (int u = 0; now.outer < a.tiles; ++u, now.advance(a.chunks, step), slot.advance(a.stages)) {
+        // Groups of copies: the first stages - 1 stages, chunks of x, then a stage with each step. Step u needs stage u
+        // and, in the first tile, chunk u of x, which have that many groups behind them:
+        const int behind_x = a.chunks - 1, behind_stage = a.stages - 2;
+        wait_copies(u >= a.chunks ? behind_stage : u < a.stages - 1 ? behind_x : min(behind_x, behind_stage));
+        __syncthreads();
+        issue(slot.before(a.stages));
+        const TileMatrix& m = find(now.outer);
+        const char* const stage = stages + slot.at * a.stage_bytes;
+        const int chunk = now.part, first = 16 * (now.outer - m.first);
+        const bool last = chunk == a.chunks - 1;
+        const auto store = [&](int r, int p, float sum) {
+            if (first + r >= m.rows || p >= count) return;
+            const int64_t at = static_cast<int64_t>(row0 + p) * m.rows + first + r;
+            m.y[at] = sum;
+            if (a.residual != nullptr) a.residual[at] = a.residual[at] + sum;
+        };
+        if (NT == 1 && few) {
+            if (chunk == 0) two[0][0] = two[0][1] = two[1][0] = two[1][1] = 0.0f;
+            if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
+            else dot_rows<Most, 2048, 2>(stage, x, chunk, warp, lane, two);
+            if (!last) continue;
+            float v[4] = {two[0][0], two[0][1], two[1][0], two[1][1]};
+            const float sum = reduce_lanes<4>(v, lane);
+            if (lane % 8 == 0) store(warp + lane / 16 * 8, lane / 8 % 2, sum);
+            continue;
+        }
+        if (chunk == 0) {
+#pragma unroll
+            for (int i = 0; i < 16 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+        }
+        const LaneX<NT> mine(x, lane);
+        if (m.q6 != 0) mma_wide<kQ6, NT>(stage, mine, chunk, warp, lane, acc);
+        else mma_wide<Most, NT>(stage, mine, chunk, warp, lane, acc);
+        if (!last) continue;
+        put_wide<NT>(partial, warp, lane, acc);
+        __syncthreads();
+        const int i = threadIdx.x;
+        if (i < 128 * NT) store(i % 16, i / 16, wide_sum<NT>(partial, i % 16, i / 16));
+    }
+}
+
+template <DType Most, int NT>
+bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
+    const int64_t block_rows = std::min<int64_t>(a.n, 8 * NT);
+    const TilePlan plan = plan_tiles(*ctx.gpu, partial_bytes(NT) + block_rows * a.x_stride, a.stage_bytes);
+    if (plan.stages == 0) return false;
+    a.stages = plan.stages;
+    allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<Most, NT>), plan.shared);
+    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
+    const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
+    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), kThreads,
+           static_cast<size_t>(plan.shared), a);
+    return true;
+}
+
+}  // namespace
+
+bool tile_weight(const Gpu& gpu, const Weight& w) {
+    return gpu.info().major >= 8 && !gpu.options().portable && is_tile_type(w.dtype) && w.scale == 1.0f &&
+           w.cols % 2048 == 0 && w.cols > 0 && w.rows > 0;
+}
+
+TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes) {
+    constexpr int64_t kReserved = 1 << 10, kStatic = 256, kMostStages = 4;  // of an SM's memory, for each CTA
+    const int64_t most = gpu.info().shared_bytes, half = (most + kReserved) / 2 - kReserved;
+    TilePlan plan;
+    for (const int64_t ctas : {2, 1}) {
+        const int64_t room = (ctas == 2 ? half : most) - kStatic - fixed;
+        const int64_t stages = room < 0 ? 0 : std::min(kMostStages, room / stage_bytes);
+        if (stages < 2) continue;
+        plan.stages = static_cast<int32_t>(stages);
+        plan.ctas = static_cast<int32_t>(ctas * gpu.info().sm_count);
+        plan.shared = fixed + stages * stage_bytes;
+        break;
+    }
+    return plan;
+}
+
+bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                   std::span<const Tensor> y, Tensor* residual) {
+    RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
+    TileMatmulArgs a = {};
+    bool q5 = false;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Weight& w = *weights[i];
+        const bool q6 = w.dtype == DType::planes_q6_k;
+        a.m[i] = {tile_planes(matrix_of(w)), y[i].row(0), static_cast<int32_t>(w.rows), a.tiles, q6};
+        a.tiles += static_cast<int32_t>((w.rows + 15) / 16);
+        a.q6 |= static_cast<int32_t>(q6);
+        a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(stage_bytes<2048>(w.dtype)));
+        q5 = q5 || w.dtype == DType::planes_q5_k;
+    }
+    for (const Weight* w : weights)
+        if (q5 && w->dtype == DType::planes_q4_k) return false;
+    a.matrices = static_cast<int32_t>(weights.size());
+    a.chunks = static_cast<int32_t>(cols / 2048);
+    a.n = static_cast<int32_t>(n);
+    a.layout = act_layout(cols, true, false);
+    a.x_stride = tile_x_stride(a.layout);
+    a.residual = residual == nullptr ? nullptr : residual->row(0);
+    const bool wide = n > 8,
+               fits =
+                   plan_tiles(*ctx.gpu, partial_bytes(1) + std::min<int64_t>(n, 8) * a.x_stride, a.stage_bytes).stages >
+                   0;
+    if (!fits) return false;
+    a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
+    constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k;
+    if (wide && (q5 ? launch_tiles<kQ5, 2>(ctx, a) : launch_tiles<kQ4, 2>(ctx, a))) return true;
+    return q5 ? launch_tiles<kQ5, 1>(ctx, a) : launch_tiles<kQ4, 1>(ctx, a);
+}
+
+}  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,28 @@
+// The host's side of decode_mma.cu: matrices times 2 to 256 rows.
+#pragma once
+
+#include <span>
+
+#include "ops/decode_host.h"
+
+namespace riptide::ops::cuda::decode {
+
+/// Whether the tile kernels can run on this device and multiply this weight: Q4_K, Q5_K or Q6_K, columns a multiple of
+/// 2,048.
+bool tile_weight(const Gpu& gpu, const Weight& w);
+
+/// How the shared memory of a tile kernel is divided.
+struct TilePlan {
+    int32_t stages = 0;  // 0: it does not fit
+    int32_t ctas = 0;    // on the whole device
+    int64_t shared = 0;  // bytes
+};
+/// `fixed` bytes and as many stages (2 to 4) as leave room for a second CTA on the SM, or at least for one.
+TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes);
+
+/// y and residual as in multiply_into. x: kinds plain, norm or int8. REQUIRES tile_weight() of all, at most
+/// kMaxMatrices. False: rows this long do not fit in shared memory, or Q4_K and Q5_K are mixed; nothing was done.
+bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                   std::span<const Tensor> y, Tensor* residual);
+
+}  // namespace riptide::ops::cuda::decode
