@@ -211,8 +211,9 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     const bool first = which == Product::gate_up;
     const int64_t rows = state.range(0), slots = rows * (kTopK + 1), n = first ? 2 * kWidth : kHidden,
                   k = first ? kHidden : kWidth;
-    const std::vector<Weight>& one =
-        first ? l.experts.gate : which == Product::down_q4_k ? l.down_q4_k : l.experts.down;
+    const std::vector<Weight>& one = first                         ? l.experts.gate
+                                     : which == Product::down_q4_k ? l.down_q4_k
+                                                                   : l.experts.down;
     const Weight& shared = first ? l.gate : which == Product::down_q4_k ? l.shared_q4_k : l.down;
     const auto stride = [](const std::vector<Weight>& w) {
         return static_cast<const char*>(w[1].data) - static_cast<const char*>(w[0].data);

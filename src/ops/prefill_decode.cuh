@@ -72,37 +72,37 @@ RT_HD bool exact_offset(uint16_t d, uint16_t dmin) {
 /// What 256 columns of one row share.
 template <DType T>
 struct RowScales {
-    Words4 words;         // KHeader, or sixteen int8 scales
-    float d128 = 0;       // 128 d
-    float dmin = 0;       // not for q6_k
-    bool quick = true;    // the offset is exact: see above
-
-    /// d: binary16, for q6_k only.
-    RT_HD RowScales(const Words4& w, uint16_t d) : words(w) {
-        if constexpr (T == DType::planes_q6_k) {
-            d128 = 128.0f * float_of_f16(d);
-        } else {
-            const auto low = static_cast<uint16_t>(w.w[3]), high = static_cast<uint16_t>(w.w[3] >> 16);
-            d128 = 128.0f * float_of_f16(low);
-            dmin = float_of_f16(high);
-            quick = exact_offset(low, high);
-        }
-    }
+    Words4 header = {};  // KHeader; not for q6_k
+    float d128 = 0;      // 128 d
+    float dmin = 0;      // not for q6_k
+    bool quick = true;   // the offset is exact: see above
 };
+/// d: binary16, for q6_k only.
+template <DType T>
+RT_HD RowScales<T> row_scales(const Words4& header, uint16_t d) {
+    RowScales<T> row;
+    if constexpr (T == DType::planes_q6_k) {
+        row.d128 = 128.0f * float_of_f16(d);
+    } else {
+        const auto low = static_cast<uint16_t>(header.w[3]), high = static_cast<uint16_t>(header.w[3] >> 16);
+        row = {header, 128.0f * float_of_f16(low), float_of_f16(high), exact_offset(low, high)};
+    }
+    return row;
+}
 
 /// value = fma(scale, v, -offset), v = code_value() (- 1 if not quick).
 struct Affine {
     float scale, offset;
 };
-/// Of columns 32 g + 16 half .. + 15.
+/// Of columns 32 g + 16 half .. + 15. `scales`: of q6_k, the int8 scales of columns 64 (g / 2) .. + 63.
 template <DType T>
-RT_HD Affine affine_of(const RowScales<T>& row, int g, int half, bool quick) {
+RT_HD Affine affine_of(const RowScales<T>& row, uint32_t scales, int g, int half, bool quick) {
     if constexpr (T == DType::planes_q6_k) {
-        const float s = row.d128 * static_cast<float>(signed_byte_of(row.words.w[g / 2], g % 2 * 2 + half));
+        const float s = row.d128 * static_cast<float>(signed_byte_of(scales, (g & 1) * 2 + half));
         return {s, 1.25f * s};
     } else {
-        const float s = row.d128 * static_cast<float>(k_scale(row.words.w[0], row.words.w[2], g));
-        const float m = row.dmin * static_cast<float>(k_scale(row.words.w[1], row.words.w[2] >> 16, g));
+        const float s = row.d128 * static_cast<float>(k_scale(row.header.w[0], row.header.w[2], g));
+        const float m = row.dmin * static_cast<float>(k_scale(row.header.w[1], row.header.w[2] >> 16, g));
         return {s, quick ? s + m : m};
     }
 }
@@ -131,6 +131,68 @@ RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
 #endif
     }
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
+}
+
+/// One span of 256 columns of 256 rows in shared memory, one plane behind the other, each row by row.
+template <DType T>
+struct Span {
+    static constexpr bool kSixBits = T == DType::planes_q6_k;
+    static constexpr int kHighRow = kSixBits ? 64 : T == DType::planes_q5_k ? 32 : 0;
+    static constexpr int kData = kDecodeRows * 128, kHigh = kDecodeRows * kHighRow, kScales = kDecodeRows * 16;
+    static constexpr int kMostD = kSixBits ? 4096 : 0;  // binary16 d of all spans of the rows
+    static constexpr int kBytes = kData + kHigh + kScales + kMostD;
+    static constexpr int kAtHigh = kData, kAtScales = kData + kHigh, kAtD = kAtScales + kScales;
+};
+
+/// The words of 64 columns of a row.
+struct StepWords {
+    Words4 nibbles[2];
+    uint32_t high[2][2];  // [sub-block][half]
+    uint32_t scales;      // q6_k
+};
+
+// What a thread reads of a span at address `from`, and writes. `memory` has read16, read4, read2 and write16.
+
+template <DType T, class Memory>
+RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
+    if constexpr (Span<T>::kSixBits)
+        return row_scales<T>({}, memory.read2(from + Span<T>::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
+    else return row_scales<T>(memory.read16(from + Span<T>::kAtScales + static_cast<uint32_t>(row) * 16), 0);
+}
+
+/// Columns 64 step .. + 63 of the span.
+template <DType T, class Memory>
+RT_HD StepWords load_step(Memory& memory, uint32_t from, int row, int step) {
+    StepWords words = {};
+    for (int j = 0; j < 2; ++j)  // pieces of a swizzled row are found by turning bits of the address of piece 0
+        words.nibbles[j] = memory.read16(from + (swizzled128(row, 0) ^ static_cast<uint32_t>(2 * step + j) << 4));
+    if constexpr (Span<T>::kSixBits) {
+        const Words4 both =
+            memory.read16(from + Span<T>::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(step) << 4));
+        for (int j = 0; j < 4; ++j) words.high[j / 2][j % 2] = both.w[j];
+        words.scales = memory.read4(from + Span<T>::kAtScales + static_cast<uint32_t>(row * 16 + 4 * step));
+    } else if constexpr (Span<T>::kHigh > 0) {
+        for (int j = 0; j < 2; ++j) {
+            const auto at = static_cast<uint32_t>(row * 32 + 4 * (2 * step + j));
+            words.high[j][0] = words.high[j][1] = memory.read4(from + Span<T>::kAtHigh + at);
+        }
+    }
+    return words;
+}
+
+/// The same columns to row `row` of the tile at `to`: 128 bytes a row, swizzled.
+template <DType T, bool kQuick, class Memory>
+RT_HD void store_step(Memory& memory, uint32_t to, int row, int step, const StepWords& words,
+                      const RowScales<T>& scales) {
+    for (int i = 0; i < 4; ++i) {
+        const int j = i / 2, half = i % 2;
+        const Affine f = affine_of(scales, words.scales, 2 * step + j, half, kQuick);
+        uint32_t codes[4];
+        for (int t = 0; t < 4; ++t) codes[t] = half_codes<T>(words.nibbles[j].w[t], words.high[j][half], t, half);
+        for (int part = 0; part < 2; ++part)
+            memory.write16(to + (swizzled128(row, 0) ^ static_cast<uint32_t>(2 * i + part) << 4),
+                           decode8<kQuick>(codes[2 * part], codes[2 * part + 1], f));
+    }
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -55,14 +55,15 @@ __device__ __forceinline__ void produce(const Maps& maps, const GemmProblem& p, 
 
 /// Sums of one tile for the 64 rows of a warpgroup. `i`: steps so far.
 template <int kN>
-__device__ __forceinline__ void multiply(float (&d)[kN / 2], int steps, uint32_t& i, uint32_t a, uint32_t b, uint32_t full,
-                                         uint32_t empty, bool leader) {
+__device__ __forceinline__ void multiply(float (&d)[kN / 2], int steps, uint32_t& i, uint32_t a, uint32_t b,
+                                         uint32_t full, uint32_t empty, bool leader) {
 #pragma unroll
     for (int j = 0; j < kN / 2; ++j) d[j] = 0.0f;
     for (int step = 0; step < steps; ++step, ++i) {
         const uint32_t stage = i % Ring<kN>::kCount;
         barrier_wait(full + 8 * stage, i / Ring<kN>::kCount & 1);
-        const uint64_t da = rows_descriptor(a + stage * Ring<kN>::kStage), db = rows_descriptor(b + stage * Ring<kN>::kStage);
+        const uint64_t da = rows_descriptor(a + stage * Ring<kN>::kStage),
+                       db = rows_descriptor(b + stage * Ring<kN>::kStage);
         wgmma_fence();
 #pragma unroll
         for (int part = 0; part < kTileK / 16; ++part) wgmma_rows(d, da + 2 * part, db + 2 * part);  // 32 bytes on
@@ -173,8 +174,7 @@ void gemm_hopper(const Gpu& gpu, const GemmProblem& p, const Out& out) {
     const int64_t down = ceil_div(p.rows, kTileM) + (grouped ? experts : 0);  // at most
     const int64_t wide = down * ceil_div(p.n, 256), narrow = down * ceil_div(p.n, 128), sms = gpu.info().sm_count;
     // Rounds of the chip times clocks of a step.
-    if ((narrow + sms - 1) / sms * 640 < (wide + sms - 1) / sms * 1024)
-        launch_wide<128>(gpu, p, out, experts, narrow);
+    if ((narrow + sms - 1) / sms * 640 < (wide + sms - 1) / sms * 1024) launch_wide<128>(gpu, p, out, experts, narrow);
     else launch_wide<256>(gpu, p, out, experts, wide);
 }
 

@@ -89,9 +89,9 @@ void gemm(const Gpu& gpu, const GemmProblem& problem, const OutSwiglu& out);
 /// and gemm(). Shapes as there; experts [0, gemm.expert_end), gemm.b unused.
 struct DecodingProblem {
     GemmProblem gemm;
-    const Weight* first[2] = {};      // of expert 0: one for RowOrder::f32, gate and up for swiglu
-    int64_t stride[2] = {};           // bytes from one expert to the next
-    const Weight* shared[2] = {};     // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
+    const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
+    int64_t stride[2] = {};        // bytes from one expert to the next
+    const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);

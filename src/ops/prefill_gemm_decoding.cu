@@ -9,8 +9,8 @@
 //
 // Design: one persistent block on each multiprocessor. Warpgroup 0: one thread brings planes, 256 columns of 256 rows
 // at a time, another boxes of 16 rows of A, both through TMA. Warpgroups 1 and 2 decode: a thread has one row of the
-// tile, reads 32 bytes of its nibbles and writes 128 of bf16 for each step (two stages). Warpgroups 3 and 4 multiply all
-// rows of A with 128 rows of B each (m64n128k16, once or twice: with 640 threads ptxas does not take m64n256k16).
+// tile, reads 32 bytes of its nibbles and writes 128 of bf16 for each step (two stages). Warpgroups 3 and 4 multiply
+// all rows of A with 128 rows of B each (m64n128k16, once or twice: with 640 threads ptxas does not take m64n256k16).
 // Experts come in descending order, so that the shared one, with the most rows, is not last. Limits: a tile of few rows
 // costs as much decoding as one of 128; stores are not overlapped.
 #include <algorithm>
@@ -32,17 +32,12 @@ constexpr int kThreads = 5 * 128;
 [[maybe_unused]] constexpr int kRegistersFeed = 32, kRegistersDecode = 64, kRegistersMultiply = 160, kWarps = 8;
 static_assert(128 * kRegistersFeed + 256 * (kRegistersDecode + kRegistersMultiply) <= 640 * 96);
 
-/// Sizes of the pieces of one span of the planes in shared memory, one behind the other.
+/// Stages of spans, and the shared memory of a block.
 template <DType T>
-struct Span {
-    static constexpr bool kSixBits = T == DType::planes_q6_k;
-    static constexpr int kHighRow = kSixBits ? 64 : T == DType::planes_q5_k ? 32 : 0;
-    static constexpr int kData = kTileN * 128, kHigh = kTileN * kHighRow, kScales = kTileN * 16;
-    static constexpr int kMostD = kSixBits ? 4096 : 0;  // binary16 d of all spans of the rows
-    static constexpr int kBytes = kData + kHigh + kScales + kMostD;
+struct Ring {
     static constexpr int kStages = T == DType::planes_q4_k ? 3 : 2;
-    static constexpr int kShared = 1024 + kStagesA * kStageA + kStagesB * kStageB + kStages * kBytes + 256;
-    static_assert(kBytes % 1024 == 0 && kShared <= 227 * 1024);
+    static constexpr int kShared = 1024 + kStagesA * kStageA + kStagesB * kStageB + kStages * Span<T>::kBytes + 256;
+    static_assert(Span<T>::kBytes % 1024 == 0 && kShared <= 227 * 1024);
 };
 
 /// One stack of matrices.
@@ -73,12 +68,12 @@ struct Layout {
         : a(base),
           b(a + kStagesA * kStageA),
           spans(b + kStagesB * kStageB),
-          full_a(spans + Span<T>::kStages * Span<T>::kBytes),
+          full_a(spans + Ring<T>::kStages * Span<T>::kBytes),
           empty_a(full_a + 8 * kStagesA),
           full_b(empty_a + 8 * kStagesA),
           empty_b(full_b + 8 * kStagesB),
           full_span(empty_b + 8 * kStagesB),
-          empty_span(full_span + 8 * Span<T>::kStages) {}
+          empty_span(full_span + 8 * Ring<T>::kStages) {}
 };
 
 /// A place in a ring of stages, and the parity of the round.
@@ -121,7 +116,7 @@ template <DType T, RowOrder kOrder>
 __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, const Layout<T>& at) {
     using S = Span<T>;
     const int spans = work.p.k / kSpan;
-    Turn<S::kStages> turn;
+    Turn<Ring<T>::kStages> turn;
     for_tiles(work.p, [&](const Tile& tile) {
         const bool shared = tile.expert == work.shared_expert;
         const int z = shared ? 0 : tile.expert;
@@ -141,7 +136,7 @@ __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, 
             for (int h = 0; h < 2; ++h) {
                 const Planes& from = maps.planes[shared ? 1 : 0][kOrder == RowOrder::swiglu ? h : 0];
                 const int row = kOrder == RowOrder::swiglu ? tile.n / 2 : tile.n + 128 * h;
-                const uint32_t high = to + S::kData, scales = high + S::kHigh, d = scales + S::kScales;
+                const uint32_t high = to + S::kAtHigh, scales = to + S::kAtScales, d = to + S::kAtD;
                 load_box(to + h * (S::kData / 2), &from.data, full, 128 * span, row, z);
                 load_box(scales + h * (S::kScales / 2), &from.scales, full, 16 * span, row, z);
                 if constexpr (S::kHigh > 0)
@@ -156,91 +151,55 @@ __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, 
     });
 }
 
-__device__ __forceinline__ Words4 read16(uint32_t from) {
-    Words4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ uint32_t read4(uint32_t from) {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-    return v;
-}
-__device__ __forceinline__ uint16_t read2(uint32_t from) {
-    uint16_t v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
-    return v;
-}
-__device__ __forceinline__ void write16(uint32_t to, const Words4& v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
-                 "r"(v.w[3])
-                 : "memory");
-}
-
-/// Sub-block `g` of a row to pieces 4 (g % 2) .. + 3 of its row of B, `to` being piece 0 of remainder 0.
-template <DType T, bool kQuick>
-__device__ __forceinline__ void decode_sub_block(const Words4& nibbles, const uint32_t (&high)[2],
-                                                 const RowScales<T>& row, int g, uint32_t to, uint32_t flip) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Affine f = affine_of(row, g, half, kQuick);
-        uint32_t codes[4];
-#pragma unroll
-        for (int t = 0; t < 4; ++t) codes[t] = half_codes<T>(nibbles.w[t], high[half], t, half);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const auto piece = static_cast<uint32_t>(4 * (g % 2) + 2 * half + i);
-            write16(to + ((piece << 4) ^ flip), decode8<kQuick>(codes[2 * i], codes[2 * i + 1], f));
-        }
+/// Shared memory by its own addresses.
+struct SharedMemory {
+    __device__ __forceinline__ static Words4 read16(uint32_t from) {
+        Words4 v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                     : "r"(from)
+                     : "memory");
+        return v;
     }
-}
+    __device__ __forceinline__ static uint32_t read4(uint32_t from) {
+        uint32_t v;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+        return v;
+    }
+    __device__ __forceinline__ static uint16_t read2(uint32_t from) {
+        uint16_t v;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+        return v;
+    }
+    __device__ __forceinline__ static void write16(uint32_t to, const Words4& v) {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
+                     "r"(v.w[3])
+                     : "memory");
+    }
+};
 
 /// Warpgroups 1 and 2: thread `thread` of 256.
 template <DType T, RowOrder kOrder>
 __device__ __forceinline__ void decode(const GemmProblem& p, const Layout<T>& at, int thread) {
-    using S = Span<T>;
     const DecodePlace place = decode_place(kOrder, thread);
     const bool leader = thread % 32 == 0;
     const int spans = p.k / kSpan;
-    const uint32_t from = swizzled128(place.from, 0), high_from = swizzled64(place.from, 0);
-    const auto to = static_cast<uint32_t>(place.to * 128), flip = static_cast<uint32_t>((place.to & 7) << 4);
-    Turn<S::kStages> in;
+    SharedMemory memory;
+    Turn<Ring<T>::kStages> in;
     Turn<kStagesB> out;
     for_tiles(p, [&](const Tile&) {
         for (int span = 0; span < spans; ++span, in.next()) {
+            const uint32_t from = at.spans + in.stage * Span<T>::kBytes;
             barrier_wait(at.full_span + 8 * in.stage, in.parity);
-            const uint32_t data = at.spans + in.stage * S::kBytes, high = data + S::kData, scales = high + S::kHigh;
-            uint16_t d = 0;
-            if constexpr (S::kSixBits)
-                d = read2(scales + S::kScales + static_cast<uint32_t>(place.from * spans + span) * 2);
-            const RowScales<T> row(read16(scales + static_cast<uint32_t>(place.from) * 16), d);
-            const bool quick = __all_sync(~0u, row.quick) != 0;
-#pragma unroll
+            const RowScales<T> scales = load_scales<T>(memory, from, place.from, span, spans);
+            const bool quick = __all_sync(~0u, scales.quick) != 0;
+#pragma unroll 1  // four times the code would not stay in the nearest instruction cache
             for (int step = 0; step < kSpan / kTileK; ++step, out.next()) {
-                // Pieces of a swizzled row are found by turning bits of the address of piece 0.
-                Words4 nibbles[2];
-                uint32_t bits[2][2] = {};
-#pragma unroll
-                for (int j = 0; j < 2; ++j) nibbles[j] = read16(data + (from ^ static_cast<uint32_t>(2 * step + j) << 4));
-                if constexpr (S::kSixBits) {
-                    const Words4 both = read16(high + (high_from ^ static_cast<uint32_t>(step) << 4));
-                    bits[0][0] = both.w[0], bits[0][1] = both.w[1], bits[1][0] = both.w[2], bits[1][1] = both.w[3];
-                } else if constexpr (S::kHigh > 0) {
-#pragma unroll
-                    for (int j = 0; j < 2; ++j)
-                        bits[j][0] = bits[j][1] =
-                            read4(high + static_cast<uint32_t>(place.from * 32 + 4 * (2 * step + j)));
-                }
+                const StepWords words = load_step<T>(memory, from, place.from, step);
                 barrier_wait(at.empty_b + 8 * out.stage, out.parity ^ 1);
-                const uint32_t tile = at.b + out.stage * kStageB + to;
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    if (quick) decode_sub_block<T, true>(nibbles[j], bits[j], row, 2 * step + j, tile, flip);
-                    else decode_sub_block<T, false>(nibbles[j], bits[j], row, 2 * step + j, tile, flip);
-                }
+                const uint32_t to = at.b + out.stage * kStageB;
+                if (quick) store_step<T, true>(memory, to, place.to, step, words, scales);
+                else store_step<T, false>(memory, to, place.to, step, words, scales);
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what was stored
                 __syncwarp();
                 if (leader) barrier_arrive(at.full_b + 8 * out.stage);
@@ -351,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int s = 0; s < kStagesA; ++s) barrier_init(at.full_a + 8 * s, 1), barrier_init(at.empty_a + 8 * s, kWarps);
         for (int s = 0; s < kStagesB; ++s)
             barrier_init(at.full_b + 8 * s, kWarps), barrier_init(at.empty_b + 8 * s, kWarps);
-        for (int s = 0; s < Span<T>::kStages; ++s)
+        for (int s = 0; s < Ring<T>::kStages; ++s)
             barrier_init(at.full_span + 8 * s, 1), barrier_init(at.empty_span + 8 * s, kWarps);
         barrier_init_fence();
     }
@@ -423,9 +382,9 @@ void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out)
     const Work work = {p, shared ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows)};
     const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, kTileN);  // at most
     const auto kernel = gemm_decoding_kernel<T, Out>;
-    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Span<T>::kShared));
+    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<T>::kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
-    launch(gpu, kernel, grid, kThreads, Span<T>::kShared, maps, work, out);
+    launch(gpu, kernel, grid, kThreads, Ring<T>::kShared, maps, work, out);
 }
 
 template <class Out>
@@ -445,8 +404,7 @@ void choose(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
 }  // namespace
 
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride) {
-    const bool type =
-        w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k || w.dtype == DType::planes_q6_k;
+    const bool type = w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k || w.dtype == DType::planes_q6_k;
     if (!gpu.hopper() || !type || w.scale != 1.0f || w.rows % 64 != 0 || stride % 16 != 0) return false;
     return w.dtype != DType::planes_q6_k || w.cols / 256 * 512 <= Span<DType::planes_q6_k>::kMostD;
 }

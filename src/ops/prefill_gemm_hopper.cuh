@@ -37,9 +37,9 @@ inline CUtensorMap encode(const BoxedTensor& t) {
     RT_ASSERT(reinterpret_cast<uintptr_t>(t.data) % 16 == 0);
     CUtensorMap map;
     const cuuint32_t steps[3] = {1, 1, 1};
-    const CUresult result = function(&map, t.type, static_cast<cuuint32_t>(t.rank), const_cast<void*>(t.data),
-                                     t.extents, t.strides, t.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
-                                     t.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result =
+        function(&map, t.type, static_cast<cuuint32_t>(t.rank), const_cast<void*>(t.data), t.extents, t.strides, t.box,
+                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle, t.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     RT_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled refused a [{}, {}, {}] tensor: error {}", t.extents[2],
              t.extents[1], t.extents[0], static_cast<int>(result));
     return map;
@@ -82,8 +82,8 @@ __device__ __forceinline__ uint64_t rows_descriptor(uint32_t address) {
     return kSwizzle128 | kStride | kLeading | (address & 0x3FFFFu) >> 4;
 }
 
-// wgmma_rows: d += A (64 x 16) B^T (N x 16), N twice the length of d. Lane l of warp w holds rows 16 w + l / 4 (+ 8) and
-// columns 8 j + 2 (l % 4) (+ 1): d[4 j + b] the first row, d[4 j + 2 + b] the second.
+// wgmma_rows: d += A (64 x 16) B^T (N x 16), N twice the length of d. Lane l of warp w holds rows 16 w + l / 4 (+ 8)
+// and columns 8 j + 2 (l % 4) (+ 1): d[4 j + b] the first row, d[4 j + 2 + b] the second.
 
 __device__ __forceinline__ void wgmma_rows(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
@@ -109,11 +109,11 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[128], uint64_t a, uint64_t
           "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]),
           "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]),
           "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]),
-          "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]),
-          "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]),
-          "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]),
-          "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]),
+          "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]),
+          "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]),
+          "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b));
 }
 

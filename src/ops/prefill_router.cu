@@ -5,10 +5,10 @@
 // core from zero, small products first, and added in f32, so that what tensor cores cut off stays 2^-23 of a small sum.
 //
 // FLOPs: 2 n experts cols, 3 or 6 times: 4096 rows of 2048, 256 experts: 26 G, 0.04 ms at 638 T/s. Bytes through L2:
-// 0.6 or 0.9 MB for each 64 rows x 32 experts: 330 or 460 MB, the limit, 60 to 90 us (an estimate); the same in f32 took
-// 130 us, and nearly as long for 512 rows, where now 128 blocks of 32 rows x 32 experts share the work. Eight warps of a
-// block take an eighth of the columns each and add up in order: the order is the same for every number of rows.
-// Fragments come straight from memory: a lane has eight neighbouring columns, two steps of the tensor core.
+// 0.6 or 0.9 MB for each 64 rows x 32 experts: 330 or 460 MB, the limit, 60 to 90 us (an estimate); the same in f32
+// took 130 us, and nearly as long for 512 rows, where now 128 blocks of 32 rows x 32 experts share the work. Eight
+// warps of a block take an eighth of the columns each and add up in order: the order is the same for every number of
+// rows. Fragments come straight from memory: a lane has eight neighbouring columns, two steps of the tensor core.
 #include "base/error.h"
 #include "ops/prefill_gemm.cuh"
 #include "ops/prefill_moe.h"

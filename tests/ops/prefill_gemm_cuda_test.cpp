@@ -252,9 +252,8 @@ struct Stack {
         if (with_shared) shared = op.weight(owned.back().w);
     }
     int64_t stride() const {
-        return placed.size() < 2
-                   ? 0
-                   : static_cast<const char*>(placed[1].data) - static_cast<const char*>(placed[0].data);
+        return placed.size() < 2 ? 0
+                                 : static_cast<const char*>(placed[1].data) - static_cast<const char*>(placed[0].data);
     }
     void expand_to(OpContext& op, uint16_t* b, int64_t k, RowOrder order, int which, int64_t rows_each) const {
         for (size_t e = 0; e < placed.size() + (shared.data != nullptr ? 1 : 0); ++e) {
@@ -279,7 +278,8 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
     for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
         const int64_t n = scratch_rows(order, rows);
         OpContext op(1, (int64_t{64} << 20) + 2 * groups * n * k);
-        const Stack one(op, type, rows, k, experts, with_shared, 100), two(op, type, rows, k, experts, with_shared, 900);
+        const Stack one(op, type, rows, k, experts, with_shared, 100),
+            two(op, type, rows, k, experts, with_shared, 900);
         if (!can_decode(*op.ctx.gpu, one.placed[0], one.stride())) GTEST_SKIP() << "not on this device";
         const HostPlan plan(counts);
         const int slots = plan.row_first.back();
@@ -347,7 +347,8 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights_in_many_tiles) {
     RT_GPU_ONLY();
     std::vector<int> counts;
     std::mt19937 random(5);
-    for (int e = 0; e < 48; ++e) counts.push_back(e % 7 == 3 ? 0 : static_cast<int>(random() % (e % 5 == 0 ? 300 : 30)));
+    for (int e = 0; e < 48; ++e)
+        counts.push_back(e % 7 == 3 ? 0 : static_cast<int>(random() % (e % 5 == 0 ? 300 : 30)));
     counts.push_back(200);
     for (const DType type : {DType::q4_k, DType::q6_k}) expect_decoding_equals_expanding(type, counts, true, 1536, 256);
 }
