@@ -118,6 +118,8 @@ struct Expansion {
     const int32_t* row_first = nullptr;  // GroupPlan::row_first, or null
 };
 void expand(const Gpu& gpu, const Expansion& job);
+/// All of them, single matrices of q4_k, q5_k and q6_k in one kernel.
+void expand(const Gpu& gpu, std::span<const Expansion> jobs);
 
 /// bf16 rows of x, nearest even, [n, k] with zeros behind x's columns; normalised first if norm_weight is set. f32: the
 /// same rows before rounding, [n, d], or null. The bits of rms_norm.

@@ -399,6 +399,40 @@ TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
 INSTANTIATE_TEST_SUITE_P(all, PrefillExpand, testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 
+TEST(PrefillExpand, together_as_one_by_one) {
+    RT_GPU_ONLY();
+    const int64_t k = 768;
+    OpContext op(1, int64_t{16} << 20);
+    std::vector<RandomWeight> owned;
+    std::vector<Expansion> jobs;
+    int64_t used = 0;
+    for (const DType type : {DType::q4_k, DType::q6_k, DType::q8_0, DType::q5_k, DType::q4_k, DType::q6_k, DType::q4_k,
+                             DType::q5_k, DType::q4_k, DType::q6_k, DType::q5_k}) {
+        const auto rows = static_cast<int64_t>(7 + 23 * jobs.size());
+        owned.emplace_back(WeightKind{type}, rows, k, jobs.size());
+        Expansion job;
+        job.w = op.weight(owned.back().w);
+        job.row_begin = static_cast<int>(jobs.size() % 3);
+        job.rows = static_cast<int>(rows) - job.row_begin;
+        job.k = static_cast<int>(k);
+        jobs.push_back(job);
+        used += scratch_rows(RowOrder::f32, job.rows);
+    }
+    std::vector<uint16_t> results[2];
+    for (const bool together : {false, true}) {
+        uint16_t* b = upload(op, std::vector<uint16_t>(static_cast<size_t>(used * k), 0x1234));
+        int64_t at = 0;
+        for (Expansion& job : jobs) {
+            job.b = b + at * k;
+            at += scratch_rows(RowOrder::f32, job.rows);
+            if (!together) expand(*op.ctx.gpu, job);
+        }
+        if (together) expand(*op.ctx.gpu, jobs);
+        results[together ? 1 : 0] = download(op, b, used * k);
+    }
+    EXPECT_EQ(results[0], results[1]);
+}
+
 TEST(PrefillInput, is_the_norm_rounded_and_padded) {
     RT_GPU_ONLY();
     for (const int64_t d : {40, 64, 97, 2048, 2052}) {
