@@ -12,6 +12,9 @@
 
 #include "ops/prefill_gemm.h"
 #include "quant/decode.cuh"
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#endif
 
 namespace riptide::ops::cuda::prefill {
 
@@ -42,11 +45,15 @@ RT_HD uint32_t swizzled64(int row, int piece) {
     return static_cast<uint32_t>(row * 64 + ((piece ^ (row >> 1 & 3)) << 4));
 }
 
+/// Two values as bf16, nearest even.
 RT_HD uint32_t rounded_bf16(float low, float high) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+#elif defined(__CUDA_ARCH__)
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
 #else
     return static_cast<uint32_t>(f32_to_bf16(low)) | static_cast<uint32_t>(f32_to_bf16(high)) << 16;
 #endif
