@@ -60,16 +60,6 @@ struct Work {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Whether the phase of this parity is over, without waiting.
-__device__ __forceinline__ bool barrier_ready(uint32_t barrier, uint32_t parity) {
-    uint32_t ready;
-    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(ready)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return ready != 0;
-}
-
 /// Addresses of the stages and their barriers in shared memory.
 template <DType T>
 struct Layout {
@@ -246,8 +236,8 @@ __device__ __forceinline__ void sum_tile(float (&d)[kHalves][64], int steps, Tur
     for (int h = 0; h < kHalves; ++h)
 #pragma unroll
         for (int j = 0; j < 64; ++j) d[h][j] = 0.0f;
-    Turns open = turns;  // the first step whose stages are not given back
-    for (int step = 0; step < steps; ++step) {
+    Turns before = turns;
+    for (int step = 0; step < steps; ++step, turns.next()) {
         wait_full(at, turns);
         const uint64_t da = rows_descriptor(at.a + turns.a.stage * kStageA),
                        db = rows_descriptor(b + turns.b.stage * kStageB);
@@ -257,17 +247,21 @@ __device__ __forceinline__ void sum_tile(float (&d)[kHalves][64], int steps, Tur
 #pragma unroll
             for (int h = 0; h < kHalves; ++h) wgmma_rows(d[h], da + (h * (kStageA / 2) >> 4) + 2 * part, db + 2 * part);
         wgmma_commit();
-        wgmma_wait<1>();  // the step before is done with its stages
-        if (open.b.stage != turns.b.stage) give_back(at, open, leader), open.next();
-        turns.next();
-        // Where decoding is slower than multiplying, it must not wait for its stage until the next one is full.
-        if (__any_sync(~0u, !barrier_ready(at.full_b + 8 * turns.b.stage, turns.b.parity))) {
+        if constexpr (kHalves == 1) {
+            // Decoding is slower than 64 rows: it must not wait for this stage until the next one is full.
             wgmma_wait<0>();
-            give_back(at, open, leader), open.next();
+            give_back(at, turns, leader);
+        } else {
+            if (step > 0) {
+                wgmma_wait<1>();  // the step before is done with its stages
+                give_back(at, before, leader);
+            }
+            before = turns;
         }
     }
+    if constexpr (kHalves == 1) return;
     wgmma_wait<0>();
-    if (open.b.stage != turns.b.stage) give_back(at, open, leader);
+    give_back(at, before, leader);
 }
 
 /// One tile of a warpgroup; n: its first column.
