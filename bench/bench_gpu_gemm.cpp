@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "ops/cuda.h"
@@ -49,9 +50,11 @@ struct Device {
         store.finish();
         return w;
     }
+    /// All in memory of their own on the device; eight different contents.
     std::vector<Weight> experts(DType type, int64_t rows, int64_t cols) {
         std::vector<Weight> all;
-        for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_host(type, rows, cols));
+        for (int64_t e = 0; e < kExperts; ++e)
+            all.push_back(e < 8 ? random_host(type, rows, cols) : all[static_cast<size_t>(e % 8)]);
         all = store.experts(all);
         store.finish();
         return all;
@@ -180,6 +183,89 @@ void product_experts(benchmark::State& state, bool first) {
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(slots * n * k));
 }
 
+/// One sparse layer's weights, made once.
+struct SparseLayer {
+    Device d;
+    ops::ExpertWeights experts{d.experts(DType::q4_k, kWidth, kHidden), d.experts(DType::q4_k, kWidth, kHidden),
+                               d.experts(DType::q6_k, kHidden, kWidth)};
+    std::vector<Weight> down_q4_k = d.experts(DType::q4_k, kHidden, kWidth);
+    Weight gate = d.matrix(DType::q4_k, kWidth, kHidden), up = d.matrix(DType::q4_k, kWidth, kHidden),
+           down = d.matrix(DType::q6_k, kHidden, kWidth), shared_q4_k = d.matrix(DType::q4_k, kHidden, kWidth),
+           router = d.matrix(DType::f32, kExperts, kHidden);
+    std::span<const float> norm = d.store.floats(std::vector<float>(kHidden, 1.0f));
+    SparseLayer() { d.store.finish(); }
+};
+SparseLayer& sparse_layer() {
+    static SparseLayer layer;
+    return layer;
+}
+
+enum class Product { gate_up, down_q4_k, down_q6_k };
+
+/// The experts' first or second product from their planes, the shared expert with them: decoded in the kernel, or
+/// expanded to scratch for all experts at once and multiplied. TB/s: planes alone.
+void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
+    SparseLayer& l = sparse_layer();
+    Device& d = l.d;
+    const ArenaScope scope(d.arena);
+    const bool first = which == Product::gate_up;
+    const int64_t rows = state.range(0), slots = rows * (kTopK + 1), n = first ? 2 * kWidth : kHidden,
+                  k = first ? kHidden : kWidth;
+    const std::vector<Weight>& one = first                         ? l.experts.gate
+                                     : which == Product::down_q4_k ? l.down_q4_k
+                                                                   : l.experts.down;
+    const Weight& shared = first ? l.gate : which == Product::down_q4_k ? l.shared_q4_k : l.down;
+    const auto stride = [](const std::vector<Weight>& w) {
+        return static_cast<const char*>(w[1].data) - static_cast<const char*>(w[0].data);
+    };
+    if (!can_decode(*d.gpu, one[0], stride(one))) return state.SkipWithError("not on this device");
+    DecodingProblem job;
+    GemmProblem& p = job.gemm;
+    p.plan = sort_routing(d.ctx, random_routing(d, rows), kExperts, true).plan;
+    p.rows = static_cast<int>(slots), p.n = static_cast<int>(n), p.k = static_cast<int>(k);
+    p.expert_end = kExperts + 1;
+    void* a = d.arena.allocate(2 * slots * k);
+    p.a = a;
+    {
+        const ArenaScope input(d.arena);
+        const Tensor x = d.rows(rows, k);
+        for (int64_t i = 0; i <= kTopK; ++i)
+            to_bf16(*d.gpu, x, nullptr, 0, static_cast<uint16_t*>(a) + i * x.elements(), k, nullptr);
+    }
+    job.first[0] = &one[0], job.stride[0] = stride(one), job.shared[0] = &shared;
+    if (first) job.first[1] = &l.experts.up[0], job.stride[1] = stride(l.experts.up), job.shared[1] = &l.up;
+    void* y = d.arena.allocate(4 * slots * (first ? kWidth / 2 : kHidden));
+    auto* b = static_cast<uint16_t*>(decoded ? nullptr : d.arena.allocate(2 * (kExperts + 1) * n * k));
+    const auto expand_one = [&](const Weight& w, int which_row, int64_t at, int experts, int64_t bytes) {
+        Expansion e;
+        e.w = w, e.rows = static_cast<int>(w.rows), e.b = b + at * n * k, e.k = p.k;
+        e.order = first ? RowOrder::swiglu : RowOrder::f32, e.which = which_row;
+        e.expert_stride = bytes, e.expert_rows = n, e.experts = experts;
+        if (experts > 1) e.row_first = p.plan.row_first;
+        expand(*d.gpu, e);
+    };
+    OutF32 out;
+    out.add(static_cast<float*>(y), 0, static_cast<int>(n), n);
+    const OutSwiglu act{static_cast<uint16_t*>(y), static_cast<int>(kWidth), kWidth};
+    measure(state, d, [&] {
+        if (decoded) {
+            if (first) gemm_decoding(*d.gpu, job, act);
+            else gemm_decoding(*d.gpu, job, out);
+            return;
+        }
+        for (int i = 0; i < (first ? 2 : 1); ++i) {
+            expand_one(*job.first[i], i, 0, kExperts, job.stride[i]);
+            expand_one(*job.shared[i], i, kExperts, 1, 0);
+        }
+        p.b = b;
+        if (first) gemm(*d.gpu, p, act);
+        else gemm(*d.gpu, p, out);
+    });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(slots * n * k));
+    const double each = which == Product::down_q6_k ? 0.8203125 : 0.5625;
+    rate(state, "TB/s", static_cast<double>((kExperts + 1) * n * k) * each);
+}
+
 void op_qkv(benchmark::State& state) {
     Device d;
     const Weight q = d.matrix(DType::q4_k, 8192, kHidden), k = d.matrix(DType::q4_k, 1024, kHidden),
@@ -193,24 +279,21 @@ void op_qkv(benchmark::State& state) {
 }
 
 void op_moe(benchmark::State& state) {
-    Device d;
-    const ops::ExpertWeights experts{d.experts(DType::q4_k, kWidth, kHidden), d.experts(DType::q4_k, kWidth, kHidden),
-                                     d.experts(DType::q6_k, kHidden, kWidth)};
-    const Weight gate = d.matrix(DType::q4_k, kWidth, kHidden), up = d.matrix(DType::q4_k, kWidth, kHidden),
-                 down = d.matrix(DType::q6_k, kHidden, kWidth), router = d.matrix(DType::f32, kExperts, kHidden);
-    const std::span<const float> norm = d.store.floats(std::vector<float>(kHidden, 1.0f));
-    d.store.finish();
+    SparseLayer& l = sparse_layer();
+    Device& d = l.d;
+    const ArenaScope scope(d.arena);
     Tensor x = d.rows(state.range(0), kHidden);
     measure(state, d, [&] {
-        ops::cuda::prefill::moe_add(d.ctx, x, {norm, 1e-6f}, {&router, {}, kTopK, 2.5f, true}, experts,
-                                    {&gate, &up, &down});
+        ops::cuda::prefill::moe_add(d.ctx, x, {l.norm, 1e-6f}, {&l.router, {}, kTopK, 2.5f, true}, l.experts,
+                                    {&l.gate, &l.up, &l.down});
     });
     rate(state, "TFLOP/s", 6.0 * static_cast<double>(state.range(0) * (kTopK + 1) * kHidden * kWidth));
 }
 
-void op_router(benchmark::State& state) {
+/// type: f32 (six products of parts) or bf16 (three).
+void op_router(benchmark::State& state, DType type) {
     Device d;
-    const Weight router = d.matrix(DType::f32, kExperts, kHidden);
+    const Weight router = d.matrix(type, kExperts, kHidden);
     const Tensor h = d.rows(state.range(0), kHidden);
     Tensor logits = d.ctx.alloc(DType::f32, {state.range(0), kExperts});
     measure(state, d, [&] { router_logits(d.ctx, router, h.row(0), h.rows(), logits); });
@@ -229,6 +312,7 @@ void add_rows(const char* name, Args... args) {
         ->Unit(benchmark::kMicrosecond)
         ->Arg(512)
         ->Arg(4096)
+        ->Arg(8192)
         ->Arg(16384);
 }
 
@@ -243,7 +327,14 @@ int main(int argc, char** argv) {
     add_rows("gemm/dense_gate_up_8192x2048", product_swiglu, 8192, 2048);
     add_rows("gemm/experts_gate_up", product_experts, true);
     add_rows("gemm/experts_down", product_experts, false);
-    add_rows("op/router", op_router);
+    for (const bool decoded : {true, false}) {
+        const std::string how = decoded ? "decoded" : "expanded";
+        add_rows(("experts/gate_up_q4_k/" + how).c_str(), experts_from_planes, Product::gate_up, decoded);
+        add_rows(("experts/down_q4_k/" + how).c_str(), experts_from_planes, Product::down_q4_k, decoded);
+        add_rows(("experts/down_q6_k/" + how).c_str(), experts_from_planes, Product::down_q6_k, decoded);
+    }
+    add_rows("op/router_f32", op_router, DType::f32);
+    add_rows("op/router_bf16", op_router, DType::bf16);
     add_rows("op/norm_qkvg", op_qkv);
     add_rows("op/moe_add", op_moe);
     benchmark::Initialize(&argc, argv);

@@ -67,9 +67,9 @@ struct MoeResult {
 /// A whole sparse feed-forward layer: h = RMSNorm(x); logits = W_router h; routing = route_sigmoid(logits);
 /// y = moe_swiglu(h, routing) with the shared expert; x += y. x: f32 [n, d].
 /// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU's prefill family are
-/// not those of matmul, which rounds to bf16 there (a rounded logit may choose another expert): they are f32 sums of
-/// f32 products, off by at most d 2^-24 sum |W h|; all that follows has the bits that the ops make of these logits. On
-/// a GPU: three kernels (decode, one row; several rows that share their experts' reads: up to six).
+/// not those of matmul, which rounds to bf16 there (a rounded logit may choose another expert): they are as exact as
+/// f32 sums of f32 products, off by at most d 2^-24 sum |W h|; all that follows has the bits that the ops make of these
+/// logits. On a GPU: three kernels (decode, one row; several rows that share their experts' reads: up to six).
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 

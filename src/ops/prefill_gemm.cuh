@@ -16,6 +16,7 @@ struct Tile {
     int row_end;  // rows behind this one belong to another expert, or to nobody
     int b_row;    // first row of B
     int n;        // the same, counted from the expert's first
+    int expert;   // 0 without a plan
 };
 
 /// Number of tiles `tile_n` wide. Reads what the plan's kernels wrote: only behind pdl_wait().
@@ -37,6 +38,7 @@ RT_HD Tile tile_at(const GemmProblem& p, int tile_n, int t) {
         tile.row = (band * kBand + inside % height) * kTileM;
         tile.row_end = p.rows;
         tile.n = tile.b_row = inside / height * tile_n;
+        tile.expert = 0;
         return tile;
     }
     const int down = p.plan.tile_first[p.expert_begin] + t / across;
@@ -44,6 +46,7 @@ RT_HD Tile tile_at(const GemmProblem& p, int tile_n, int t) {
     tile.row = p.plan.row_first[expert] + (down - p.plan.tile_first[expert]) * kTileM;
     tile.row_end = p.plan.row_first[expert + 1];
     tile.n = t % across * tile_n;
+    tile.expert = expert;
     tile.b_row = (expert - p.expert_begin) * p.n + tile.n;
     return tile;
 }

@@ -85,6 +85,20 @@ struct OutSwiglu {
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutF32& out);
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutSwiglu& out);
 
+/// The experts' product from weights as they lie on the device, decoded in the kernel. The bits are those of expand()
+/// and gemm(). Shapes as there; experts [0, gemm.expert_end), gemm.b unused.
+struct DecodingProblem {
+    GemmProblem gemm;
+    const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
+    int64_t stride[2] = {};        // bytes from one expert to the next
+    const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
+};
+/// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
+bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
+/// REQUIRES can_decode() of all weights.
+void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out);
+void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutSwiglu& out);
+
 /// Weight rows [row_begin, row_begin + rows) as bf16 rows of B, nearest even, in `order`; `which`: see RowOrder.
 /// With several experts (each `expert_stride` bytes behind the one before): expert e goes to row (e - expert_begin) *
 /// expert_rows of B; those without slots in the plan are left out. Cost: bandwidth, 0.56 + 2 bytes for a weight of
@@ -104,6 +118,8 @@ struct Expansion {
     const int32_t* row_first = nullptr;  // GroupPlan::row_first, or null
 };
 void expand(const Gpu& gpu, const Expansion& job);
+/// All of them, single matrices of q4_k, q5_k and q6_k in one kernel.
+void expand(const Gpu& gpu, std::span<const Expansion> jobs);
 
 /// bf16 rows of x, nearest even, [n, k] with zeros behind x's columns; normalised first if norm_weight is set. f32: the
 /// same rows before rounding, [n, d], or null. The bits of rms_norm.

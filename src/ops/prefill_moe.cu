@@ -1,9 +1,9 @@
 // Mixture of experts for many rows: rows sorted by expert, one grouped product for gate and up, one for down.
 //
 // FLOPs: 6 n (top_k + shared) d ff: 0.93 T for 16384 rows of d 2048, ff 512, 8 + 1 experts: 1.3 ms at 700 T/s. Bytes:
-// experts that have rows, expanded (2.56 a weight, 805 M weights a layer: 0.46 ms) and read (0.36 ms at 4096 rows,
-// where an expert has one or two tiles); the moves of prefill_moe_kernels.cu. Bound by arithmetic at 16384 rows, by the
-// expansion at 512.
+// the planes of the experts that have rows (0.56 to 0.82 a weight, 805 M weights a layer: 0.11 ms), decoded in the
+// product (prefill_gemm_decoding.cu); other types are expanded first (2 + 2 bytes a weight more: 0.8 ms). The moves of
+// prefill_moe_kernels.cu. Bound by arithmetic from some 4096 rows on, by decoding and memory at 512.
 #include <algorithm>
 #include <vector>
 
@@ -56,30 +56,64 @@ void expand_kind(const Gpu& gpu, const Kind& kind, RowOrder order, const GroupPl
     expand(gpu, shared);
 }
 
-/// The product of all experts (`experts` of them, the shared one included) with their slots, as many experts at a time
-/// as the scratch holds.
+/// The products of experts [begin, end) with their slots from expanded weights, as many experts at a time as the
+/// scratch holds.
 template <class Out>
-void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, const GroupPlan& plan, int experts,
-                     const uint16_t* a, int64_t slots, int64_t k, const Out& out) {
+void expanded_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, GemmProblem problem, const Out& out) {
     const ArenaScope scope(*ctx.arena);
-    const int64_t rows_each = scratch_rows(order, kinds[0].each->front().rows), bytes = 2 * rows_each * k;
+    const int experts = problem.expert_end - problem.expert_begin;
+    const int64_t rows_each = problem.n, bytes = 2 * rows_each * problem.k;
     const auto most = static_cast<int>(std::clamp<int64_t>(kScratchBytes / bytes, 1, experts));
-    const int groups = ceil_div(experts, most), step = ceil_div(experts, groups);
+    const int groups = ceil_div(experts, most), step = ceil_div(experts, groups), all = problem.expert_end;
     auto* b = static_cast<uint16_t*>(ctx.arena->allocate(step * bytes));
-    for (int begin = 0; begin < experts; begin += step) {
-        const int end = std::min(experts, begin + step);
-        for (const Kind& kind : kinds) expand_kind(*ctx.gpu, kind, order, plan, begin, end, b, k, rows_each);
-        GemmProblem problem;
-        problem.a = a;
-        problem.b = b;
-        problem.rows = static_cast<int>(slots);
-        problem.n = static_cast<int>(rows_each);
-        problem.k = static_cast<int>(k);
-        problem.plan = plan;
+    problem.b = b;
+    for (int begin = problem.expert_begin; begin < all; begin += step) {
+        const int end = std::min(all, begin + step);
+        for (const Kind& kind : kinds)
+            expand_kind(*ctx.gpu, kind, order, problem.plan, begin, end, b, problem.k, rows_each);
         problem.expert_begin = begin;
         problem.expert_end = end;
         gemm(*ctx.gpu, problem, out);
     }
+}
+
+bool same_planes(const Weight& a, const Weight& b) {
+    return a.dtype == b.dtype && a.rows == b.rows && a.cols == b.cols && a.scale == b.scale;
+}
+
+/// The product of all experts (`experts` of them, the shared one included) with their slots.
+template <class Out>
+void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, const GroupPlan& plan, int experts,
+                     const uint16_t* a, int64_t slots, int64_t k, const Out& out) {
+    const Weight& first = kinds[0].each->front();
+    const auto routed = static_cast<int>(kinds[0].each->size());
+    DecodingProblem job;
+    GemmProblem& problem = job.gemm;
+    problem.a = a;
+    problem.rows = static_cast<int>(slots);
+    problem.n = static_cast<int>(scratch_rows(order, first.rows));
+    problem.k = static_cast<int>(k);
+    problem.plan = plan;
+    problem.expert_end = experts;
+    bool decode = true, decode_shared = experts > routed;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+        const Weight& w = kinds[i].each->front();
+        job.first[i] = &w;
+        job.stride[i] = distance(*kinds[i].each);
+        job.shared[i] = kinds[i].shared;
+        decode = decode && can_decode(*ctx.gpu, w, job.stride[i]) && same_planes(w, first);
+        decode_shared = decode_shared && same_planes(*kinds[i].shared, first);
+    }
+    if (!decode) return expanded_products(ctx, kinds, order, problem, out);
+    if (!decode_shared) {
+        job.shared[0] = job.shared[1] = nullptr;
+        problem.expert_end = routed;
+    }
+    gemm_decoding(*ctx.gpu, job, out);
+    if (problem.expert_end == experts) return;
+    problem.expert_begin = routed;
+    problem.expert_end = experts;
+    expanded_products(ctx, kinds, order, problem, out);
 }
 
 /// result = the shared expert alone, of any width. a: bf16 [n, k].

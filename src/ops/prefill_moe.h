@@ -8,8 +8,9 @@
 
 namespace riptide::ops::cuda::prefill {
 
-/// logits[r, e] = sum_c w[e, c] h[r, c], f32 fused multiply-adds in ascending c. h: f32 [n, cols].
-/// Cost: n * cols * rows fused operations on the ordinary units.
+/// logits[r, e] = sum_c w[e, c] h[r, c] with the accuracy of f32 sums. h: f32 [n, cols], 16-byte aligned. Columns in
+/// 32s go to tensor cores, in bf16 parts (prefill_router.cu); the others, and old chips, are f32 fused multiply-adds in
+/// ascending c. A row's bits do not depend on the other rows. Cost: up to six products of n x cols x rows.
 void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits);
 
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.

@@ -1,108 +1,16 @@
 // The small kernels around the expert products of the prefill family.
 //
-// For n rows of d = 2048, top 8 of 256 experts, 16384 rows on an H200 (floor at 4.5 TB/s, or 33 T fused operations/s):
-//   router   8.6 G fused operations: 0.27 ms. f32, because a rounded logit may choose another expert.
+// For n rows of d = 2048, top 8 of 256 experts, 16384 rows on an H200 (floor at 4.5 TB/s):
 //   sort     0.5 MB in, 0.5 MB out three times: launches, about 10 us
 //   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms
 //   combine  4 bytes * n d (top_k + 1 + 3) = 1.6 GB: 0.36 ms
 #include "base/error.h"
 #include "ops/prefill_gemm.cuh"
 #include "ops/prefill_moe.h"
-#include "quant/decode.cuh"
 
 namespace riptide::ops::cuda::prefill {
 
 namespace {
-
-// ---- router ------------------------------------------------------------------------------------
-
-constexpr int kRouterRows = 128, kRouterExperts = 64, kRouterK = 16, kRouterThreads = 256;
-
-/// Sixteen columns of w as f32 [rows, k], zero behind the last column.
-__global__ void __launch_bounds__(256) decode_f32_kernel(const __grid_constant__ Weight w, float* to, int k) {
-    pdl_trigger();
-    pdl_wait();
-    const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, per_row = k / 16;
-    if (unit >= w.rows * per_row) return;
-    const int64_t row = unit / per_row, col = unit % per_row * 16;
-    float v[16];
-    if (col < w.cols) {
-        decode16(w, row, col, v);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) v[j] = 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < 16; j += 4)
-        *reinterpret_cast<float4*>(to + row * k + col + j) = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
-}
-
-/// Four values of a row of `cols`, zeros outside.
-__device__ __forceinline__ float4 load4(const float* p, bool row_there, int64_t row, int stride, int c, int cols) {
-    if (!row_there || c >= cols) return make_float4(0, 0, 0, 0);
-    p += row * stride + c;
-    if (c + 4 <= cols && stride % 4 == 0) return *reinterpret_cast<const float4*>(p);
-    return make_float4(p[0], c + 1 < cols ? p[1] : 0.0f, c + 2 < cols ? p[2] : 0.0f, c + 3 < cols ? p[3] : 0.0f);
-}
-
-/// A tile of 128 rows x 64 experts; thread (ty, tx) has rows 4 ty .. + 3, the same + 64, and experts 4 tx .. + 3.
-__global__ void __launch_bounds__(kRouterThreads)
-    router_kernel(const float* h, const float* w, int w_stride, float* logits, int n, int experts, int cols) {
-    pdl_trigger();
-    __shared__ float4 rows_at[2][kRouterK][kRouterRows / 4 + 1], experts_at[2][kRouterK][kRouterExperts / 4 + 1];
-    pdl_wait();
-    const int thread = static_cast<int>(threadIdx.x), tx = thread % 16, ty = thread / 16;
-    const int first_row = static_cast<int>(blockIdx.x) * kRouterRows,
-              first_expert = static_cast<int>(blockIdx.y) * kRouterExperts;
-    // Thread t brings columns 4 (t % 4) .. + 3 of rows t / 4 and t / 4 + 64, and of expert t / 4.
-    const int line = thread / 4, part = thread % 4 * 4;
-    float4 in[3];
-    const auto fetch = [&](int k0) {
-        in[0] = load4(h, first_row + line < n, first_row + line, cols, k0 + part, cols);
-        in[1] = load4(h, first_row + line + 64 < n, first_row + line + 64, cols, k0 + part, cols);
-        in[2] = load4(w, first_expert + line < experts, first_expert + line, w_stride, k0 + part, cols);
-    };
-    const auto put = [&](int stage) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float* row = reinterpret_cast<float*>(rows_at[stage][part + j]);
-            row[line] = (&in[0].x)[j];
-            row[line + 64] = (&in[1].x)[j];
-            reinterpret_cast<float*>(experts_at[stage][part + j])[line] = (&in[2].x)[j];
-        }
-    };
-    float sum[8][4] = {};
-    fetch(0);
-    put(0);
-    __syncthreads();
-    const int steps = ceil_div(cols, kRouterK);
-    for (int step = 0; step < steps; ++step) {
-        if (step + 1 < steps) fetch((step + 1) * kRouterK);
-#pragma unroll
-        for (int k = 0; k < kRouterK; ++k) {
-            const float4 low = rows_at[step % 2][k][ty], high = rows_at[step % 2][k][ty + 16];
-            const float4 e = experts_at[step % 2][k][tx];
-            const float a[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            const float b[4] = {e.x, e.y, e.z, e.w};
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
-        }
-        if (step + 1 < steps) put((step + 1) % 2);
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = first_row + 4 * ty + i % 4 + i / 4 * 64;
-        if (row >= n) continue;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int e = first_expert + 4 * tx + j;
-            if (e < experts) logits[int64_t{row} * experts + e] = sum[i][j];
-        }
-    }
-}
 
 // ---- sorting -----------------------------------------------------------------------------------
 
@@ -292,23 +200,6 @@ __global__ void __launch_bounds__(256)
 int32_t* alloc_i32(Context& ctx, int64_t n) { return static_cast<int32_t*>(ctx.arena->allocate(4 * n)); }
 
 }  // namespace
-
-void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits) {
-    const ArenaScope scope(*ctx.arena);
-    const auto* weights = static_cast<const float*>(w.data);
-    int64_t stride = w.row_bytes / 4;
-    if (w.dtype != DType::f32 || w.scale != 1.0f) {
-        stride = round_up(w.cols, 16);
-        auto* decoded = static_cast<float*>(ctx.arena->allocate(4 * w.rows * stride));
-        launch(*ctx.gpu, decode_f32_kernel, static_cast<unsigned>((w.rows * stride / 16 + 255) / 256), 256, 0, w,
-               decoded, static_cast<int>(stride));
-        weights = decoded;
-    }
-    const dim3 grid(static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows),
-                    static_cast<unsigned>((w.rows + kRouterExperts - 1) / kRouterExperts));
-    launch(*ctx.gpu, router_kernel, grid, kRouterThreads, 0, h, weights, static_cast<int>(stride), logits.row(0),
-           static_cast<int>(n), static_cast<int>(w.rows), static_cast<int>(w.cols));
-}
 
 SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared) {
     const int64_t n = routing.experts.rows(), entries = n * routing.top_k, chunks = (entries + kChunk - 1) / kChunk;

@@ -145,6 +145,27 @@ TEST(PrefillGemm, columns_go_to_their_tensors) {
     }
 }
 
+// Few rows take narrower tiles than many (on a chip of some 130 multiprocessors).
+TEST(PrefillGemm, a_sum_does_not_see_the_width_of_its_tile) {
+    RT_GPU_ONLY();
+    const int rows = 2048, columns = 8448, k = 192;
+    OpContext op(1, int64_t{128} << 20);
+    uint16_t* a = upload(op, bits_of(normals(size_t{rows} * k, 1)));
+    const uint16_t* b = upload(op, bits_of(normals(size_t{columns} * k, 2)));
+    const Tensor all = op.ctx.alloc(DType::f32, {rows, columns});
+    OutF32 out;
+    out.add(all.row(0), 0, columns, columns);
+    gemm(*op.ctx.gpu, {a, b, rows, columns, k}, out);
+    for (const int count : {1, 129}) {
+        const int first = rows - count - 3;
+        const Tensor some = op.ctx.alloc(DType::f32, {count, columns});
+        OutF32 to;
+        to.add(some.row(0), 0, columns, columns);
+        gemm(*op.ctx.gpu, {a + int64_t{first} * k, b, count, columns, k}, to);
+        EXPECT_EQ(download(op, some.row(0), some.elements()), download(op, all.row(first), some.elements()));
+    }
+}
+
 /// Slots of experts, one after the other, as the device's plan has them.
 struct HostPlan {
     std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert;
@@ -216,6 +237,122 @@ TEST(PrefillGemm, experts_multiply_their_own_slots_in_any_division) {
     }
 }
 
+/// A stack of experts' matrices of one type, and the shared expert's behind it.
+struct Stack {
+    std::vector<RandomWeight> owned;
+    std::vector<Weight> placed;
+    Weight shared;
+
+    Stack(OpContext& op, DType type, int64_t rows, int64_t cols, int64_t experts, bool with_shared, uint64_t seed) {
+        for (int64_t e = 0; e <= experts; ++e)
+            owned.emplace_back(WeightKind{type}, rows, cols, seed + static_cast<uint64_t>(e));
+        std::vector<Weight> host;
+        for (int64_t e = 0; e < experts; ++e) host.push_back(owned[static_cast<size_t>(e)].w);
+        placed = op.experts(host);
+        if (with_shared) shared = op.weight(owned.back().w);
+    }
+    int64_t stride() const {
+        return placed.size() < 2 ? 0
+                                 : static_cast<const char*>(placed[1].data) - static_cast<const char*>(placed[0].data);
+    }
+    void expand_to(OpContext& op, uint16_t* b, int64_t k, RowOrder order, int which, int64_t rows_each) const {
+        for (size_t e = 0; e < placed.size() + (shared.data != nullptr ? 1 : 0); ++e) {
+            Expansion job;
+            job.w = e < placed.size() ? placed[e] : shared;
+            job.rows = static_cast<int>(job.w.rows);
+            job.b = b + static_cast<int64_t>(e) * rows_each * k;
+            job.k = static_cast<int>(k);
+            job.order = order;
+            job.which = which;
+            expand(*op.ctx.gpu, job);
+        }
+    }
+};
+
+/// gemm_decoding against expand and gemm, bit by bit. counts: slots of each expert, of the shared one last if there.
+void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts, bool with_shared, int64_t rows,
+                                      int64_t k) {
+    SCOPED_TRACE(std::string(dtype_name(type)) + ", " + std::to_string(counts.size()) + " groups, [" +
+                 std::to_string(rows) + ", " + std::to_string(k) + "]");
+    const auto groups = static_cast<int>(counts.size()), experts = groups - (with_shared ? 1 : 0);
+    for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
+        const int64_t n = scratch_rows(order, rows);
+        OpContext op(1, (int64_t{64} << 20) + 2 * groups * n * k);
+        const Stack one(op, type, rows, k, experts, with_shared, 100),
+            two(op, type, rows, k, experts, with_shared, 900);
+        if (!can_decode(*op.ctx.gpu, one.placed[0], one.stride())) GTEST_SKIP() << "not on this device";
+        const HostPlan plan(counts);
+        const int slots = plan.row_first.back();
+        DecodingProblem job;
+        GemmProblem& problem = job.gemm;
+        problem.a = upload(op, bits_of(normals(static_cast<size_t>(slots * k), 1)));
+        problem.rows = slots;
+        problem.n = static_cast<int>(n);
+        problem.k = static_cast<int>(k);
+        problem.plan = plan.upload_to(op);
+        problem.expert_end = groups;
+        auto* b = upload(op, std::vector<uint16_t>(static_cast<size_t>(groups * n * k)));
+        one.expand_to(op, b, k, order, 0, n);
+        if (order == RowOrder::swiglu) two.expand_to(op, b, k, order, 1, n);
+        GemmProblem expanded = problem;
+        expanded.b = b;
+        job.first[0] = one.placed.data(), job.first[1] = two.placed.data();
+        job.stride[0] = one.stride(), job.stride[1] = two.stride();
+        if (with_shared) job.shared[0] = &one.shared, job.shared[1] = &two.shared;
+        const int64_t stride = order == RowOrder::swiglu ? round_up(rows, 64) : rows, all = slots * stride;
+        if (order == RowOrder::swiglu) {
+            uint16_t* first = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            gemm(*op.ctx.gpu, expanded, OutSwiglu{first, static_cast<int>(rows), stride});
+            gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
+            EXPECT_EQ(download(op, first, all + 64), download(op, second, all + 64));
+            const std::vector<uint16_t> got = download(op, second, all);
+            EXPECT_EQ(std::count(got.begin(), got.end(), 0x7FC1), 0) << "left out";
+            EXPECT_GT(std::count_if(got.begin(), got.end(), [](uint16_t v) { return v != 0; }), all / 2);
+        } else {
+            float* first = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
+            float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
+            OutF32 to_first, to_second;
+            to_first.add(first, 0, static_cast<int>(rows), stride);
+            to_second.add(second, 0, static_cast<int>(rows), stride);
+            gemm(*op.ctx.gpu, expanded, to_first);
+            gemm_decoding(*op.ctx.gpu, job, to_second);
+            expect_same_bits(download(op, second, all + 64), download(op, first, all + 64), "decoded");
+            const std::vector<float> got = download(op, second, all);
+            EXPECT_EQ(std::count(got.begin(), got.end(), kUntouched), 0) << "left out";
+            EXPECT_GT(std::count_if(got.begin(), got.end(), [](float v) { return v != 0; }), all / 2);
+        }
+    }
+}
+
+TEST(PrefillDecoding, has_the_bits_of_expanded_weights) {
+    RT_GPU_ONLY();
+    for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k}) {
+        for (const std::vector<int>& counts : std::vector<std::vector<int>>{{0, 5, 128, 0, 200, 1, 64, 0},
+                                                                            {0, 0, 300, 0},
+                                                                            {1, 1, 1, 1, 1, 1},
+                                                                            {129, 16, 17, 15, 65, 63, 256, 257, 33},
+                                                                            {7}})
+            for (const bool shared : {false, true}) {
+                if (counts.size() == 1 && shared) continue;
+                expect_decoding_equals_expanding(type, counts, shared, 320, 512);
+            }
+        expect_decoding_equals_expanding(type, {40, 0, 150}, true, 64, 2048);
+        expect_decoding_equals_expanding(type, {3, 90}, false, 512, 256);
+    }
+}
+
+// More tiles than a device has multiprocessors, several times: stages go round across tiles of all sizes.
+TEST(PrefillDecoding, has_the_bits_of_expanded_weights_in_many_tiles) {
+    RT_GPU_ONLY();
+    std::vector<int> counts;
+    std::mt19937 random(5);
+    for (int e = 0; e < 48; ++e)
+        counts.push_back(e % 7 == 3 ? 0 : static_cast<int>(random() % (e % 5 == 0 ? 300 : 30)));
+    counts.push_back(200);
+    for (const DType type : {DType::q4_k, DType::q6_k}) expect_decoding_equals_expanding(type, counts, true, 1536, 256);
+}
+
 class PrefillExpand : public testing::TestWithParam<WeightKind> {};
 
 TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
@@ -261,6 +398,40 @@ TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
 
 INSTANTIATE_TEST_SUITE_P(all, PrefillExpand, testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
+
+TEST(PrefillExpand, together_as_one_by_one) {
+    RT_GPU_ONLY();
+    const int64_t k = 768;
+    OpContext op(1, int64_t{16} << 20);
+    std::vector<RandomWeight> owned;
+    std::vector<Expansion> jobs;
+    int64_t used = 0;
+    for (const DType type : {DType::q4_k, DType::q6_k, DType::q8_0, DType::q5_k, DType::q4_k, DType::q6_k, DType::q4_k,
+                             DType::q5_k, DType::q4_k, DType::q6_k, DType::q5_k}) {
+        const auto rows = static_cast<int64_t>(7 + 23 * jobs.size());
+        owned.emplace_back(WeightKind{type}, rows, k, jobs.size());
+        Expansion job;
+        job.w = op.weight(owned.back().w);
+        job.row_begin = static_cast<int>(jobs.size() % 3);
+        job.rows = static_cast<int>(rows) - job.row_begin;
+        job.k = static_cast<int>(k);
+        jobs.push_back(job);
+        used += scratch_rows(RowOrder::f32, job.rows);
+    }
+    std::vector<uint16_t> results[2];
+    for (const bool together : {false, true}) {
+        uint16_t* b = upload(op, std::vector<uint16_t>(static_cast<size_t>(used * k), 0x1234));
+        int64_t at = 0;
+        for (Expansion& job : jobs) {
+            job.b = b + at * k;
+            at += scratch_rows(RowOrder::f32, job.rows);
+            if (!together) expand(*op.ctx.gpu, job);
+        }
+        if (together) expand(*op.ctx.gpu, jobs);
+        results[together ? 1 : 0] = download(op, b, used * k);
+    }
+    EXPECT_EQ(results[0], results[1]);
+}
 
 TEST(PrefillInput, is_the_norm_rounded_and_padded) {
     RT_GPU_ONLY();
@@ -328,7 +499,7 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
         for (const int64_t experts : {5, 64, 256})
             for (const int64_t cols : {64, 2048}) {
                 const RandomWeight m({type}, experts, cols, 7);
-                const int64_t n = 200;
+                const int64_t n = cols == 64 ? 2100 : 200;  // many rows have a kernel of their own
                 OpContext op(1, int64_t{16} << 20);
                 const Weight w = op.weight(m.w);
                 const std::vector<float> values = normals(static_cast<size_t>(n * cols), 8), rows = m.dequantized();
@@ -355,25 +526,28 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
 
 /// A small sparse layer.
 struct Layer {
-    static constexpr int64_t kHidden = 256, kWidth = 128, kExperts = 12, kTopK = 3;
+    static constexpr int64_t kHidden = 256, kWidth = 256, kExperts = 12, kTopK = 3;
     std::vector<RandomWeight> owned;
     ops::ExpertWeights placed;
     RandomWeight router{{DType::f32}, kExperts, kHidden, 91};
-    RandomWeight shared[3] = {{{DType::q8_0}, kWidth, kHidden, 92},
-                              {{DType::q8_0}, kWidth, kHidden, 93},
-                              {{DType::q8_0}, kHidden, kWidth, 94}};
+    std::vector<RandomWeight> shared;
     Weight placed_router, placed_shared[3];
     std::span<const float> norm;
 
-    explicit Layer(OpContext& op) {
+    /// Types of gate and up, of down, and of the shared expert's down.
+    explicit Layer(OpContext& op, DType first = DType::q8_0, DType down = DType::q8_0,
+                   DType shared_down = DType::q8_0) {
         std::vector<Weight> all[3];
         for (int64_t i = 0; i < 3 * kExperts; ++i)
-            owned.emplace_back(WeightKind{DType::q8_0}, i % 3 == 2 ? kHidden : kWidth, i % 3 == 2 ? kWidth : kHidden,
-                               static_cast<uint64_t>(i));
+            owned.emplace_back(WeightKind{i % 3 == 2 ? down : first}, i % 3 == 2 ? kHidden : kWidth,
+                               i % 3 == 2 ? kWidth : kHidden, static_cast<uint64_t>(i));
+        shared.emplace_back(WeightKind{first}, kWidth, kHidden, 92);
+        shared.emplace_back(WeightKind{first}, kWidth, kHidden, 93);
+        shared.emplace_back(WeightKind{shared_down}, kHidden, kWidth, 94);
         for (size_t i = 0; i < owned.size(); ++i) all[i % 3].push_back(owned[i].w);
         placed = {op.experts(all[0]), op.experts(all[1]), op.experts(all[2])};
         placed_router = op.weight(router.w);
-        for (int i = 0; i < 3; ++i) placed_shared[i] = op.weight(shared[i].w);
+        for (size_t i = 0; i < 3; ++i) placed_shared[i] = op.weight(shared[i].w);
         norm = op.floats(normals(kHidden, 95));
     }
     ops::MoeResult operator()(OpContext& op, Tensor& x) const {
@@ -382,26 +556,32 @@ struct Layer {
     }
 };
 
-TEST(PrefillMoe, chunks_do_not_change_a_bit) {
-    RT_GPU_ONLY();
+void expect_chunks_do_not_matter(DType first, DType down, DType shared_down) {
     const int64_t n = 700;
     const std::vector<float> values = test::random_rows(n, Layer::kHidden, 96);
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op);
+    const Layer layer(op, first, down, shared_down);
     Tensor x = op.tensor(values, {n, Layer::kHidden});
     const std::vector<float> y = values_of(layer(op, x).y), after = values_of(x);
     for (const int64_t chunk : {1, 7, 64, 129, 500})
         for (int64_t begin = 0; begin < n; begin += std::max<int64_t>(chunk, 61)) {
             const int64_t count = std::min(chunk, n - begin), size = count * Layer::kHidden;
             op.poison();
-            const auto* first = values.data() + begin * Layer::kHidden;
-            Tensor part = op.tensor({first, first + size}, {count, Layer::kHidden});
+            const auto* rows = values.data() + begin * Layer::kHidden;
+            Tensor part = op.tensor({rows, rows + size}, {count, Layer::kHidden});
             const std::vector<float> some = values_of(layer(op, part).y);
             ASSERT_TRUE(same_bits(some.data(), y.data() + begin * Layer::kHidden, some.size()))
                 << chunk << " " << begin;
             ASSERT_TRUE(same_bits(values_of(part).data(), after.data() + begin * Layer::kHidden, some.size()));
         }
+}
+
+TEST(PrefillMoe, chunks_do_not_change_a_bit) {
+    RT_GPU_ONLY();
+    expect_chunks_do_not_matter(DType::q8_0, DType::q8_0, DType::q8_0);
+    expect_chunks_do_not_matter(DType::q4_k, DType::q6_k, DType::q6_k);
+    expect_chunks_do_not_matter(DType::q5_k, DType::q4_k, DType::q8_0);  // the shared expert by itself
 }
 
 TEST(PrefillMoe, a_graph_gives_the_same_bits) {
