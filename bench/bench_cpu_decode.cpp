@@ -63,7 +63,8 @@ class Weights {
         std::byte* base = allocate(total * bytes);
         const uint64_t seed = ++seed_;
         threads_.parallel_for(total, 64, [&](int64_t begin, int64_t end, int) {
-            random_fill(type, base + begin * bytes, (end - begin) * cols, 0.02f, seed << 32 | static_cast<uint64_t>(begin));
+            random_fill(type, base + begin * bytes, (end - begin) * cols, 0.02f,
+                        seed << 32 | static_cast<uint64_t>(begin));
         });
         std::vector<Weight> all(static_cast<size_t>(count));
         for (int64_t i = 0; i < count; ++i) {
@@ -189,9 +190,7 @@ struct Batch1 {
     }
 };
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Cost {
     double serial = 0, loop = 0, waiting = 0, busy = 0, bytes = 0;
@@ -225,8 +224,8 @@ class Profile {
     void clear() { ops_.clear(); }
 
     void print(int64_t tokens) const {
-        fmt::print("{:<24} {:>9} {:>9} {:>9} {:>7} {:>8} {:>8}   microseconds per token\n", "op / loop", "serial", "loop",
-                   "waiting", "idle", "GB/s", "busy");
+        fmt::print("{:<24} {:>9} {:>9} {:>9} {:>7} {:>8} {:>8}   microseconds per token\n", "op / loop", "serial",
+                   "loop", "waiting", "idle", "GB/s", "busy");
         const double each = 1e6 / static_cast<double>(tokens);
         Cost all;
         for (const auto& [name, costs] : ops_)
@@ -341,10 +340,11 @@ void bench(const Settings& s) {
     }
     std::sort(times.begin(), times.end());
     const double median = times[times.size() / 2];
-    fmt::print("plain: {:.1f} us a token (fastest {:.1f}, slowest {:.1f}), {:.1f} tok/s, {:.1f} GB/s, {:.0f} % of the "
-               "measured reads; tokens {:016x}\n",
-               median * 1e6, times.front() * 1e6, times.back() * 1e6, 1 / median, bytes / median * 1e-9,
-               100 * bytes / median / roof, hash);
+    fmt::print(
+        "plain: {:.1f} us a token (fastest {:.1f}, slowest {:.1f}), {:.1f} tok/s, {:.1f} GB/s, {:.0f} % of the "
+        "measured reads; tokens {:016x}\n",
+        median * 1e6, times.front() * 1e6, times.back() * 1e6, 1 / median, bytes / median * 1e-9,
+        100 * bytes / median / roof, hash);
     Profile profile(threads);
     const auto timed = [&](const char* name, const std::vector<int64_t>& loops, const std::function<void()>& f) {
         profile.op(name, loops, f);

@@ -1,6 +1,7 @@
 // What a CPU's memory gives, and what the dot product kernels take of it.
 //   reads  N threads read a share of 2 GiB each, as S streams side by side, with or without prefetch instructions
-//   dot    one activation row times rows of weights: from the L2 cache (one thread, all threads), and from memory, where
+//   dot    one activation row times rows of weights: from the L2 cache (one thread, all threads), and from memory,
+//   where
 //          every thread goes through its own share without meeting others
 //   wakeup an empty loop over all threads, right behind the last one and after 20 us
 //   bench_cpu_memory [--threads N] [--huge]
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -29,9 +31,7 @@ constexpr int64_t kMemory = int64_t{2} << 30;
 
 typedef uint64_t Line __attribute__((vector_size(64)));
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// The least seconds of `repeat` runs.
 double fastest(int repeat, const std::function<void()>& f) {
@@ -75,8 +75,8 @@ uint64_t read_streams(const std::byte* base, int64_t bytes, int64_t streams, int
 }
 
 void bench_reads(ThreadPool& threads, const std::byte* memory) {
-    fmt::print("reads: probe {:.1f} GB/s\n{:>8} {:>10} {:>10}\n", measure_read_bandwidth(threads, int64_t{1} << 30) * 1e-9,
-               "streams", "prefetch", "GB/s");
+    fmt::print("reads: probe {:.1f} GB/s\n{:>8} {:>10} {:>10}\n",
+               measure_read_bandwidth(threads, int64_t{1} << 30) * 1e-9, "streams", "prefetch", "GB/s");
     const int64_t share = kMemory / threads.size() / 4096 * 4096;
     std::atomic<uint64_t> sink{0};
     for (const auto& [ahead, locality] : {std::pair{0, 0}, std::pair{1024, 3}, std::pair{4096, 3}, std::pair{4096, 2}})
@@ -109,7 +109,10 @@ Weight matrix(ThreadPool& threads, DType type, std::byte* memory, int64_t bytes,
 /// Rows [begin, end) of w, 64 at a time.
 void dot_rows(const Weight& w, const void* x, int64_t begin, int64_t end) {
     float y[64];
+    alignas(64) static thread_local std::byte scratch[size_t{64} << 10];
+    RT_ASSERT(dot_scratch_bytes(w) <= std::ssize(scratch));
     DotTask task;
+    task.scratch = scratch;
     task.w = &w;
     task.x = x;
     task.n = 1;
@@ -136,9 +139,8 @@ void bench_dot(ThreadPool& threads, std::byte* memory, DType type, int64_t cols)
         for (int64_t i = 0; i < kTimes; ++i) dot_rows(w, input, thread * share, thread * share + cached);
     };
     const double one = fastest(3, [&] { from_cache(0); });
-    const double all = fastest(3, [&] {
-        threads.parallel_for(threads.size(), 1, [&](int64_t t, int64_t, int) { from_cache(t); });
-    });
+    const double all =
+        fastest(3, [&] { threads.parallel_for(threads.size(), 1, [&](int64_t t, int64_t, int) { from_cache(t); }); });
     const double memory_time = fastest(4, [&] {
         threads.parallel_for(threads.size(), 1,
                              [&](int64_t t, int64_t, int) { dot_rows(w, input, t * share, (t + 1) * share); });
@@ -183,10 +185,10 @@ int main(int argc, char** argv) {
         std::memset(memory + begin, static_cast<int>(begin >> 20 & 127), static_cast<size_t>(end - begin));
     });
     bench_reads(threads, memory);
-    fmt::print("dot, GB/s of weights\n{:>8} {:>8} {:>14} {:>14} {:>14}\n", "type", "columns", "L2, 1 thread",
-               "L2, all", "memory, all");
-    for (const auto& [type, cols] : {std::pair{DType::q4_k, 2048}, std::pair{DType::q4_k, 512},
-                                     std::pair{DType::q6_k, 2048}, std::pair{DType::q6_k, 512},
-                                     std::pair{DType::f32, 2048}, std::pair{DType::bf16, 2048}})
+    fmt::print("dot, GB/s of weights\n{:>8} {:>8} {:>14} {:>14} {:>14}\n", "type", "columns", "L2, 1 thread", "L2, all",
+               "memory, all");
+    for (const auto& [type, cols] :
+         {std::pair{DType::q4_k, 2048}, std::pair{DType::q4_k, 512}, std::pair{DType::q6_k, 2048},
+          std::pair{DType::q6_k, 512}, std::pair{DType::f32, 2048}, std::pair{DType::bf16, 2048}})
         bench_dot(threads, memory, type, cols);
 }

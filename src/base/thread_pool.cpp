@@ -167,8 +167,8 @@ struct ThreadPool::Impl {
                 run_piece(loop, first + k, thread);
             if (loop.timed && taken > 0) {
                 const auto now = Clock::now();
-                shares[static_cast<size_t>(thread)].busy_ns.fetch_add(std::chrono::nanoseconds(now - std::exchange(last, now)).count(),
-                                                                      std::memory_order_relaxed);
+                shares[static_cast<size_t>(thread)].busy_ns.fetch_add(
+                    std::chrono::nanoseconds(now - std::exchange(last, now)).count(), std::memory_order_relaxed);
             }
             if (taken > 0) done.fetch_add(taken, std::memory_order_release);
         }
