@@ -71,6 +71,7 @@ struct ThreadPool::Impl {
         int64_t n = 0, grain = 1, pieces = 0;
         Piece piece = nullptr;
         const void* body = nullptr;
+        bool timed = false;
     };
     /// One cache line, written by the caller only, under a sequence lock: epoch is odd while the rest changes.
     struct alignas(64) SharedLoop {
@@ -78,9 +79,11 @@ struct ThreadPool::Impl {
         std::atomic<int64_t> n{0}, grain{1}, pieces{0};
         std::atomic<Piece> piece{nullptr};
         std::atomic<const void*> body{nullptr};
+        std::atomic<bool> timed{false};
     };
     struct alignas(128) Share {           // 128: neighbours in pairs are fetched together
         std::atomic<uint64_t> claims{0};  // epoch << kClaimBits | pieces handed out
+        std::atomic<int64_t> busy_ns{0};  // of the thread, in timed loops
     };
 
     SharedLoop shared;
@@ -91,6 +94,7 @@ struct ThreadPool::Impl {
     alignas(128) std::atomic<int> sleepers{0};
     std::atomic<uint32_t> bell{0};  // changes when sleepers are woken
     std::vector<Share> shares;
+    std::vector<LoopTimes>* log = nullptr;
     int hardware = usable_hardware_threads();
     std::vector<std::thread> threads;
 
@@ -107,6 +111,7 @@ struct ThreadPool::Impl {
         shared.pieces.store(loop.pieces, std::memory_order_release);
         shared.piece.store(loop.piece, std::memory_order_release);
         shared.body.store(loop.body, std::memory_order_release);
+        shared.timed.store(loop.timed, std::memory_order_release);
         shared.epoch.store(loop.epoch);
     }
 
@@ -118,6 +123,7 @@ struct ThreadPool::Impl {
         loop.pieces = shared.pieces.load(std::memory_order_acquire);
         loop.piece = shared.piece.load(std::memory_order_acquire);
         loop.body = shared.body.load(std::memory_order_acquire);
+        loop.timed = shared.timed.load(std::memory_order_acquire);
         return loop.epoch % 2 == 0 && shared.epoch.load(std::memory_order_relaxed) == loop.epoch;
     }
 
@@ -151,6 +157,7 @@ struct ThreadPool::Impl {
     /// Claims and runs pieces until none is left.
     void take_pieces(const Loop& loop, int thread) {
         const auto size = static_cast<int>(shares.size());
+        auto last = loop.timed ? Clock::now() : Clock::time_point{};
         const int64_t each = loop.pieces / size, more = loop.pieces % size;  // the first `more` shares have one more
         for (int i = 0; i < size; ++i) {
             const int owner = thread + i < size ? thread + i : thread + i - size;
@@ -158,6 +165,11 @@ struct ThreadPool::Impl {
             int64_t taken = 0;
             for (int64_t k; (k = claim(shares[static_cast<size_t>(owner)], loop.epoch, count)) >= 0; ++taken)
                 run_piece(loop, first + k, thread);
+            if (loop.timed && taken > 0) {
+                const auto now = Clock::now();
+                shares[static_cast<size_t>(thread)].busy_ns.fetch_add(
+                    std::chrono::nanoseconds(now - std::exchange(last, now)).count(), std::memory_order_relaxed);
+            }
             if (taken > 0) done.fetch_add(taken, std::memory_order_release);
         }
     }
@@ -193,11 +205,33 @@ struct ThreadPool::Impl {
         }
     }
 
+    static double seconds(Clock::time_point t) { return std::chrono::duration<double>(t.time_since_epoch()).count(); }
+
+    int64_t busy_ns() const {
+        int64_t sum = 0;
+        for (const Share& share : shares) sum += share.busy_ns.load(std::memory_order_relaxed);
+        return sum;
+    }
+
     void run(Loop loop) {
+        if (log == nullptr) return run(loop, [] {});
+        loop.timed = true;
+        LoopTimes times;
+        const int64_t busy = busy_ns();
+        times.begin = seconds(Clock::now());
+        run(loop, [&] { times.own_end = seconds(Clock::now()); });
+        times.end = seconds(Clock::now());
+        times.busy = static_cast<double>(busy_ns() - busy) * 1e-9;
+        log->push_back(times);
+    }
+
+    template <class OwnEnd>
+    void run(Loop loop, const OwnEnd& own_end) {
         loop.epoch = shared.epoch.load(std::memory_order_relaxed) + 2;
         publish(loop);
         wake(std::min<int64_t>(loop.pieces, std::clamp<int64_t>(hardware, 2, std::ssize(shares))) - 1);
         take_pieces(loop, 0);
+        own_end();
         const auto finished = [&] { return done.load(std::memory_order_acquire) == loop.pieces; };
         spin_until(finished, Clock::duration::max());
         if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error, nullptr));
@@ -218,6 +252,8 @@ ThreadPool::~ThreadPool() {
     for (std::thread& thread : impl_->threads) thread.join();
 }
 
+void ThreadPool::log_loops(std::vector<LoopTimes>* log) { impl_->log = log; }
+
 int ThreadPool::size() const { return static_cast<int>(impl_->shares.size()); }
 
 void ThreadPool::run(int64_t n, int64_t grain, Piece piece, const void* body) {
@@ -229,7 +265,7 @@ void ThreadPool::run(int64_t n, int64_t grain, Piece piece, const void* body) {
     }
     const int64_t pieces = (n - 1) / grain + 1;
     RT_ASSERT((pieces - 1) / size() + 1 < int64_t{1} << kClaimBits);
-    impl_->run({0, n, grain, pieces, piece, body});
+    impl_->run({0, n, grain, pieces, piece, body, false});
 }
 
 }  // namespace riptide

@@ -3,8 +3,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace riptide {
+
+/// What one parallel loop took, in seconds of the steady clock.
+struct LoopTimes {
+    double begin = 0;    // the caller came
+    double own_end = 0;  // the caller found no piece left
+    double end = 0;      // all pieces were done
+    double busy = 0;     // sum over threads: from seeing the loop to the end of the last piece taken
+};
 
 /// `threads` workers, the caller being one of them. A step of a model is hundreds of loops with short serial parts
 /// between them: workers stay awake for 200 us after a loop, then sleep. Those beyond the number of hardware threads
@@ -34,6 +43,9 @@ class ThreadPool {
             },
             &body);
     }
+
+    /// From now on every loop on more than one thread appends its times to `log`; nullptr: no longer. For benches.
+    void log_loops(std::vector<LoopTimes>* log);
 
   private:
     using Piece = void (*)(const void* body, int64_t begin, int64_t end, int thread);

@@ -19,31 +19,31 @@ struct Item {
     __device__ __forceinline__ int steps() const { return (chunk.keys + kStepKeys - 1) / kStepKeys; }
 };
 
-/// What preparing heads needs besides the projections: known before pdl_wait(), where the position is.
-struct HeadTables {
-    float q_norm[kRegs], k_norm[kRegs];
-    float2 turn[2];  // of elements lane and 32 + lane
+/// The norms' weights of this lane's elements.
+struct HeadNorms {
+    float q[kRegs], k[kRegs];
 };
-__device__ __forceinline__ void load_norms(const DecodeAttentionArgs& a, HeadTables& t) {
-    load_norm(t.q_norm, a.q_norm, kD);
-    load_norm(t.k_norm, a.k_norm, kD);
+__device__ __forceinline__ void load_norms(const DecodeAttentionArgs& a, HeadNorms& norms) {
+    load_norm(norms.q, a.q_norm, kD);
+    load_norm(norms.k, a.k_norm, kD);
 }
-__device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, int position, HeadTables& t) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (a.rope.half == 0) return;
-    t.turn[0] = rope_turn(position, a.rope.inv_freq[lane], a.rope.magnitude);
-    if (a.rope.half == 64) t.turn[1] = rope_turn(position, a.rope.inv_freq[32 + lane], a.rope.magnitude);
+/// The rotations of a position, by the first threads of the CTA, which synchronises before it prepares heads.
+__device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, Shared& s, int position) {
+    if (static_cast<int>(threadIdx.x) < a.rope.half)
+        s.turn[threadIdx.x] = rope_turn(position, a.rope.inv_freq[threadIdx.x], a.rope.magnitude);
 }
 
 /// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
 /// a warp each.
 template <DType TK, DType TV>
 __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                              const HeadTables& tables, bool queries) {
+                                              const HeadNorms& norms, bool queries) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
     const int first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group),
               tasks = group + (item.own ? 2 : 0);
-    const auto& turn = tables.turn;
+    float2 turn[2];
+    if (a.rope.half != 0) turn[0] = s.turn[lane];
+    if (a.rope.half == 64) turn[1] = s.turn[32 + lane];
     const auto rope = [&](float(&x)[kRegs]) {
         const auto rotate = [&](float& u, float& v, float2 by) {
             const float2 turned = rope_rotate(u, v, by);
@@ -68,8 +68,8 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shar
     for (int task = first_task; task < tasks; task += kAttentionWarps) {
         const bool values = task > group;
         if (!values) {
-            if (task < group) norm_head(x, tables.q_norm, a.q_norm, kD);
-            else norm_head(x, tables.k_norm, a.k_norm, kD);
+            if (task < group) norm_head(x, norms.q, a.q_norm, kD);
+            else norm_head(x, norms.k, a.k_norm, kD);
             rope(x);
         }
         if ((values ? TV : TK) == DType::tq3_0) kv_rotate_lanes(x, kD, false);

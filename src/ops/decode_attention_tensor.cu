@@ -30,7 +30,7 @@ __device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const
 /// The chunk's state of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`.
 template <DType TK, DType TV>
 __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                                        HeadTables& tables, bool queries) {
+                                                        const HeadNorms& norms, bool queries) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
     const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
@@ -45,8 +45,9 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
         if (warp + kAttentionWarps < steps) slot = step_slot(a, s, item, warp + kAttentionWarps);
     }
     if (queries || item.own) {
-        make_turns(a, item.position, tables);
-        prepare_heads<TK, TV>(a, s, item, tables, queries);
+        if (queries) make_turns(a, s, item.position);
+        __syncthreads();
+        prepare_heads<TK, TV>(a, s, item, norms, queries);
     }
     __syncthreads();
     if (queries) {
@@ -181,8 +182,8 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
     pdl_trigger();
     __shared__ Shared s;
-    HeadTables tables;
-    load_norms(a, tables);
+    HeadNorms norms;
+    load_norms(a, norms);
     pdl_wait();
     if (a.split && a.rows > 1) count_chunks(a, s);
     // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
-            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, tables, chunk == first);
+            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, norms, chunk == first);
             if (chunk == first) state = next;
             else merge(state, next);
             __syncthreads();

@@ -22,6 +22,7 @@ struct Shared {
     float2 ml[kAttentionWarps][kHeads];
     uint4 q_fragments[8][32];
     float q[kHeads][kHeadFloats];
+    float2 turn[kD / 2];  // of each pair of rotated elements
     alignas(16) unsigned char own_k[kRowBytes];
     alignas(16) unsigned char own_v[kRowBytes];
     int32_t first_chunk[kMostDecodeRows + 1];

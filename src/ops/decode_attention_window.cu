@@ -55,10 +55,10 @@ struct Meeting {
 template <DType TK, DType TV>
 __device__ __forceinline__ SoftmaxState<4> attend_loaded(const DecodeAttentionArgs& a, Shared& s, const Item& item,
                                                          KeyUnits<TK>& k, ValueUnits<TV>& v,
-                                                         const HeadTables& tables) {
+                                                         const HeadNorms& norms) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
-    prepare_heads<TK, TV>(a, s, item, tables, true);
+    prepare_heads<TK, TV>(a, s, item, norms, true);
     __syncthreads();
     make_q_fragments<TK>(a, s);
     __syncthreads();
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
     const int group = a.heads / a.kv_heads;
     cluster_arrive();
-    HeadTables tables;
-    load_norms(a, tables);
+    HeadNorms norms;
+    load_norms(a, norms);
     Item item = {};
     item.row = item.sequence = pair / a.kv_heads;
     item.head = pair % a.kv_heads;
@@ -115,12 +115,13 @@ __global__ void __launch_bounds__(kThreads, 2)
             load_values<EarlyLoad>(v, a.v_cache + item.head * kv_row_bytes(TV, kD), a.v_slot_bytes, slot);
         }
     }
-    make_turns(a, item.position, tables);
+    make_turns(a, s, item.position);
+    __syncthreads();
     pdl_wait();
     const int local = warp * cluster + rank;  // the query head that this warp will finish
     const float4 gate = load_gate(a, item, local);
     SoftmaxState<4> state = {};
-    if (attends) state = attend_loaded(a, s, item, k, v, tables);
+    if (attends) state = attend_loaded(a, s, item, k, v, norms);
     cluster_wait();  // all CTAs have started
     if (attends && warp < group) {
         const int slot = warp / cluster * cluster + rank;

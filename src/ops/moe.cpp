@@ -1,11 +1,14 @@
 #include "ops/moe.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "ops/cuda.h"
 #include "ops/elementwise.h"
+#include "ops/lanes.h"
 #include "ops/norm.h"
 #include "ops/parallel.h"
 #include "quant/planes.h"
@@ -16,11 +19,31 @@ namespace {
 
 constexpr int64_t kBlockPairs = 256;  // rows of one unit of work: their activations stay in the L2 cache
 
+constexpr int64_t kFewPairs = 32;  // up to here reading weights is what takes time
+
 using Expert = SharedExpert;
+
+/// The routed experts, numbered from 0, and behind them the shared one, if there is one.
+class Experts {
+  public:
+    Experts(const ExpertWeights* routed, const Expert& shared) : routed_(routed), shared_(shared) {}
+
+    int64_t routed() const { return routed_ == nullptr ? 0 : static_cast<int64_t>(routed_->gate.size()); }
+    bool has_shared() const { return shared_.gate != nullptr; }
+    Expert operator[](int64_t e) const {
+        const auto i = static_cast<size_t>(e);
+        return e == routed() ? shared_ : Expert{&routed_->gate[i], &routed_->up[i], &routed_->down[i]};
+    }
+
+  private:
+    const ExpertWeights* routed_;
+    Expert shared_;
+};
 
 /// A pair is a row that uses an expert. Pairs are sorted by expert; a block is a run of pairs of one expert.
 struct Block {
-    int64_t expert, begin, end;
+    Expert expert;
+    int64_t begin, end;
 };
 struct Plan {
     std::vector<Block> blocks;
@@ -41,17 +64,18 @@ void run_units(Context& ctx, int64_t units, const std::function<void(int64_t, in
     else ctx.threads->parallel_for(units, 1, run);
 }
 
-void add_blocks(Plan& plan, int64_t expert, int64_t begin, int64_t end) {
+void add_blocks(Plan& plan, const Expert& expert, int64_t begin, int64_t end) {
     for (; begin < end; begin += kBlockPairs) {
         plan.blocks.push_back({expert, begin, std::min(end, begin + kBlockPairs)});
         plan.largest = std::max(plan.largest, plan.blocks.back().end - begin);
     }
 }
 
-/// Sorts the (row, rank) pairs by expert, then row: a counting sort into arena arrays. The pairs of a shared expert,
-/// number num_experts, come last.
-Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts, bool shared) {
-    const int64_t n = routing.experts.rows(), k = routing.top_k;
+/// Sorts the (row, rank) pairs by expert, then row: a counting sort into arena arrays. The pairs of a shared expert
+/// come last.
+Plan make_plan(Context& ctx, const Routing& routing, const Experts& weights) {
+    const int64_t n = routing.experts.rows(), k = routing.top_k, num_experts = weights.routed();
+    const bool shared = weights.has_shared();
     const auto* experts = routing.experts.row<int32_t>(0);
     std::vector<int64_t> end(static_cast<size_t>(num_experts), 0);
     for (int64_t i = 0; i < n * k; ++i) {
@@ -63,13 +87,13 @@ Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts, bool s
     int64_t begin = 0;
     for (int64_t e = 0; e < num_experts; ++e) {
         int64_t& count = end[static_cast<size_t>(e)];
-        add_blocks(plan, e, begin, begin + count);
+        if (count > 0) add_blocks(plan, weights[e], begin, begin + count);
         begin += count;
         count = begin - count;  // from here on: the next free pair of expert e
     }
     if (shared) {
         plan.first_shared = n * k;
-        add_blocks(plan, num_experts, n * k, n * k + n);
+        add_blocks(plan, weights[num_experts], n * k, n * k + n);
     }
     auto* pair_row = static_cast<int32_t*>(ctx.arena->allocate(plan.pairs * int64_t{sizeof(int32_t)}));
     auto* pair_of = static_cast<int32_t*>(ctx.arena->allocate(n * k * int64_t{sizeof(int32_t)}));
@@ -88,10 +112,10 @@ Plan make_plan(Context& ctx, const Routing& routing, int64_t num_experts, bool s
 /// or 64 values of one block of pairs, so that it can quantise them on the spot.
 class Hidden {
   public:
-    Hidden(Context& ctx, const DotKernels& kernels, const Plan& plan, const std::vector<Expert>& experts)
-        : kernels_(kernels), plan_(plan), experts_(experts), width_(experts.front().gate->rows) {
+    Hidden(Context& ctx, const DotKernels& kernels, const Plan& plan)
+        : kernels_(kernels), plan_(plan), width_(plan.blocks.front().expert.gate->rows) {
         bool want_f32 = false, want_int8 = false;
-        for (const Expert& e : experts) (uses_int8_activations(e.down->dtype) ? want_int8 : want_f32) = true;
+        for (const Block& b : plan.blocks) (uses_int8_activations(b.expert.down->dtype) ? want_int8 : want_f32) = true;
         if (want_f32) f32_ = static_cast<float*>(ctx.arena->allocate(plan.pairs * width_ * int64_t{sizeof(float)}));
         if (want_int8) int8_ = static_cast<std::byte*>(ctx.arena->allocate(plan.pairs * Int8Row::bytes(width_)));
     }
@@ -101,8 +125,9 @@ class Hidden {
         unit_width_ = plan_.pairs >= 64 * static_cast<int64_t>(plan_.blocks.size()) ? 64 : 32;
         const int64_t per_block = (width_ + unit_width_ - 1) / unit_width_;
         int64_t scratch_bytes = 0;
-        for (const Expert& e : experts_)
-            scratch_bytes = std::max({scratch_bytes, dot_scratch_bytes(*e.gate), dot_scratch_bytes(*e.up)});
+        for (const Block& b : plan_.blocks)
+            scratch_bytes =
+                std::max({scratch_bytes, dot_scratch_bytes(*b.expert.gate), dot_scratch_bytes(*b.expert.up)});
         const int64_t values = plan_.largest * unit_width_;
         const int64_t thread_bytes = scratch_bytes + 2 * values * int64_t{sizeof(float)};
         auto* memory = static_cast<std::byte*>(ctx.arena->allocate(thread_bytes * thread_count(ctx)));
@@ -118,7 +143,6 @@ class Hidden {
 
   private:
     void unit_of(const Block& block, int64_t first, const DotInput& x, void* scratch, float* gate, float* up) const {
-        const Expert& expert = experts_[static_cast<size_t>(block.expert)];
         const int64_t last = std::min(width_, first + unit_width_), count = last - first;
         DotTask task;
         task.row_begin = first;
@@ -126,7 +150,7 @@ class Hidden {
         task.n = block.end - block.begin;
         task.y_stride = count;
         task.scratch = scratch;
-        for (const auto& [w, y] : {std::pair{expert.gate, gate}, std::pair{expert.up, up}}) {
+        for (const auto& [w, y] : {std::pair{block.expert.gate, gate}, std::pair{block.expert.up, up}}) {
             x.set(task, *w);
             set_rows(task, block);
             task.y = y;
@@ -148,7 +172,6 @@ class Hidden {
 
     const DotKernels& kernels_;
     const Plan& plan_;
-    const std::vector<Expert>& experts_;
     int64_t width_;
     int64_t unit_width_ = 32;
     float* f32_ = nullptr;
@@ -156,10 +179,10 @@ class Hidden {
 };
 
 /// Rows [first, last) of W_down times the hidden values of one block, to y (value of pair block.begin, row first).
-void down_block(const DotKernels& kernels, const DotInput& hidden, const Expert& expert, const Block& block,
-                int64_t first, int64_t last, float* y, int64_t y_stride, void* scratch) {
+void down_block(const DotKernels& kernels, const DotInput& hidden, const Block& block, int64_t first, int64_t last,
+                float* y, int64_t y_stride, void* scratch) {
     DotTask task;
-    hidden.set(task, *expert.down);
+    hidden.set(task, *block.expert.down);
     task.x = static_cast<const std::byte*>(task.x) + block.begin * task.x_stride;
     task.row_begin = first;
     task.row_end = last;
@@ -170,18 +193,14 @@ void down_block(const DotKernels& kernels, const DotInput& hidden, const Expert&
     kernels.dot(task);
 }
 
-void check_experts(const std::vector<Expert>& experts, int64_t hidden_size) {
-    RT_CHECK(!experts.empty(), "a feed-forward layer without experts");
-    const int64_t width = experts.front().gate->rows, out = experts.front().down->rows;
-    for (const Expert& e : experts) {
-        for (const Weight* w : {e.gate, e.up, e.down})
-            RT_CHECK(has_dot(w->dtype) || is_planes(w->dtype), "no matrix product for weights of type {}", dtype_name(w->dtype));
-        RT_CHECK(
-            e.gate->cols == hidden_size && e.up->cols == hidden_size && e.gate->rows == width && e.up->rows == width &&
-                e.down->cols == width && e.down->rows == out,
-            "feed-forward weights of shapes gate [{}, {}], up [{}, {}], down [{}, {}] do not fit rows of {} values",
-            e.gate->rows, e.gate->cols, e.up->rows, e.up->cols, e.down->rows, e.down->cols, hidden_size);
-    }
+void check_expert(const Expert& e, int64_t hidden_size, int64_t width, int64_t out) {
+    for (const Weight* w : {e.gate, e.up, e.down})
+        RT_CHECK(has_dot(w->dtype) || is_planes(w->dtype), "no matrix product for weights of type {}",
+                 dtype_name(w->dtype));
+    RT_CHECK(e.gate->cols == hidden_size && e.up->cols == hidden_size && e.gate->rows == width && e.up->rows == width &&
+                 e.down->cols == width && e.down->rows == out,
+             "feed-forward weights of shapes gate [{}, {}], up [{}, {}], down [{}, {}] do not fit rows of {} values",
+             e.gate->rows, e.gate->cols, e.up->rows, e.up->cols, e.down->rows, e.down->cols, hidden_size);
 }
 
 struct DownMemory {
@@ -189,40 +208,89 @@ struct DownMemory {
     int64_t scratch_bytes, thread_bytes;
 };
 /// For each thread: kernel scratch, then `values` floats.
-DownMemory down_memory(Context& ctx, const std::vector<Expert>& experts, int64_t values) {
+DownMemory down_memory(Context& ctx, const Plan& plan, int64_t values) {
     int64_t scratch = 0;
-    for (const Expert& e : experts) scratch = std::max(scratch, dot_scratch_bytes(*e.down));
+    for (const Block& b : plan.blocks) scratch = std::max(scratch, dot_scratch_bytes(*b.expert.down));
     const int64_t bytes = scratch + (values + 15) / 16 * 16 * int64_t{sizeof(float)};
     return {static_cast<std::byte*>(ctx.arena->allocate(bytes * thread_count(ctx))), scratch, bytes};
 }
 
-bool want_int8(const std::vector<Expert>& experts) {
-    return std::any_of(experts.begin(), experts.end(), [](const Expert& e) {
-        return uses_int8_activations(e.gate->dtype) || uses_int8_activations(e.up->dtype);
+bool want_int8(const Plan& plan) {
+    return std::any_of(plan.blocks.begin(), plan.blocks.end(), [](const Block& b) {
+        return uses_int8_activations(b.expert.gate->dtype) || uses_int8_activations(b.expert.up->dtype);
     });
 }
 
-/// y[r, first..last) = sum over ranks of weight * products[pair], rank after rank, then the shared expert's product.
-void combine(const Routing& routing, const Plan& plan, const float* products, int64_t first, int64_t last, Tensor& y) {
+/// y[r, first..last) = sum over ranks of weight * product, rank after rank, then the shared expert's product. The
+/// products of pair p are at products + p * stride, that of row `first` first.
+void combine(const Routing& routing, const Plan& plan, const float* products, int64_t stride, int64_t first,
+             int64_t last, Tensor& y) {
     const int64_t count = last - first, k = routing.top_k;
     for (int64_t r = 0; r < y.rows(); ++r) {
         float* out = y.row(r) + first;
         for (int64_t j = 0; j < k; ++j) {
             const float weight = routing.weights.row(r)[j];
-            const float* d = products + plan.pair_of[r * k + j] * count;
+            const float* d = products + plan.pair_of[r * k + j] * stride;
             if (j == 0)
-                for (int64_t i = 0; i < count; ++i) out[i] = weight * d[i];
+                map4(
+                    count, out, [=](int64_t i) { return load4(d + i) * weight; },
+                    [=](int64_t i) { return weight * d[i]; });
             else
-                for (int64_t i = 0; i < count; ++i) out[i] += weight * d[i];
+                map4(
+                    count, out, [=](int64_t i) { return load4(out + i) + load4(d + i) * weight; },
+                    [=](int64_t i) { return out[i] + weight * d[i]; });
         }
         if (plan.first_shared < 0) continue;
-        const float* d = products + (plan.first_shared + r) * count;
-        for (int64_t i = 0; i < count; ++i) out[i] += d[i];
+        const float* d = products + (plan.first_shared + r) * stride;
+        map4(
+            count, out, [=](int64_t i) { return load4(out + i) + load4(d + i); },
+            [=](int64_t i) { return out[i] + d[i]; });
     }
 }
 
-/// Rows of w_down in one unit: few rows of x make units so light that more of them balance better.
-int64_t down_rows(const Plan& plan) { return plan.pairs <= 32 ? 16 : 32; }
+/// The down projections of many pairs: a unit is 32 rows of all experts, whose products stay in the L2 cache.
+void down_by_rows(Context& ctx, const DotKernels& kernels, const Plan& plan, const DotInput& input,
+                  const Routing& routing, Tensor& y) {
+    constexpr int64_t kStep = 32;
+    const int64_t out = y.shape[1];
+    const DownMemory memory = down_memory(ctx, plan, plan.pairs * kStep);
+    run_units(ctx, (out + kStep - 1) / kStep, [&](int64_t unit, int thread) {
+        const int64_t first = unit * kStep, last = std::min(out, first + kStep), count = last - first;
+        std::byte* scratch = memory.base + thread * memory.thread_bytes;
+        auto* products = reinterpret_cast<float*>(scratch + memory.scratch_bytes);
+        for (const Block& block : plan.blocks)
+            down_block(kernels, input, block, first, last, products + block.begin * count, count, scratch);
+        combine(routing, plan, products, count, first, last, y);
+    });
+}
+
+/// Those of few pairs, bound by reading weights: a unit is some rows of one expert, and units in order are one run of
+/// memory for each expert, because rows of a few hundred bytes here and there come at half the speed. Whoever ends the
+/// last product of a range of rows adds them up.
+void down_by_experts(Context& ctx, const DotKernels& kernels, const Plan& plan, const DotInput& input,
+                     const Routing& routing, Tensor& y) {
+    constexpr int64_t kStep = 64;
+    struct alignas(64) Arrived {
+        std::atomic<int64_t> blocks{0};
+    };
+    const int64_t out = y.shape[1], ranges = (out + kStep - 1) / kStep,
+                  blocks = static_cast<int64_t>(plan.blocks.size());
+    const DownMemory memory = down_memory(ctx, plan, 0);
+    auto* products = static_cast<float*>(ctx.arena->allocate(plan.pairs * out * int64_t{sizeof(float)}));
+    auto* arrived = static_cast<Arrived*>(ctx.arena->allocate(ranges * int64_t{sizeof(Arrived)}));
+    std::uninitialized_default_construct_n(arrived, ranges);
+    run_units(ctx, blocks * ranges, [&](int64_t unit, int thread) {
+        const Block& block = plan.blocks[static_cast<size_t>(unit / ranges)];
+        const int64_t first = unit % ranges * kStep, last = std::min(out, first + kStep);
+        down_block(kernels, input, block, first, last, products + block.begin * out + first, out,
+                   memory.base + thread * memory.thread_bytes);
+        if (arrived[unit % ranges].blocks.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks)
+            combine(routing, plan, products + first, out, first, last, y);
+    });
+}
+
+/// Rows of w_down in one unit of a dense layer: few rows of x make units so light that more of them balance better.
+int64_t down_rows(const Plan& plan) { return plan.pairs <= kFewPairs ? 16 : 32; }
 
 }  // namespace
 
@@ -275,40 +343,25 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     RT_ASSERT(weights.gate.size() == weights.up.size() && weights.gate.size() == weights.down.size());
     RT_ASSERT(routing.experts.rows() == x.rows() && routing.weights.rows() == x.rows());
     if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
-    std::vector<Expert> experts;
-    experts.reserve(weights.gate.size() + 1);
-    for (size_t e = 0; e < weights.gate.size(); ++e)
-        experts.push_back({&weights.gate[e], &weights.up[e], &weights.down[e]});
-    const auto num_experts = static_cast<int64_t>(experts.size());
-    if (shared.gate != nullptr && num_experts > 0 && shared.gate->rows != experts.front().gate->rows) {
+    RT_CHECK(!weights.gate.empty(), "a feed-forward layer without experts");
+    const int64_t width = weights.gate[0].rows, out = weights.down[0].rows;
+    if (shared.gate != nullptr && shared.gate->rows != width) {
         Tensor sum = moe_swiglu(ctx, x, routing, weights);
         const ArenaScope scope(*ctx.arena);
         add(ctx, sum, swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down));
         return sum;
     }
-    if (shared.gate != nullptr) experts.push_back(shared);
-    check_experts(experts, x.shape[1]);
-    const int64_t out = experts.front().down->rows;
     Tensor y = ctx.alloc(DType::f32, {x.rows(), out});
     if (x.rows() == 0) return y;
 
     const ArenaScope scope(*ctx.arena);
     const DotKernels& kernels = dot_kernels();
-    const Plan plan = make_plan(ctx, routing, num_experts, shared.gate != nullptr);
-    Hidden hidden(ctx, kernels, plan, experts);
-    hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(experts)));
-    const DotInput input = hidden.as_input();
-    const int64_t step = down_rows(plan);
-    const DownMemory memory = down_memory(ctx, experts, plan.pairs * step);
-    run_units(ctx, (out + step - 1) / step, [&](int64_t unit, int thread) {
-        const int64_t first = unit * step, last = std::min(out, first + step), count = last - first;
-        std::byte* scratch = memory.base + thread * memory.thread_bytes;
-        auto* products = reinterpret_cast<float*>(scratch + memory.scratch_bytes);
-        for (const Block& block : plan.blocks)
-            down_block(kernels, input, experts[static_cast<size_t>(block.expert)], block, first, last,
-                       products + block.begin * count, count, scratch);
-        combine(routing, plan, products, first, last, y);
-    });
+    const Plan plan = make_plan(ctx, routing, {&weights, shared});
+    for (const Block& block : plan.blocks) check_expert(block.expert, x.shape[1], width, out);
+    Hidden hidden(ctx, kernels, plan);
+    hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(plan)));
+    if (plan.pairs <= kFewPairs) down_by_experts(ctx, kernels, plan, hidden.as_input(), routing, y);
+    else down_by_rows(ctx, kernels, plan, hidden.as_input(), routing, y);
     return y;
 }
 
@@ -338,8 +391,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
     MoeResult result;
     result.logits = matmul(ctx, *router.w, h);
-    result.routing =
-        route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+    result.routing = route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
     if (ctx.reroute) reroute(ctx, result.logits, router, result.routing);
     result.y = moe_swiglu(ctx, h, result.routing, weights, shared);
     add(ctx, x, result.y);
@@ -347,8 +399,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
 }
 
 Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down) {
-    const std::vector<Expert> experts = {{&w_gate, &w_up, &w_down}};
-    check_experts(experts, x.shape[1]);
+    const Expert expert = {&w_gate, &w_up, &w_down};
+    check_expert(expert, x.shape[1], w_gate.rows, w_down.rows);
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn(ctx, x, w_gate, w_up, w_down);
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
@@ -357,17 +409,17 @@ Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Wei
     const DotKernels& kernels = dot_kernels();
     Plan plan;
     plan.pairs = x.rows();
-    add_blocks(plan, 0, 0, x.rows());
-    Hidden hidden(ctx, kernels, plan, experts);
-    hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(experts)));
+    add_blocks(plan, expert, 0, x.rows());
+    Hidden hidden(ctx, kernels, plan);
+    hidden.compute(ctx, dot_input(ctx, kernels, x, want_int8(plan)));
     const DotInput input = hidden.as_input();
-    const DownMemory memory = down_memory(ctx, experts, 0);
+    const DownMemory memory = down_memory(ctx, plan, 0);
     const int64_t step = down_rows(plan), per_block = (w_down.rows + step - 1) / step;
     run_units(ctx, per_block * static_cast<int64_t>(plan.blocks.size()), [&](int64_t unit, int thread) {
         const Block& block = plan.blocks[static_cast<size_t>(unit / per_block)];
         const int64_t first = unit % per_block * step;
-        down_block(kernels, input, experts.front(), block, first, std::min(w_down.rows, first + step),
-                   y.row(block.begin) + first, w_down.rows, memory.base + thread * memory.thread_bytes);
+        down_block(kernels, input, block, first, std::min(w_down.rows, first + step), y.row(block.begin) + first,
+                   w_down.rows, memory.base + thread * memory.thread_bytes);
     });
     return y;
 }

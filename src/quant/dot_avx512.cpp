@@ -334,7 +334,8 @@ void dot_panels(const DotTask& task) {
 
 template <DType T>
 void dot_blocks(const DotTask& task) {
-    if (task.n == 1) dot_rows<T, 1>(task);
+    if (T == DType::q4_k && task.n == 1 && task.w->cols % 256 == 0) dot_q4k_avx512(task);
+    else if (task.n == 1) dot_rows<T, 1>(task);
     else if (task.n == 2) dot_rows<T, 2>(task);
     else dot_panels<T>(task);
 }

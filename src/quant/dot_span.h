@@ -89,6 +89,7 @@ void quantize_avx512(const float* x, int64_t begin, int64_t end, int64_t cols, v
 void dot_baseline(const DotTask& task);
 void dot_avx2(const DotTask& task);
 void dot_avx512(const DotTask& task);
+void dot_q4k_avx512(const DotTask& task);  // one activation row, whole blocks
 void dot_float_avx2(const DotTask& task);
 void dot_float_avx512(const DotTask& task);
 
