@@ -86,8 +86,8 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     } else {
         launch_kv_append(ctx, append);
     }
-    if (tensor && has_window_attention(*ctx.gpu, a)) launch_window_attention(ctx, a);
-    else if (tensor) launch_tensor_attention(ctx, a);
+    if (tensor && launch_cluster_attention(ctx, a)) return o;
+    if (tensor) launch_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
     return o;
 }

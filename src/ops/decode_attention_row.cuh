@@ -1,5 +1,5 @@
-// What the kernels of decode attention on tensor cores do for a row besides attending: its query heads and its own K and
-// V from projections to what is multiplied and stored, and its result from sums to floats and int8.
+// The parts of a row of decode attention on tensor cores: its query heads and its own K and V from projections to what
+// is multiplied and stored, a chunk of its keys, and its result from sums to floats and int8.
 #pragma once
 
 #include "ops/decode_attention_tensor.cuh"
@@ -90,6 +90,91 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shar
 #pragma unroll
         for (int k = 0; k < kRegs; ++k) x[k] = next[k];
     }
+}
+
+/// KvView::slot.
+template <class Load>
+__device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, int32_t ring, int32_t index) {
+    const auto i = static_cast<uint32_t>(index);
+    if (p.window > 0) return ring + static_cast<int32_t>(i % static_cast<uint32_t>(p.ring_rows));
+    const uint32_t page = i / static_cast<uint32_t>(p.page_rows), place = i - page * static_cast<uint32_t>(p.page_rows);
+    const auto first = static_cast<int32_t>(Load::one(p.page_table + int64_t{sequence} * p.max_pages + page));
+    return first * p.page_rows + static_cast<int32_t>(place);
+}
+
+/// The slot of key lane % 16 of a step; behind the end of the chunk that of its last key.
+template <class Load = PlainLoad>
+__device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
+                                             int step) {
+    const int key = min(step * kStepKeys + static_cast<int>(threadIdx.x % kStepKeys), item.chunk.keys - 1);
+    int32_t index = item.chunk.first + key;
+    if (item.tree && index >= item.committed) index = s.path[index - item.committed];
+    return find_slot<Load>(a.places, item.sequence, item.ring, index);
+}
+
+/// A warp's next keys, on their way.
+template <DType TK, DType TV>
+struct StepLoads {
+    KeyUnits<TK> k;
+    ValueUnits<TV> v;
+    int32_t slot = 0;  // of the step behind that
+};
+
+/// Loads the first keys of a chunk. EarlyLoad: above pdl_wait(), if they were complete before the step began.
+template <class Load, DType TK, DType TV>
+__device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
+                                            StepLoads<TK, TV>& next) {
+    const int warp = static_cast<int>(threadIdx.x / 32), steps = item.steps();
+    if (warp >= steps) return;
+    next.slot = step_slot<Load>(a, s, item, warp);
+    load_keys<Load>(next.k, a.k_cache + item.head * kv_row_bytes(TK, kD), a.k_slot_bytes, next.slot);
+    load_values<Load>(next.v, a.v_cache + item.head * kv_row_bytes(TV, kD), a.v_slot_bytes, next.slot);
+    if (warp + kAttentionWarps < steps) next.slot = step_slot<Load>(a, s, item, warp + kAttentionWarps);
+}
+
+/// The state over a started chunk of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`. queries:
+/// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp.
+template <bool OneStep, DType TK, DType TV>
+__device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                                        const HeadNorms& norms, bool queries,
+                                                        StepLoads<TK, TV>& next) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = a.heads / a.kv_heads, steps = item.steps();
+    const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
+    const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
+    if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries);
+    __syncthreads();
+    if (queries) {
+        make_q_fragments<TK>(a, s);
+        __syncthreads();
+    }
+    if (warp < steps) {
+        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys)
+            take_own_row(next.k, next.v, s, warp, item.chunk.keys);
+        WarpState w;
+        for (int step = warp; step < steps; step += kAttentionWarps) {
+            float p[4];
+            const bool more = !OneStep && step + kAttentionWarps < steps;
+            scores(next.k, s, p);
+            if (more) load_keys(next.k, k_head, a.k_slot_bytes, next.slot);
+            soften(p, item.chunk.keys - step * kStepKeys, w);
+            add_values(next.v, p, w.x);
+            if (OneStep) break;
+            if (more) load_values(next.v, v_head, a.v_slot_bytes, next.slot);
+            if (step + 2 * kAttentionWarps < steps) next.slot = step_slot(a, s, item, step + 2 * kAttentionWarps);
+        }
+        store_state<TV>(w, s, group);
+    }
+    __syncthreads();
+    SoftmaxState<4> state = {};
+    if (warp < group)
+        for (int i = 0; i < min(kAttentionWarps, steps); ++i) {
+            const float4 x = *reinterpret_cast<const float4*>(&s.x[i][warp][4 * lane]);
+            const SoftmaxState<4> more = {s.ml[i][warp].x, s.ml[i][warp].y, {x.x, x.y, x.z, x.w}};
+            if (i == 0) state = more;
+            else merge(state, more);
+        }
+    return state;
 }
 
 /// softplus of the gates of elements 4 lane .. 4 lane + 3 of the query head `local` of the item's KV head; ones without

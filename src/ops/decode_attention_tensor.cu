@@ -18,69 +18,6 @@ namespace riptide::ops {
 
 namespace {
 
-/// The slot of key lane % 16 of a step; behind the end of the chunk that of its last key.
-__device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
-                                             int step) {
-    const int key = min(step * kStepKeys + static_cast<int>(threadIdx.x % kStepKeys), item.chunk.keys - 1);
-    int32_t index = item.chunk.first + key;
-    if (item.tree && index >= item.committed) index = s.path[index - item.committed];
-    return a.places.slot(item.sequence, item.ring, index);
-}
-
-/// The chunk's state of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`.
-template <DType TK, DType TV>
-__device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                                        const HeadNorms& norms, bool queries) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int group = a.heads / a.kv_heads, steps = item.steps();
-    const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
-    const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
-    KeyUnits<TK> k;
-    ValueUnits<TV> v;
-    int32_t slot = 0;
-    if (warp < steps) {
-        slot = step_slot(a, s, item, warp);
-        load_keys(k, k_head, a.k_slot_bytes, slot);
-        load_values(v, v_head, a.v_slot_bytes, slot);
-        if (warp + kAttentionWarps < steps) slot = step_slot(a, s, item, warp + kAttentionWarps);
-    }
-    if (queries || item.own) {
-        if (queries) make_turns(a, s, item.position);
-        __syncthreads();
-        prepare_heads<TK, TV>(a, s, item, norms, queries);
-    }
-    __syncthreads();
-    if (queries) {
-        make_q_fragments<TK>(a, s);
-        __syncthreads();
-    }
-    if (warp < steps) {
-        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys) take_own_row(k, v, s, warp, item.chunk.keys);
-        WarpState w;
-        for (int step = warp; step < steps; step += kAttentionWarps) {
-            float p[4];
-            const bool more = step + kAttentionWarps < steps;
-            scores(k, s, p);
-            if (more) load_keys(k, k_head, a.k_slot_bytes, slot);
-            soften(p, item.chunk.keys - step * kStepKeys, w);
-            add_values(v, p, w.x);
-            if (more) load_values(v, v_head, a.v_slot_bytes, slot);
-            if (step + 2 * kAttentionWarps < steps) slot = step_slot(a, s, item, step + 2 * kAttentionWarps);
-        }
-        store_state<TV>(w, s, group);
-    }
-    __syncthreads();
-    SoftmaxState<4> state = {};
-    if (warp < group)
-        for (int i = 0; i < min(kAttentionWarps, steps); ++i) {
-            const float4 x = *reinterpret_cast<const float4*>(&s.x[i][warp][4 * lane]);
-            const SoftmaxState<4> next = {s.ml[i][warp].x, s.ml[i][warp].y, {x.x, x.y, x.z, x.w}};
-            if (i == 0) state = next;
-            else merge(state, next);
-        }
-    return state;
-}
-
 /// Stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`.
 __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s, const Item& item, int chunk,
                                          int chunks, SoftmaxState<4>& state) {
@@ -200,7 +137,13 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
-            const SoftmaxState<4> next = attend_chunk<TK, TV>(a, s, item, norms, chunk == first);
+            StepLoads<TK, TV> loads;
+            start_chunk<PlainLoad>(a, s, item, loads);
+            if (chunk == first) {
+                make_turns(a, s, item.position);
+                __syncthreads();
+            }
+            const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, chunk == first, loads);
             if (chunk == first) state = next;
             else merge(state, next);
             __syncthreads();

@@ -157,6 +157,72 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
     });
 }
 
+/// Q4_K rows of S * 1024 columns, S above 2: a CTA has up to 16 of them, row warp * gridDim.x + CTA. A warp multiplies
+/// one step (1,024 columns, activations in registers) of several rows; then warp r adds up row r, step after step.
+template <int S>
+__global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid_constant__ LeanMatmulArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ uint64_t barrier;
+    if (TRIG == 0) pdl_trigger();
+    constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
+    constexpr ActLayout l = lean_layout(kCols);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    char* staged = reinterpret_cast<char*>(dynamic);
+    char* nibbles = staged + staged_bytes(kCols);
+    char* headers = nibbles + kLeanWarps * kNibbles;
+    auto* values = reinterpret_cast<float*>(headers + kLeanWarps * kHeaders);  // [step][row][lane]
+    const LeanMatrix& m = a.m[0];
+    const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+    const int row = warp * gridDim.x + blockIdx.x;
+    const LeanFetch fetch{&barrier};
+    if (warp == 0) fetch.begin(lane == 0, rows * (kNibbles + kHeaders));
+    __syncthreads();
+    if (warp < rows && lane == 0) {
+        fetch.copy(nibbles + warp * kNibbles, m.planes.data + static_cast<int64_t>(row) * kNibbles, kNibbles);
+        fetch.copy(headers + warp * kHeaders, m.planes.scales + static_cast<int64_t>(row) * kHeaders, kHeaders);
+    }
+    __syncwarp();
+#if __CUDA_ARCH__ < 900
+    copy_async_wait();
+    __syncthreads();
+#endif
+    const LeanLane at(lane);
+    const auto step_of = [&](int k) { return (warp * S + k) / kLeanWarps; };
+    const auto row_of = [&](int k) { return (warp * S + k) % kLeanWarps; };
+    float2 by[S];
+    fetch.wait();
+#pragma unroll
+    for (int k = 0; k < S; ++k)
+        by[k] = lean_scales<false>({headers + row_of(k) * kHeaders, kGroups, 1}, 32 * step_of(k) + lane, at);
+    pdl_wait();
+    const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
+    if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, false, staged);
+    else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
+    if (TRIG == 1) pdl_trigger();
+    __syncthreads();
+    LeanActs x = {};
+#pragma unroll
+    for (int k = 0; k < S; ++k) {
+        const int step = step_of(k), r = row_of(k), index = 32 * step + lane;
+        if (k == 0 || r == 0) x = lean_acts<false>(staged, kGroups, index);
+        const uint4 q = *reinterpret_cast<const uint4*>(nibbles + r * kNibbles + 16 * index);
+        const LeanAux<false> aux{headers + r * kHeaders, kGroups, 1};
+        values[(step * kLeanWarps + r) * 32 + lane] = lean_value<false>(q, aux, index, x, by[k]);
+    }
+    __syncthreads();
+    if (warp >= rows) return;
+    float acc[1] = {};
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+        const float d = *reinterpret_cast<const float*>(staged + 32 * kGroups + 8 * (32 * s + lane));
+        acc[0] = fmaf(values[(s * kLeanWarps + warp) * 32 + lane], d, acc[0]);
+    }
+    lean_reduce<1>(acc, lane, [&](int, float sum) {
+        m.y[row] = sum;
+        if (a.residual != nullptr) a.residual[row] = old + sum;
+    });
+}
+
 template <int S, int G>
 void launch_lean(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
                  Tensor* residual) {
@@ -175,16 +241,28 @@ void launch_lean(Context& ctx, const ActSource& x, std::span<const Weight* const
     constexpr ActLayout l = lean_layout(1024 * S);
     const int sms = ctx.gpu->info().sm_count;
     a.warp_bytes = G * (q6 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
-    int64_t shared = l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes;
-    const int64_t once = std::max<int64_t>(kLeanLarge, l.bytes() + int64_t{kLeanWarps} * (a.warp_bytes + 16 * G * l.groups));
-    const bool fits = once <= ctx.gpu->info().shared_bytes - (1 << 10) && (x.kind != ActKind::norm || S == 2);
-    if (fits && a.batches <= kLeanWarps * sms) {
-        a.warp_bytes += 16 * G * l.groups;
-        const int ctas = std::min(sms, a.batches);
-        allow_shared(reinterpret_cast<const void*>(lean_once_kernel<S, G>), once);
-        launch(*ctx.gpu, lean_once_kernel<S, G>, dim3(static_cast<unsigned>(ctas)), kLeanThreads,
-               static_cast<size_t>(once), a);
-        return;
+    const int64_t shared = l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes;
+    const int64_t limit = ctx.gpu->info().shared_bytes - (1 << 10), rows_bytes = 16 * l.groups;
+    if constexpr (S == 2) {
+        const int64_t once = std::max<int64_t>(kLeanLarge, l.bytes() + kLeanWarps * (a.warp_bytes + G * rows_bytes));
+        if (once <= limit && a.batches <= kLeanWarps * sms) {
+            a.warp_bytes += static_cast<int32_t>(G * rows_bytes);
+            const int ctas = std::min(sms, a.batches);
+            allow_shared(reinterpret_cast<const void*>(lean_once_kernel<S, G>), once);
+            launch(*ctx.gpu, lean_once_kernel<S, G>, dim3(static_cast<unsigned>(ctas)), kLeanThreads,
+                   static_cast<size_t>(once), a);
+            return;
+        }
+    } else {
+        const int64_t wide = std::max<int64_t>(
+            kLeanLarge, l.bytes() + kLeanWarps * (rows_bytes + 2 * l.groups + S * 32 * int64_t{sizeof(float)}));
+        if (wide <= limit && !q6 && a.matrices == 1 && a.m[0].rows <= kLeanWarps * sms && x.kind != ActKind::norm) {
+            const int ctas = std::min(sms, a.m[0].rows);
+            allow_shared(reinterpret_cast<const void*>(lean_wide_kernel<S>), wide);
+            launch(*ctx.gpu, lean_wide_kernel<S>, dim3(static_cast<unsigned>(ctas)), kLeanThreads,
+                   static_cast<size_t>(wide), a);
+            return;
+        }
     }
     const int64_t ctas = std::min<int64_t>(2 * sms, (a.batches + kWarps - 1) / kWarps);
     allow_shared(reinterpret_cast<const void*>(lean_stream_kernel<S, G>), shared);

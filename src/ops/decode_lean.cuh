@@ -141,16 +141,15 @@ __device__ __forceinline__ float2 lean_scales(const LeanAux<Q6>& aux, int index,
     }
 }
 
-/// acc + the product of sub-block `index` of `aux`, as dot_plane() has it; by: lean_scales().
+/// The product of sub-block `index` of `aux` with x but for x's scale, as dot_plane() has it; by: lean_scales().
 /// Q4_K: high nibbles are multiplied where they stand, so the integer sum is 16 S (below 2^22, held as the float
 /// 1.5 * 2^23 + 16 S) and the scale is divided by 16: exact, as all of it but the last two products.
 template <bool Q6>
-__device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
-                                          float2 by, float acc) {
+__device__ __forceinline__ float lean_value(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
+                                            float2 by) {
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
     const uint32_t w[4] = {q.x, q.y, q.z, q.w};
     const uint32_t lo[4] = {x.lo.x, x.lo.y, x.lo.z, x.lo.w}, hi[4] = {x.hi.x, x.hi.y, x.hi.z, x.hi.w};
-    float v;
     if constexpr (Q6) {
         const uint2 high = *reinterpret_cast<const uint2*>(aux.high() + 8 * index);
         int s0 = 0, s1 = 0;
@@ -161,8 +160,8 @@ __device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux
             s0 = lean_dp4a(select_bits(kLow, w[t], h0) & 0x3F3F3F3Fu, lo[t], s0);
             s1 = lean_dp4a(select_bits(kLow, w[t] >> 4, h1) & 0x3F3F3F3Fu, hi[t], s1);
         }
-        v = __fmul_rn(by.x, fmaf(-32.0f, x.a0, static_cast<float>(s0)));
-        v = fmaf(by.y, fmaf(-32.0f, x.a - x.a0, static_cast<float>(s1)), v);
+        const float v = __fmul_rn(by.x, fmaf(-32.0f, x.a0, static_cast<float>(s0)));
+        return fmaf(by.y, fmaf(-32.0f, x.a - x.a0, static_cast<float>(s1)), v);
     } else {
         int low = 0, high = 0x4B400000;  // 1.5 * 2^23
 #pragma unroll
@@ -171,9 +170,13 @@ __device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux
             high = lean_dp4a(w[t] & ~kLow, hi[t], high);
         }
         const float s = __int_as_float(16 * low + high) - 12582912.0f;
-        v = fmaf(-by.y, x.a, __fmul_rn(by.x, s));
+        return fmaf(-by.y, x.a, __fmul_rn(by.x, s));
     }
-    return fmaf(v, x.d, acc);
+}
+template <bool Q6>
+__device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
+                                          float2 by, float acc) {
+    return fmaf(lean_value<Q6>(q, aux, index, x, by), x.d, acc);
 }
 
 /// Nibbles of G rows of S * 32 sub-blocks.

@@ -31,6 +31,9 @@ constexpr int kWarpRows = 5;
 #ifndef PREF
 #define PREF 1
 #endif
+#ifndef TD
+#define TD TRIG
+#endif
 #ifndef TG
 #define TG TRIG
 #endif
@@ -300,7 +303,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
     __shared__ float terms[kLeanWarps][2 * kPasses];
     __shared__ LeanRoute route;
-    if (TRIG == 0) pdl_trigger();
+    if (TD == 0) pdl_trigger();
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, half = lane / 16, j = lane % 16;
     const int o = blockIdx.x * kLeanWarps + warp, slots = a.route.top_k + 1;
     if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), lean_bias(a.route), route);
@@ -346,9 +349,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     }
     pdl_wait();
     lean_stage_floats<kSlots * kFf / 8>(a.act, l, staged, slots * kFf / 8);
-    if (TRIG == 1) pdl_trigger();
+    if (TD == 1) pdl_trigger();
     __syncthreads();
-    if (TRIG == 2) pdl_trigger();
+    if (TD == 2) pdl_trigger();
     float acc[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {

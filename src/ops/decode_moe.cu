@@ -211,8 +211,7 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
 
 /// y[n, d] of ops/moe.h; residual += y. x: the rows, normalised or to be; `prepared`: the same as staged rows, or x.
 void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const ActSource& prepared, int64_t cols,
-                 int64_t n, const Routing& routing, const ExpertWeights& weights, const SharedExpert& shared, Tensor& y,
-                 Tensor* residual) {
+                 int64_t n, const Routing& routing, const SharedExpert& shared, Tensor& y, Tensor* residual) {
     Tensor extra;
     if (s.separate) {
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
@@ -270,7 +269,7 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     const ArenaScope scope(*ctx.arena);
     const ActSource source = source_of(x, {}, true);
     const ActSource prepared = n == 1 ? source : prepare_rows(ctx, source, s.layout, n);
-    run_experts(ctx, s, source, prepared, cols, n, routing, weights, shared, y, nullptr);
+    run_experts(ctx, s, source, prepared, cols, n, routing, shared, y, nullptr);
     return y;
 }
 
@@ -293,7 +292,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         result.routing =
             cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
         const ArenaScope scope(*ctx.arena);
-        run_experts(ctx, s, source, rows, cols, n, result.routing, weights, shared, result.y, &x);
+        run_experts(ctx, s, source, rows, cols, n, result.routing, shared, result.y, &x);
         x.int8 = nullptr;
         return result;
     }
@@ -345,7 +344,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     } else {
         prepared = prepare_rows(ctx, source, s.layout, n);
     }
-    run_experts(ctx, s, source, prepared, cols, n, result.routing, weights, shared, result.y, &x);
+    run_experts(ctx, s, source, prepared, cols, n, result.routing, shared, result.y, &x);
     x.int8 = nullptr;
     return result;
 }
