@@ -92,6 +92,19 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shar
     }
 }
 
+template <class Load>
+__device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, int head) {
+    const auto read = [](const int32_t* p) { return static_cast<int32_t>(Load::one(p)); };
+    Item item = {};
+    item.row = row;
+    item.head = head;
+    item.position = read(a.places.positions + row);
+    item.sequence = a.fused ? row : read(a.places.row_sequence + row);
+    if (a.places.window > 0) item.ring = read(a.places.state_slot + item.sequence) * a.places.ring_rows;
+    if (a.places.parent != nullptr) item.committed = read(a.places.committed + item.sequence);
+    return item;
+}
+
 /// KvView::slot.
 template <class Load>
 __device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, int32_t ring, int32_t index) {

@@ -59,17 +59,6 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
     return true;
 }
 
-__device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, int head) {
-    Item item = {};
-    item.row = row;
-    item.head = head;
-    item.position = a.places.positions[row];
-    item.sequence = a.fused ? row : a.places.row_sequence[row];
-    item.ring = a.places.ring_begin(item.sequence);
-    if (a.places.parent != nullptr) item.committed = a.places.committed[item.sequence];
-    return item;
-}
-
 /// Chunks in front of each row, and in all.
 __device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Shared& s) {
     const int lane = static_cast<int>(threadIdx.x);
@@ -117,10 +106,21 @@ constexpr int kCtasPerSm = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
-    pdl_trigger();
     __shared__ Shared s;
     HeadNorms norms;
     load_norms(a, norms);
+    StepLoads<TK, TV> loads;
+    bool started = false;
+    if (a.fused && a.split && a.rows == 1) {  // all but the row's own key was complete before the step began
+        Item item = find_row<EarlyLoad>(a, 0, static_cast<int>(blockIdx.x) % a.kv_heads);
+        const int chunk = static_cast<int>(blockIdx.x) / a.kv_heads;
+        started = chunk < chunk_count(visible_keys(item.position, a.places.window));
+        if (started) {
+            item.chunk = key_chunk(item.position, a.places.window, chunk);
+            start_chunk<EarlyLoad>(a, s, item, loads);
+        }
+    }
+    pdl_trigger();  // now: the next kernel's weights queue up behind these keys
     pdl_wait();
     if (a.split && a.rows > 1) count_chunks(a, s);
     // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
@@ -129,20 +129,18 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     for (int i = static_cast<int>(blockIdx.x);; i += static_cast<int>(gridDim.x)) {
         if (i >= items && !(a.split && a.rows == 1)) break;
         const int unit = i / a.kv_heads, row = !a.split ? unit : a.rows == 1 ? 0 : row_of_chunk(a, s, unit);
-        Item item = find_row(a, row, i % a.kv_heads);
+        Item item = find_row<PlainLoad>(a, row, i % a.kv_heads);
         const int chunks = chunk_count(visible_keys(item.position, a.places.window));
         const int first = !a.split ? 0 : unit - (a.rows == 1 ? 0 : s.first_chunk[row]);
         if (first >= chunks) break;  // one row, all its chunks taken
+        make_turns(a, s, item.position);
         const int end = a.split ? first + 1 : chunks;
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
-            StepLoads<TK, TV> loads;
-            start_chunk<PlainLoad>(a, s, item, loads);
-            if (chunk == first) {
-                make_turns(a, s, item.position);
-                __syncthreads();
-            }
+            if (!started) start_chunk<PlainLoad>(a, s, item, loads);
+            started = false;
+            __syncthreads();
             const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, chunk == first, loads);
             if (chunk == first) state = next;
             else merge(state, next);
@@ -150,7 +148,8 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         }
         const int warp = static_cast<int>(threadIdx.x / 32);
         const float4 gate = load_gate(a, item, warp);  // while the CTAs meet
-        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state)) finish<TV>(a, s, item, warp, state, gate);
+        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state))
+            finish<TV>(a, s, item, warp, state, gate);
         __syncthreads();
     }
 }

@@ -82,16 +82,15 @@ __global__ void __launch_bounds__(kThreads, 2) lean_stream_kernel(const __grid_c
     }
 }
 
-/// As lean_stream_kernel, one batch a warp: batch warp * gridDim.x + CTA.
-template <int S, int G>
+/// Rows of 2,048 columns, one batch a warp: batch warp * gridDim.x + CTA, G rows of Q4_K or G6 of Q6_K.
+template <int G, int G6>
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid_constant__ LeanMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
     __shared__ uint64_t barriers[kLeanWarps];
-    if (TRIG == 0) pdl_trigger();
-    constexpr int kCols = 1024 * S, kGroups = 32 * S;
+    constexpr int S = 2, kCols = 1024 * S, kGroups = 32 * S;
     constexpr ActLayout l = lean_layout(kCols);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int b = warp * gridDim.x + blockIdx.x;
     char* staged = reinterpret_cast<char*>(dynamic);
     char* nibbles = staged + staged_bytes(kCols) + warp * a.warp_bytes;
@@ -101,7 +100,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
         if (k < a.matrices && b >= a.m[k].first) i = k;
     const LeanMatrix& m = a.m[i];
     const bool q6 = m.q6 != 0;
-    const int row = (b - m.first) * G, count = b < a.batches ? min(G, m.rows - row) : 0;
+    const int rows = q6 ? G6 : G, row = (b - m.first) * rows, count = b < a.batches ? min(rows, m.rows - row) : 0;
+    const LeanAux<true> aux6{nibbles + 16 * kGroups * G6, kGroups, G6};
+    const LeanAux<false> aux4{nibbles + 16 * kGroups * G, kGroups, G};
     const LeanFetch fetch{barriers + warp};
     if (count > 0) {
         const int64_t first = static_cast<int64_t>(row) * kGroups;
@@ -109,52 +110,48 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
         fetch.begin(lane == 0, q6 ? 16 * n + 10 * n + n / 4 : 18 * n);
         if (lane == 0) {
             fetch.copy(nibbles, m.planes.data + 16 * first, 16 * n);
+            fetch.copy(q6 ? aux6.scales() : aux4.scales(), m.planes.scales + 2 * first, 2 * n);
             if (q6) {
-                const LeanAux<true> aux{nibbles + 16 * kGroups * G, kGroups, G};
-                fetch.copy(aux.scales(), m.planes.scales + 2 * first, 2 * n);
-                fetch.copy(aux.high(), m.planes.high + 8 * first, 8 * n);
-                fetch.copy(aux.d(), m.planes.d + first / 4, n / 4);
-            } else {
-                fetch.copy(nibbles + 16 * kGroups * G, m.planes.scales + 2 * first, 2 * n);
+                fetch.copy(aux6.high(), m.planes.high + 8 * first, 8 * n);
+                fetch.copy(aux6.d(), m.planes.d + first / 4, n / 4);
             }
         }
         __syncwarp();
     }
     float norm[8];
-    const bool normed = S == 2 && a.x.kind == ActKind::norm;
-    if (normed && t < kThreads) lean_weights8(a.x.norm, t, norm);
+    const bool normed = a.x.kind == ActKind::norm, stages = threadIdx.x < kThreads;
+    if (normed && stages) lean_weights8(a.x.norm, threadIdx.x, norm);
     // While the kernel before this one ends: everything that needs the weights alone.
-    const LeanAux<true> aux6{nibbles + 16 * kGroups * G, kGroups, G};
-    const LeanAux<false> aux4{nibbles + 16 * kGroups * G, kGroups, G};
-    float2 by[G][S];
+    float2 by[G][S], by6[G6][S];
     if (count > 0) {
         fetch.wait();
-        if (q6) lean_row_scales<true, S, G>(aux6, lane, by);
+        if (q6) lean_row_scales<true, S, G6>(aux6, lane, by6);
         else lean_row_scales<false, S, G>(aux4, lane, by);
     }
     pdl_wait();
-    float old = 0.0f;
-    if (G == 1 && a.residual != nullptr && lane == 0 && count > 0) old = a.residual[row];
-    if (normed) {
-        if (t < kThreads)
-            lean_stage_norm(reinterpret_cast<const float*>(a.x.rows), norm, a.x.eps, 0, partial, staged);
-    } else if (a.x.kind == ActKind::int8) {
-        lean_stage_int8<kGroups>(a.x.rows, a.any_q6 != 0, staged);
-    } else {
-        lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
+    pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one still waits for
+    if (!normed) {
+        if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, a.any_q6 != 0, staged);
+        else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
+    } else if (stages) {
+        lean_stage_norm(reinterpret_cast<const float*>(a.x.rows), norm, a.x.eps, 0, partial, staged);
     }
-    if (TRIG == 1) pdl_trigger();
     __syncthreads();
-    if (TRIG == 2) pdl_trigger();
     if (count == 0) return;
-    float acc[G];
-    if (q6) lean_dot_shared<true, S, G>(nibbles, aux6, by, staged, lane, acc);
-    else lean_dot_shared<false, S, G>(nibbles, aux4, by, staged, lane, acc);
-    lean_reduce<G>(acc, lane, [&](int g, float sum) {
+    const auto store = [&](int g, float sum) {
         if (g >= count) return;
         m.y[row + g] = sum;
-        if (a.residual != nullptr) a.residual[row + g] = (G == 1 ? old : a.residual[row + g]) + sum;
-    });
+        if (a.residual != nullptr) a.residual[row + g] = a.residual[row + g] + sum;
+    };
+    if (q6) {
+        float acc[G6];
+        lean_dot_shared<true, S, G6>(nibbles, aux6, by6, staged, lane, acc);
+        lean_reduce<G6>(acc, lane, store);
+    } else {
+        float acc[G];
+        lean_dot_shared<false, S, G>(nibbles, aux4, by, staged, lane, acc);
+        lean_reduce<G>(acc, lane, store);
+    }
 }
 
 /// Q4_K rows of S * 1024 columns, S above 2: a CTA has up to 16 of them, row warp * gridDim.x + CTA. A warp multiplies
@@ -163,14 +160,14 @@ template <int S>
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid_constant__ LeanMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barrier;
-    if (TRIG == 0) pdl_trigger();
     constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
     constexpr ActLayout l = lean_layout(kCols);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     char* staged = reinterpret_cast<char*>(dynamic);
     char* nibbles = staged + staged_bytes(kCols);
     char* headers = nibbles + kLeanWarps * kNibbles;
-    auto* values = reinterpret_cast<float*>(headers + kLeanWarps * kHeaders);  // [step][row][lane]
+    auto* scales = reinterpret_cast<float2*>(headers + kLeanWarps * kHeaders);  // [step][row][lane]
+    auto* values = reinterpret_cast<float*>(scales + S * kLeanThreads);
     const LeanMatrix& m = a.m[0];
     const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
     const int row = warp * gridDim.x + blockIdx.x;
@@ -186,28 +183,28 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     copy_async_wait();
     __syncthreads();
 #endif
+    // This warp's S products: of 16 S, those from warp * S on, all rows of a step before the next step. Loops stay
+    // loops: at one pass a kernel, fetching code costs more than a branch.
     const LeanLane at(lane);
-    const auto step_of = [&](int k) { return (warp * S + k) / kLeanWarps; };
-    const auto row_of = [&](int k) { return (warp * S + k) % kLeanWarps; };
-    float2 by[S];
     fetch.wait();
-#pragma unroll
-    for (int k = 0; k < S; ++k)
-        by[k] = lean_scales<false>({headers + row_of(k) * kHeaders, kGroups, 1}, 32 * step_of(k) + lane, at);
+#pragma unroll 1
+    for (int k = warp * S; k < warp * S + S; ++k)
+        scales[k * 32 + lane] = lean_scales<false>({headers + k % kLeanWarps * kHeaders, kGroups, 1},
+                                                   32 * (k / kLeanWarps) + lane, at);
     pdl_wait();
+    pdl_trigger();  // see lean_once_kernel
     const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
     if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, false, staged);
     else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
-    if (TRIG == 1) pdl_trigger();
     __syncthreads();
     LeanActs x = {};
-#pragma unroll
-    for (int k = 0; k < S; ++k) {
-        const int step = step_of(k), r = row_of(k), index = 32 * step + lane;
-        if (k == 0 || r == 0) x = lean_acts<false>(staged, kGroups, index);
+#pragma unroll 1
+    for (int k = warp * S; k < warp * S + S; ++k) {
+        const int r = k % kLeanWarps, index = 32 * (k / kLeanWarps) + lane;
+        if (k == warp * S || r == 0) x = lean_acts<false>(staged, kGroups, index);
         const uint4 q = *reinterpret_cast<const uint4*>(nibbles + r * kNibbles + 16 * index);
-        const LeanAux<false> aux{headers + r * kHeaders, kGroups, 1};
-        values[(step * kLeanWarps + r) * 32 + lane] = lean_value<false>(q, aux, index, x, by[k]);
+        const float2 by = scales[k * 32 + lane];
+        values[k * 32 + lane] = lean_value<false>(q, LeanAux<false>{headers, kGroups, 1}, index, x, by);
     }
     __syncthreads();
     if (warp >= rows) return;
@@ -223,51 +220,72 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     });
 }
 
-template <int S, int G>
-void launch_lean(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                 Tensor* residual) {
+/// One batch is G rows of Q4_K or G6 of Q6_K.
+LeanMatmulArgs lean_args(const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                         Tensor* residual, int G, int G6) {
     LeanMatmulArgs a = {};
-    bool q6 = false;
     for (const Weight* w : weights) {
-        q6 = q6 || w->dtype == DType::planes_q6_k;
         const auto i = static_cast<size_t>(a.matrices);
-        a.m[i] = {planes_of(*w), y[i].row(0), static_cast<int32_t>(w->rows), a.batches, w->dtype == DType::planes_q6_k};
-        a.batches += static_cast<int32_t>((w->rows + G - 1) / G);
+        const bool q6 = w->dtype == DType::planes_q6_k;
+        const int64_t batch = q6 ? G6 : G;
+        a.m[i] = {planes_of(*w), y[i].row(0), static_cast<int32_t>(w->rows), a.batches, q6};
+        a.batches += static_cast<int32_t>((w->rows + batch - 1) / batch);
+        a.any_q6 = a.any_q6 != 0 || q6;
         ++a.matrices;
     }
     a.x = x;
-    a.any_q6 = q6;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    constexpr ActLayout l = lean_layout(1024 * S);
+    return a;
+}
+
+void launch_kernel(Context& ctx, void (*kernel)(LeanMatmulArgs), int64_t ctas, int threads, int64_t shared,
+                   const LeanMatmulArgs& a) {
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), threads, static_cast<size_t>(shared), a);
+}
+
+int64_t shared_limit(const Context& ctx) { return ctx.gpu->info().shared_bytes - (1 << 10); }
+
+/// False: more batches than warps, or no room.
+template <int G, int G6>
+bool launch_once(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                 Tensor* residual) {
+    constexpr int kGroups = 64, kBytes4 = G * 18 * kGroups, kBytes6 = G6 * (26 * kGroups + kGroups / 4);
+    LeanMatmulArgs a = lean_args(x, weights, y, residual, G, G6);
     const int sms = ctx.gpu->info().sm_count;
-    a.warp_bytes = G * (q6 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
-    const int64_t shared = l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes;
-    const int64_t limit = ctx.gpu->info().shared_bytes - (1 << 10), rows_bytes = 16 * l.groups;
-    if constexpr (S == 2) {
-        const int64_t once = std::max<int64_t>(kLeanLarge, l.bytes() + kLeanWarps * (a.warp_bytes + G * rows_bytes));
-        if (once <= limit && a.batches <= kLeanWarps * sms) {
-            a.warp_bytes += static_cast<int32_t>(G * rows_bytes);
-            const int ctas = std::min(sms, a.batches);
-            allow_shared(reinterpret_cast<const void*>(lean_once_kernel<S, G>), once);
-            launch(*ctx.gpu, lean_once_kernel<S, G>, dim3(static_cast<unsigned>(ctas)), kLeanThreads,
-                   static_cast<size_t>(once), a);
-            return;
-        }
-    } else {
-        const int64_t wide = std::max<int64_t>(
-            kLeanLarge, l.bytes() + kLeanWarps * (rows_bytes + 2 * l.groups + S * 32 * int64_t{sizeof(float)}));
-        if (wide <= limit && !q6 && a.matrices == 1 && a.m[0].rows <= kLeanWarps * sms && x.kind != ActKind::norm) {
-            const int ctas = std::min(sms, a.m[0].rows);
-            allow_shared(reinterpret_cast<const void*>(lean_wide_kernel<S>), wide);
-            launch(*ctx.gpu, lean_wide_kernel<S>, dim3(static_cast<unsigned>(ctas)), kLeanThreads,
-                   static_cast<size_t>(wide), a);
-            return;
-        }
-    }
-    const int64_t ctas = std::min<int64_t>(2 * sms, (a.batches + kWarps - 1) / kWarps);
-    allow_shared(reinterpret_cast<const void*>(lean_stream_kernel<S, G>), shared);
-    launch(*ctx.gpu, lean_stream_kernel<S, G>, dim3(static_cast<unsigned>(ctas)), kThreads, static_cast<size_t>(shared),
-           a);
+    a.warp_bytes = a.any_q6 != 0 ? std::max(kBytes4, kBytes6) : kBytes4;
+    const int shared = std::max(kLeanLarge, staged_bytes(32 * kGroups) + kLeanWarps * a.warp_bytes);
+    if (shared > shared_limit(ctx) || a.batches > kLeanWarps * sms) return false;
+    launch_kernel(ctx, lean_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
+    return true;
+}
+
+/// False: not Q4_K, too many rows, or no room.
+template <int S>
+bool launch_wide(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                 Tensor* residual) {
+    constexpr int kGroups = 32 * S;
+    const int sms = ctx.gpu->info().sm_count;
+    const int row = 18 * kGroups + S * 32 * static_cast<int>(sizeof(float3));
+    const int shared = std::max(kLeanLarge, staged_bytes(32 * kGroups) + kLeanWarps * row);
+    if (weights.size() != 1 || weights[0]->dtype != DType::planes_q4_k || weights[0]->rows > kLeanWarps * sms ||
+        x.kind == ActKind::norm || shared > shared_limit(ctx))
+        return false;
+    const LeanMatmulArgs a = lean_args(x, weights, y, residual, 1, 1);
+    launch_kernel(ctx, lean_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
+    return true;
+}
+
+template <int S, int G>
+void launch_stream(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                   Tensor* residual) {
+    constexpr ActLayout l = lean_layout(1024 * S);
+    LeanMatmulArgs a = lean_args(x, weights, y, residual, G, G);
+    a.warp_bytes =
+        G * (a.any_q6 != 0 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
+    const int64_t ctas = std::min<int64_t>(2 * ctx.gpu->info().sm_count, (a.batches + kWarps - 1) / kWarps);
+    launch_kernel(ctx, lean_stream_kernel<S, G>, ctas, kThreads,
+                  l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes, a);
 }
 
 }  // namespace
@@ -277,10 +295,17 @@ bool lean_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
     if (weights.size() > kLeanMatrices ||
         !std::all_of(weights.begin(), weights.end(), [](const Weight* w) { return lean_type(*w); }))
         return false;
-    if (cols == 2048) launch_lean<2, 5>(ctx, x, weights, y, residual);
-    else if (cols == 6144) launch_lean<6, 1>(ctx, x, weights, y, residual);
-    else if (cols == 8192) launch_lean<8, 1>(ctx, x, weights, y, residual);
-    else return false;
+    if (cols == 2048) {
+        // Q6_K takes twice the arithmetic: half the rows for a warp, if there are warps enough.
+        if (!launch_once<5, 3>(ctx, x, weights, y, residual) && !launch_once<6, 3>(ctx, x, weights, y, residual))
+            launch_stream<2, 5>(ctx, x, weights, y, residual);
+    } else if (cols == 6144) {
+        if (!launch_wide<6>(ctx, x, weights, y, residual)) launch_stream<6, 1>(ctx, x, weights, y, residual);
+    } else if (cols == 8192) {
+        if (!launch_wide<8>(ctx, x, weights, y, residual)) launch_stream<8, 1>(ctx, x, weights, y, residual);
+    } else {
+        return false;
+    }
     return true;
 }
 

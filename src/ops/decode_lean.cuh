@@ -31,9 +31,6 @@ constexpr int kLeanWarps = 16, kLeanThreads = 32 * kLeanWarps;
 /// so that one of each fits on an SM but no two of the same kernel. (Otherwise an SM that is free early gets two CTAs
 /// and others none.)
 constexpr int kLeanLarge = 116 << 10, kLeanSmall = 48 << 10;
-#ifndef TRIG
-#define TRIG 1
-#endif
 
 __host__ __device__ constexpr int staged_bytes(int cols) { return 44 * (cols / 32); }
 __host__ __device__ constexpr ActLayout lean_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }

@@ -7,10 +7,10 @@
 //   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows of
 //                        all slots and leaves silu(gate) * up. Before it waits for the router it normalises and
 //                        quantises x and fetches its rows of the shared expert.
-//   lean_down_kernel     also chooses the experts itself, while gate and up are still being computed: their addresses
-//                        are all it needs to fetch its weights. One output a warp, all slots.
-// Who may read what before its wait: the router and gate_up let the next kernel start only behind their own wait. So
-// when gate_up runs, the kernel before the router has ended (x is complete), and when down runs, the router has.
+//   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
+// What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
+// experts, which CTA 0 of gate_up stores, with a fence, before it lets down start. (That the rest of the CTA is in step
+// is what the barrier there is for.)
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another.
 #include <algorithm>
@@ -28,36 +28,8 @@ namespace {
 constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 constexpr int kWarpRows = 5;
-#ifndef PREF
-#define PREF 1
-#endif
-#ifndef TD
-#define TD TRIG
-#endif
-#ifndef TG
-#define TG TRIG
-#endif
 
 // ---- Router.
-
-/// Planes that the next layer will read.
-struct UpcomingPlanes {
-    static constexpr int kMost = 16;
-    const char* from[kMost];
-    int64_t bytes[kMost];
-    int32_t count;
-};
-
-/// Sends CTA b's share of them to the L2 cache: until the experts are known the memory has nothing else to do. By one
-/// warp.
-__device__ __forceinline__ void prefetch_upcoming(const UpcomingPlanes& p) {
-    const int i = threadIdx.x % 32;
-    if (i >= p.count) return;
-    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16, end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
-    constexpr int64_t kPiece = 16 << 10;
-    for (int64_t at = begin; at < end; at += kPiece)
-        prefetch_weights(p.from[i] + at, static_cast<int>(min(kPiece, end - at)));
-}
 
 struct LeanRouterArgs {
     const char* router;  // bf16 [kExperts, kHidden]
@@ -65,16 +37,16 @@ struct LeanRouterArgs {
     const float* norm;
     float eps;
     float* logits;
-    UpcomingPlanes upcoming;
 };
 
 /// Four warps have an expert, as in router_kernel: the same products in the same order.
 __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
+    __shared__ alignas(16) float row[kHidden];
     __shared__ float partial[kWarps], sums[kWarps];
+    pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = 2 * blockIdx.x + warp / 4;
     uint4 raw[2];
-    float norm[2][8], x[2][8], squares[8];
-    pdl_trigger();
+    float norm[2][8], mine[8];
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
         const int c = (warp % 4 + 4 * s) * 32 + lane;
@@ -82,24 +54,27 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
         lean_weights8(a.norm, c, norm[s]);
     }
     pdl_wait();
-    lean_load8(a.x, threadIdx.x, squares);
-#pragma unroll
-    for (int s = 0; s < 2; ++s) lean_load8(a.x, (warp % 4 + 4 * s) * 32 + lane, x[s]);
-    if (warp == kWarps - 1) prefetch_upcoming(a.upcoming);
-    const float scale = [&] {
-        const float sum = warp_sum(add_squares(squares, 0.0f));
-        if (lane == 0) partial[warp] = sum;
-        __syncthreads();
-        return row_scale(partial, kHidden, a.eps);
-    }();
+    lean_load8(a.x, threadIdx.x, mine);
+    const float sum = warp_sum(add_squares(mine, 0.0f));
+    auto* quads = reinterpret_cast<float4*>(row);
+    quads[2 * threadIdx.x] = make_float4(mine[0], mine[1], mine[2], mine[3]);
+    quads[2 * threadIdx.x + 1] = make_float4(mine[4], mine[5], mine[6], mine[7]);
+    if (lane == 0) partial[warp] = sum;
+    __syncthreads();
+    const float scale = row_scale(partial, kHidden, a.eps);
     float acc = 0.0f;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
+        const int c = (warp % 4 + 4 * s) * 32 + lane;
         const uint32_t words[4] = {raw[s].x, raw[s].y, raw[s].z, raw[s].w};
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[s][i] = rms_value(x[s][i], scale, norm[s][i]);
-        acc = fma4(decode4(DType::bf16, words, 0), make_float4(x[s][0], x[s][1], x[s][2], x[s][3]), acc);
-        acc = fma4(decode4(DType::bf16, words, 1), make_float4(x[s][4], x[s][5], x[s][6], x[s][7]), acc);
+        for (int i = 0; i < 2; ++i) {
+            const float4 x = quads[2 * c + i];
+            acc = fma4(decode4(DType::bf16, words, i),
+                       make_float4(rms_value(x.x, scale, norm[s][4 * i]), rms_value(x.y, scale, norm[s][4 * i + 1]),
+                                   rms_value(x.z, scale, norm[s][4 * i + 2]), rms_value(x.w, scale, norm[s][4 * i + 3])),
+                       acc);
+        }
     }
     acc = warp_sum(acc);
     if (lane == 0) sums[warp] = acc;
@@ -174,6 +149,25 @@ __device__ __forceinline__ float lean_bias(const RouteArgs& a) {
 
 // ---- Gate and up.
 
+/// Planes that the next layer will read.
+struct UpcomingPlanes {
+    static constexpr int kMost = 16;
+    const char* from[kMost];
+    int64_t bytes[kMost];
+    int32_t count;
+};
+
+/// Sends CTA b's share of them to the L2 cache: until the experts are known the memory has nothing else to do. By one
+/// warp.
+__device__ __forceinline__ void prefetch_upcoming(const UpcomingPlanes& p) {
+    const int i = threadIdx.x % 32;
+    if (i >= p.count) return;
+    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16, end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
+    constexpr int64_t kPiece = 16 << 10;
+    for (int64_t at = begin; at < end; at += kPiece)
+        prefetch_weights(p.from[i] + at, static_cast<int>(min(kPiece, end - at)));
+}
+
 struct LeanGateUpArgs {
     LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
     int64_t stride;   // from expert to expert
@@ -183,40 +177,20 @@ struct LeanGateUpArgs {
     const float* norm;
     float eps;
     float* out;  // [slots, ff], the shared expert last
-    LeanPlanes down[2];  // of the experts, of the shared expert
-    int64_t down_stride;
-    int32_t down_rows, down_q6;
+    UpcomingPlanes upcoming;
 };
 
-/// Sends CTA b's share of the next kernel's weights to the L2 cache. By one warp.
-__device__ __forceinline__ void prefetch_down(const LeanGateUpArgs& a, const LeanRoute& route) {
-    const int lane = threadIdx.x % 32, slot = lane % 16;
-    if (slot > a.route.top_k) return;
-    const int first = part_of(a.down_rows, blockIdx.x, gridDim.x);
-    const int count = part_of(a.down_rows, blockIdx.x + 1, gridDim.x) - first;
-    const LeanPlanes& m = a.down[slot < a.route.top_k ? 0 : 1];
-    const int64_t offset = slot < a.route.top_k ? route.chosen[slot] * a.down_stride : 0;
-    constexpr int kGroups = kFf / 32;
-    if (lane < 16) {
-        prefetch_weights(m.data + offset + first * kGroups * 16, count * kGroups * 16);
-    } else {
-        prefetch_weights(m.scales + offset + first * kGroups * 2, count * kGroups * 2);
-        if (a.down_q6 != 0) {
-            prefetch_weights(m.high + offset + first * kGroups * 8, count * kGroups * 8);
-            prefetch_weights(m.d + offset + first * kGroups / 4, count * kGroups / 4);
-        }
-    }
-}
-
-/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs; its warps
-/// share these rows, first those of the shared expert, gate before up, and their products meet in shared memory.
+/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs. Its rows are
+/// all gate rows, then all up rows, each first those of the shared expert; warps share them evenly, in runs that lie one
+/// behind the other in memory (the copy engine takes few large pieces much faster than many small ones), and their
+/// products meet in shared memory.
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
     constexpr int S = kHidden / 1024, kGroups = kHidden / 32, kWarpBytes = kWarpRows * (kRowBytes + kHeaderBytes);
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kHidden)];
     __shared__ float partial[kWarps], results[kLeanWarps * kWarpRows];
     __shared__ LeanRoute route;
-    __shared__ uint64_t barriers[kLeanWarps][kWarpRows];
+    __shared__ uint64_t barriers[kLeanWarps];
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, parts = gridDim.x;
     const int pairs = a.route.top_k * kFf, shared_first = part_of(kFf, b, parts), first = part_of(pairs, b, parts);
     const int shared_count = part_of(kFf, b + 1, parts) - shared_first;
@@ -224,61 +198,55 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     const int begin = part_of(2 * total, warp, kLeanWarps), count = part_of(2 * total, warp + 1, kLeanWarps) - begin;
     char* nibbles = reinterpret_cast<char*>(dynamic) + warp * kWarpBytes;
     char* headers = nibbles + kWarpRows * kRowBytes;
-    // Lane g < 8 fetches the nibbles of row g, lane 8 + g its headers.
-    const int g = lane % 8, i = begin + g, pair = i / 2;
-    const bool copies = lane < 16 && g < count, shared = pair < shared_count;
-    const LeanFetch fetch{&barriers[warp][g]};
-    const auto copy_row = [&](const LeanPlanes& m, int64_t offset, int row) {
-        if (lane < 8) fetch.copy(nibbles + g * kRowBytes, m.data + offset + row * kRowBytes, kRowBytes);
-        else fetch.copy(headers + g * kHeaderBytes, m.scales + offset + row * kHeaderBytes, kHeaderBytes);
+    // Lane g below `count` knows row g: its matrix, its slot (-1: shared) and its place there. The first lane of a run
+    // copies it.
+    const int i = begin + lane, up = i >= total ? 1 : 0, pair = i - up * total;
+    const bool shared = pair < shared_count;
+    const int at = first + pair - shared_count, slot = shared ? -1 : at / kFf;
+    const int row = shared ? shared_first + pair : at % kFf;
+    const bool starts = lane < count && (lane == 0 || pair == 0 || pair == shared_count || row == 0);
+    const uint32_t others = __ballot_sync(~0u, starts) >> lane >> 1;  // starts behind this lane
+    const int run = min(others == 0 ? 32 : __ffs(static_cast<int>(others)), count - lane);
+    const LeanFetch fetch{&barriers[warp]};
+    const auto copy_run = [&](const LeanPlanes& m, int64_t offset) {
+        fetch.copy(nibbles + lane * kRowBytes, m.data + offset + row * kRowBytes, run * kRowBytes);
+        fetch.copy(headers + lane * kHeaderBytes, m.scales + offset + row * kHeaderBytes, run * kHeaderBytes);
     };
-    fetch.begin(lane < count, kRowBytes + kHeaderBytes);
-    if (copies && shared) copy_row(a.m[2 + (i & 1)], 0, shared_first + pair);
+    fetch.begin(lane == 0, count * (kRowBytes + kHeaderBytes));
+    if (starts && shared) copy_run(a.m[2 + up], 0);
     __syncwarp();
     float norm[8], bias = 0.0f;
     if (t < kThreads) bias = lean_bias(a.route);
     else lean_weights8(a.norm, t - kThreads, norm);
+    if (warp == 0) prefetch_upcoming(a.upcoming);
     pdl_wait();
-    if (TG == 0) pdl_trigger();
     if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), bias, route);
     else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
     __syncthreads();
-    if (copies && !shared) {
-        const int at = first + pair - shared_count, slot = at / kFf;
-        copy_row(a.m[i & 1], route.chosen[slot] * a.stride, at % kFf);
-    }
-    __syncwarp();
-    if (TG > 0) pdl_trigger();
-    if (PREF && warp == kLeanWarps - 1) prefetch_down(a, route);
-    if (b == 0 && t < a.route.top_k) {
-        a.route.chosen[t] = route.chosen[t];
-        a.route.weights[t] = lean_weight(a.route, route);
-    }
-    const LeanAux<false> aux{headers, kGroups, kWarpRows};
-    const LeanLane at(lane);
-    LeanActs acts[S];
-#pragma unroll
-    for (int k = 0; k < S; ++k) acts[k] = lean_acts<false>(staged, kGroups, 32 * k + lane);
-    float acc[kWarpRows];
-#pragma unroll
-    for (int row = 0; row < kWarpRows; ++row) {
-        acc[row] = 0.0f;
-        if (row >= count) break;
-        LeanFetch{&barriers[warp][row]}.wait();
-#pragma unroll
-        for (int k = 0; k < S; ++k) {
-            const int index = row * kGroups + 32 * k + lane;
-            const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
-            acc[row] = lean_dot<false>(q, aux, index, acts[k], lean_scales<false>(aux, index, at), acc[row]);
+    if (starts && !shared) copy_run(a.m[up], route.chosen[slot] * a.stride);
+    if (b == 0) {
+        if (t < a.route.top_k) {
+            a.route.chosen[t] = route.chosen[t];
+            __threadfence();
         }
+        __syncthreads();
     }
-    lean_reduce<kWarpRows>(acc, lane, [&](int row, float sum) {
-        if (row < count) results[begin + row] = sum;
+    pdl_trigger();  // now: see the top of the file
+    if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route);
+    __syncwarp();
+    fetch.wait();
+    const LeanAux<false> aux{headers, kGroups, kWarpRows};
+    float2 by[kWarpRows][S];
+    lean_row_scales<false, S, kWarpRows>(aux, lane, by);
+    float acc[kWarpRows];
+    lean_dot_shared<false, S, kWarpRows>(nibbles, aux, by, staged, lane, acc);
+    lean_reduce<kWarpRows>(acc, lane, [&](int g, float sum) {
+        if (g < count) results[begin + g] = sum;
     });
     __syncthreads();
     if (t < total)
         a.out[t < shared_count ? pairs + shared_first + t : first + t - shared_count] =
-            swiglu_value(results[2 * t], results[2 * t + 1]);
+            swiglu_value(results[t], results[total + t]);
 }
 
 // ---- Down.
@@ -286,8 +254,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
 struct LeanDownArgs {
     LeanPlanes routed, shared;
     int64_t stride;
-    RouteArgs route;
-    const float* logits;
+    const int32_t* experts;
+    const float* weights;
+    int32_t top_k;
     const float* act;  // [slots, ff]
     int32_t rows;
     float* y;
@@ -302,23 +271,21 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
     __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
     __shared__ float terms[kLeanWarps][2 * kPasses];
-    __shared__ LeanRoute route;
-    if (TD == 0) pdl_trigger();
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32, half = lane / 16, j = lane % 16;
-    const int o = blockIdx.x * kLeanWarps + warp, slots = a.route.top_k + 1;
-    if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), lean_bias(a.route), route);
-    __syncthreads();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
+    const int o = blockIdx.x * kLeanWarps + warp, slots = a.top_k + 1;
+    const int mine = lane < a.top_k ? load_shared_i32(a.experts + lane) : 0;
     uint4 raw[kPasses];
     uint32_t d[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
         const int slot = 2 * b + half;
+        const int expert = __shfl_sync(~0u, mine, min(slot, a.top_k - 1));
         raw[b] = make_uint4(0, 0, 0, 0);
         d[b] = 0;
         if (slot >= slots) continue;
-        LeanPlanes m = slot < a.route.top_k ? a.routed : a.shared;
-        if (slot < a.route.top_k) {
-            const int64_t offset = route.chosen[slot] * a.stride;
+        LeanPlanes m = slot < a.top_k ? a.routed : a.shared;
+        if (slot < a.top_k) {
+            const int64_t offset = expert * a.stride;
             m.data += offset, m.scales += offset;
             if constexpr (Q6) m.high += offset, m.d += offset;
         }
@@ -331,7 +298,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
             d[b] = load_weight32(m.d + first / 4);
         }
     }
-    if (t < a.route.top_k) route.weights[t] = lean_weight(a.route, route);
+    pdl_trigger();  // now: the next kernel's weights queue up behind these
     const float old = a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
     copy_async_wait();
     __syncwarp();
@@ -348,10 +315,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
         by[b] = lean_scales<Q6>(aux, j, at);
     }
     pdl_wait();
+    const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
     lean_stage_floats<kSlots * kFf / 8>(a.act, l, staged, slots * kFf / 8);
-    if (TD == 1) pdl_trigger();
     __syncthreads();
-    if (TD == 2) pdl_trigger();
     float acc[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
@@ -360,14 +326,13 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
         const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
         acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
     }
-    lean_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) {
-        const int slot = 2 * b + half;
-        if (slot < slots) terms[warp][slot] = slot < a.route.top_k ? __fmul_rn(route.weights[slot], sum) : sum;
-    });
+    lean_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
     __syncwarp();
+    float term = lane < slots ? terms[warp][lane] : 0.0f;
+    if (lane < a.top_k) term = __fmul_rn(weight, term);
+    float y = __shfl_sync(~0u, term, 0);
+    for (int slot = 1; slot < slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
     if (lane != 0) return;
-    float y = terms[warp][0];
-    for (int slot = 1; slot < slots; ++slot) y = __fadd_rn(y, terms[warp][slot]);
     a.y[o] = y;
     if (a.residual != nullptr) a.residual[o] = __fadd_rn(old, y);
 }
@@ -424,7 +389,6 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     r.norm = norm.weight.data();
     r.eps = norm.eps;
     r.logits = result.logits.row(0);
-    r.upcoming = upcoming_planes(ctx.upcoming);
     allow_shared(reinterpret_cast<const void*>(lean_router_kernel), kLeanSmall);
     launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kThreads, kLeanSmall, r);
 
@@ -442,12 +406,8 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     a.x = r.x;
     a.norm = r.norm;
     a.eps = r.eps;
+    a.upcoming = upcoming_planes(ctx.upcoming);
     a.out = static_cast<float*>(ctx.arena->allocate(kSlots * kFf * int64_t{sizeof(float)}));
-    a.down[0] = planes_of(weights.down[0]);
-    a.down[1] = planes_of(*shared.down);
-    a.down_stride = expert_stride(weights.down);
-    a.down_rows = static_cast<int32_t>(out);
-    a.down_q6 = downs[0]->dtype == DType::planes_q6_k ? 1 : 0;
     int ctas = ctx.gpu->info().sm_count;  // or more: no warp has more than kWarpRows rows
     while (2 * ((kFf - 1) / ctas + (kFf * a.route.top_k - 1) / ctas + 2) > kLeanWarps * kWarpRows) ++ctas;
     constexpr int kShared = std::max(kLeanLarge, kLeanWarps * kWarpRows * (kRowBytes + kHeaderBytes));
@@ -455,11 +415,12 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     launch(*ctx.gpu, lean_gate_up_kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, kShared, a);
 
     LeanDownArgs d = {};
-    d.routed = a.down[0];
-    d.shared = a.down[1];
-    d.stride = a.down_stride;
-    d.route = a.route;
-    d.logits = r.logits;
+    d.routed = planes_of(weights.down[0]);
+    d.shared = planes_of(*shared.down);
+    d.stride = expert_stride(weights.down);
+    d.experts = a.route.chosen;
+    d.weights = a.route.weights;
+    d.top_k = a.route.top_k;
     d.act = a.out;
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
