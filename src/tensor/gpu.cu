@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -28,6 +30,9 @@ GpuInfo info_of(int ordinal) {
     info.shared_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin);
     info.l2_bytes = p.l2CacheSize;
     info.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
+    int kilohertz = 0;
+    RT_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal));
+    info.clock_hz = 1e3 * kilohertz;
     RT_CUDA(cudaDriverGetVersion(&info.driver));
     RT_CUDA(cudaRuntimeGetVersion(&info.runtime));
     return info;
@@ -246,6 +251,38 @@ double measure_read_bandwidth(Gpu& gpu) {
         best = std::max(best, static_cast<double>(bytes) / (timer.milliseconds() * 1e-3));
     }
     return best;
+}
+
+GpuMarks::~GpuMarks() {
+    for (void* event : events_) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+void GpuMarks::add() {
+    if (used_ == events_.size()) {
+        cudaEvent_t event = nullptr;
+        RT_CUDA(cudaEventCreate(&event));
+        events_.push_back(event);
+    }
+    RT_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(events_[used_]), gpu_.stream()));
+    ++used_;
+}
+
+void GpuMarks::hold() {
+    // A sleep, not a wait for the host: a full launch queue would make the two wait for each other.
+    RT_CUDA(cudaLaunchHostFunc(
+        gpu_.stream(), [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, nullptr));
+}
+
+std::vector<double> GpuMarks::take() {
+    std::vector<double> seconds;
+    if (used_ > 0) RT_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[used_ - 1])));
+    for (size_t i = 1; i < used_; ++i) {
+        float ms = 0;
+        RT_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(events_[i - 1]), static_cast<cudaEvent_t>(events_[i])));
+        seconds.push_back(1e-3 * static_cast<double>(ms));
+    }
+    used_ = 0;
+    return seconds;
 }
 
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) {

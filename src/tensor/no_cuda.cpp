@@ -51,6 +51,11 @@ void GpuGraph::launch() { no_cuda(); }
 
 double measure_read_bandwidth(Gpu&) { no_cuda(); }
 
+GpuMarks::~GpuMarks() = default;
+void GpuMarks::add() { no_cuda(); }
+void GpuMarks::hold() { no_cuda(); }
+std::vector<double> GpuMarks::take() { no_cuda(); }
+
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) { no_cuda(); }
 GpuTimer::~GpuTimer() = default;
 void GpuTimer::start() { no_cuda(); }
