@@ -4,7 +4,7 @@
 #   --bin      riptide, test_* and bench_gpu_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
-#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,bench; left out: all
+#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile; left out: all but kv and profile
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
 #   --jobs     sanitizer commands that run side by side (6)
@@ -78,7 +78,7 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date
 
 if has tests; then
   run test_base 60 "$(binary test_base)"
-  for name in quant ops engine; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
+  for name in quant ops engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
 fi
 has models && run test_models 240 "$(binary test_models)" --device cuda
 if has portable; then
@@ -130,14 +130,16 @@ if has errors; then  # exit codes are those of ErrorKind (base/error.h)
   refused budget_for_the_rest 69 'GiB of GPU memory are free after' "$bin/riptide" run "$demo" --device cuda --memory-budget 100MB -p x -n 4
 fi
 has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" 120 "$b"; done
-if has bench; then
+has kv && run kv_quality 240 scripts/kv_quality.sh --bin "$bin/riptide" --device cuda && cat "$out/kv_quality.log" >>"$report"
+if has bench || has profile; then
   if [ -z "$model" ]; then
     model=/dev/shm/laguna-xs.2-q4_k_m-random.gguf
     [ -f "$model" ] || run synth 300 "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
   fi
   cat "$model" >/dev/null
-  run bench 240 "$bin/riptide" bench "$model" --device cuda --prompt 512,4096,32768 --depth 128,4096,32768 --gen 256 --repeat 5
-  [ -f "$out/bench.log" ] && cat "$out/bench.log" >>"$report"
+  has bench && run bench 240 "$bin/riptide" bench "$model" --device cuda --frontier --gen 256 --repeat 3
+  has profile && run profile 120 "$bin/riptide" bench "$model" --device cuda --prompt 512,4096 --depth 128,4096,32768 --gen 128 --repeat 3 --profile
+  for log in bench profile; do [ -f "$out/$log.log" ] && cat "$out/$log.log" >>"$report"; done
 fi
 say "$((SECONDS / 60)) min $((SECONDS % 60)) s; $(cat "$out/failed" 2>/dev/null | wc -l) failed"
 [ ! -s "$out/failed" ]

@@ -67,8 +67,15 @@ int64_t parse_bytes(const std::string& text) {
 }
 
 bool wants_gpu(const ModelFlags& flags) {
-    if (flags.device == "auto") return !list_gpus().empty();
-    return flags.device == "cuda";
+    if (flags.device != "auto") return flags.device == "cuda";
+    if (!list_gpus().empty()) return true;
+    if (!nvidia_driver_installed()) return false;
+    try {  // say why not: the driver may be too old, or hide its GPUs
+        Gpu::open({.ordinal = flags.gpu, .memory_budget = 0, .portable = false});
+    } catch (const Error& error) {
+        fmt::print(stderr, "running on the CPU: {}\n", error.what());
+    }
+    return false;
 }
 
 }  // namespace

@@ -14,7 +14,21 @@ void fail_cuda(cudaError_t error, const char* call, const char* file, int line) 
     fail(kind, "CUDA: {} ({}) in {} at {}:{}", cudaGetErrorString(error), cudaGetErrorName(error), call, file, line);
 }
 
+void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_t shared_bytes) {
+    const ErrorKind kind = error == cudaErrorMemoryAllocation ? ErrorKind::unavailable : ErrorKind::system;
+    fail(kind,
+         "CUDA: {} ({}) at the launch of a kernel with {} x {} x {} blocks of {} threads and {} bytes of shared memory "
+         "(at most {}) on {}",
+         cudaGetErrorString(error), cudaGetErrorName(error), grid.x, grid.y, grid.z, block.x * block.y * block.z,
+         shared_bytes, gpu.info().shared_bytes, gpu.info().name);
+}
+
 bool built_with_cuda() { return true; }
+
+bool nvidia_driver_installed() {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+}
 
 namespace {
 
@@ -66,9 +80,11 @@ Gpu::Gpu() : impl_(std::make_unique<Impl>()) {}
 
 std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
     int driver = 0, runtime = 0, count = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-        fail(ErrorKind::unavailable, "no NVIDIA driver is installed: use --device cpu");
     RT_CUDA(cudaRuntimeGetVersion(&runtime));
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        fail(ErrorKind::unavailable,
+             "no NVIDIA driver is installed, and this riptide needs one for CUDA {}.{}: use --device cpu", runtime / 1000,
+             runtime % 1000 / 10);
     if (driver / 1000 < runtime / 1000)
         fail(ErrorKind::unavailable,
              "the NVIDIA driver supports CUDA {}.{}, this riptide needs {}.{}: update the driver", driver / 1000,
@@ -90,7 +106,7 @@ std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
         cudaGetLastError();
         fail(ErrorKind::unavailable,
              "{} has compute capability {}.{}, for which this riptide holds no code: build with "
-             "-DCMAKE_CUDA_ARCHITECTURES={}{}",
+             "-DCMAKE_CUDA_ARCHITECTURES={}{}, or use --device cpu",
              g.info.name, g.info.major, g.info.minor, g.info.major, g.info.minor);
     }
     RT_CUDA(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));

@@ -26,7 +26,8 @@ void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, si
     attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attributes;
     config.numAttrs = gpu.programmatic() ? 2 : 0;
-    RT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...));
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+    if (error != cudaSuccess) fail_launch(error, gpu, grid, block, shared_bytes);
 }
 
 #ifdef __CUDACC__

@@ -15,6 +15,7 @@ namespace {
 struct Gpu::Impl {};
 
 bool built_with_cuda() { return false; }
+bool nvidia_driver_installed() { return false; }
 std::vector<GpuInfo> list_gpus() { return {}; }
 
 std::unique_ptr<Gpu> Gpu::open(const GpuOptions&) { no_cuda(); }
