@@ -64,12 +64,6 @@ std::vector<int64_t> frontiers(const std::string& list, int64_t context) {
     return result;
 }
 
-std::string kv_name(const Session& session) {
-    const SessionOptions& o = session.options();
-    if (o.k_dtype == o.v_dtype) return dtype_name(o.k_dtype);
-    return fmt::format("{}/{}", dtype_name(o.k_dtype), dtype_name(o.v_dtype));
-}
-
 void print_header(Session& session, const Roof& roof) {
     const ModelInfo& info = session.model().info();
     const Gpu* gpu = session.gpu();

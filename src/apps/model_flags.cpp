@@ -107,6 +107,12 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     return session;
 }
 
+std::string kv_name(const Session& session) {
+    const SessionOptions& o = session.options();
+    if (o.k_dtype == o.v_dtype) return dtype_name(o.k_dtype);
+    return fmt::format("{}/{}", dtype_name(o.k_dtype), dtype_name(o.v_dtype));
+}
+
 void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
     SamplingParams& p = flags.params;
     p.temperature = 0.7;  // what Laguna's makers recommend
@@ -155,10 +161,15 @@ std::vector<int32_t> read_token_file(const std::string& path) {
 json::object closing_json(Session& session, const GenerationResult& r) {
     const double roof = session.memory_bandwidth();
     const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.decode_rate();
-    json::object facts = {{"prompt_tokens", r.prompt_tokens},       {"reused_tokens", r.reused_tokens},
-                          {"completion_tokens", r.tokens.size()},   {"prefill_tok_s", r.prefill_rate()},
-                          {"decode_tok_s", r.decode_rate()},        {"weight_gb_s", rate * 1e-9},
-                          {"measured_bandwidth_gb_s", roof * 1e-9}, {"bandwidth_share", rate / roof}};
+    json::object facts = {{"prompt_tokens", r.prompt_tokens},
+                          {"reused_tokens", r.reused_tokens},
+                          {"completion_tokens", r.tokens.size()},
+                          {"prefill_tok_s", r.prefill_rate()},
+                          {"decode_tok_s", r.decode_rate()},
+                          {"weight_gb_s", rate * 1e-9},
+                          {"measured_bandwidth_gb_s", roof * 1e-9},
+                          {"bandwidth_share", rate / roof},
+                          {"kv", kv_name(session)}};
     if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
     else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
     return facts;
@@ -172,9 +183,10 @@ std::string closing_line(Session& session, const GenerationResult& r) {
                                   : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
     return fmt::format(
         "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
-        "GB/s measured · {} · {}]",
+        "GB/s measured · K/V {} · {} · {}]",
         r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
-        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), finish_reason_name(r.reason), where);
+        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
+        finish_reason_name(r.reason), where);
 }
 
 }  // namespace riptide::apps
