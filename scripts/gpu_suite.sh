@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Tests, memory checks and speed on an NVIDIA GPU; leaves a report.
-# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N]
+# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N] [--kv TYPE]
 #   --bin      riptide, test_* and bench_gpu_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
 #   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile; left out: all but kv and profile
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
+#   --kv       K/V type of bench and profile (f16)
 #   --jobs     sanitizer commands that run side by side (6)
 # Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
-groups=. minutes=8 jobs=6
+groups=. minutes=8 jobs=6 kv=f16
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --steps) steps=$2 ;; --groups) groups=$2 ;;
-    --minutes) minutes=$2 ;; --jobs) jobs=$2 ;;
+    --minutes) minutes=$2 ;; --jobs) jobs=$2 ;; --kv) kv=$2 ;;
     *) echo "gpu_suite.sh: unknown option $1" >&2; exit 64 ;;
   esac
   shift 2
@@ -137,8 +138,8 @@ if has bench || has profile; then
     [ -f "$model" ] || run synth 300 "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
   fi
   cat "$model" >/dev/null
-  has bench && run bench 240 "$bin/riptide" bench "$model" --device cuda --frontier --gen 256 --repeat 3
-  has profile && run profile 120 "$bin/riptide" bench "$model" --device cuda --prompt 512,4096 --depth 128,4096,32768 --gen 128 --repeat 3 --profile
+  has bench && run bench 240 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --frontier --gen 256 --repeat 3
+  has profile && run profile 120 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --prompt 512,4096 --depth 128,4096,32768 --gen 128 --repeat 3 --profile
   for log in bench profile; do [ -f "$out/$log.log" ] && cat "$out/$log.log" >>"$report"; done
 fi
 say "$((SECONDS / 60)) min $((SECONDS % 60)) s; $(cat "$out/failed" 2>/dev/null | wc -l) failed"

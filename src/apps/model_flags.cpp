@@ -38,7 +38,7 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
         ->capture_default_str();
     cmd.add_option("--kv", flags.kv,
                    "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
-                   "f16 on a GPU")
+                   "q8_0 on a GPU (f16 if heads are no multiple of 32)")
         ->capture_default_str();
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(CLI::Range(0, 65536))
@@ -90,10 +90,12 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
         if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes(flags.memory_budget);
         options.gpu = gpu;
     }
-    const std::string kv = flags.kv == "auto" ? (options.gpu ? "f16" : "f32") : flags.kv;
-    const size_t slash = kv.find('/');
-    options.k_dtype = kv_type(kv.substr(0, slash));
-    options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(kv.substr(slash + 1));
+    options.choose_kv = flags.kv == "auto";
+    if (!options.choose_kv) {
+        const size_t slash = flags.kv.find('/');
+        options.k_dtype = kv_type(flags.kv.substr(0, slash));
+        options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
+    }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     auto checkpoint = open_model_or_demo(flags.model);
     int64_t total = 0;
@@ -103,7 +105,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
         fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
-                   describe(session->memory_plan(), options.k_dtype, options.v_dtype));
+                   describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
 }
 
