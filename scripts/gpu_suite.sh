@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Tests, memory checks and speed on an NVIDIA GPU; leaves a report.
-# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N]
+# usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N] [--kv TYPE]
 #   --bin      riptide, test_* and bench_gpu_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
-#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,bench; left out: all
+#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile; left out: all but kv and profile
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
+#   --kv       K/V type of bench and profile (f16)
 #   --jobs     sanitizer commands that run side by side (6)
 # Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
-groups=. minutes=8 jobs=6
+groups=. minutes=8 jobs=6 kv=f16
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --steps) steps=$2 ;; --groups) groups=$2 ;;
-    --minutes) minutes=$2 ;; --jobs) jobs=$2 ;;
+    --minutes) minutes=$2 ;; --jobs) jobs=$2 ;; --kv) kv=$2 ;;
     *) echo "gpu_suite.sh: unknown option $1" >&2; exit 64 ;;
   esac
   shift 2
@@ -78,7 +79,7 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date
 
 if has tests; then
   run test_base 60 "$(binary test_base)"
-  for name in quant ops engine; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
+  for name in quant ops engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
 fi
 has models && run test_models 240 "$(binary test_models)" --device cuda
 if has portable; then
@@ -130,14 +131,16 @@ if has errors; then  # exit codes are those of ErrorKind (base/error.h)
   refused budget_for_the_rest 69 'GiB of GPU memory are free after' "$bin/riptide" run "$demo" --device cuda --memory-budget 100MB -p x -n 4
 fi
 has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" 120 "$b"; done
-if has bench; then
+has kv && run kv_quality 240 scripts/kv_quality.sh --bin "$bin/riptide" --device cuda && cat "$out/kv_quality.log" >>"$report"
+if has bench || has profile; then
   if [ -z "$model" ]; then
     model=/dev/shm/laguna-xs.2-q4_k_m-random.gguf
     [ -f "$model" ] || run synth 300 "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
   fi
   cat "$model" >/dev/null
-  run bench 240 "$bin/riptide" bench "$model" --device cuda --prompt 512,4096,32768 --depth 128,4096,32768 --gen 256 --repeat 5
-  [ -f "$out/bench.log" ] && cat "$out/bench.log" >>"$report"
+  has bench && run bench 240 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --frontier --gen 256 --repeat 3
+  has profile && run profile 120 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --prompt 512,4096 --depth 128,4096,32768 --gen 128 --repeat 3 --profile
+  for log in bench profile; do [ -f "$out/$log.log" ] && cat "$out/$log.log" >>"$report"; done
 fi
 say "$((SECONDS / 60)) min $((SECONDS % 60)) s; $(cat "$out/failed" 2>/dev/null | wc -l) failed"
 [ ! -s "$out/failed" ]

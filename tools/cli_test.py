@@ -128,12 +128,31 @@ def synthetic_models():
     bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
     bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")
     bad(64, "laguna-xxl", "synth", work / "x.gguf", "--shape", "laguna-xxl")
-    bad(69, "CUDA", "run", model, "--tokens", ids, "-n", 1, "--device", "cuda")
+    if run("run", model, "--tokens", ids, "-n", 1, "--device", "cuda").returncode != 0:  # no GPU: a sentence, not a crash
+        for command in (["run", model, "--tokens", ids, "-n", 1], ["bench", model], ["ppl", model, "--text", ids]):
+            bad(69, "CUDA", *command, "--device", "cuda")
     expect(not (work / "x.gguf").exists(), "a failed command leaves no file")
     good("bench", model, "--prompt", 32, "--gen", 8, "--repeat", 1, timeout=300)
+    table = json.loads(good("bench", model, "--device", "cpu", "--frontier=32,64,99999999", "--gen", 8, "--repeat", 2,
+                            "--batch", "1,3", "--profile", "--json", timeout=300))
+    names = [row["what"] for row in table["rows"]]
+    expect(names == ["prefill 32", "prefill 64", "decode at 32", "decode 3 x at 32", "decode at 64", "decode 3 x at 64"],
+           f"bench measures every frontier: {names}")
+    for row in table["rows"]:
+        expect(len(row["tok_s"]) == 2 and row["bytes"] > 0 and row["flops"] > 0 and len(row["ops"]) > 3,
+               f"a bench row is complete: {row['what']}")
+        expect(abs(sum(op["seconds"] for op in row["ops"]) - row["ops_seconds"]) < 1e-9, "the ops add up")
+    bad(64, "--frontier", "bench", model, "--frontier=12,x")
     text = work / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     expect("perplexity" in good("ppl", model, "--text", text, "--window", 64), "ppl prints a perplexity")
+    (work / "needles.json").write_text(json.dumps([{"prompt": "quick", "answer": ""}]))
+    rows = json.loads(good("ppl", model, "--text", text, "--window", 64, "--needles", work / "needles.json", "--kv-types",
+                           "f32,q4_0", "--json"))
+    expect([row["kv"] for row in rows] == ["f16", "f32", "q4_0"] and rows[0]["divergence"] == 0 and
+           rows[2]["divergence"] > 0 and all(row["found"] == 1 for row in rows), f"ppl compares K/V types: {rows}")
+    (work / "needles.json").write_text('[{"prompt": 1}]')
+    bad(65, "needles.json", "ppl", model, "--text", text, "--needles", work / "needles.json", "--kv-types", "q8_0")
     return model
 
 
@@ -142,7 +161,7 @@ def demo_model(model):
     done = run("run", "--prompt", "def add(a, b):\n", "-n", 24, "--temperature", 0)
     expect(done.returncode == 0, "the demo model completes code", done)
     closing = done.stderr.decode().strip().splitlines()[-1] if done.stderr.strip() else ""
-    for part in ["prefill", "decode", "tok/s", "GB/s", "%", "hash"]:
+    for part in ["prefill", "decode", "tok/s", "GB/s", "%", "K/V", "hash"]:
         expect(part in closing, f"the closing line has {part}: {closing!r}")
     same = run("run", "--prompt", "def add(a, b):\n", "-n", 24, "--temperature", 0, "--chunk", 1)
     hash_of = lambda text: re.findall(r"hash ([0-9a-f]+)", text.decode())[-1:]

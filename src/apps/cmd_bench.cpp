@@ -1,16 +1,14 @@
-// riptide bench: prefill and decode speed, and what share of the memory bandwidth decoding uses.
+// riptide bench: prefill and decode speed, and what share of the machine's roof they reach.
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 
+#include "apps/bench_rows.h"
 #include "apps/commands.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
-#include "ops/topk.h"
 
 namespace riptide::apps {
 
@@ -18,130 +16,173 @@ namespace {
 
 struct Options {
     ModelFlags model;
-    std::vector<int64_t> prompts = {512}, depths = {0};
-    int64_t gen = 64;
-    int repeat = 3;
+    BenchOptions bench;
+    std::vector<int64_t> prompts = {512}, depths = {0}, batches = {1};
+    std::string frontier;
     bool as_json = false;
 };
 
-struct Row {
-    std::string what;
-    int64_t tokens = 0;
-    std::vector<double> rates;  // tok/s of each repeat, sorted
-    double median() const { return rates.empty() ? 0 : rates[rates.size() / 2]; }
-    double spread() const { return rates.empty() || median() == 0 ? 0 : (rates.back() - rates.front()) / median(); }
+constexpr const char* kFrontiers = "128,1024,4096,16384,32768,65536,131072";
+
+/// What speed is measured against; 0: unknown.
+struct Roof {
+    double bytes_per_second = 0;  // of reads, measured
+    double flops_per_second = 0;  // dense bf16 of the tensor cores at the highest clock
+
+    double share(const BenchRow& row) const {
+        if (row.seconds() == 0) return 0;
+        if (row.kind == BenchRow::Kind::decode)
+            return bytes_per_second == 0 ? 0 : row.bytes / row.seconds() / bytes_per_second;
+        return flops_per_second == 0 ? 0 : row.flops / row.seconds() / flops_per_second;
+    }
 };
 
-/// Token ids that differ from place to place, the same in each run; small ids (special tokens) are left out where there
-/// are others.
-std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size) {
-    std::vector<int32_t> ids(static_cast<size_t>(count));
-    const int64_t first = vocab_size > 512 ? 256 : 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const uint64_t mixed = (static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15u;
-        ids[static_cast<size_t>(i)] = static_cast<int32_t>(
-            first + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(vocab_size - first)));
+/// FLOPs of a clock and SM, from NVIDIA's data sheets of A100 (312 TFLOP/s) and H100 (989 TFLOP/s); others are left
+/// out.
+Roof roof_of(Session& session) {
+    Roof roof{.bytes_per_second = session.memory_bandwidth()};
+    if (session.gpu() == nullptr) return roof;
+    const GpuInfo& gpu = session.gpu()->info();
+    const double each = gpu.major == 9 ? 4096 : gpu.major == 8 && gpu.minor == 0 ? 2048 : 0;
+    roof.flops_per_second = each * gpu.sm_count * gpu.clock_hz;
+    return roof;
+}
+
+std::vector<int64_t> frontiers(const std::string& list, int64_t context) {
+    std::vector<int64_t> result;
+    std::string_view rest = list == "all" ? kFrontiers : std::string_view(list);
+    while (!rest.empty()) {
+        const std::string entry(rest.substr(0, rest.find(',')));
+        rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
+        const bool digits =
+            !entry.empty() && entry.size() < 10 && entry.find_first_not_of("0123456789") == std::string::npos;
+        const int64_t tokens = digits ? std::stoll(entry) : 0;
+        RT_CHECK(tokens > 0, ErrorKind::usage, "--frontier={}: expected lengths such as 128,4096", list);
+        if (tokens <= context) result.push_back(tokens);
+        else fmt::print(stderr, "frontier {} left out: the context holds {} tokens\n", tokens, context);
     }
-    return ids;
+    return result;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Prompt tokens per second, from an empty sequence to the logits behind the last one.
-Row measure_prefill(Session& session, const Options& o, int64_t prompt) {
-    const std::vector<int32_t> ids = made_up_tokens(prompt, session.model().info().vocab_size);
-    Row row{fmt::format("prefill {}", prompt), prompt, {}};
-    Progress progress(row.what, "tok");
-    const int warm_up = session.gpu() != nullptr ? 1 : 0;
-    for (int i = -warm_up; i < o.repeat && !interrupted(); ++i) {
-        session.clear();
-        const auto start = std::chrono::steady_clock::now();
-        const auto logits = session.prefill(
-            ids, [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
-        if (!logits.empty() && i >= 0) row.rates.push_back(static_cast<double>(prompt) / seconds_since(start));
-    }
-    std::sort(row.rates.begin(), row.rates.end());
-    return row;
-}
-
-/// Tokens per second of decoding `gen` tokens behind `depth` others. The tokens fed are made up, so that a model with
-/// random weights does not fall into a loop that its caches hold; each is drawn (greedily) all the same.
-Row measure_decode(Session& session, const Options& o, int64_t depth) {
-    const std::vector<int32_t> ids =
-        made_up_tokens(std::max<int64_t>(1, depth) + GpuDecoder::kForced, session.model().info().vocab_size);
-    const auto prompt = std::span(ids).first(static_cast<size_t>(std::max<int64_t>(1, depth)));
-    const auto forced = std::span(ids).subspan(prompt.size());
-    Row row{fmt::format("decode at {}", depth), o.gen, {}};
-    Progress progress(row.what, "tok");
-    const int warm_up = session.gpu() != nullptr ? 1 : 0;
-    for (int i = -warm_up; i < o.repeat && !interrupted(); ++i) {
-        // Continues from the last repeat while the context allows: depth grows by `gen` each time.
-        const bool room = std::ssize(session.tokens()) + o.gen <= session.context_length();
-        if (i == -warm_up || session.gpu() == nullptr || !room)
-            if (session
-                    .prefill(
-                        prompt, [&](int64_t d, int64_t n) { progress.update(d, n); }, &interrupted())
-                    .empty())
-                break;
-        const auto start = std::chrono::steady_clock::now();
-        if (session.gpu() != nullptr) {
-            session.decode_ahead(
-                forced.back(), o.gen, [](int32_t) { return !interrupted(); }, nullptr, forced);
-        } else {
-            for (int64_t t = 0; t < o.gen && !interrupted(); ++t)
-                ops::argmax(session.decode(forced[static_cast<size_t>(t % std::ssize(forced))]));
-        }
-        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(o.gen) / seconds_since(start));
-    }
-    std::sort(row.rates.begin(), row.rates.end());
-    return row;
-}
-
-void print_rows(Session& session, const std::vector<Row>& rows, double roof) {
+void print_header(Session& session, const Roof& roof) {
     const ModelInfo& info = session.model().info();
-    const std::string where =
-        session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("{} threads", session.threads());
-    fmt::print("{} · {} · {} weights ({} a token) · {} · {:.1f} GB/s read bandwidth measured\n", info.name,
-               info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), where,
-               roof * 1e-9);
-    fmt::print("{:<22} {:>8} {:>12} {:>9} {:>9} {:>8}\n", "", "tokens", "tok/s median", "spread", "GB/s", "share");
-    for (const Row& row : rows) {
-        const bool decode = row.what.rfind("decode", 0) == 0;
-        const double bytes = decode ? row.median() * static_cast<double>(info.bytes_per_token) : 0;
-        fmt::print("{:<22} {:>8} {:>12.1f} {:>8.1f}% {:>9} {:>8}\n", row.what, row.tokens, row.median(),
-                   100 * row.spread(), decode ? fmt::format("{:.1f}", bytes * 1e-9) : "",
-                   decode ? fmt::format("{:.0f}%", 100 * bytes / roof) : "");
-    }
+    const Gpu* gpu = session.gpu();
+    fmt::print("{} · {} · {} weights ({} a token) · K/V {} · {} · {:.1f} GB/s read bandwidth measured{}\n", info.name,
+               info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), kv_name(session),
+               gpu != nullptr ? gpu->info().name : fmt::format("{} threads", session.threads()),
+               roof.bytes_per_second * 1e-9,
+               roof.flops_per_second > 0 ? fmt::format(" · {:.0f} TFLOP/s of bf16 tensor cores at {:.0f} MHz",
+                                                       roof.flops_per_second * 1e-12, gpu->info().clock_hz * 1e-6)
+                                         : "");
+    fmt::print("{:<22} {:>7} {:>12} {:>8} {:>11} {:>11} {:>9} {:>9} {:>8}\n", "", "tokens", "tok/s median", "spread",
+               "time", "read", "GB/s", "TFLOP/s", "of roof");
+}
+
+std::string duration(double seconds) {
+    return seconds < 1e-2 ? fmt::format("{:.1f} us", seconds * 1e6) : fmt::format("{:.1f} ms", seconds * 1e3);
+}
+
+void print_row(const BenchRow& row, const Roof& roof) {
+    const double seconds = row.seconds();
+    if (seconds == 0) return;
+    const double share = roof.share(row);
+    fmt::print("{:<22} {:>7} {:>12.1f} {:>7.1f}% {:>11} {:>11} {:>9.1f} {:>9.2f} {:>8}\n", row.name(), row.tokens,
+               row.median(), 100 * row.spread(), duration(seconds), human_bytes(static_cast<int64_t>(row.bytes)),
+               row.bytes / seconds * 1e-9, row.flops / seconds * 1e-12,
+               share > 0 ? fmt::format("{:.0f}%", 100 * share) : "");
+    std::fflush(stdout);
+}
+
+void print_profile(const BenchRow& row) {
+    if (row.ops.empty()) return;
+    fmt::print("  {:<18} {:<34} {:>5} {:>11} {:>7} {:>9} {:>9}\n", "op", "", "calls",
+               row.kind == BenchRow::Kind::prefill ? "per prompt" : "per step", "share", "GB/s", "TFLOP/s");
+    for (const OpProfile::Line& line : row.ops)
+        fmt::print("  {:<18} {:<34} {:>5} {:>11} {:>6.1f}% {:>9.1f} {:>9.2f}\n", line.op, line.shape, line.calls,
+                   duration(line.seconds), 100 * line.seconds / row.ops_seconds, line.bytes() / line.seconds * 1e-9,
+                   line.flops / line.seconds * 1e-12);
+    fmt::print("  {:<59} {:>11}; without the profile {}\n\n", "all ops, one after the other", duration(row.ops_seconds),
+               duration(row.seconds()));
+}
+
+json::object to_json(const BenchRow& row, const Roof& roof) {
+    const double seconds = row.seconds();
+    json::object out = {{"what", row.name()},
+                        {"kind", row.kind == BenchRow::Kind::prefill ? "prefill" : "decode"},
+                        {"tokens", row.tokens},
+                        {"depth", row.depth},
+                        {"sequences", row.sequences},
+                        {"tok_s", json::value_from(row.rates)},
+                        {"median", row.median()},
+                        {"spread", row.spread()},
+                        {"seconds", seconds},
+                        {"bytes", row.bytes},
+                        {"flops", row.flops},
+                        {"gb_s", seconds > 0 ? row.bytes / seconds * 1e-9 : 0},
+                        {"tflop_s", seconds > 0 ? row.flops / seconds * 1e-12 : 0},
+                        {"roof_share", roof.share(row)}};
+    if (row.ops.empty()) return out;
+    json::array ops;
+    for (const OpProfile::Line& line : row.ops)
+        ops.push_back({{"op", line.op},
+                       {"shape", line.shape},
+                       {"calls", line.calls},
+                       {"seconds", line.seconds},
+                       {"weight_bytes", line.weight_bytes},
+                       {"kv_bytes", line.kv_bytes},
+                       {"flops", line.flops}});
+    out["ops"] = std::move(ops);
+    out["ops_seconds"] = row.ops_seconds;
+    return out;
+}
+
+void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>& rows) {
+    json::array list;
+    for (const BenchRow& row : rows) list.push_back(to_json(row, roof));
+    const json::object out = {{"model", session.model().info().name},
+                              {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
+                              {"threads", session.threads()},
+                              {"kv", kv_name(session)},
+                              {"chunk", session.options().chunk_rows},
+                              {"context", session.context_length()},
+                              {"bytes_per_token", session.model().info().bytes_per_token},
+                              {"read_bandwidth_gb_s", roof.bytes_per_second * 1e-9},
+                              {"tensor_tflop_s", roof.flops_per_second * 1e-12},
+                              {"rows", list}};
+    std::puts(json::serialize(out).c_str());
 }
 
 int bench(const Options& o) {
-    RT_CHECK(o.repeat >= 1 && o.gen >= 2, ErrorKind::usage, "--repeat {} --gen {}: expected at least 1 and at least 2",
-             o.repeat, o.gen);
+    RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
+             "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
     catch_interrupts();
     const auto session = open_session(o.model);
-    const double roof = session->memory_bandwidth();
-    std::vector<Row> rows;
-    for (int64_t prompt : o.prompts) rows.push_back(measure_prefill(*session, o, prompt));
-    for (int64_t depth : o.depths) rows.push_back(measure_decode(*session, o, depth));
-    if (!o.as_json) {
-        print_rows(*session, rows, roof);
-        return interrupted() ? 130 : 0;
-    }
-    json::array list;
-    for (const Row& row : rows)
-        list.push_back({{"what", row.what},
-                        {"tokens", row.tokens},
-                        {"tok_s", json::value_from(row.rates)},
-                        {"median", row.median()}});
-    const json::object out = {{"model", session->model().info().name},
-                              {"device", session->gpu() != nullptr ? session->gpu()->info().name : "cpu"},
-                              {"threads", session->threads()},
-                              {"bytes_per_token", session->model().info().bytes_per_token},
-                              {"read_bandwidth_gb_s", roof * 1e-9},
-                              {"rows", list}};
-    std::puts(json::serialize(out).c_str());
+    std::vector<int64_t> prompts = o.prompts, depths = o.depths;
+    if (!o.frontier.empty()) prompts = depths = frontiers(o.frontier, session->context_length());
+    const Roof roof = roof_of(*session);
+    std::vector<BenchRow> rows;
+    const auto show = [&](BenchRow row) {
+        if (!o.as_json) {
+            print_row(row, roof);
+            print_profile(row);
+        }
+        rows.push_back(std::move(row));
+    };
+    if (!o.as_json) print_header(*session, roof);
+    for (const int64_t prompt : prompts)
+        if (!interrupted()) show(bench_prefill(*session, o.bench, prompt));
+    for (const int64_t depth : depths)
+        for (const int64_t sequences : o.batches) {
+            if (interrupted()) break;
+            show(sequences == 1 ? bench_decode(*session, o.bench, depth)
+                                : bench_batch(*session, o.bench, std::max<int64_t>(1, depth), sequences));
+        }
+    if (o.as_json) print_json(*session, roof, rows);
+    else if (o.bench.profile)
+        fmt::print(
+            "Ops: from the start of one to the start of the next; programmatic launches overlap inside an op, not "
+            "between ops{}.\n",
+            session->gpu() != nullptr ? ", and kernels are launched one by one, not as a graph" : "");
     return interrupted() ? 130 : 0;
 }
 
@@ -159,13 +200,21 @@ void add_bench(CLI::App& app, Action& action) {
         ->delimiter(',')
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
-    cmd->add_option("--gen", options->gen, "Tokens to decode")->capture_default_str();
-    cmd->add_option("--repeat", options->repeat, "Repeats; the median is shown")->capture_default_str();
+    cmd->add_flag("--frontier{all}", options->frontier,
+                  "Prompts and depths of 0.1K, 1K, 4K, 16K, 32K, 64K and 128K, or --frontier=LIST");
+    cmd->add_option("--batch", options->batches, "Sequences that decode together")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 256))
+        ->capture_default_str();
+    cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
+    cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
+    cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
     cmd->add_flag("--json", options->as_json, "Print JSON");
     cmd->footer(
-        "Examples:\n  riptide bench\n  riptide bench model.gguf --prompt 512,2048 --depth 0,4096 --gen 128\n"
-        "Prompts and the tokens fed while decoding are made-up ids. Decoding is greedy and includes the choice of the "
-        "token.");
+        "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
+        "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "
+        "same. "
+        "\"read\" is weights and K/V, of a prompt or a step.");
     cmd->callback([options, &action] { action = [options] { return bench(*options); }; });
 }
 

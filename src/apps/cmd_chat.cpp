@@ -99,7 +99,13 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, Op
             fmt::print("thinking {}\n", o.think ? "on" : "off");
         } else {
             add_message(messages, "user", line);
-            if (!take_turn(chat, messages, tools, o, params)) return 130;
+            try {
+                if (!take_turn(chat, messages, tools, o, params)) return 130;
+            } catch (const Error& error) {  // too long, or too little memory: this question fails alone
+                if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
+                fmt::print(stderr, "error: {}\n", error.what());
+                messages.pop_back();
+            }
         }
     }
     return interrupted() ? 130 : 0;

@@ -134,6 +134,7 @@ int trace(const Options& o) {
 void add_trace(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("trace", "Token ids in, logits out; or compare every layer with a fixture");
     auto options = std::make_shared<Options>();
+    options->model.kv = "f32";  // for comparing: nothing rounded on any device
     add_model_flags(*cmd, options->model);
     cmd->add_option("--tokens", options->tokens, "JSON array of token ids")->required();
     cmd->add_option("--logits", options->logits,

@@ -38,7 +38,7 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
         ->capture_default_str();
     cmd.add_option("--kv", flags.kv,
                    "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
-                   "f16 on a GPU")
+                   "q8_0 on a GPU (f16 if heads are no multiple of 32)")
         ->capture_default_str();
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(CLI::Range(0, 65536))
@@ -67,8 +67,15 @@ int64_t parse_bytes(const std::string& text) {
 }
 
 bool wants_gpu(const ModelFlags& flags) {
-    if (flags.device == "auto") return !list_gpus().empty();
-    return flags.device == "cuda";
+    if (flags.device != "auto") return flags.device == "cuda";
+    if (!list_gpus().empty()) return true;
+    if (!nvidia_driver_installed()) return false;
+    try {  // say why not: the driver may be too old, or hide its GPUs
+        Gpu::open({.ordinal = flags.gpu, .memory_budget = 0, .portable = false});
+    } catch (const Error& error) {
+        fmt::print(stderr, "running on the CPU: {}\n", error.what());
+    }
+    return false;
 }
 
 }  // namespace
@@ -83,10 +90,12 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
         if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes(flags.memory_budget);
         options.gpu = gpu;
     }
-    const std::string kv = flags.kv == "auto" ? (options.gpu ? "f16" : "f32") : flags.kv;
-    const size_t slash = kv.find('/');
-    options.k_dtype = kv_type(kv.substr(0, slash));
-    options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(kv.substr(slash + 1));
+    options.choose_kv = flags.kv == "auto";
+    if (!options.choose_kv) {
+        const size_t slash = flags.kv.find('/');
+        options.k_dtype = kv_type(flags.kv.substr(0, slash));
+        options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
+    }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     auto checkpoint = open_model_or_demo(flags.model);
     int64_t total = 0;
@@ -96,8 +105,14 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
         fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
-                   describe(session->memory_plan(), options.k_dtype, options.v_dtype));
+                   describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
+}
+
+std::string kv_name(const Session& session) {
+    const SessionOptions& o = session.options();
+    if (o.k_dtype == o.v_dtype) return dtype_name(o.k_dtype);
+    return fmt::format("{}/{}", dtype_name(o.k_dtype), dtype_name(o.v_dtype));
 }
 
 void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
@@ -148,10 +163,15 @@ std::vector<int32_t> read_token_file(const std::string& path) {
 json::object closing_json(Session& session, const GenerationResult& r) {
     const double roof = session.memory_bandwidth();
     const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.decode_rate();
-    json::object facts = {{"prompt_tokens", r.prompt_tokens},       {"reused_tokens", r.reused_tokens},
-                          {"completion_tokens", r.tokens.size()},   {"prefill_tok_s", r.prefill_rate()},
-                          {"decode_tok_s", r.decode_rate()},        {"weight_gb_s", rate * 1e-9},
-                          {"measured_bandwidth_gb_s", roof * 1e-9}, {"bandwidth_share", rate / roof}};
+    json::object facts = {{"prompt_tokens", r.prompt_tokens},
+                          {"reused_tokens", r.reused_tokens},
+                          {"completion_tokens", r.tokens.size()},
+                          {"prefill_tok_s", r.prefill_rate()},
+                          {"decode_tok_s", r.decode_rate()},
+                          {"weight_gb_s", rate * 1e-9},
+                          {"measured_bandwidth_gb_s", roof * 1e-9},
+                          {"bandwidth_share", rate / roof},
+                          {"kv", kv_name(session)}};
     if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
     else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
     return facts;
@@ -165,9 +185,10 @@ std::string closing_line(Session& session, const GenerationResult& r) {
                                   : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
     return fmt::format(
         "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
-        "GB/s measured · {} · {}]",
+        "GB/s measured · K/V {} · {} · {}]",
         r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
-        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), finish_reason_name(r.reason), where);
+        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
+        finish_reason_name(r.reason), where);
 }
 
 }  // namespace riptide::apps

@@ -25,6 +25,9 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags);
 /// the flag that is wrong.
 std::unique_ptr<Session> open_session(const ModelFlags& flags);
 
+/// How a session stores K and V: "f16", "q8_0/q4_0".
+std::string kv_name(const Session& session);
+
 /// -n and everything about drawing tokens.
 struct SamplingFlags {
     SamplingParams params;
@@ -38,7 +41,7 @@ SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, i
 std::vector<int32_t> read_token_file(const std::string& path);
 
 /// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured
-/// read bandwidth, logits hash.
+/// read bandwidth, K/V type, device, logits hash.
 std::string closing_line(Session& session, const GenerationResult& result);
 /// The same facts for scripts.
 json::object closing_json(Session& session, const GenerationResult& result);

@@ -56,7 +56,9 @@ Tensor Runner::forward(const Batch& host) {
                          std::ssize(host.logit_rows) == n && n <= std::ssize(decode_steps_);
     if (decodes) return decode_steps_[static_cast<size_t>(n - 1)].run(context_, body);
     arena_.reset();
-    return body();
+    const Tensor logits = body();
+    if (context_.on_op) context_.on_op({});
+    return logits;
 }
 
 void Runner::reserve(std::span<const StepItem> items) {

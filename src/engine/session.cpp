@@ -25,6 +25,14 @@ void check_options(const SessionOptions& o) {
 
 }  // namespace
 
+DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu) {
+    if (!on_gpu) return DType::f32;
+    const bool fits = std::all_of(specs.begin(), specs.end(), [](const StateSpec& spec) {
+        return spec.kind == StateSpec::Kind::none || spec.head_dim % dtype_info(DType::q8_0).block_elements == 0;
+    });
+    return fits ? DType::q8_0 : DType::f16;
+}
+
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options) {
     check_options(options);
     return std::make_unique<Session>(open_checkpoint(path), options);
@@ -41,11 +49,13 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     if (options.context > info.max_position_embeddings)
         fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options.context, info.name,
              info.max_position_embeddings);
+    if (options.choose_kv)
+        options_.k_dtype = options_.v_dtype = default_kv_type(model_->state_specs(), gpu_ != nullptr);
     plan_memory();
     threads_ = std::make_unique<ThreadPool>(options.threads);
     KvCacheOptions kv;
-    kv.k_dtype = options.k_dtype;
-    kv.v_dtype = options.v_dtype;
+    kv.k_dtype = options_.k_dtype;
+    kv.v_dtype = options_.v_dtype;
     kv.page_rows = options.page_rows;
     kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
     kv.max_step_rows = options_.chunk_rows;

@@ -26,11 +26,17 @@ struct SessionOptions {
     int64_t context = 0;         // tokens of prompt and answer together; 0: the model's max_position_embeddings
     DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
     DType v_dtype = DType::f16;
+    bool choose_kv = false;  // by default_kv_type() instead
     int32_t chunk_rows = 0;  // prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU
     int32_t page_rows = 64;  // tokens in a K/V page
     ModelOptions model;
     std::optional<GpuOptions> gpu;  // run on this GPU
 };
+
+/// How K and V are stored unless someone says otherwise. On a GPU, whose memory is scarce and read for each token, the
+/// cheapest type without measurable loss (docs/results/kv.md): q8_0, or f16 where heads are no whole blocks of it. On
+/// the CPU f32: exact, and memory is only touched as it is used.
+DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu);
 
 /// A question. Everything but the prompt may stay as it is.
 struct GenerateRequest {
@@ -80,6 +86,7 @@ class Session {
 
     const Checkpoint& checkpoint() const { return *checkpoint_; }
     const Model& model() const { return *model_; }
+    /// With what was chosen where they left a choice.
     const SessionOptions& options() const { return options_; }
     /// Tokens of prompt and answer together.
     int64_t context_length() const { return context_; }

@@ -1,5 +1,6 @@
 #include "ops/advance.h"
 
+#include "ops/op_cost.h"
 #include "tensor/launch.cuh"
 
 namespace riptide::ops {
@@ -29,6 +30,7 @@ __global__ void advance_kernel(const int32_t* next, int32_t* tokens, int32_t* po
 
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring) {
     const int64_t n = batch.rows();
+    announce(ctx, "advance", n);
     RT_ASSERT(ctx.gpu != nullptr && n >= 1 && n <= 1024 && batch.parent.empty() && n == batch.sequences());
     launch(*ctx.gpu, advance_kernel, dim3(1), dim3(static_cast<unsigned>((n + 31) / 32 * 32)), 0, next.row<int32_t>(0),
            const_cast<int32_t*>(batch.tokens.data()), const_cast<int32_t*>(batch.positions.data()),

@@ -5,10 +5,12 @@
 #include "ops/elementwise.h"
 #include "ops/kv_append.h"
 #include "ops/norm.h"
+#include "ops/op_cost.h"
 
 namespace riptide::ops {
 
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    announce_attention(ctx, "gated_attention", in, view);
     if (ctx.gpu != nullptr) return cuda::gated_attention(ctx, in, view, batch);
     Tensor q = in.q_norm.weight.empty() ? in.q : rms_norm(ctx, in.q, in.q_norm.weight, in.q_norm.eps);
     Tensor k = in.k_norm.weight.empty() ? in.k : rms_norm(ctx, in.k, in.k_norm.weight, in.k_norm.eps);

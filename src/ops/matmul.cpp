@@ -6,6 +6,7 @@
 #include "ops/cuda.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
+#include "ops/op_cost.h"
 #include "quant/planes.h"
 
 namespace riptide::ops {
@@ -119,6 +120,7 @@ Tensor matmul(Context& ctx, const Weight& w, const Tensor& x) {
 
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights) {
+    announce(ctx, "norm_matmul_group", x.rows(), weights);
     if (ctx.gpu == nullptr) return matmul_group(ctx, weights, rms_norm(ctx, x, norm.weight, norm.eps));
     for (const Weight* w : weights) check_weight(*w, x.shape[1]);
     return cuda::norm_matmul_group(ctx, x, norm, weights);
@@ -127,6 +129,8 @@ std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm&
 Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual) {
     check_weight(w, x.shape[1]);
     RT_ASSERT(residual.rows() == x.rows() && residual.shape[1] == w.rows && residual.data != x.data);
+    const Weight* const only = &w;
+    announce(ctx, "matmul_add", x.rows(), {&only, 1});
     if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual);
     const Tensor y = matmul(ctx, w, x);
     add(ctx, residual, y);
@@ -135,6 +139,8 @@ Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residu
 
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                       const Weight& w_down) {
+    const Weight* const weights[] = {&w_gate, &w_up, &w_down};
+    announce(ctx, "swiglu_ffn_add", x.rows(), weights);
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn_add(ctx, x, norm, w_gate, w_up, w_down);
     const Tensor y = swiglu_ffn(ctx, rms_norm(ctx, x, norm.weight, norm.eps), w_gate, w_up, w_down);
     add(ctx, x, y);

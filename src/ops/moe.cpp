@@ -10,6 +10,7 @@
 #include "ops/elementwise.h"
 #include "ops/lanes.h"
 #include "ops/norm.h"
+#include "ops/op_cost.h"
 #include "ops/parallel.h"
 #include "quant/planes.h"
 
@@ -387,6 +388,7 @@ void reroute(Context& ctx, const Tensor& logits, const Router& router, Routing& 
 
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
+    announce_experts(ctx, "moe_add", x.rows(), router, weights, shared);
     if (ctx.gpu != nullptr) return cuda::moe_add(ctx, x, norm, router, weights, shared);
     const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
     MoeResult result;

@@ -11,6 +11,7 @@
 // and leaves all else to sample_filter.cu. Limited by latency: loads behind loads, and barriers of the last CTA.
 #include "ops/sample.h"
 
+#include "ops/op_cost.h"
 #include "ops/sample_filter.cuh"
 #include "ops/sample_row.cuh"
 
@@ -310,6 +311,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
 Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std::span<const int32_t> positions,
               std::span<const int32_t> slots, bool accept) {
     const int64_t n = logits.rows(), vocab = logits.row_elements();
+    announce(ctx, "sample", n);
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && n >= 1 && n <= 256);
     RT_ASSERT(vocab == state.vocab && vocab >= 1 && vocab <= SampleState::kMostVocab && std::ssize(positions) == n);
     RT_ASSERT(slots.empty() ? n <= state.count : std::ssize(slots) == n);

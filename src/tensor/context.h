@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,6 +23,20 @@ enum class Family {
 /// Sees intermediate results by name: tap(name, layer, value). Called on the thread that runs forward.
 using Tap = std::function<void(std::string_view name, int layer, const Tensor& value)>;
 
+/// What an op of a model's step is about to do. Bytes are those that it must read once: weights as they lie in memory
+/// (of a sparse layer as many experts as n rows use on average if all are equally likely), and K/V. Activations do not
+/// count.
+struct OpCost {
+    std::string_view name;  // "moe_add"; empty: the step has ended
+    std::string shape = {};
+    int64_t rows = 0;
+    double weight_bytes = 0;
+    double flops = 0;          // without those of attention over keys:
+    double flops_per_key = 0;  // for each row and key that it sees
+    int64_t key_bytes = 0;     // K and V of one token
+    int64_t window = 0;        // keys that a row sees at most; 0: all
+};
+
 /// The device (a GPU, or the CPU if `gpu` is null), its threads, the arena for temporaries, and an optional tap. Passed
 /// to every op; there are no globals.
 struct Context {
@@ -35,6 +50,9 @@ struct Context {
     /// On the CPU: sees the experts, i32 [n, top_k], that a sparse layer is about to use, and may write others in their
     /// place. For comparing devices: where rounding decides between nearly equal experts, one device follows the other.
     std::function<void(Tensor& experts)> reroute = {};
+    /// Told by the ops that models call before they do anything, and with an empty name when a step has ended. Steps
+    /// then run kernel by kernel. For measuring.
+    std::function<void(const OpCost&)> on_op = {};
 
     /// A fresh, uninitialised arena tensor.
     Tensor alloc(DType dtype, std::initializer_list<int64_t> shape) {

@@ -4,8 +4,11 @@
 #include <cuda_runtime.h>
 
 namespace riptide {
+class Gpu;
 /// Throws Error (system, or unavailable when out of memory) naming the call, the place and CUDA's words.
 [[noreturn]] void fail_cuda(cudaError_t error, const char* call, const char* file, int line);
+/// Throws Error (system, or unavailable when out of memory) naming what was launched on which device.
+[[noreturn]] void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_t shared_bytes);
 }  // namespace riptide
 
 /// Runs a CUDA runtime call; throws riptide::Error if it fails. Also right after a launch: RT_CUDA(cudaGetLastError()).

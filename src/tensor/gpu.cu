@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -12,7 +14,21 @@ void fail_cuda(cudaError_t error, const char* call, const char* file, int line) 
     fail(kind, "CUDA: {} ({}) in {} at {}:{}", cudaGetErrorString(error), cudaGetErrorName(error), call, file, line);
 }
 
+void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_t shared_bytes) {
+    const ErrorKind kind = error == cudaErrorMemoryAllocation ? ErrorKind::unavailable : ErrorKind::system;
+    fail(kind,
+         "CUDA: {} ({}) at the launch of a kernel with {} x {} x {} blocks of {} threads and {} bytes of shared memory "
+         "(at most {}) on {}",
+         cudaGetErrorString(error), cudaGetErrorName(error), grid.x, grid.y, grid.z, block.x * block.y * block.z,
+         shared_bytes, gpu.info().shared_bytes, gpu.info().name);
+}
+
 bool built_with_cuda() { return true; }
+
+bool nvidia_driver_installed() {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+}
 
 namespace {
 
@@ -28,6 +44,9 @@ GpuInfo info_of(int ordinal) {
     info.shared_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin);
     info.l2_bytes = p.l2CacheSize;
     info.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
+    int kilohertz = 0;
+    RT_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal));
+    info.clock_hz = 1e3 * kilohertz;
     RT_CUDA(cudaDriverGetVersion(&info.driver));
     RT_CUDA(cudaRuntimeGetVersion(&info.runtime));
     return info;
@@ -61,9 +80,11 @@ Gpu::Gpu() : impl_(std::make_unique<Impl>()) {}
 
 std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
     int driver = 0, runtime = 0, count = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-        fail(ErrorKind::unavailable, "no NVIDIA driver is installed: use --device cpu");
     RT_CUDA(cudaRuntimeGetVersion(&runtime));
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        fail(ErrorKind::unavailable,
+             "no NVIDIA driver is installed, and this riptide needs one for CUDA {}.{}: use --device cpu", runtime / 1000,
+             runtime % 1000 / 10);
     if (driver / 1000 < runtime / 1000)
         fail(ErrorKind::unavailable,
              "the NVIDIA driver supports CUDA {}.{}, this riptide needs {}.{}: update the driver", driver / 1000,
@@ -85,7 +106,7 @@ std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
         cudaGetLastError();
         fail(ErrorKind::unavailable,
              "{} has compute capability {}.{}, for which this riptide holds no code: build with "
-             "-DCMAKE_CUDA_ARCHITECTURES={}{}",
+             "-DCMAKE_CUDA_ARCHITECTURES={}{}, or use --device cpu",
              g.info.name, g.info.major, g.info.minor, g.info.major, g.info.minor);
     }
     RT_CUDA(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
@@ -246,6 +267,38 @@ double measure_read_bandwidth(Gpu& gpu) {
         best = std::max(best, static_cast<double>(bytes) / (timer.milliseconds() * 1e-3));
     }
     return best;
+}
+
+GpuMarks::~GpuMarks() {
+    for (void* event : events_) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+void GpuMarks::add() {
+    if (used_ == events_.size()) {
+        cudaEvent_t event = nullptr;
+        RT_CUDA(cudaEventCreate(&event));
+        events_.push_back(event);
+    }
+    RT_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(events_[used_]), gpu_.stream()));
+    ++used_;
+}
+
+void GpuMarks::hold() {
+    // A sleep, not a wait for the host: a full launch queue would make the two wait for each other.
+    RT_CUDA(cudaLaunchHostFunc(
+        gpu_.stream(), [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, nullptr));
+}
+
+std::vector<double> GpuMarks::take() {
+    std::vector<double> seconds;
+    if (used_ > 0) RT_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[used_ - 1])));
+    for (size_t i = 1; i < used_; ++i) {
+        float ms = 0;
+        RT_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(events_[i - 1]), static_cast<cudaEvent_t>(events_[i])));
+        seconds.push_back(1e-3 * static_cast<double>(ms));
+    }
+    used_ = 0;
+    return seconds;
 }
 
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) {

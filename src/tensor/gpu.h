@@ -22,6 +22,7 @@ struct GpuInfo {
     int64_t shared_bytes = 0;  // the most that one block may use
     int64_t l2_bytes = 0;
     int64_t memory_bytes = 0;
+    double clock_hz = 0;  // the highest of the SMs
     int driver = 0;   // 13000 means 13.0
     int runtime = 0;  // what this program was built with
 };
@@ -36,6 +37,8 @@ struct GpuOptions {
 
 /// Whether this program contains CUDA code at all.
 bool built_with_cuda();
+/// Whether the machine has an NVIDIA driver. False in builds without CUDA.
+bool nvidia_driver_installed();
 /// The devices that the driver shows. Empty without a driver or a device, and in builds without CUDA.
 std::vector<GpuInfo> list_gpus();
 
@@ -145,6 +148,26 @@ class GpuGraph {
 
 /// Bytes per second of reading device memory: the best of a few passes over as much as is free, 1 GiB at most.
 double measure_read_bandwidth(Gpu& gpu);
+
+/// Points of the stream in time. What stands behind a mark starts when all in front of it has ended: programmatic
+/// launches do not overlap across it.
+class GpuMarks {
+  public:
+    explicit GpuMarks(Gpu& gpu) : gpu_(gpu) {}
+    ~GpuMarks();
+    GpuMarks(const GpuMarks&) = delete;
+    GpuMarks& operator=(const GpuMarks&) = delete;
+    void add();
+    /// Keeps the stream waiting for some milliseconds, so that the host gets ahead of it and times are the device's.
+    void hold();
+    /// Waits; the seconds from each mark to the next. Forgets the marks.
+    std::vector<double> take();
+
+  private:
+    Gpu& gpu_;
+    std::vector<void*> events_;  // kept for later marks
+    size_t used_ = 0;
+};
 
 /// Milliseconds between two points of the stream.
 class GpuTimer {

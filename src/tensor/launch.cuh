@@ -30,7 +30,8 @@ void launch_clusters(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 
     attributes[2].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config.attrs = attributes;
     config.numAttrs = !gpu.programmatic() ? 0 : cluster == 1 ? 2 : 3;
-    RT_CUDA(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...));
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+    if (error != cudaSuccess) fail_launch(error, gpu, grid, block, shared_bytes);
 }
 
 template <class... Params, class... Args>
@@ -40,8 +41,10 @@ void launch(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 block, si
 
 #ifdef __CUDACC__
 
-/// Lets the next kernel of the stream start. Call it first thing: what this kernel writes is only promised to be
-/// visible behind the next kernel's pdl_wait().
+/// Lets the next kernel of the stream start, when every CTA has called it. Call it first thing, unless loads that this
+/// kernel waits for should go ahead of those of the next one: what this kernel writes is only promised to be visible
+/// behind the next kernel's pdl_wait(). Behind pdl_wait(), it also promises the next kernel that everything before this
+/// kernel is complete.
 __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -15,6 +15,7 @@ namespace {
 struct Gpu::Impl {};
 
 bool built_with_cuda() { return false; }
+bool nvidia_driver_installed() { return false; }
 std::vector<GpuInfo> list_gpus() { return {}; }
 
 std::unique_ptr<Gpu> Gpu::open(const GpuOptions&) { no_cuda(); }
@@ -50,6 +51,11 @@ GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
 void GpuGraph::launch() { no_cuda(); }
 
 double measure_read_bandwidth(Gpu&) { no_cuda(); }
+
+GpuMarks::~GpuMarks() = default;
+void GpuMarks::add() { no_cuda(); }
+void GpuMarks::hold() { no_cuda(); }
+std::vector<double> GpuMarks::take() { no_cuda(); }
 
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) { no_cuda(); }
 GpuTimer::~GpuTimer() = default;

@@ -366,5 +366,14 @@ TEST_F(TextTest, a_stop_string_over_several_tokens_ends_the_answer_before_it) {
     EXPECT_GE(session->generate(r).tokens.size(), 15u);
 }
 
+TEST(SessionOptions, the_default_kv_type_fits_the_heads) {
+    const StateSpec wide{.kind = StateSpec::Kind::paged, .num_kv_heads = 8, .head_dim = 128};
+    const StateSpec odd{.kind = StateSpec::Kind::window, .num_kv_heads = 2, .head_dim = 24, .window = 16};
+    const std::vector<StateSpec> both = {wide, odd}, one = {wide, StateSpec{}};
+    EXPECT_EQ(default_kv_type(one, true), DType::q8_0);
+    EXPECT_EQ(default_kv_type(both, true), DType::f16);
+    EXPECT_EQ(default_kv_type(one, false), DType::f32);
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -1,0 +1,249 @@
+#include "apps/bench_rows.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "apps/terminal.h"
+#include "base/error.h"
+#include "ops/topk.h"
+
+namespace riptide::apps {
+
+namespace {
+
+constexpr int64_t kProfiledSteps = 8;
+
+/// Token ids that differ from place to place and list to list, the same in each run; small ids (special tokens) are
+/// left out where there are others. A longer list begins like a shorter one.
+std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t list = 0) {
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    const int64_t first = vocab_size > 512 ? 256 : 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t mixed = static_cast<uint64_t>(list * 0x40000000 + i + 1) * 0x9E3779B97F4A7C15u;
+        ids[static_cast<size_t>(i)] = static_cast<int32_t>(
+            first + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(vocab_size - first)));
+    }
+    return ids;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Takes bytes, flops and (if timed) ops of a profile over `passes` prompts or steps.
+void take(const OpProfile& profile, int64_t passes, bool timed, BenchRow& row) {
+    if (passes == 0) return;
+    const auto share = 1 / static_cast<double>(passes);
+    const OpProfile::Line total = profile.total();
+    row.bytes = share * total.bytes();
+    row.flops = share * total.flops;
+    if (!timed) return;
+    row.ops = profile.lines();
+    row.ops_seconds = share * total.seconds;
+    for (OpProfile::Line& line : row.ops) {
+        line.seconds *= share;
+        line.weight_bytes *= share;
+        line.kv_bytes *= share;
+        line.flops *= share;
+        line.calls /= passes;
+    }
+}
+
+/// Counts what a step in the middle of a repeat reads and computes, and times a few at its beginning if asked to. At
+/// most 1 + kProfiledSteps steps.
+template <class Steps>
+void observe_decode(Context& context, const BenchOptions& o, int64_t depth, int64_t sequences, const Steps& run,
+                    BenchRow& row) {
+    BenchRow middle;
+    {
+        OpProfile count(context, OpProfile::Mode::count);
+        count.start(depth + o.gen / 2, sequences);
+        run(1);
+        take(count, count.steps(), false, middle);
+    }
+    if (o.profile && !interrupted()) {
+        OpProfile profile(context, OpProfile::Mode::time);
+        profile.start(depth + 1, sequences);
+        run(kProfiledSteps);
+        take(profile, profile.steps(), true, row);
+    }
+    row.bytes = middle.bytes;
+    row.flops = middle.flops;
+}
+
+/// Feeds made-up tokens behind the session's and finds the most likely next ones.
+void decode(Session& session, std::span<const int32_t> forced, int64_t steps) {
+    if (session.gpu() != nullptr) {
+        session.decode_ahead(
+            forced.back(), steps, [](int32_t) { return !interrupted(); }, nullptr, forced);
+        return;
+    }
+    for (int64_t t = 0; t < steps && !interrupted(); ++t)
+        ops::argmax(session.decode(forced[static_cast<size_t>(t % std::ssize(forced))]));
+}
+
+/// Sequences that decode together.
+class Together {
+  public:
+    Together(Session& session, int64_t depth, int64_t gen, int64_t sequences)
+        : vocab_(session.model().info().vocab_size),
+          cache_(session.model().state_specs(), options(session, depth + gen, sequences), session.gpu()),
+          runner_(session.model(), cache_, session.runner().context().threads) {
+        for (int64_t s = 0; s < sequences; ++s) {
+            ids_.push_back(made_up_tokens(depth + gen, vocab_, s));
+            states_.emplace_back(cache_);
+            for (int64_t at = 0; at < depth && !interrupted();) {
+                const int64_t rows = std::min(kChunk, depth - at);
+                const StepItem item{&states_.back(),
+                                    std::span(ids_.back()).subspan(static_cast<size_t>(at), static_cast<size_t>(rows)),
+                                    {},
+                                    StepRows::Logits::none,
+                                    {}};
+                runner_.step(std::span(&item, 1), Family::prefill);
+                states_.back().commit_prefix(rows);
+                at += rows;
+            }
+        }
+    }
+    Runner& runner() { return runner_; }
+    void decode(int64_t steps) {
+        std::vector<int32_t> drawn(states_.size());
+        for (int64_t t = 0; t < steps && !interrupted(); ++t) {
+            std::vector<StepItem> items;
+            for (size_t s = 0; s < states_.size(); ++s)
+                items.push_back({&states_[s], std::span(ids_[s]).subspan(static_cast<size_t>(states_[s].length()), 1)});
+            const Tensor logits = runner_.step(items);
+            const Tensor best = ops::most_likely(runner_.context(), logits);
+            if (Gpu* gpu = runner_.context().gpu)
+                gpu->to_host(drawn.data(), best.data, std::ssize(drawn) * int64_t{sizeof(int32_t)});
+            for (SequenceState& state : states_) state.commit_prefix(1);
+        }
+    }
+    void rewind(int64_t depth) {
+        for (SequenceState& state : states_) state.truncate(depth);
+    }
+
+    static constexpr int64_t kChunk = 512;
+
+  private:
+    static KvCacheOptions options(const Session& session, int64_t tokens, int64_t sequences) {
+        KvCacheOptions o;
+        o.k_dtype = session.options().k_dtype;
+        o.v_dtype = session.options().v_dtype;
+        o.page_rows = session.options().page_rows;
+        o.pages = static_cast<int32_t>(sequences * ((tokens + o.page_rows - 1) / o.page_rows));
+        o.max_sequences = static_cast<int32_t>(sequences);
+        o.max_step_rows = kChunk;
+        return o;
+    }
+
+    int64_t vocab_;
+    KvCache cache_;
+    Runner runner_;
+    std::vector<SequenceState> states_;
+    std::vector<std::vector<int32_t>> ids_;
+};
+
+}  // namespace
+
+std::string BenchRow::name() const {
+    if (kind == Kind::prefill) return fmt::format("prefill {}", tokens);
+    return sequences == 1 ? fmt::format("decode at {}", depth) : fmt::format("decode {} x at {}", sequences, depth);
+}
+
+double BenchRow::median() const { return rates.empty() ? 0 : rates[rates.size() / 2]; }
+
+double BenchRow::spread() const { return median() == 0 ? 0 : (rates.back() - rates.front()) / median(); }
+
+double BenchRow::seconds() const {
+    if (median() == 0) return 0;
+    return static_cast<double>(kind == Kind::prefill ? tokens : sequences) / median();
+}
+
+BenchRow bench_prefill(Session& session, const BenchOptions& o, int64_t prompt) {
+    const std::vector<int32_t> ids = made_up_tokens(prompt, session.model().info().vocab_size);
+    BenchRow row{.kind = BenchRow::Kind::prefill, .tokens = prompt};
+    Progress progress(row.name(), "tok");
+    const auto prefill = [&](std::span<const int32_t> tokens) {
+        session.clear();
+        return !session
+                    .prefill(
+                        tokens, [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted())
+                    .empty();
+    };
+    // Warm-up: on a GPU the whole prompt, on the CPU its beginning.
+    const bool on_gpu = session.gpu() != nullptr;
+    std::optional<OpProfile> count(std::in_place, session.runner().context(), OpProfile::Mode::count);
+    if (on_gpu) {
+        prefill(ids);
+        take(*count, 1, false, row);
+        count.reset();
+    } else {
+        prefill(std::span(ids).first(std::min<size_t>(ids.size(), 64)));
+    }
+    for (int i = 0; i < o.repeat && !interrupted(); ++i) {
+        if (count) count->start(0);
+        const auto start = std::chrono::steady_clock::now();
+        if (!prefill(ids)) break;
+        row.rates.push_back(static_cast<double>(prompt) / seconds_since(start));
+        if (count) take(*count, 1, false, row);
+    }
+    std::sort(row.rates.begin(), row.rates.end());
+    count.reset();
+    if (!o.profile || interrupted()) return row;
+    OpProfile profile(session.runner().context(), OpProfile::Mode::time);
+    if (prefill(ids)) take(profile, 1, true, row);
+    return row;
+}
+
+BenchRow bench_decode(Session& session, const BenchOptions& o, int64_t wanted) {
+    const int64_t room = session.context_length() - std::max(o.gen, kProfiledSteps) - 1;
+    RT_CHECK(room >= 1, ErrorKind::usage, "--gen {}: the context holds {} tokens", o.gen, session.context_length());
+    const int64_t depth = std::clamp<int64_t>(wanted, 1, room);
+    const std::vector<int32_t> ids = made_up_tokens(depth + GpuDecoder::kForced, session.model().info().vocab_size);
+    const auto prompt = std::span(ids).first(static_cast<size_t>(depth));
+    const auto forced = std::span(ids).subspan(prompt.size());
+    BenchRow row{.kind = BenchRow::Kind::decode, .depth = depth, .tokens = o.gen};
+    Progress progress(row.name(), "tok");
+    // What an earlier repeat left is cut off where the rings allow it, else computed again.
+    const auto rewind = [&] {
+        return !session
+                    .prefill(
+                        prompt, [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted())
+                    .empty();
+    };
+    for (int i = -1; i < o.repeat && !interrupted(); ++i) {
+        if (!rewind()) break;
+        const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;  // warm-up first
+        const auto start = std::chrono::steady_clock::now();
+        decode(session, forced, steps);
+        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(steps) / seconds_since(start));
+    }
+    std::sort(row.rates.begin(), row.rates.end());
+    if (interrupted() || !rewind()) return row;
+    observe_decode(
+        session.runner().context(), o, depth, 1, [&](int64_t steps) { decode(session, forced, steps); }, row);
+    return row;
+}
+
+BenchRow bench_batch(Session& session, const BenchOptions& o, int64_t depth, int64_t sequences) {
+    RT_CHECK(o.gen <= Together::kChunk, ErrorKind::usage, "--gen {}: with --batch at most {}", o.gen, Together::kChunk);
+    BenchRow row{.kind = BenchRow::Kind::decode, .depth = depth, .sequences = sequences, .tokens = o.gen * sequences};
+    Together batch(session, depth, std::max(o.gen, 1 + kProfiledSteps), sequences);
+    for (int i = -1; i < o.repeat && !interrupted(); ++i) {
+        const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;
+        const auto start = std::chrono::steady_clock::now();
+        batch.decode(steps);
+        if (i >= 0 && !interrupted())
+            row.rates.push_back(static_cast<double>(steps * sequences) / seconds_since(start));
+        batch.rewind(depth);
+    }
+    std::sort(row.rates.begin(), row.rates.end());
+    if (interrupted()) return row;
+    observe_decode(
+        batch.runner().context(), o, depth, sequences, [&](int64_t steps) { batch.decode(steps); }, row);
+    return row;
+}
+
+}  // namespace riptide::apps

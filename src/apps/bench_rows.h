@@ -1,0 +1,46 @@
+// What `riptide bench` measures.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/op_profile.h"
+#include "engine/session.h"
+
+namespace riptide::apps {
+
+struct BenchOptions {
+    int64_t gen = 64;  // tokens to decode, for each sequence
+    int repeat = 3;
+    bool profile = false;  // an extra pass for BenchRow::ops
+};
+
+/// One line of the bench. All tokens fed are made up, and each decoded row's most likely token is found all the same.
+struct BenchRow {
+    enum class Kind { prefill, decode };
+    Kind kind = Kind::prefill;
+    int64_t depth = 0;          // tokens of context before: of the first decoded token
+    int64_t sequences = 1;      // that decode together
+    int64_t tokens = 0;         // in a repeat
+    std::vector<double> rates;  // tok/s of each repeat, sorted
+    double bytes = 0;  // of weights and K/V, see OpCost: of the prompt, or of one step in the middle of a repeat
+    double flops = 0;  // the same
+    std::vector<OpProfile::Line> ops;  // if asked for: of the prompt, or of the mean step
+    double ops_seconds = 0;
+
+    std::string name() const;
+    double median() const;
+    double spread() const;   // (largest - smallest) / median
+    double seconds() const;  // of the prompt, or of a step, at the median
+};
+
+/// Prefills `prompt` tokens from an empty sequence to the logits behind the last.
+BenchRow bench_prefill(Session& session, const BenchOptions& options, int64_t prompt);
+/// Decodes behind `depth` tokens, or as many as leave room in the context; each repeat begins there.
+BenchRow bench_decode(Session& session, const BenchOptions& options, int64_t depth);
+/// Decodes several sequences together behind `depth` tokens each, in K/V of their own: one step of the runner with a
+/// row each, the most likely tokens brought to the host, the next made-up tokens. REQUIRES gen <= 512.
+BenchRow bench_batch(Session& session, const BenchOptions& options, int64_t depth, int64_t sequences);
+
+}  // namespace riptide::apps

@@ -1,0 +1,67 @@
+#include "ops/op_cost.h"
+
+#include <cmath>
+
+#include "quant/planes.h"
+
+namespace riptide::ops {
+
+namespace {
+
+/// n rows through `copies` matrices like w, each row through `each` of them.
+void add(OpCost& cost, const Weight& w, double n, double copies = 1, double each = 1) {
+    cost.weight_bytes += copies * static_cast<double>(placed_bytes(w));
+    cost.flops += 2 * n * each * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+}
+
+}  // namespace
+
+void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights) {
+    if (!ctx.on_op) return;
+    OpCost cost{.name = name, .rows = n};
+    int64_t rows = 0;
+    for (const Weight* w : weights) {
+        add(cost, *w, static_cast<double>(n));
+        if (w->cols == weights.front()->cols) rows += w->rows;  // of those that read the op's input
+    }
+    if (!weights.empty()) cost.shape = fmt::format("{} x {}", rows, weights.front()->cols);
+    ctx.on_op(cost);
+}
+
+void announce_lookup(Context& ctx, std::string_view name, int64_t n, const Weight& table) {
+    if (!ctx.on_op) return;
+    const double row = static_cast<double>(placed_bytes(table)) / static_cast<double>(table.rows);
+    ctx.on_op({.name = name, .rows = n, .weight_bytes = static_cast<double>(n) * row});
+}
+
+void announce_attention(Context& ctx, std::string_view name, const AttentionInput& in, const KvView& view) {
+    if (!ctx.on_op) return;
+    const int64_t heads = in.q.shape[1];
+    ctx.on_op(
+        {.name = name,
+         .shape = fmt::format("{} heads, {}", heads, view.window > 0 ? fmt::format("window {}", view.window) : "all"),
+         .rows = in.q.rows(),
+         .flops_per_key = 4 * static_cast<double>(heads * view.head_dim),
+         .key_bytes = view.k_slot_bytes + view.v_slot_bytes,
+         .window = view.window});
+}
+
+void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
+                      const ExpertWeights& weights, const SharedExpert& shared) {
+    if (!ctx.on_op) return;
+    const auto rows = static_cast<double>(n), experts = static_cast<double>(weights.gate.size()),
+               used = static_cast<double>(router.top_k);
+    OpCost cost{.name = name,
+                .shape = fmt::format("{} of {} experts, {} x {}", router.top_k, weights.gate.size(),
+                                     weights.gate.front().rows, weights.gate.front().cols),
+                .rows = n};
+    const double distinct = experts * (1 - std::pow(1 - used / experts, rows));
+    add(cost, *router.w, rows);
+    for (const auto* stack : {&weights.gate, &weights.up, &weights.down})
+        add(cost, stack->front(), rows, distinct, used);
+    if (shared.gate != nullptr)
+        for (const Weight* w : {shared.gate, shared.up, shared.down}) add(cost, *w, rows);
+    ctx.on_op(cost);
+}
+
+}  // namespace riptide::ops

@@ -1,0 +1,23 @@
+// What the ops tell Context::on_op.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "ops/gated_attention.h"
+#include "ops/kv_view.h"
+#include "ops/moe.h"
+
+namespace riptide::ops {
+
+/// Each does nothing unless ctx.on_op is set. Called first thing by the ops that models call, and by no op inside them.
+
+/// n rows through each of some matrices; none: an op without weights.
+void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights = {});
+/// n rows of a table.
+void announce_lookup(Context& ctx, std::string_view name, int64_t n, const Weight& table);
+void announce_attention(Context& ctx, std::string_view name, const AttentionInput& in, const KvView& view);
+void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
+                      const ExpertWeights& weights, const SharedExpert& shared);
+
+}  // namespace riptide::ops
