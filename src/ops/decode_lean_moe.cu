@@ -9,8 +9,7 @@
 //                        quantises x and fetches its rows of the shared expert.
 //   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
-// experts, which CTA 0 of gate_up stores, with a fence, before it lets down start. (That the rest of the CTA is in step
-// is what the barrier there is for.)
+// experts, which CTA 0 of gate_up stores, with a fence, before it lets down start.
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another.
 #include <algorithm>
@@ -223,15 +222,17 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), bias, route);
     else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
     __syncthreads();
-    if (starts && !shared) copy_run(a.m[up], route.chosen[slot] * a.stride);
-    if (b == 0) {
-        if (t < a.route.top_k) {
-            a.route.chosen[t] = route.chosen[t];
+    if (b > 0) {
+        pdl_trigger();  // now: see the top of the file
+    } else if (warp == 0) {  // in CTA 0 this warp alone, behind its stores
+        if (lane < a.route.top_k) {
+            a.route.chosen[lane] = route.chosen[lane];
             __threadfence();
         }
-        __syncthreads();
+        __syncwarp();
+        pdl_trigger();
     }
-    pdl_trigger();  // now: see the top of the file
+    if (starts && !shared) copy_run(a.m[up], route.chosen[slot] * a.stride);
     if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route);
     __syncwarp();
     fetch.wait();
