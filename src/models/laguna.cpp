@@ -146,7 +146,7 @@ void Laguna::bind_feed_forward(WeightLoader& bind, int64_t l) {
     w.w_gate = bind.matrix(shared("ffn_gate_shexp.weight", "gate_proj.weight"), S, D);
     w.w_up = bind.matrix(shared("ffn_up_shexp.weight", "up_proj.weight"), S, D);
     w.w_down = bind.matrix(shared("ffn_down_shexp.weight", "down_proj.weight"), D, S);
-    w.router = bind.matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
+    w.router = bind.halved_matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
     w.router_bias = bind.vector(
         in_layer(l, {"exp_probs_b.bias"}, {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}),
         E);
