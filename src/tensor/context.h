@@ -1,6 +1,7 @@
 // Where an op runs.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,14 @@ enum class Family {
     prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
 };
 
+/// cos and sin of the angles by which a step's rows are rotated: the same in all layers. See ops/rope.h.
+struct RopeTable {
+    std::vector<float> inv_freq;  // what it was made of: these, ...
+    float magnitude = 0;
+    std::vector<int32_t> positions;
+    std::vector<float> cos_sin;  // for each row: all cos, then all sin
+};
+
 /// Sees intermediate results by name: tap(name, layer, value). Called on the thread that runs forward.
 using Tap = std::function<void(std::string_view name, int layer, const Tensor& value)>;
 
@@ -30,6 +39,7 @@ struct Context {
     ThreadPool* threads = nullptr;
     Arena* arena = nullptr;
     Tap tap;
+    std::vector<RopeTable> rope_tables;  // the last ones made: layers take turns with two ropes
 
     /// A fresh, uninitialised arena tensor.
     Tensor alloc(DType dtype, std::initializer_list<int64_t> shape) {
