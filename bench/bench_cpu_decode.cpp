@@ -27,6 +27,7 @@
 #include "ops/topk.h"
 #include "quant/quant_mix.h"
 #include "quant/random_fill.h"
+#include "tensor/host_memory.h"
 
 namespace {
 
@@ -128,7 +129,8 @@ KvView make_kv(const Settings& s, bool sliding) {
     kv.ring_rows = kWindow;
     const int64_t rows = sliding ? kWindow : (s.depth / kPageRows + 1) * kPageRows, values = rows * kKvHeads * kHeadDim;
     for (void** p : {&kv.k, &kv.v}) {
-        *p = map_memory(values * 4, s.huge);
+        static std::vector<HostMemory> memory;  // as the engine has it
+        *p = memory.emplace_back(values * 4, "K/V").data();
         random_fill(DType::f32, *p, values, 1.0f, 99);
     }
     return kv;

@@ -7,7 +7,8 @@
 
 namespace riptide {
 
-/// A private anonymous mapping: page-aligned, reads as zeros, resident only where written. Move-only.
+/// A private anonymous mapping: page-aligned, reads as zeros, resident only where written (from 4 MiB on in
+/// pages of 2 MiB, if the system has them). Move-only.
 class HostMemory {
   public:
     HostMemory() = default;
