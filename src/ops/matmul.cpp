@@ -13,7 +13,7 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kPanelRows = 16;  // kernels work on panels of sixteen weight rows
-constexpr int64_t kUnitBytes = int64_t{16} << 10;
+constexpr int64_t kUnitBytes = int64_t{64} << 10;
 
 void check_weight(const Weight& w, int64_t cols) {
     RT_CHECK(has_dot(w.dtype) || is_planes(w.dtype), "no matrix product for weights of type {}", dtype_name(w.dtype));
@@ -22,7 +22,7 @@ void check_weight(const Weight& w, int64_t cols) {
 
 /// Weight rows of one unit of work for n rows of x. About eight units for each thread, whole panels, at most 256 rows.
 /// One or two rows of x make no panels and are bound by memory, where threads end at different times: then about sixteen
-/// units, of at least kUnitBytes.
+/// units, but of at least kUnitBytes (kernels read two streams, which want to be long) if that leaves four.
 int64_t unit_rows(std::span<const Weight* const> weights, int64_t n, int threads) {
     int64_t rows = 0, bytes = 0;
     for (const Weight* w : weights) {
@@ -30,7 +30,8 @@ int64_t unit_rows(std::span<const Weight* const> weights, int64_t n, int threads
         bytes += w->bytes();
     }
     if (n <= 2) {
-        const int64_t least = kUnitBytes / std::max<int64_t>(1, bytes / std::max<int64_t>(1, rows));
+        const int64_t least = std::min(kUnitBytes / std::max<int64_t>(1, bytes / std::max<int64_t>(1, rows)),
+                                       rows / (int64_t{threads} * 4));
         return (std::clamp<int64_t>(std::max(least, rows / (int64_t{threads} * 16)), 4, 64) + 3) / 4 * 4;
     }
     const int64_t share = rows / (int64_t{threads} * 8) / kPanelRows * kPanelRows;
@@ -57,6 +58,14 @@ void DotInput::set(DotTask& task, const Weight& w) const {
     task.w = &w;
     task.x = use_int8 ? int8 : f32;
     task.x_stride = use_int8 ? Int8Row::bytes(cols) : cols * int64_t{sizeof(float)};
+}
+
+void fetch_streams(const Weight& w, int64_t begin, int64_t end) {
+    constexpr int64_t kBytes = 1024;  // from there on the kernel fetches
+    for (const int64_t row : {begin, begin + (end - begin + 1) / 2}) {
+        const auto* p = static_cast<const char*>(w.row(row));
+        for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i);
+    }
 }
 
 DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8) {
@@ -104,6 +113,8 @@ std::vector<Tensor> products(Context& ctx, const DotKernels& kernels, std::span<
         task.y = results[i].row(0) + task.row_begin;
         task.y_stride = weights[i]->rows;
         task.scratch = scratch + thread * scratch_bytes;
+        if (n <= 2 && task.row_end < weights[i]->rows)
+            fetch_streams(*weights[i], task.row_end, std::min(weights[i]->rows, task.row_end + step));
         kernels.dot(task);
         if (residual == nullptr) return;
         for (int64_t r = 0; r < n; ++r)

@@ -63,6 +63,10 @@ struct DotInput {
     /// Fills x, x_stride of a task for w.
     void set(DotTask& task, const Weight& w) const;
 };
+/// Fetches the beginnings of the two streams as which kernels read rows [begin, end) of w for one row of x. For whoever
+/// multiplies other rows before.
+void fetch_streams(const Weight& w, int64_t begin, int64_t end);
+
 DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8);
 
 /// As the functions above, with an explicit instruction set.

@@ -1,13 +1,13 @@
-// A mixture of experts for few rows on the CPU, bound by reading weights: one parallel region, in which threads wait for
-// each other's results only where they need them.
+// A mixture of experts for few rows on the CPU, bound by reading weights: one parallel region, in which threads wait
+// for each other's results only where they need them.
 //
-// Units of work have an order: the router's rows; the shared expert's gate and up rows; those of the routed experts;
-// the down rows of all experts. Threads claim them in this order from one counter. Whoever ends the router's last unit
-// chooses the experts while others are at the shared one. A unit that needs an earlier one waits for it: it has been
-// claimed, by a thread that runs, so that nobody waits for ever. Units of an expert lie in one run of memory, because
-// rows of a few hundred bytes here and there come at half the speed.
-// Before (three regions; 16 threads of a Xeon, 39 layers): 280 us of a token passed while one thread chose experts, and
-// each region's end left threads without work for 6 us.
+// The work has four phases: the router's rows; the shared expert's gate and up rows; those of the routed experts; the
+// down rows of all experts. In each, every thread has a share of units that follow each other in memory (rows of a few
+// hundred bytes here and there come at half the speed; single units in turn cost a tenth), then helps others. It goes
+// on to the next phase when all units have been claimed, not when they are done: a unit waits for those that it needs,
+// which threads that run have claimed, so that nobody waits for ever. Whoever ends the router's last unit chooses the
+// experts while others are at the shared one. Before (three regions; 16 threads of a Xeon, 39 layers): 280 us of a
+// token passed while one thread chose experts, and each region's end left threads without work for 6 us.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -20,9 +20,13 @@ namespace riptide::ops {
 
 namespace {
 
+constexpr int64_t kPhases = 4;
 constexpr int64_t kRouterRows = 8;
-constexpr int64_t kGateRows = 32;
-constexpr int64_t kDownRows = 64;
+constexpr int64_t kSharedRows = 32;  // one unit for each of 16 threads
+// Kernels read a unit as two streams, and a stream wants to be long: with 9, 18 and 37 KB of q4_k each, 16 threads of a
+// Xeon took 84, 93 and 98 GB/s from memory. Long units leave threads without work at the end.
+constexpr int64_t kGateRows = 64;
+constexpr int64_t kDownRows = 128;
 
 struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
@@ -53,6 +57,7 @@ class FewRows {
         plan_.pair_of = pair_of_;
 
         if (steps.router != nullptr) router_units_ = units_of(steps.router->w->rows, kRouterRows);
+        shared_units_ = shared.gate != nullptr ? units_of(width_, kSharedRows) : 0;
         gate_units_ = units_of(width_, kGateRows);
         ranges_ = units_of(y.shape[1], kDownRows);
         hidden_done_ = counters(ctx, most_blocks);
@@ -62,17 +67,30 @@ class FewRows {
         add_shared();
         if (steps.router == nullptr) add_routed();
         find_scratch();
-        const int threads = ctx.threads == nullptr ? 1 : ctx.threads->size();
-        thread_memory_ = static_cast<std::byte*>(ctx.arena->allocate(threads * thread_bytes_));
+        threads_ = ctx.threads == nullptr ? 1 : ctx.threads->size();
+        claims_ = counters(ctx, kPhases * threads_);
+        thread_memory_ = static_cast<std::byte*>(ctx.arena->allocate(threads_ * thread_bytes_));
         input_ = dot_input(ctx, kernels_, h, true);
     }
 
     /// Claims and runs units until none is left.
     void work(int thread) {
         std::byte* scratch = thread_memory_ + thread * thread_bytes_;
+        const int64_t shared = shared_.gate != nullptr ? 1 : 0;  // its block is the first
         try {
-            while (run_unit(next_.value.fetch_add(1, std::memory_order_relaxed), scratch)) {
-            }
+            run_phase(0, router_units_, thread, [&](int64_t u) { return router_unit(u, scratch), true; });
+            run_phase(1, shared_units_, thread,
+                      [&](int64_t u) { return gate_unit(0, u * kSharedRows, kSharedRows, scratch), true; });
+            if (!wait_for(routed_, 1)) return;
+            const auto blocks = static_cast<int64_t>(plan_.blocks.size());
+            run_phase(2, (blocks - shared) * gate_units_, thread, [&](int64_t u) {
+                return gate_unit(shared + u / gate_units_, u % gate_units_ * kGateRows, kGateRows, scratch), true;
+            });
+            run_phase(3, blocks * ranges_, thread, [&](int64_t u) {
+                const int64_t b = u / ranges_;
+                if (!wait_for(hidden_done_[b], b < shared ? shared_units_ : gate_units_)) return false;
+                return down_unit(b, u % ranges_, scratch), true;
+            });
         } catch (...) {
             failed_.store(true, std::memory_order_relaxed);
             throw;
@@ -80,20 +98,19 @@ class FewRows {
     }
 
   private:
-    /// False: there is no such unit, or another one failed.
-    bool run_unit(int64_t unit, std::byte* scratch) {
-        if (unit < router_units_) return router_unit(unit, scratch), true;
-        unit -= router_units_;
-        const int64_t shared_blocks = shared_.gate != nullptr ? 1 : 0;
-        if (unit < shared_blocks * gate_units_) return gate_unit(0, unit, scratch), true;
-        unit -= shared_blocks * gate_units_;
-        if (!wait_for(routed_, 1)) return false;
-        const int64_t blocks = static_cast<int64_t>(plan_.blocks.size()), routed = blocks - shared_blocks;
-        if (unit < routed * gate_units_)
-            return gate_unit(shared_blocks + unit / gate_units_, unit % gate_units_, scratch), true;
-        unit -= routed * gate_units_;
-        if (unit >= blocks * ranges_ || !wait_for(hidden_done_[unit / ranges_], gate_units_)) return false;
-        return down_unit(unit / ranges_, unit % ranges_, scratch), true;
+    /// Claims and runs units of a phase until all are claimed or `unit` says false.
+    template <class Unit>
+    void run_phase(int64_t phase, int64_t units, int thread, const Unit& unit) {
+        const int64_t each = units / threads_, more = units % threads_;  // the first `more` shares have one more
+        for (int64_t i = 0; i < threads_; ++i) {
+            const int64_t owner = (thread + i) % threads_, count = each + (owner < more ? 1 : 0);
+            const int64_t first = owner * each + std::min(owner, more);
+            std::atomic<int64_t>& claims = claims_[phase * threads_ + owner].value;
+            while (claims.load(std::memory_order_relaxed) < count) {
+                const int64_t k = claims.fetch_add(1, std::memory_order_relaxed);
+                if (k < count && !unit(first + k)) return;
+            }
+        }
     }
 
     bool wait_for(const Counter& counter, int64_t value) const {
@@ -123,8 +140,8 @@ class FewRows {
         add_routed();
     }
 
-    void gate_unit(int64_t block, int64_t unit, std::byte* scratch) {
-        const int64_t first = unit * kGateRows, last = std::min(width_, first + kGateRows);
+    void gate_unit(int64_t block, int64_t first, int64_t count, std::byte* scratch) {
+        const int64_t last = std::min(width_, first + count);
         gate_up(kernels_, plan_, plan_.blocks[static_cast<size_t>(block)], input_, first, last, hidden_, scratch,
                 reinterpret_cast<float*>(scratch + scratch_bytes_));
         hidden_done_[block].value.fetch_add(1, std::memory_order_acq_rel);
@@ -133,13 +150,15 @@ class FewRows {
     void down_unit(int64_t b, int64_t range, std::byte* scratch) {
         const ExpertBlock& block = plan_.blocks[static_cast<size_t>(b)];
         const int64_t out = y_.shape[1], first = range * kDownRows, last = std::min(out, first + kDownRows);
+        if (plan_.largest == 1 && last < out) fetch_streams(*block.expert.down, last, std::min(out, last + kDownRows));
         down_block(kernels_, hidden_.as_input(), block, first, last, products_ + block.begin * out + first, out,
                    scratch);
         const auto blocks = static_cast<int64_t>(plan_.blocks.size());
         if (range_done_[range].value.fetch_add(1, std::memory_order_acq_rel) + 1 < blocks) return;
         combine(routing_, plan_, products_ + first, out, first, last, y_);
         if (steps_.residual == nullptr) return;
-        for (int64_t r = 0; r < y_.rows(); ++r) add_row(steps_.residual->row(r) + first, y_.row(r) + first, last - first);
+        for (int64_t r = 0; r < y_.rows(); ++r)
+            add_row(steps_.residual->row(r) + first, y_.row(r) + first, last - first);
     }
 
     /// Block 0 and the last pairs are the shared expert's.
@@ -174,9 +193,7 @@ class FewRows {
 
     /// Kernel scratch depends on the columns alone, so that one expert speaks for all.
     void find_scratch() {
-        const auto need = [this](const Weight& w) {
-            scratch_bytes_ = std::max(scratch_bytes_, dot_scratch_bytes(w));
-        };
+        const auto need = [this](const Weight& w) { scratch_bytes_ = std::max(scratch_bytes_, dot_scratch_bytes(w)); };
         need(weights_.gate[0]);
         need(weights_.down[0]);
         if (steps_.router != nullptr) need(*steps_.router->w);
@@ -196,9 +213,11 @@ class FewRows {
     HiddenRows hidden_;
     float* products_;
     std::byte* thread_memory_;
-    int64_t width_, router_units_ = 0, gate_units_, ranges_, scratch_bytes_ = 0, thread_bytes_ = 0;
+    int64_t width_, router_units_ = 0, shared_units_, gate_units_, ranges_, scratch_bytes_ = 0, thread_bytes_ = 0;
 
-    Counter next_, router_done_, routed_;
+    int64_t threads_;
+    Counter router_done_, routed_;
+    Counter* claims_;       // units of each thread's share, phase after phase
     Counter* hidden_done_;  // gate units of each block
     Counter* range_done_;   // down units of each range of rows
     alignas(64) std::atomic<bool> failed_{false};

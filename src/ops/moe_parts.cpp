@@ -44,6 +44,8 @@ void gate_up(const DotKernels& kernels, const ExpertPlan& plan, const ExpertBloc
         if (plan.pair_row != nullptr) task.x_index = plan.pair_row + block.begin;
         else task.x = static_cast<const std::byte*>(task.x) + block.begin * task.x_stride;
         task.y = y;
+        if (n == 1 && w == block.expert.gate) fetch_streams(*block.expert.up, first, last);
+        else if (n == 1 && last < width) fetch_streams(*block.expert.gate, last, std::min(width, 2 * last - first));
         kernels.dot(task);
     }
     swiglu_ref<float>(gate, up, n * count, gate);

@@ -12,7 +12,8 @@ namespace riptide {
 class HostMemory {
   public:
     HostMemory() = default;
-    /// Throws Error (system) that names `what` when the kernel refuses the address space. bytes == 0 gives data() == nullptr.
+    /// Throws Error (system) that names `what` when the kernel refuses the address space. bytes == 0 gives data() ==
+    /// nullptr.
     HostMemory(int64_t bytes, const char* what);
     ~HostMemory();
     HostMemory(HostMemory&& other) noexcept;
