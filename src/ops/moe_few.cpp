@@ -49,7 +49,7 @@ class FewRows {
         width_ = weights.gate[0].rows;
         plan_.first_shared = shared.gate != nullptr ? n * k : -1;
         plan_.pairs = n * k + (shared.gate != nullptr ? n : 0);
-        plan_.largest = n;
+        plan_.largest = n * k;  // a row may name an expert more than once
         plan_.blocks.reserve(static_cast<size_t>(most_blocks));
         pair_row_ = static_cast<int32_t*>(ctx.arena->allocate(plan_.pairs * int64_t{sizeof(int32_t)}));
         pair_of_ = static_cast<int32_t*>(ctx.arena->allocate(n * k * int64_t{sizeof(int32_t)}));
@@ -150,7 +150,8 @@ class FewRows {
     void down_unit(int64_t b, int64_t range, std::byte* scratch) {
         const ExpertBlock& block = plan_.blocks[static_cast<size_t>(b)];
         const int64_t out = y_.shape[1], first = range * kDownRows, last = std::min(out, first + kDownRows);
-        if (plan_.largest == 1 && last < out) fetch_streams(*block.expert.down, last, std::min(out, last + kDownRows));
+        if (block.end - block.begin == 1 && last < out)
+            fetch_streams(*block.expert.down, last, std::min(out, last + kDownRows));
         down_block(kernels_, hidden_.as_input(), block, first, last, products_ + block.begin * out + first, out,
                    scratch);
         const auto blocks = static_cast<int64_t>(plan_.blocks.size());
