@@ -27,6 +27,7 @@
 #include "ops/topk.h"
 #include "quant/quant_mix.h"
 #include "quant/random_fill.h"
+#include "tensor/host_memory.h"
 
 namespace {
 
@@ -128,7 +129,8 @@ KvView make_kv(const Settings& s, bool sliding) {
     kv.ring_rows = kWindow;
     const int64_t rows = sliding ? kWindow : (s.depth / kPageRows + 1) * kPageRows, values = rows * kKvHeads * kHeadDim;
     for (void** p : {&kv.k, &kv.v}) {
-        *p = map_memory(values * 4, s.huge);
+        static std::vector<HostMemory> memory;  // as the engine has it
+        *p = memory.emplace_back(values * 4, "K/V").data();
         random_fill(DType::f32, *p, values, 1.0f, 99);
     }
     return kv;
@@ -154,7 +156,7 @@ Model make_model(const Settings& s, ThreadPool& threads) {
         a.up = w.matrix(q4, ff, kHidden);
         a.down = w.matrix(better, kHidden, ff);
         if (a.sparse) {
-            a.router = w.matrix(DType::f32, kExperts, kHidden);
+            a.router = w.matrix(DType::bf16, kExperts, kHidden);
             a.experts.gate = experts(w, q4, kFf, kHidden);
             a.experts.up = experts(w, q4, kFf, kHidden);
             a.experts.down = experts(w, better, kHidden, kFf);
@@ -277,12 +279,11 @@ int32_t step(Context& ctx, const Model& m, const Settings& s, int64_t token, con
     for (const Layer& w : m.layers) {
         const ArenaScope scope(*ctx.arena);
         std::vector<Tensor> p;
-        Tensor o;
         run("q k v g", {total({&w.q, &w.k, &w.v, &w.g})}, [&] {
             const Weight* group[] = {&w.q, &w.k, &w.v, &w.g};
             p = ops::norm_matmul_group(ctx, x, norm, group);
         });
-        run("attention", {}, [&] {
+        run("attention, o", {0, w.o.bytes()}, [&] {
             const ops::AttentionInput in{.q = p[0].view({1, w.heads, kHeadDim}),
                                          .k = p[1].view({1, kKvHeads, kHeadDim}),
                                          .v = p[2].view({1, kKvHeads, kHeadDim}),
@@ -291,15 +292,14 @@ int32_t step(Context& ctx, const Model& m, const Settings& s, int64_t token, con
                                          .k_norm = head_norm,
                                          .rope = &m.rope,
                                          .softmax_scale = 0.088f};
-            o = ops::gated_attention(ctx, in, w.kv, batch);
+            ops::gated_attention_add(ctx, in, w.kv, batch, w.o, x);
         });
-        run("o", {w.o.bytes()}, [&] { ops::matmul_add(ctx, w.o, o, x); });
         if (!w.sparse) {
             run("dense", {total({&w.gate, &w.up}), w.down.bytes()},
                 [&] { ops::swiglu_ffn_add(ctx, x, norm, w.gate, w.up, w.down); });
             continue;
         }
-        run("moe", {w.router.bytes(), (kTopK + 1) * total({&w.gate, &w.up}), (kTopK + 1) * w.down.bytes()}, [&] {
+        run("moe", {w.router.bytes() + (kTopK + 1) * total({&w.gate, &w.up, &w.down})}, [&] {
             const ops::Router router{&w.router, m.bias, kTopK, 2.5f, true};
             ops::moe_add(ctx, x, norm, router, w.experts, {&w.gate, &w.up, &w.down});
         });

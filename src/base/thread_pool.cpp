@@ -238,6 +238,11 @@ struct ThreadPool::Impl {
     }
 };
 
+void spin_pause(int64_t tries) {
+    if (tries > 4000) std::this_thread::yield();
+    else pause_core();
+}
+
 ThreadPool::ThreadPool(int threads) {
     RT_CHECK(threads >= 0 && threads <= 4096, "{} threads asked for, expected 1 to 4096 (0 for all)", threads);
     impl_ = std::make_unique<Impl>(threads == 0 ? usable_hardware_threads() : threads);

@@ -7,6 +7,9 @@
 
 namespace riptide {
 
+/// One turn of waiting for a thread that runs: the core pauses, and after some thousand turns others may have it.
+void spin_pause(int64_t tries);
+
 /// What one parallel loop took, in seconds of the steady clock.
 struct LoopTimes {
     double begin = 0;    // the caller came

@@ -100,6 +100,10 @@ class WeightLoader {
     Weight matrix(const TensorNames& names, int64_t rows, int64_t cols) {
         return store_.matrix(binder_.matrix(names, rows, cols));
     }
+    /// A small matrix that every step reads: see WeightStore::halved.
+    Weight halved_matrix(const TensorNames& names, int64_t rows, int64_t cols) {
+        return store_.halved(binder_.matrix(names, rows, cols));
+    }
     std::span<const float> vector(const TensorNames& names, int64_t size) {
         return store_.floats(binder_.vector(names, size));
     }

@@ -36,8 +36,8 @@ void Laguna::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .k_norm = {w.k_norm, eps},
                                  .rope = config_.is_sliding[i] ? &rope_sliding_ : &rope_full_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
-    const Tensor o = ops::gated_attention(ctx, in, kv, batch);             // o = softmax(q K^T / sqrt d) V * softplus(g)
-    const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
+    const Tensor y =                                                       // o = softmax(q K^T / sqrt d) V * softplus(g)
+        ops::gated_attention_add(ctx, in, kv, batch, w.wo, x);             // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
 }
 
@@ -151,7 +151,7 @@ void Laguna::bind_feed_forward(WeightLoader& bind, int64_t l) {
     w.w_gate = bind.matrix(shared("ffn_gate_shexp.weight", "gate_proj.weight"), S, D);
     w.w_up = bind.matrix(shared("ffn_up_shexp.weight", "up_proj.weight"), S, D);
     w.w_down = bind.matrix(shared("ffn_down_shexp.weight", "down_proj.weight"), D, S);
-    w.router = bind.matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
+    w.router = bind.halved_matrix(in_layer(l, {"ffn_gate_inp.weight"}, {"mlp.gate.weight"}), E, D);
     w.router_bias = bind.vector(
         in_layer(l, {"exp_probs_b.bias"}, {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}),
         E);

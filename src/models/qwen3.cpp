@@ -35,8 +35,8 @@ void Qwen3::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, co
                                  .k_norm = {w.k_norm, eps},
                                  .rope = &rope_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
-    const Tensor o = ops::gated_attention(ctx, in, kv, batch);             // o = softmax(q K^T / sqrt d) V  [n, H d]
-    const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
+    const Tensor y =                                                       // o = softmax(q K^T / sqrt d) V
+        ops::gated_attention_add(ctx, in, kv, batch, w.wo, x);             // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
 }
 

@@ -8,7 +8,10 @@
 #include "ops/attention_kernels.h"
 #include "ops/attention_plan.h"
 #include "ops/cuda.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
 #include "ops/parallel.h"
+#include "ops/rope.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::ops {
@@ -16,6 +19,7 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kBlockKeys = 32;                    // K or V decoded at a time: 16 KiB at head_dim 128
+constexpr int64_t kFewPieces = 4;                      // that may each prepare their queries for themselves
 constexpr int64_t kPartialFloats = int64_t{1} << 20;  // of states that wait to be merged
 
 /// What stays the same over one call.
@@ -24,10 +28,18 @@ struct Job {
     const Batch& batch;
     const AttentionKernels& kernels;
     const Tensor& q;
+    const HeadSteps& steps;
+    const DotKernels& dot;
     float scale;
-    int64_t heads, group, d, dp, state;
-    int64_t most_rows;  // of a tile
-    float* scratch;     // scratch_floats() for each thread
+    int64_t heads;   // that queries have
+    int64_t parts;   // sets of query heads for one KV head
+    int64_t group;   // heads of a set: what one item of work takes
+    int64_t d, dp, state;
+    int64_t most_rows;       // of a tile
+    float* scratch = nullptr;  // scratch_floats() for each thread
+
+    int64_t sets() const { return view.num_kv_heads * parts; }
+    int64_t kv_head(int64_t set) const { return set / parts; }
 
     int64_t queries(const AttentionTile& tile) const { return tile.rows * group; }
     int64_t scratch_floats() const { return most_rows * group * (dp + kAttentionSplit + 2 * state) + kBlockKeys * dp; }
@@ -62,12 +74,20 @@ float* floats(Context& ctx, int64_t n) {
     return static_cast<float*>(ctx.arena->allocate(n * static_cast<int64_t>(sizeof(float))));
 }
 
-/// Queries of the tile that read KV head `kv_head`, padded with zeros to dp, in the domain of the stored keys.
-void load_queries(const Job& job, const AttentionTile& tile, int64_t kv_head, float* q) {
-    for (int64_t r = 0; r < tile.rows; ++r)
+/// The query of one head of row r, normalised and rotated.
+void prepare_head(const float* from, int64_t d, const HeadSteps& steps, int64_t r, float* q) {
+    if (steps.q_norm.weight.empty()) std::copy_n(from, d, q);
+    else rms_norm_row(from, steps.q_norm.weight.data(), d, steps.q_norm.eps, q);
+    if (steps.rope != nullptr) rotate_heads(q, 1, d, steps.rotary_dim, steps.rope + r * steps.rotary_dim, q);
+}
+
+/// Queries of the tile and a set of heads, normalised, rotated, padded with zeros to dp, in the domain of the stored
+/// keys.
+void load_queries(const Job& job, const AttentionTile& tile, int64_t set, float* q) {
+    for (int64_t r = tile.row; r < tile.row + tile.rows; ++r)
         for (int64_t g = 0; g < job.group; ++g, q += job.dp) {
-            const float* source = job.q.row(tile.row + r) + (kv_head * job.group + g) * job.d;
-            std::copy_n(source, job.d, q);
+            const float* source = job.q.row(r) + (set * job.group + g) * job.d;
+            prepare_head(source, job.d, job.steps, r, q);
             std::fill(q + job.d, q + job.dp, 0.0f);
             if (kv_rotated(job.view.k_dtype)) kv_rotate(q, job.d);
         }
@@ -101,20 +121,23 @@ const char* stored_row(const Job& job, const AttentionTile& tile, int64_t kv_hea
     return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
 }
 
-/// Decodes keys [begin, end) of the piece to their places in a block that begins at key `block`, and fetches the next
-/// ones: the rows of a head lie a slot apart, which hardware does not guess.
+/// Decodes the keys of the piece in [block, block + kBlockKeys) to their places in a block, and fetches the rows that
+/// come next, values after keys: the rows of a head lie a slot apart, which hardware does not guess.
 void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
                   bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
-    const int64_t bytes = (values ? job.view.v_slot_bytes : job.view.k_slot_bytes) / job.view.num_kv_heads;
     for (int64_t j = begin; j < end; ++j) {
         const char* row = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j)], values);
         float* to = out + (j - block) * job.dp;
         if (type == DType::f16 && job.kernels.decode_f16 != nullptr) job.kernels.decode_f16(row, to, job.d);
         else decode_kv_row(type, row, to, job.d);
-        if (j + kBlockKeys >= keys.end) continue;
-        const char* next = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j + kBlockKeys)], values);
+        int64_t ahead = j + kBlockKeys;
+        const bool next_values = values || ahead >= keys.end;
+        if (next_values && !values) ahead = keys.begin + ahead - keys.end;
+        if (ahead >= keys.end) continue;
+        const char* next = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(ahead)], next_values);
+        const int64_t bytes = (next_values ? job.view.v_slot_bytes : job.view.k_slot_bytes) / job.view.num_kv_heads;
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
     }
 }
@@ -178,13 +201,19 @@ void clear_states(const Job& job, int64_t queries, float* states) {
     for (int64_t i = 0; i < queries; ++i) states[i * job.state + job.dp + 1] = 0;
 }
 
-/// o = acc / s, out of the domain of the stored values.
-void finish(const Job& job, const AttentionTile& tile, int64_t kv_head, const float* states, Tensor& out) {
+/// o = acc / s, out of the domain of the stored values; then the gate.
+void finish(const Job& job, const AttentionTile& tile, int64_t set, const float* states, Tensor& out) {
+    const Tensor& gate = job.steps.gate;
+    const int64_t cols = job.heads * job.d, gates = gate.data == nullptr ? 0 : gate.row_elements() / job.heads;
     for (int64_t i = 0; i < job.queries(tile); ++i, states += job.state) {
-        float* o = out.row(tile.row + i / job.group) + (kv_head * job.group + i % job.group) * job.d;
+        const int64_t row = tile.row + i / job.group, head = set * job.group + i % job.group, first = head * job.d;
+        float* o = out.row(row) + first;
         const float inverse = 1.0f / states[job.dp + 1];
         for (int64_t e = 0; e < job.d; ++e) o[e] = states[e] * inverse;
         if (kv_rotated(job.view.v_dtype)) kv_unrotate(o, job.d);
+        if (gates > 0) mul_softplus_row(o, gate.row(row) + head * gates, job.d, job.d / gates);
+        if (job.steps.int8 != nullptr)
+            job.dot.quantize(o, first, first + job.d, cols, job.steps.int8 + row * Int8Row::bytes(cols));
     }
 }
 
@@ -208,31 +237,41 @@ void for_each(Context& ctx, int64_t n, const Body& body) {
     else ctx.threads->parallel_for(n, 1, range);
 }
 
-/// Enough tiles for all threads: a thread takes a tile and a KV head through all pieces.
+struct PieceRange {
+    int64_t first, end;
+};
+/// The pieces that some tile sees.
+PieceRange piece_range(const std::vector<AttentionTile>& tiles) {
+    PieceRange range{INT64_MAX, 0};
+    for (const AttentionTile& tile : tiles) {
+        range.first = std::min(range.first, tile.first_piece);
+        range.end = std::max(range.end, tile.end_piece);
+    }
+    return range;
+}
+
+/// Enough tiles for all threads, or a single piece: a thread takes a tile and a set of heads through all pieces.
 void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
-    const int64_t kv_heads = job.view.num_kv_heads;
-    for_each(ctx, static_cast<int64_t>(tiles.size()) * kv_heads, [&](int64_t item, int thread) {
-        const AttentionTile& tile = tiles[static_cast<size_t>(item / kv_heads)];
+    const int64_t sets = job.sets();
+    for_each(ctx, static_cast<int64_t>(tiles.size()) * sets, [&](int64_t item, int thread) {
+        const AttentionTile& tile = tiles[static_cast<size_t>(item / sets)];
+        const int64_t set = item % sets;
         const Scratch s(job, thread);
-        load_queries(job, tile, item % kv_heads, s.q);
+        load_queries(job, tile, set, s.q);
         clear_states(job, job.queries(tile), s.running);
         for (int64_t piece = tile.first_piece; piece < tile.end_piece; ++piece) {
-            attend_piece(job, tile, item % kv_heads, piece, s, s.states);
+            attend_piece(job, tile, job.kv_head(set), piece, s, s.states);
             merge_states(job, job.queries(tile), s.running, s.states);
         }
-        finish(job, tile, item % kv_heads, s.running, out);
+        finish(job, tile, set, s.running, out);
     });
 }
 
 /// Few tiles over many keys: pieces run in parallel, a bounded number of them at a time. Whoever ends the last piece of
-/// a tile and KV head merges them all, in order.
+/// a tile and set of heads merges them all, in order.
 void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
-    const int64_t kv_heads = job.view.num_kv_heads, items = static_cast<int64_t>(tiles.size()) * kv_heads;
-    int64_t first = INT64_MAX, end = 0;
-    for (const AttentionTile& tile : tiles) {
-        first = std::min(first, tile.first_piece);
-        end = std::max(end, tile.end_piece);
-    }
+    const int64_t sets = job.sets(), items = static_cast<int64_t>(tiles.size()) * sets;
+    const auto [first, end] = piece_range(tiles);
     const int64_t stride = job.most_rows * job.group * job.state;
     const int64_t pieces = std::clamp<int64_t>(kPartialFloats / (items * stride), 1, end - first);
     float* partial = floats(ctx, items * pieces * stride);
@@ -240,7 +279,7 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
     auto* arrived = static_cast<int32_t*>(ctx.arena->allocate(items * int64_t{sizeof(int32_t)}));
     std::fill_n(arrived, items, 0);
     const auto tile_of = [&](int64_t item) -> const AttentionTile& {
-        return tiles[static_cast<size_t>(item / kv_heads)];
+        return tiles[static_cast<size_t>(item / sets)];
     };
     for (int64_t item = 0; item < items; ++item) clear_states(job, job.queries(tile_of(item)), running + item * stride);
     for (int64_t start = first; start < end; start += pieces) {
@@ -251,8 +290,8 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
             float* states = partial + i * stride;
             if (piece >= tile.first_piece && piece < tile.end_piece) {
                 const Scratch s(job, thread);
-                load_queries(job, tile, item % kv_heads, s.q);
-                attend_piece(job, tile, item % kv_heads, piece, s, states);
+                load_queries(job, tile, item % sets, s.q);
+                attend_piece(job, tile, job.kv_head(item % sets), piece, s, states);
             } else {
                 clear_states(job, job.queries(tile), states);
             }
@@ -260,28 +299,60 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
             arrived[item] = 0;
             for (int64_t j = 0; j < count; ++j)
                 merge_states(job, job.queries(tile), running + item * stride, partial + (item * count + j) * stride);
-            if (start + count >= end) finish(job, tile, item % kv_heads, running + item * stride, out);
+            if (start + count >= end) finish(job, tile, item % sets, running + item * stride, out);
         });
     }
+}
+
+/// Queries normalised and rotated beforehand, for when every piece would do it again.
+Tensor prepare_queries(Context& ctx, const Tensor& q, HeadSteps& steps) {
+    const int64_t heads = q.shape[1], d = q.shape[2];
+    Tensor y = ctx.alloc(DType::f32, {q.rows(), heads, d});
+    parallel_rows(ctx, q.rows() * heads, 4 * d, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i)
+            prepare_head(q.row(0) + i * d, d, steps, i / heads, y.row(0) + i * d);
+    });
+    steps.q_norm = {};
+    steps.rope = nullptr;
+    return y;
+}
+
+/// How many sets the query heads of a KV head are cut into, so that `items` of work are enough for all threads.
+int64_t cut_heads(int64_t heads, int64_t items, int64_t threads) {
+    int64_t parts = 1;
+    while (parts < heads && (heads % parts != 0 || items * parts < threads)) ++parts;
+    return parts;
 }
 
 }  // namespace
 
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
+    if (ctx.gpu != nullptr) return cuda::attention(ctx, q, view, batch, softmax_scale);
+    return attention(ctx, q, view, batch, softmax_scale, {});
+}
+
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale,
+                 const HeadSteps& steps) {
     RT_ASSERT(q.dtype == DType::f32 && q.contiguous() && q.rank == 3 && q.rows() == batch.rows());
     RT_ASSERT(q.shape[2] == view.head_dim && q.shape[1] % view.num_kv_heads == 0);
-    if (ctx.gpu != nullptr) return cuda::attention(ctx, q, view, batch, softmax_scale);
-    const int64_t heads = q.shape[1], d = view.head_dim, dp = (d + 15) / 16 * 16;
+    RT_ASSERT(steps.int8 == nullptr || view.head_dim % 32 == 0);
+    const int64_t heads = q.shape[1], d = view.head_dim, dp = (d + 15) / 16 * 16, each = heads / view.num_kv_heads;
     Tensor out = ctx.alloc(DType::f32, {q.rows(), heads * d});
     if (q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
     const std::vector<AttentionTile> tiles = plan_tiles(batch, view.window);
-    Job job{view, batch, attention_kernels(),        q, softmax_scale, heads, heads / view.num_kv_heads,
-            d,    dp,    attention_state_floats(dp), 1, nullptr};
+    const auto [first, end] = piece_range(tiles);
+    const int64_t items = static_cast<int64_t>(tiles.size()) * view.num_kv_heads, threads = thread_count(ctx);
+    const bool whole = items >= 4 * threads || end - first == 1;
+    const int64_t parts = whole ? cut_heads(each, items, threads) : 1;
+    HeadSteps todo = steps;
+    const Tensor queries = whole || end - first <= kFewPieces ? q : prepare_queries(ctx, q, todo);
+    Job job{.view = view, .batch = batch, .kernels = attention_kernels(), .q = queries, .steps = todo, .dot = dot_kernels(),
+            .scale = softmax_scale, .heads = heads, .parts = parts, .group = each / parts, .d = d, .dp = dp,
+            .state = attention_state_floats(dp), .most_rows = 1};
     for (const AttentionTile& tile : tiles) job.most_rows = std::max(job.most_rows, tile.rows);
     job.scratch = scratch_memory(ctx, job, thread_count(ctx));
-    const auto items = static_cast<int64_t>(tiles.size()) * view.num_kv_heads;
-    if (items >= 4 * thread_count(ctx)) run_tiles(ctx, job, tiles, out);
+    if (whole) run_tiles(ctx, job, tiles, out);
     else run_pieces(ctx, job, tiles, out);
     return out;
 }

@@ -1,10 +1,12 @@
 // Grouped-query attention over paged or ring K/V.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "ops/batch.h"
 #include "ops/kv_view.h"
+#include "ops/matmul.h"
 #include "tensor/context.h"
 
 namespace riptide::ops {
@@ -31,6 +33,19 @@ inline constexpr int64_t kAttentionSplit = 256;
 /// Cost: n * H * keys * head_dim * 4 FLOPs; K/V is decoded once for up to 16 rows of a sequence and all heads of its
 /// group. Source: Vaswani et al. 2017; Dao et al. 2022 (online softmax); transformers, LagunaAttention.
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+
+/// What else happens to the heads, by the thread that has them at hand. Pointers and tensors may be null: not done.
+struct HeadSteps {
+    Norm q_norm;                 // each query head, before its scores
+    const float* rope = nullptr;  // then its rotation by rope_table() ...
+    int64_t rotary_dim = 0;       // ... of this many values
+    Tensor gate;                  // f32 [n, H] or [n, H * head_dim]: o <- o * softplus(gate)
+    std::byte* int8 = nullptr;    // o also as Int8Row rows. REQUIRES head_dim a multiple of 32
+};
+
+/// The same bits as rms_norm and rope of q, attention, mul_softplus. CPU only.
+Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale,
+                 const HeadSteps& steps);
 
 /// The formula with a plain two-pass softmax in Acc, single-threaded: the judge. Also the same maths for Acc = float.
 /// q as above, contiguous; y [n, H * head_dim].

@@ -45,8 +45,8 @@ struct DecodeAttentionArgs {
 bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
 /// A chunk on tensor cores. REQUIRES has_tensor_attention.
 void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a);
-/// One row for each sequence (`fused`), few of them, over a short window, in clusters of CTAs. False: nothing was done. REQUIRES
-/// has_tensor_attention.
+/// One row for each sequence (`fused`), few of them, over a short window, in clusters of CTAs. False: nothing was done.
+/// REQUIRES has_tensor_attention.
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// Any shapes and types, one CTA for each head of each row. Ignores `fused` and `split`.
 void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);

@@ -1,4 +1,5 @@
-// Decode attention over a short window, one row for each sequence, on Hopper and later: 30 of the 40 layers of Laguna XS.2.
+// Decode attention over a short window, one row for each sequence, on Hopper and later: 30 of the 40 layers of Laguna
+// XS.2.
 //
 // Bytes: 512 keys of 8 KV heads, f16: 2 MB = 0.5 us at 4.65 TB/s; FP8 half of it. Latency is all. Design, beside that
 // of decode_attention_tensor.cu, whose arithmetic and bits these are:
@@ -17,7 +18,9 @@ namespace {
 constexpr int kMostCluster = 8;
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /// Where `here`, in this CTA's shared memory, lies in that of CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t in_cta(const void* here, int rank) {

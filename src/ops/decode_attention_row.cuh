@@ -149,8 +149,7 @@ __device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const 
 /// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp.
 template <bool OneStep, DType TK, DType TV>
 __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                                        const HeadNorms& norms, bool queries,
-                                                        StepLoads<TK, TV>& next) {
+                                                        const HeadNorms& norms, bool queries, StepLoads<TK, TV>& next) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
     const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
@@ -204,8 +203,8 @@ __device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const 
     return {softplus(gate[0]), softplus(gate[1]), softplus(gate[2]), softplus(gate[3])};
 }
 
-/// Query head `local` of the item's KV head, by one warp: o = x / l, out of the stored domain, times the gate; as floats
-/// and as int8.
+/// Query head `local` of the item's KV head, by one warp: o = x / l, out of the stored domain, times the gate; as
+/// floats and as int8.
 template <DType TV>
 __device__ __forceinline__ void finish(const DecodeAttentionArgs& a, Shared& s, const Item& item, int local,
                                        const SoftmaxState<4>& state, float4 gate) {

@@ -1,8 +1,8 @@
 // Matrix products of one row in Q4_K_M models of the width of Laguna XS.2. Bytes and floors as in decode_matmul.cu; the
 // general kernels there take every other shape, type and number of rows, with the same bits.
 //
-// Two kernels. lean_once_kernel: every warp has one batch of rows, as decode_lean.cuh describes (q k v and the gate, o).
-// lean_stream_kernel: more batches than warps (the head): batches in registers, two CTAs an SM.
+// Two kernels. lean_once_kernel: every warp has one batch of rows, as decode_lean.cuh describes (q k v and the gate,
+// o). lean_stream_kernel: more batches than warps (the head): batches in registers, two CTAs an SM.
 #include "ops/decode_lean.h"
 
 #include <algorithm>
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     fetch.wait();
 #pragma unroll 1
     for (int k = warp * S; k < warp * S + S; ++k)
-        scales[k * 32 + lane] = lean_scales<false>({headers + k % kLeanWarps * kHeaders, kGroups, 1},
-                                                   32 * (k / kLeanWarps) + lane, at);
+        scales[k * 32 + lane] =
+            lean_scales<false>({headers + k % kLeanWarps * kHeaders, kGroups, 1}, 32 * (k / kLeanWarps) + lane, at);
     pdl_wait();
     pdl_trigger();  // see lean_once_kernel
     const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
@@ -281,8 +281,7 @@ void launch_stream(Context& ctx, const ActSource& x, std::span<const Weight* con
                    Tensor* residual) {
     constexpr ActLayout l = lean_layout(1024 * S);
     LeanMatmulArgs a = lean_args(x, weights, y, residual, G, G);
-    a.warp_bytes =
-        G * (a.any_q6 != 0 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
+    a.warp_bytes = G * (a.any_q6 != 0 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
     const int64_t ctas = std::min<int64_t>(2 * ctx.gpu->info().sm_count, (a.batches + kWarps - 1) / kWarps);
     launch_kernel(ctx, lean_stream_kernel<S, G>, ctas, kThreads,
                   l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes, a);

@@ -120,7 +120,8 @@ template <bool Sixteenth>
 __device__ __forceinline__ float lean_k_scale(uint32_t low, uint32_t high, int by, int high_by) {
     const uint32_t six = select_bits(0x0Fu, low >> by, __funnelshift_r(high, high, static_cast<uint32_t>(high_by)));
     // As the last bits of 2^19, the last of which is worth 1/16, or of 2^23.
-    return __uint_as_float((six & 0x3Fu) | (Sixteenth ? 0x49000000u : 0x4B000000u)) - (Sixteenth ? 524288.0f : 8388608.0f);
+    return __uint_as_float((six & 0x3Fu) | (Sixteenth ? 0x49000000u : 0x4B000000u)) -
+           (Sixteenth ? 524288.0f : 8388608.0f);
 }
 
 /// A sub-block's scales: Q4_K (scale / 16, min); Q6_K (scale of the first half, of the second).
@@ -280,11 +281,10 @@ struct LeanFetch {
         const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
         uint32_t done = 0;
         while (done == 0)
-            asm volatile(
-                "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
-                : "=r"(done)
-                : "r"(at)
-                : "memory");
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(at)
+                         : "memory");
 #else
         copy_async_wait();
         __syncwarp();
@@ -303,9 +303,7 @@ __device__ __forceinline__ void prefetch_weights(const char* from, int bytes) {
 }
 
 /// A barrier of half a CTA: 0 of the first kThreads threads, 1 of the others.
-__device__ __forceinline__ void lean_barrier(int half) {
-    asm volatile("bar.sync %0, 256;" ::"r"(1 + half) : "memory");
-}
+__device__ __forceinline__ void lean_barrier(int half) { asm volatile("bar.sync %0, 256;" ::"r"(1 + half) : "memory"); }
 
 __device__ __forceinline__ float4 load_shared_f32x4(const float* p) {
     float4 v;

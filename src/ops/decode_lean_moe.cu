@@ -4,7 +4,8 @@
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
 //   lean_router_kernel   logits of the normalised row, two experts a CTA.
-//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows of
+//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows
+//   of
 //                        all slots and leaves silu(gate) * up. Before it waits for the router it normalises and
 //                        quantises x and fetches its rows of the shared expert.
 //   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
@@ -69,10 +70,11 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float4 x = quads[2 * c + i];
-            acc = fma4(decode4(DType::bf16, words, i),
-                       make_float4(rms_value(x.x, scale, norm[s][4 * i]), rms_value(x.y, scale, norm[s][4 * i + 1]),
-                                   rms_value(x.z, scale, norm[s][4 * i + 2]), rms_value(x.w, scale, norm[s][4 * i + 3])),
-                       acc);
+            acc =
+                fma4(decode4(DType::bf16, words, i),
+                     make_float4(rms_value(x.x, scale, norm[s][4 * i]), rms_value(x.y, scale, norm[s][4 * i + 1]),
+                                 rms_value(x.z, scale, norm[s][4 * i + 2]), rms_value(x.w, scale, norm[s][4 * i + 3])),
+                     acc);
         }
     }
     acc = warp_sum(acc);
@@ -161,7 +163,8 @@ struct UpcomingPlanes {
 __device__ __forceinline__ void prefetch_upcoming(const UpcomingPlanes& p) {
     const int i = threadIdx.x % 32;
     if (i >= p.count) return;
-    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16, end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
+    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16,
+                  end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
     constexpr int64_t kPiece = 16 << 10;
     for (int64_t at = begin; at < end; at += kPiece)
         prefetch_weights(p.from[i] + at, static_cast<int>(min(kPiece, end - at)));
@@ -179,10 +182,10 @@ struct LeanGateUpArgs {
     UpcomingPlanes upcoming;
 };
 
-/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs. Its rows are
-/// all gate rows, then all up rows, each first those of the shared expert; warps share them evenly, in runs that lie one
-/// behind the other in memory (the copy engine takes few large pieces much faster than many small ones), and their
-/// products meet in shared memory.
+/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs. Its rows
+/// are all gate rows, then all up rows, each first those of the shared expert; warps share them evenly, in runs that
+/// lie one behind the other in memory (the copy engine takes few large pieces much faster than many small ones), and
+/// their products meet in shared memory.
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
     constexpr int S = kHidden / 1024, kGroups = kHidden / 32, kWarpBytes = kWarpRows * (kRowBytes + kHeaderBytes);
     extern __shared__ uint4 dynamic[];
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
     __syncthreads();
     if (b > 0) {
-        pdl_trigger();  // now: see the top of the file
+        pdl_trigger();       // now: see the top of the file
     } else if (warp == 0) {  // in CTA 0 this warp alone, behind its stores
         if (lane < a.route.top_k) {
             a.route.chosen[lane] = route.chosen[lane];
@@ -268,7 +271,8 @@ struct LeanDownArgs {
 template <bool Q6>
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid_constant__ LeanDownArgs a) {
     constexpr ActLayout l = lean_layout(kSlots * kFf);
-    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2, kAuxBytes = (LeanAux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
+    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2,
+                  kAuxBytes = (LeanAux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
     __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
     __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
     __shared__ float terms[kLeanWarps][2 * kPasses];
@@ -300,7 +304,8 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
         }
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these
-    const float old = a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
+    const float old =
+        a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
     copy_async_wait();
     __syncwarp();
     // While gate and up are being computed: everything that needs the weights alone.

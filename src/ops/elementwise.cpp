@@ -45,6 +45,19 @@ template void swiglu_ref<double>(const float*, const float*, int64_t, double*);
 template void mul_softplus_ref<float>(const float*, const float*, int64_t, int64_t, float*);
 template void mul_softplus_ref<double>(const float*, const float*, int64_t, int64_t, double*);
 
+void mul_softplus_row(float* y, const float* g, int64_t n, int64_t repeat) {  // the bits of mul_softplus_ref<float>
+    for (int64_t i = 0; i < n; i += repeat, y += repeat, ++g) {
+        const float s = softplus(*g);
+        map4(
+            repeat, y, [=](int64_t j) { return load4(y + j) * s; }, [=](int64_t j) { return y[j] * s; });
+    }
+}
+
+void add_row(float* x, const float* y, int64_t n) {
+    map4(
+        n, x, [=](int64_t i) { return load4(x + i) + load4(y + i); }, [=](int64_t i) { return x[i] + y[i]; });
+}
+
 void add(Context& ctx, Tensor& x, const Tensor& y) {
     require_f32(x);
     require_f32(y);
@@ -53,11 +66,7 @@ void add(Context& ctx, Tensor& x, const Tensor& y) {
     float* a = x.row(0);
     const float* b = y.row(0);
     parallel_rows(ctx, x.elements(), 1, [=](int64_t begin, int64_t end, int) {
-        float* x_part = a + begin;
-        const float* y_part = b + begin;
-        map4(
-            end - begin, x_part, [=](int64_t i) { return load4(x_part + i) + load4(y_part + i); },
-            [=](int64_t i) { return x_part[i] + y_part[i]; });
+        add_row(a + begin, b + begin, end - begin);
     });
 }
 
@@ -81,12 +90,7 @@ void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
     if (ctx.gpu != nullptr) return cuda::mul_softplus(ctx, o, g, heads);
     const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
     parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) {  // the bits of mul_softplus_ref<float>
-            const float s = softplus(g.row(0)[i]);
-            float* y = o.row(0) + i * repeat;
-            map4(
-                repeat, y, [=](int64_t j) { return load4(y + j) * s; }, [=](int64_t j) { return y[j] * s; });
-        }
+        mul_softplus_row(o.row(0) + begin * repeat, g.row(0) + begin, (end - begin) * repeat, repeat);
     });
 }
 

@@ -20,6 +20,12 @@ Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
 /// Source: transformers, LagunaAttention (gating "per-head" and "per-element").
 void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
 
+/// x[i] += y[i] for i in [0, n): the bits of add.
+void add_row(float* x, const float* y, int64_t n);
+
+/// y[i] *= softplus(g[i / repeat]) for i in [0, n): the bits of mul_softplus.
+void mul_softplus_row(float* y, const float* g, int64_t n, int64_t repeat);
+
 /// The formulas over plain arrays, in Acc. Acc = float is what the ops above compute; double judges.
 template <class Acc>
 void swiglu_ref(const float* gate, const float* up, int64_t n, Acc* z);

@@ -2,26 +2,62 @@
 
 #include "ops/attention.h"
 #include "ops/cuda.h"
-#include "ops/elementwise.h"
 #include "ops/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
 
 namespace riptide::ops {
 
+namespace {
+
+/// Asks for the memory that the rows' keys and values will go to: it was last near a layer's worth of weights ago.
+void fetch_slots(const KvView& view, const Batch& batch) {
+    constexpr int64_t kFewRows = 4;
+    if (batch.rows() > kFewRows) return;
+    for (int64_t r = 0; r < batch.rows(); ++r) {
+        const int64_t slot = view.slot(batch, batch.row_sequence[static_cast<size_t>(r)], batch.storage_index(r));
+        const auto* k = static_cast<const char*>(view.k) + slot * view.k_slot_bytes;
+        const auto* v = static_cast<const char*>(view.v) + slot * view.v_slot_bytes;
+        for (int64_t i = 0; i < view.k_slot_bytes; i += 64) __builtin_prefetch(k + i, 1);
+        for (int64_t i = 0; i < view.v_slot_bytes; i += 64) __builtin_prefetch(v + i, 1);
+    }
+}
+
+/// Appends k and v, then attends. `int8`: see HeadSteps.
+Tensor append_and_attend(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
+                         std::byte* int8) {
+    fetch_slots(view, batch);
+    Tensor k = in.k_norm.weight.empty() ? in.k : rms_norm(ctx, in.k, in.k_norm.weight, in.k_norm.eps);
+    HeadSteps steps{.q_norm = in.q_norm, .gate = in.gate, .int8 = int8};
+    if (in.rope != nullptr) {
+        rope(ctx, k, batch.positions, *in.rope);
+        steps.rope = rope_table(ctx, batch.positions, *in.rope);
+        steps.rotary_dim = in.rope->rotary_dim;
+    }
+    kv_append(ctx, view, k, in.v, batch);
+    return attention(ctx, in.q, view, batch, in.softmax_scale, steps);
+}
+
+}  // namespace
+
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
     announce_attention(ctx, "gated_attention", in, view);
     if (ctx.gpu != nullptr) return cuda::gated_attention(ctx, in, view, batch);
-    Tensor q = in.q_norm.weight.empty() ? in.q : rms_norm(ctx, in.q, in.q_norm.weight, in.q_norm.eps);
-    Tensor k = in.k_norm.weight.empty() ? in.k : rms_norm(ctx, in.k, in.k_norm.weight, in.k_norm.eps);
-    if (in.rope != nullptr) {
-        rope(ctx, q, batch.positions, *in.rope);
-        rope(ctx, k, batch.positions, *in.rope);
-    }
-    kv_append(ctx, view, k, in.v, batch);
-    Tensor o = attention(ctx, q, view, batch, in.softmax_scale);
-    if (in.gate.data != nullptr) mul_softplus(ctx, o, in.gate, in.q.shape[1]);
-    return o;
+    return append_and_attend(ctx, in, view, batch, nullptr);
+}
+
+Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
+                           const Weight& wo, Tensor& x) {
+    if (ctx.gpu != nullptr) return matmul_add(ctx, wo, gated_attention(ctx, in, view, batch), x);
+    announce_attention(ctx, "gated_attention", in, view);
+    const int64_t n = in.q.rows(), cols = in.q.row_elements();
+    std::byte* int8 = nullptr;
+    if (uses_int8_activations(wo.dtype) && in.q.shape[2] % 32 == 0)
+        int8 = static_cast<std::byte*>(ctx.arena->allocate(n * Int8Row::bytes(cols)));
+    const Tensor o = append_and_attend(ctx, in, view, batch, int8);
+    const Weight* const only = &wo;
+    announce(ctx, "matmul_add", n, {&only, 1});
+    return matmul_add(ctx, wo, o, int8, x);
 }
 
 }  // namespace riptide::ops

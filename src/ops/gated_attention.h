@@ -20,8 +20,13 @@ struct AttentionInput {
 };
 
 /// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).
-/// Returns o f32 [n, H * d], fresh. in.q and in.k may be overwritten.
+/// Returns o f32 [n, H * d], fresh. in.k may be overwritten; on a GPU in.q too.
 /// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. On a GPU: one kernel (decode).
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+
+/// y = Wo o with o = gated_attention(in); x += y; returns y f32 [n, wo.rows]. The same bits as the two ops. On the CPU
+/// o is quantised and x added to by the threads that made the values.
+Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
+                           const Weight& wo, Tensor& x);
 
 }  // namespace riptide::ops

@@ -14,14 +14,27 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kPanelRows = 16;  // kernels work on panels of sixteen weight rows
+constexpr int64_t kUnitBytes = int64_t{64} << 10;
 
 void check_weight(const Weight& w, int64_t cols) {
     RT_CHECK(has_dot(w.dtype) || is_planes(w.dtype), "no matrix product for weights of type {}", dtype_name(w.dtype));
     RT_CHECK(w.cols == cols, "a weight of shape [{}, {}] cannot multiply rows of {} values", w.rows, w.cols, cols);
 }
 
-/// Weight rows of one unit of work: about eight units for each thread, whole panels, at most 256 rows.
-int64_t unit_rows(int64_t rows, int threads) {
+/// Weight rows of one unit of work for n rows of x. About eight units for each thread, whole panels, at most 256 rows.
+/// One or two rows of x make no panels and are bound by memory, where threads end at different times: then about sixteen
+/// units, but of at least kUnitBytes (kernels read two streams, which want to be long) if that leaves four.
+int64_t unit_rows(std::span<const Weight* const> weights, int64_t n, int threads) {
+    int64_t rows = 0, bytes = 0;
+    for (const Weight* w : weights) {
+        rows += w->rows;
+        bytes += w->bytes();
+    }
+    if (n <= 2) {
+        const int64_t least = std::min(kUnitBytes / std::max<int64_t>(1, bytes / std::max<int64_t>(1, rows)),
+                                       rows / (int64_t{threads} * 4));
+        return (std::clamp<int64_t>(std::max(least, rows / (int64_t{threads} * 16)), 4, 64) + 3) / 4 * 4;
+    }
     const int64_t share = rows / (int64_t{threads} * 8) / kPanelRows * kPanelRows;
     return std::clamp<int64_t>(share, kPanelRows, 256);
 }
@@ -48,6 +61,14 @@ void DotInput::set(DotTask& task, const Weight& w) const {
     task.x_stride = use_int8 ? Int8Row::bytes(cols) : cols * int64_t{sizeof(float)};
 }
 
+void fetch_streams(const Weight& w, int64_t begin, int64_t end) {
+    constexpr int64_t kBytes = 1024;  // from there on the kernel fetches
+    for (const int64_t row : {begin, begin + (end - begin + 1) / 2}) {
+        const auto* p = static_cast<const char*>(w.row(row));
+        for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i);
+    }
+}
+
 DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
     DotInput input{x.data, nullptr, x.shape[1]};
@@ -63,39 +84,42 @@ DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, boo
     return input;
 }
 
-std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
-                                 const Tensor& x) {
-    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
+namespace {
+
+/// The products of all weights with the n rows of x, in one parallel region; each is added to `residual`, too, if there
+/// is one.
+std::vector<Tensor> products(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
+                             const DotInput& x, int64_t n, Tensor* residual) {
     std::vector<Tensor> results;
     results.reserve(weights.size());
-    int64_t rows = 0, scratch_bytes = 0;
-    bool want_int8 = false;
+    int64_t scratch_bytes = 0;
     for (const Weight* w : weights) {
-        check_weight(*w, x.shape[1]);
-        results.push_back(ctx.alloc(DType::f32, {x.rows(), w->rows}));
-        rows += w->rows;
+        results.push_back(ctx.alloc(DType::f32, {n, w->rows}));
         scratch_bytes = std::max(scratch_bytes, dot_scratch_bytes(*w));
-        want_int8 = want_int8 || uses_int8_activations(w->dtype);
     }
-    if (x.rows() == 0) return results;
+    if (n == 0) return results;
 
     const ArenaScope scope(*ctx.arena);
-    const DotInput input = dot_input(ctx, kernels, x, want_int8);
     auto* scratch = static_cast<std::byte*>(ctx.arena->allocate(scratch_bytes * thread_count(ctx)));
-    const int64_t step = unit_rows(rows, thread_count(ctx));
+    const int64_t step = unit_rows(weights, n, thread_count(ctx));
     const auto units_of = [step](const Weight& w) { return (w.rows + step - 1) / step; };
     const auto run_unit = [&](int64_t unit, int thread) {
         size_t i = 0;
         while (unit >= units_of(*weights[i])) unit -= units_of(*weights[i++]);
         DotTask task;
-        input.set(task, *weights[i]);
+        x.set(task, *weights[i]);
         task.row_begin = unit * step;
         task.row_end = std::min(weights[i]->rows, task.row_begin + step);
-        task.n = x.rows();
+        task.n = n;
         task.y = results[i].row(0) + task.row_begin;
         task.y_stride = weights[i]->rows;
         task.scratch = scratch + thread * scratch_bytes;
+        if (n <= 2 && task.row_end < weights[i]->rows)
+            fetch_streams(*weights[i], task.row_end, std::min(weights[i]->rows, task.row_end + step));
         kernels.dot(task);
+        if (residual == nullptr) return;
+        for (int64_t r = 0; r < n; ++r)
+            add_row(residual->row(r) + task.row_begin, task.y + r * task.y_stride, task.row_end - task.row_begin);
     };
     int64_t units = 0;
     for (const Weight* w : weights) units += units_of(*w);
@@ -105,6 +129,18 @@ std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::s
     if (thread_count(ctx) == 1) run(0, units, 0);
     else ctx.threads->parallel_for(units, 1, run);
     return results;
+}
+
+}  // namespace
+
+std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
+                                 const Tensor& x) {
+    bool want_int8 = false;
+    for (const Weight* w : weights) {
+        check_weight(*w, x.shape[1]);
+        want_int8 = want_int8 || uses_int8_activations(w->dtype);
+    }
+    return products(ctx, kernels, weights, dot_input(ctx, kernels, x, want_int8), x.rows(), nullptr);
 }
 
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x) {
@@ -132,9 +168,18 @@ Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residu
     const Weight* const only = &w;
     announce(ctx, "matmul_add", x.rows(), {&only, 1});
     if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual);
-    const Tensor y = matmul(ctx, w, x);
-    add(ctx, residual, y);
-    return y;
+    return matmul_add(ctx, w, x, nullptr, residual);
+}
+
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, const std::byte* int8, Tensor& residual) {
+    RT_ASSERT(ctx.gpu == nullptr && x.dtype == DType::f32 && x.contiguous());
+    check_weight(w, x.shape[1]);
+    RT_ASSERT(residual.rows() == x.rows() && residual.shape[1] == w.rows && residual.data != x.data);
+    const DotKernels& kernels = dot_kernels();
+    DotInput input{x.data, int8, x.shape[1]};
+    if (int8 == nullptr) input = dot_input(ctx, kernels, x, uses_int8_activations(w.dtype));
+    const Weight* const group[] = {&w};
+    return products(ctx, kernels, group, input, x.rows(), &residual).front();
 }
 
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,

@@ -37,6 +37,9 @@ std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm&
 /// y = W x; residual += y; returns y. residual: f32 [n, rows], not x. The same bits as matmul and add.
 Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual);
 
+/// The same on the CPU, with x also given as Int8Row rows if int8 is not null.
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, const std::byte* int8, Tensor& residual);
+
 /// y = swiglu_ffn(RMSNorm(x)); x += y; returns y. The same bits as rms_norm, swiglu_ffn and add.
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                       const Weight& w_down);
@@ -60,6 +63,10 @@ struct DotInput {
     /// Fills x, x_stride of a task for w.
     void set(DotTask& task, const Weight& w) const;
 };
+/// Fetches the beginnings of the two streams as which kernels read rows [begin, end) of w for one row of x. For whoever
+/// multiplies other rows before.
+void fetch_streams(const Weight& w, int64_t begin, int64_t end);
+
 DotInput dot_input(Context& ctx, const DotKernels& kernels, const Tensor& x, bool want_int8);
 
 /// As the functions above, with an explicit instruction set.

@@ -34,15 +34,14 @@ float sum_of_squares(const float* x, int64_t d) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-/// The bits of rms_norm_ref<float>.
+}  // namespace
+
 void rms_norm_row(const float* x, const float* weight, int64_t d, float eps, float* y) {
     const float scale = 1.0f / std::sqrt(sum_of_squares(x, d) / static_cast<float>(d) + eps);
     map4(
         d, y, [=](int64_t i) { return load4(weight + i) * (load4(x + i) * scale); },
         [=](int64_t i) { return weight[i] * (x[i] * scale); });
 }
-
-}  // namespace
 
 Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, float eps) {
     RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && (x.rank == 2 || x.rank == 3));

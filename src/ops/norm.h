@@ -15,6 +15,9 @@ namespace riptide::ops {
 /// LagunaRMSNorm.
 Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, float eps);
 
+/// One row of d values: the bits of rms_norm. y may be x.
+void rms_norm_row(const float* x, const float* weight, int64_t d, float eps, float* y);
+
 /// The formula over rows of d values, in Acc. Acc = float is what rms_norm computes; double judges.
 template <class Acc>
 void rms_norm_ref(const float* x, const float* weight, int64_t rows, int64_t d, float eps, Acc* y);

@@ -24,6 +24,16 @@ std::vector<float> position_periods(double theta, int64_t rotary_dim) {
     return periods;
 }
 
+/// cos of the angles of a row, then sin.
+void fill_angles(int32_t position, const Rope& rope, float* cos_sin) {
+    const size_t half = rope.inv_freq.size();
+    for (size_t j = 0; j < half; ++j) {
+        const float angle = static_cast<float>(position) * rope.inv_freq[j];
+        cos_sin[j] = std::cos(angle) * rope.magnitude;
+        cos_sin[half + j] = std::sin(angle) * rope.magnitude;
+    }
+}
+
 /// Rotates the heads of one row by the angles whose cos and sin are given. y may be x.
 template <class Acc>
 void rotate_row(const float* x, int64_t heads, int64_t d, int64_t half, const float* c, const float* s, Acc* y) {
@@ -77,20 +87,41 @@ template <class Acc>
 void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int32_t* positions, const Rope& rope,
               Acc* y) {
     const size_t half = rope.inv_freq.size();
-    std::vector<float> c(half), s(half);
+    std::vector<float> cos_sin(2 * half);
     for (int64_t r = 0; r < rows; ++r) {
-        for (size_t j = 0; j < half; ++j) {
-            const float angle = static_cast<float>(positions[r]) * rope.inv_freq[j];
-            c[j] = std::cos(angle) * rope.magnitude;
-            s[j] = std::sin(angle) * rope.magnitude;
-        }
+        fill_angles(positions[r], rope, cos_sin.data());
         const int64_t first = r * heads * d;
-        rotate_row(x + first, heads, d, static_cast<int64_t>(half), c.data(), s.data(), y + first);
+        rotate_row(x + first, heads, d, static_cast<int64_t>(half), cos_sin.data(), cos_sin.data() + half, y + first);
     }
 }
 
 template void rope_ref<float>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, float*);
 template void rope_ref<double>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, double*);
+
+const float* rope_table(Context& ctx, std::span<const int32_t> positions, const Rope& rope) {
+    constexpr size_t kKept = 2;
+    for (const RopeTable& t : ctx.rope_tables)
+        if (t.magnitude == rope.magnitude && t.inv_freq == rope.inv_freq && std::ranges::equal(t.positions, positions))
+            return t.cos_sin.data();
+    RopeTable table = ctx.rope_tables.size() < kKept ? RopeTable{} : std::move(ctx.rope_tables.front());
+    if (ctx.rope_tables.size() == kKept) ctx.rope_tables.erase(ctx.rope_tables.begin());
+    const size_t half = rope.inv_freq.size();
+    table.inv_freq = rope.inv_freq;
+    table.magnitude = rope.magnitude;
+    table.positions.assign(positions.begin(), positions.end());
+    table.cos_sin.resize(positions.size() * 2 * half);
+    constexpr int64_t kTrigCost = 40;
+    parallel_rows(ctx, static_cast<int64_t>(positions.size()), static_cast<int64_t>(2 * half) * kTrigCost,
+                  [&](int64_t begin, int64_t end, int) {
+                      for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r)
+                          fill_angles(positions[r], rope, table.cos_sin.data() + r * 2 * half);
+                  });
+    return ctx.rope_tables.emplace_back(std::move(table)).cos_sin.data();
+}
+
+void rotate_heads(const float* x, int64_t heads, int64_t d, int64_t rotary_dim, const float* table, float* y) {
+    rotate_row<float>(x, heads, d, rotary_dim / 2, table, table + rotary_dim / 2, y);
+}
 
 void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope) {
     RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && x.rank == 3);
@@ -98,10 +129,10 @@ void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rop
     const int64_t heads = x.shape[1], d = x.shape[2];
     RT_ASSERT(rope.rotary_dim <= d && rope.rotary_dim == 2 * static_cast<int64_t>(rope.inv_freq.size()));
     if (ctx.gpu != nullptr) return cuda::rope(ctx, x, positions, rope);
-    constexpr int64_t kTrigCost = 40;
-    parallel_rows(ctx, x.rows(), heads * d + rope.rotary_dim * kTrigCost, [&](int64_t begin, int64_t end, int) {
-        float* rows = x.row(begin);
-        rope_ref<float>(rows, end - begin, heads, d, positions.data() + begin, rope, rows);
+    const float* table = rope_table(ctx, positions, rope);
+    parallel_rows(ctx, x.rows(), 2 * heads * d, [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r)
+            rotate_heads(x.row(r), heads, d, rope.rotary_dim, table + r * rope.rotary_dim, x.row(r));
     });
 }
 

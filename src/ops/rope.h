@@ -35,6 +35,12 @@ Rope make_yarn_rope(double theta, int64_t rotary_dim, double factor, double orig
 /// REQUIRES rotary_dim <= d. Row-exact. Source: transformers, apply_rotary_pos_emb (rotate_half pairing).
 void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope);
 
+/// cos and sin for rotate_heads(), rope.rotary_dim floats for each row: made once for a step and kept in ctx. Valid
+/// until the next call.
+const float* rope_table(Context& ctx, std::span<const int32_t> positions, const Rope& rope);
+/// y = x rotated: [heads, d] of one row, given its part of the table. y may be x. The bits of rope. Thread-safe.
+void rotate_heads(const float* x, int64_t heads, int64_t d, int64_t rotary_dim, const float* table, float* y);
+
 /// The rotation over plain arrays, with products and sums in Acc and the angle in f32. Acc = float is what rope
 /// computes.
 template <class Acc>

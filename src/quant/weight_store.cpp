@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "quant/placement.h"
 #include "quant/weight_upload.h"
+#include "tensor/host_memory.h"
 
 namespace riptide {
 
@@ -32,6 +33,7 @@ struct WeightStore::Impl {
     Gpu* gpu = nullptr;
     std::function<void(int64_t)> on_progress;
     std::deque<std::vector<float>> floats;  // on a GPU only until finish()
+    std::deque<HostMemory> halved;          // on the CPU
     std::unique_ptr<WeightUpload> upload;   // only until finish()
     std::vector<Slab> slabs;
     std::byte* free = nullptr;
@@ -148,6 +150,13 @@ std::vector<Weight> WeightStore::experts(const std::vector<Weight>& host) {
         impl_->place(host[e], plans[e], weights.back());
     }
     return weights;
+}
+
+Weight WeightStore::halved(const Weight& host) {
+    if (impl_->gpu != nullptr || host.dtype != DType::f32) return matrix(host);
+    const Placement plan = plan_placement(host);
+    if (plan.w.dtype != DType::bf16) return host;
+    return place_on_host(host, plan, impl_->halved.emplace_back(plan.bytes(), "weights").data());
 }
 
 std::span<const float> WeightStore::floats(std::vector<float> values) {

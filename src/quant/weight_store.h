@@ -15,7 +15,7 @@
 namespace riptide {
 
 /// Takes each parameter as the checkpoint has it and returns where a model finds it. Without a GPU a matrix stays where
-/// it is. On a GPU it is copied and repacked (quant/planes.h); types without kernels of their own become f16, and
+/// it is (but see halved()). On a GPU it is copied and repacked (quant/planes.h); types without kernels of their own become f16, and
 /// `conversions` says so. Owns the memory. Host memory handed in must stay as it is until finish(). The Gpu must
 /// outlive the store. Throws Error (unavailable) when device memory runs out. Not thread-safe. Cost: about the time
 /// that the bytes take from the page cache over PCIe.
@@ -29,6 +29,9 @@ class WeightStore {
 
     /// The same source matrix gives the same placement (tied embeddings are stored once).
     Weight matrix(const Weight& host);
+    /// As matrix(), for small f32 matrices that every step reads, like routers: on the CPU too they become bf16 if that
+    /// holds all their values. The same products bit for bit, for half the bytes.
+    Weight halved(const Weight& host);
     /// Experts of one shape. On a GPU they all have one type, one kind of plane and one Weight::scale, and expert e
     /// lies e * (data[1] - data[0]) bytes behind expert 0, in every plane.
     std::vector<Weight> experts(const std::vector<Weight>& host);

@@ -1,6 +1,7 @@
 // Where an op runs.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,14 @@ namespace riptide {
 enum class Family {
     decode,   // up to 256 rows, bound by reading weights: int8 activations
     prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
+};
+
+/// cos and sin of the angles by which a step's rows are rotated: the same in all layers. See ops/rope.h.
+struct RopeTable {
+    std::vector<float> inv_freq;  // what it was made of: these, ...
+    float magnitude = 0;
+    std::vector<int32_t> positions;
+    std::vector<float> cos_sin;  // for each row: all cos, then all sin
 };
 
 /// Sees intermediate results by name: tap(name, layer, value). Called on the thread that runs forward.
@@ -53,6 +62,7 @@ struct Context {
     /// Told by the ops that models call before they do anything, and with an empty name when a step has ended. Steps
     /// then run kernel by kernel. For measuring.
     std::function<void(const OpCost&)> on_op = {};
+    std::vector<RopeTable> rope_tables;  // the last ones made: layers take turns with two ropes
 
     /// A fresh, uninitialised arena tensor.
     Tensor alloc(DType dtype, std::initializer_list<int64_t> shape) {

@@ -7,11 +7,13 @@
 
 namespace riptide {
 
-/// A private anonymous mapping: page-aligned, reads as zeros, resident only where written. Move-only.
+/// A private anonymous mapping: page-aligned, reads as zeros, resident only where written (from 4 MiB on in
+/// pages of 2 MiB, if the system has them). Move-only.
 class HostMemory {
   public:
     HostMemory() = default;
-    /// Throws Error (system) that names `what` when the kernel refuses the address space. bytes == 0 gives data() == nullptr.
+    /// Throws Error (system) that names `what` when the kernel refuses the address space. bytes == 0 gives data() ==
+    /// nullptr.
     HostMemory(int64_t bytes, const char* what);
     ~HostMemory();
     HostMemory(HostMemory&& other) noexcept;

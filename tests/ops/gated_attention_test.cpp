@@ -3,6 +3,7 @@
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "tests/ops/attention_world.h"
+#include "tests/quant/random_weight.h"
 
 namespace riptide {
 namespace {
@@ -95,6 +96,41 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
                         << what << ": V of token " << i;
                 }
             }
+}
+
+TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any_number_of_threads) {
+    const ops::Rope rope = ops::make_rope(10000, 128);
+    for (const WorldShape& shape : {WorldShape{.heads = 12, .kv_heads = 2, .head_dim = 128},
+                                    WorldShape{.heads = 6, .kv_heads = 1, .head_dim = 40}})
+        for (const DType type : {DType::q4_k, DType::f32})
+            for (const size_t rows : {1, 2, 20})
+                for (const size_t before : {40, 255, 700})  // one piece of keys, two, many
+                    for (const int threads : {1, 3, 16}) {
+                        const int64_t cols = shape.heads * shape.head_dim, n = static_cast<int64_t>(rows);
+                        if (type == DType::q4_k && cols % 256 != 0) continue;
+                        const test::RandomWeight wo({type}, 96, cols, 7);
+                        OpContext op(threads), other(1);
+                        const auto run = [&](OpContext& o, bool fused) {
+                            AttentionWorld world(o, shape, 1);
+                            WorldSequence s = world.sequence();
+                            world.feed(s, token_ids(before, 7), 64);
+                            world.step({&s}, {chain_of(rows)});
+                            const ops::AttentionInput in =
+                                random_input(o, shape, n, shape.head_dim == 128 ? &rope : nullptr, true, shape.heads);
+                            Tensor x = o.tensor(normals(static_cast<size_t>(n * 96), 8), {n, 96});
+                            const Weight w = o.weight(wo.w);
+                            const Tensor y =
+                                fused ? ops::gated_attention_add(o.ctx, in, world.view, world.device_batch, w, x)
+                                      : ops::matmul_add(o.ctx, w, composed(o, in, world.view, world.device_batch), x);
+                            std::vector<float> both = values_of(y), stream = values_of(x);
+                            both.insert(both.end(), stream.begin(), stream.end());
+                            return both;
+                        };
+                        const std::vector<float> found = run(op, true), expected = run(other, false);
+                        ASSERT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0)
+                            << shape_name(shape) << ", " << dtype_name(type) << ", " << rows << " rows after " << before
+                            << ", " << threads << " threads";
+                    }
 }
 
 }  // namespace

@@ -251,6 +251,8 @@ TEST(MoeSwiglu, is_within_the_derived_bound) {
 
 TEST(MoeSwiglu, all_rows_may_use_one_expert_and_others_none) {
     const Experts experts({DType::q4_k}, {DType::q4_k}, 5, 256, 256);
+    expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 3);  // 30 pairs of 3 rows
+    expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 16);
     expect_composition(experts, 256, {std::vector<int32_t>(600, 3), 1, 10}, 3);
     expect_composition(experts, 256, {std::vector<int32_t>(200, 1), 1, 10}, 3);
     expect_composition(experts, 256, {std::vector<int32_t>(7, 4), 1, 10}, 2);

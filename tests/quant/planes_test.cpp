@@ -237,6 +237,30 @@ TEST(WeightStore, leaves_matrices_where_they_are_without_a_gpu) {
     EXPECT_TRUE(store.conversions().empty());
 }
 
+TEST(WeightStore, f32_becomes_bf16_on_the_cpu_where_every_value_fits) {
+    std::vector<float> values(3 * 64);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = bf16_to_f32(static_cast<uint16_t>(0x3E00 + 37 * i));
+    Weight host;
+    host.data = values.data();
+    host.dtype = DType::f32;
+    host.rows = 3;
+    host.cols = 64;
+    host.row_bytes = 4 * 64;
+    WeightStore store;
+    const Weight half = store.halved(host);
+    ASSERT_EQ(half.dtype, DType::bf16);
+    std::vector<float> row(64);
+    for (int64_t r = 0; r < 3; ++r) {
+        dequantize_row(half, r, row.data());
+        EXPECT_EQ(std::memcmp(row.data(), values.data() + r * 64, 256), 0);
+    }
+    values[100] = 1.0f + 0x1p-20f;
+    EXPECT_EQ(store.halved(host).data, host.data);
+    const RandomWeight other({DType::q4_k}, 4, 256, 1);
+    EXPECT_EQ(store.halved(other.w).data, other.w.data);
+    store.finish();
+}
+
 // ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 namespace {
