@@ -52,7 +52,7 @@ def check_kernel(name: str, body: list[str], form: dict) -> list[str]:
     for line in body[:waits[0]]:
         if form["write"].search(line):
             problems.append(f"{name}: global write before the wait: {line}")
-        elif form["read"].search(line) and not form["weights"].search(line):
+        elif form["read"].search(line) and not form["weights"].search(line) and not (table and table.search(line)):
             problems.append(f"{name}: load before the wait is not a weight load: {line}")
     return problems
 
