@@ -195,7 +195,6 @@ void run_token(Bench& bench, const Model& model) {
             const ops::Norm norm{l.norm, kEps};
             ops::norm_matmul_group(ctx, bench.x(), norm, l.attention());
             ops::matmul_add(ctx, l.o, bench.wide(l), bench.x());
-            ctx.upcoming = &l == &model.layers.back() ? std::vector<const Weight*>() : (&l + 1)->attention();
             if (l.router) ops::moe_add(ctx, bench.x(), norm, router_of(l), l.experts, l.shared());
             else ops::swiglu_ffn_add(ctx, bench.x(), norm, l.dense_gate, l.dense_up, l.dense_down);
         }

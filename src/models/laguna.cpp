@@ -46,10 +46,6 @@ void Laguna::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     const Layer& w = layers_[i];
     const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
 
-    if (i + 1 < layers_.size()) {
-        const Layer& next = layers_[i + 1];
-        ctx.upcoming = {&next.wq, &next.wk, &next.wv, &next.wg};
-    }
     Tensor y;                                                              // F(h) = Wd (silu(Wg h) * Wu h)
     if (config_.is_sparse[i]) {
         const ops::Router router{&w.router, w.router_bias, config_.num_experts_per_tok,   // s = sigmoid(Wr h); the
@@ -63,7 +59,6 @@ void Laguna::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     } else {
         y = ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);  // y = F(h); x <- x + y
     }
-    ctx.upcoming.clear();
     ctx.observe("ffn_out", static_cast<int>(l), y);
 }
 

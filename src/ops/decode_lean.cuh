@@ -292,16 +292,6 @@ struct LeanFetch {
     }
 };
 
-/// Sends `bytes` from `from` on to the L2 cache; both may be rounded to multiples of 16.
-__device__ __forceinline__ void prefetch_weights(const char* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    const auto begin = reinterpret_cast<uintptr_t>(from) & ~uintptr_t{15};
-    const auto end = (reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(bytes) + 15) & ~uintptr_t{15};
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(static_cast<uint32_t>(end - begin))
-                 : "memory");
-#endif
-}
-
 /// A barrier of half a CTA: 0 of the first kThreads threads, 1 of the others.
 __device__ __forceinline__ void lean_barrier(int half) { asm volatile("bar.sync %0, 256;" ::"r"(1 + half) : "memory"); }
 

@@ -12,7 +12,9 @@
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
 // experts, which CTA 0 of gate_up stores, with a fence, before it lets down start.
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
-// bytes follow one another.
+// bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
+// the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
+// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower.
 #include <algorithm>
 
 #include "ops/decode_host.h"
@@ -150,26 +152,6 @@ __device__ __forceinline__ float lean_bias(const RouteArgs& a) {
 
 // ---- Gate and up.
 
-/// Planes that the next layer will read.
-struct UpcomingPlanes {
-    static constexpr int kMost = 16;
-    const char* from[kMost];
-    int64_t bytes[kMost];
-    int32_t count;
-};
-
-/// Sends CTA b's share of them to the L2 cache: until the experts are known the memory has nothing else to do. By one
-/// warp.
-__device__ __forceinline__ void prefetch_upcoming(const UpcomingPlanes& p) {
-    const int i = threadIdx.x % 32;
-    if (i >= p.count) return;
-    const int64_t begin = p.bytes[i] / 16 * blockIdx.x / gridDim.x * 16,
-                  end = p.bytes[i] / 16 * (blockIdx.x + 1) / gridDim.x * 16;
-    constexpr int64_t kPiece = 16 << 10;
-    for (int64_t at = begin; at < end; at += kPiece)
-        prefetch_weights(p.from[i] + at, static_cast<int>(min(kPiece, end - at)));
-}
-
 struct LeanGateUpArgs {
     LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
     int64_t stride;   // from expert to expert
@@ -179,7 +161,6 @@ struct LeanGateUpArgs {
     const float* norm;
     float eps;
     float* out;  // [slots, ff], the shared expert last
-    UpcomingPlanes upcoming;
 };
 
 /// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs. Its rows
@@ -220,7 +201,6 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     float norm[8], bias = 0.0f;
     if (t < kThreads) bias = lean_bias(a.route);
     else lean_weights8(a.norm, t - kThreads, norm);
-    if (warp == 0) prefetch_upcoming(a.upcoming);
     pdl_wait();
     if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), bias, route);
     else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
@@ -351,23 +331,6 @@ int64_t expert_stride(const std::vector<Weight>& experts) {
     return static_cast<const char*>(experts[1].data) - static_cast<const char*>(experts[0].data);
 }
 
-UpcomingPlanes upcoming_planes(std::span<const Weight* const> weights) {
-    UpcomingPlanes p = {};
-    const auto add = [&](const void* from, int64_t bytes) {
-        if (from == nullptr || p.count == UpcomingPlanes::kMost) return;
-        p.from[p.count] = static_cast<const char*>(from);
-        p.bytes[p.count++] = bytes;
-    };
-    for (const Weight* w : weights) {
-        if (!lean_type(*w)) continue;
-        const int64_t groups = w->rows * w->cols / 32;
-        add(w->data, 16 * groups);
-        if (w->dtype == DType::planes_q6_k) add(w->high, 8 * groups);
-        add(w->scales, w->dtype == DType::planes_q6_k ? 2 * groups + groups / 4 : 2 * groups);
-    }
-    return p;
-}
-
 bool all_lean(std::span<const Weight* const> weights, DType type, int64_t rows, int64_t cols) {
     return std::all_of(weights.begin(), weights.end(), [&](const Weight* w) {
         return w->dtype == type && lean_type(*w) && w->rows == rows && w->cols == cols;
@@ -412,7 +375,6 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     a.x = r.x;
     a.norm = r.norm;
     a.eps = r.eps;
-    a.upcoming = upcoming_planes(ctx.upcoming);
     a.out = static_cast<float*>(ctx.arena->allocate(kSlots * kFf * int64_t{sizeof(float)}));
     int ctas = ctx.gpu->info().sm_count;  // or more: no warp has more than kWarpRows rows
     while (2 * ((kFf - 1) / ctas + (kFf * a.route.top_k - 1) / ctas + 2) > kLeanWarps * kWarpRows) ++ctas;

@@ -54,8 +54,6 @@ struct Context {
     ThreadPool* threads = nullptr;
     Arena* arena = nullptr;
     Tap tap;
-    /// A hint: weights that will be read soon after the next op. An op that leaves the memory idle may fetch them.
-    std::vector<const Weight*> upcoming = {};
     /// On the CPU: sees the experts, i32 [n, top_k], that a sparse layer is about to use, and may write others in their
     /// place. For comparing devices: where rounding decides between nearly equal experts, one device follows the other.
     std::function<void(Tensor& experts)> reroute = {};
