@@ -1,0 +1,124 @@
+// The kernels for one row of a Q4_K_M model, in the sizes of Laguna XS.2: a row alone has the bits it has beside
+// another row, where other kernels serve the step.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "ops/matmul.h"
+#include "ops/moe.h"
+#include "tests/ops/op_fixture.h"
+#include "tests/ops/product_bound.h"
+#include "tests/quant/random_weight.h"
+
+namespace riptide {
+namespace {
+
+using test::RandomWeight;
+using test::WeightKind;
+
+constexpr int64_t kHidden = 2048;
+
+/// Results of one call, each [n, width].
+using Results = std::vector<std::vector<float>>;
+
+/// run(x) for rows x[n][width]: the results of two rows are those of each alone.
+void expect_alone(const std::string& what, int64_t width,
+                  const std::function<Results(const std::vector<float>&)>& run) {
+    const std::vector<float> x = test::random_rows(2, width, 71);
+    const Results both = run(x);
+    for (int64_t r = 0; r < 2; ++r) {
+        const Results one = run({x.begin() + r * width, x.begin() + (r + 1) * width});
+        for (size_t k = 0; k < both.size(); ++k) {
+            const int64_t columns = std::ssize(one[k]);
+            ASSERT_EQ(std::ssize(both[k]), 2 * columns);
+            for (const float v : one[k]) ASSERT_TRUE(std::isfinite(v)) << what;
+            const std::vector<float> row(both[k].begin() + r * columns, both[k].begin() + (r + 1) * columns);
+            expect_same_bits(one[k], row, fmt::format("{}, row {}, result {}", what, r, k).c_str());
+        }
+    }
+}
+
+Weight placed(OpContext& op, DType type, int64_t rows, int64_t cols, uint64_t seed) {
+    const RandomWeight m(WeightKind{type}, rows, cols, seed);
+    return op.weight(m.w);
+}
+
+TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    for (const int64_t heads : {48, 64})
+        for (const DType value : {DType::q4_k, DType::q6_k}) {
+            OpContext op(1, int64_t{16} << 20);
+            const Weight q = placed(op, DType::q4_k, heads * 128, kHidden, 1),
+                         k = placed(op, DType::q4_k, 1024, kHidden, 2), v = placed(op, value, 1024, kHidden, 3),
+                         gate = placed(op, DType::q4_k, heads, kHidden, 4);
+            const Weight* const group[] = {&q, &k, &v, &gate};
+            const ops::Norm norm = {op.floats(normals(kHidden, 5)), 1e-6f};
+            expect_alone(fmt::format("{} heads, v {}", heads, dtype_name(value)), kHidden, [&](const auto& x) {
+                op.poison();
+                const Tensor t = op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                Results out;
+                for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group)) out.push_back(values_of(y));
+                return out;
+            });
+        }
+}
+
+TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    for (const int64_t cols : {6144, 8192}) {
+        OpContext op(1, int64_t{16} << 20);
+        const Weight o = placed(op, DType::q4_k, kHidden, cols, 11);
+        expect_alone(fmt::format("{} columns", cols), cols, [&](const auto& x) {
+            op.poison();
+            const int64_t n = std::ssize(x) / cols;
+            Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * kHidden), 0.75f), {n, kHidden});
+            const Tensor y = ops::matmul_add(op.ctx, o, op.tensor(x, {n, cols}), r);
+            return Results{values_of(y), values_of(r)};
+        });
+    }
+}
+
+TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    constexpr int64_t kExperts = 256, kFf = 512, kDistinct = 16;
+    for (const DType down_type : {DType::q4_k, DType::q6_k}) {
+        OpContext op(1, int64_t{64} << 20);
+        std::vector<RandomWeight> owned;
+        owned.reserve(3 * kDistinct);
+        const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
+            const auto first = owned.size();
+            for (uint64_t e = 0; e < kDistinct; ++e) owned.emplace_back(WeightKind{type}, rows, cols, seed + e);
+            std::vector<Weight> host;
+            for (size_t e = 0; e < kExperts; ++e) host.push_back(owned[first + e * 7 % kDistinct].w);
+            return op.experts(host);
+        };
+        const std::vector<Weight> gate = stack(DType::q4_k, kFf, kHidden, 100),
+                                  up = stack(DType::q4_k, kFf, kHidden, 200),
+                                  down = stack(down_type, kHidden, kFf, 300);
+        const Weight shared_gate = placed(op, DType::q4_k, kFf, kHidden, 21),
+                     shared_up = placed(op, DType::q4_k, kFf, kHidden, 22),
+                     shared_down = placed(op, down_type, kHidden, kFf, 23),
+                     router = placed(op, DType::bf16, kExperts, kHidden, 24);
+        const ops::Norm norm = {op.floats(normals(kHidden, 25)), 1e-6f};
+        const std::span<const float> bias = op.floats(normals(kExperts, 26, 0.1f));
+        for (const int64_t top_k : {8, 3})
+            for (const bool biased : {true, false}) {
+                const ops::Router how{&router, biased ? bias : std::span<const float>(), top_k, 2.5f, biased};
+                expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased), kHidden,
+                             [&](const auto& x) {
+                                 op.poison();
+                                 Tensor t = op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                                 const ops::MoeResult r = ops::moe_add(op.ctx, t, norm, how, {gate, up, down},
+                                                                       {&shared_gate, &shared_up, &shared_down});
+                                 std::vector<float> ids;
+                                 for (const int32_t e : values_of<int32_t>(r.routing.experts))
+                                     ids.push_back(static_cast<float>(e));
+                                 return Results{values_of(r.logits), ids, values_of(r.routing.weights), values_of(r.y),
+                                                values_of(t)};
+                             });
+            }
+    }
+}
+
+}  // namespace
+}  // namespace riptide
