@@ -130,11 +130,15 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
     }
     pdl_wait();
     pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one still waits for
-    if (!normed) {
-        if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, a.any_q6 != 0, staged);
-        else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
-    } else if (stages) {
-        lean_stage_norm(reinterpret_cast<const float*>(a.x.rows), norm, a.x.eps, 0, partial, staged);
+    if (normed) {
+        LeanNormRow x;
+        if (stages) x.load(reinterpret_cast<const float*>(a.x.rows), threadIdx.x, partial);
+        __syncthreads();
+        if (stages) x.stage(norm, a.x.eps, threadIdx.x, partial, staged);
+    } else if (a.x.kind == ActKind::int8) {
+        lean_stage_int8<kGroups>(a.x.rows, a.any_q6 != 0, staged);
+    } else {
+        lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
     }
     __syncthreads();
     if (count == 0) return;

@@ -292,9 +292,6 @@ struct LeanFetch {
     }
 };
 
-/// A barrier of half a CTA: 0 of the first kThreads threads, 1 of the others.
-__device__ __forceinline__ void lean_barrier(int half) { asm volatile("bar.sync %0, 256;" ::"r"(1 + half) : "memory"); }
-
 __device__ __forceinline__ float4 load_shared_f32x4(const float* p) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
@@ -318,21 +315,25 @@ __device__ __forceinline__ void lean_weights8(const float* w, int c, float (&v)[
 
 constexpr int kLeanHidden = 8 * kThreads;  // columns of a row that is normalised
 
-/// A row of kLeanHidden columns, normalised (block_rms_scale) and quantised, by half a CTA (see lean_barrier); norm:
-/// columns 8 u .. 8 u + 7 of the weights in thread u of the half. partial: kWarps floats.
-__device__ __forceinline__ void lean_stage_norm(const float* row, const float (&norm)[8], float eps, int half,
-                                                float* partial, char* staged) {
-    const int u = threadIdx.x - half * kThreads;
+/// A row of kLeanHidden columns, normalised (block_rms_scale) and quantised, by half a CTA: thread u of it has columns
+/// 8 u .. 8 u + 7. In two parts, between which the whole CTA synchronises. partial: kWarps floats.
+struct LeanNormRow {
     float x[8];
-    lean_load8(row, u, x);
-    const float sum = warp_sum(add_squares(x, 0.0f));
-    if (u % 32 == 0) partial[u / 32] = sum;
-    lean_barrier(half);
-    const float scale = row_scale(partial, kLeanHidden, eps);
+
+    __device__ __forceinline__ void load(const float* row, int u, float* partial) {
+        lean_load8(row, u, x);
+        const float sum = warp_sum(add_squares(x, 0.0f));
+        if (u % 32 == 0) partial[u / 32] = sum;
+    }
+    /// norm: the weights of this thread's columns.
+    __device__ __forceinline__ void stage(const float (&norm)[8], float eps, int u, const float* partial,
+                                          char* staged) {
+        const float scale = row_scale(partial, kLeanHidden, eps);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
-    put8(lean_layout(kLeanHidden), staged, u, x);
-}
+        for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
+        put8(lean_layout(kLeanHidden), staged, u, x);
+    }
+};
 
 /// An int8 row (ActRow) to a staged one, by the whole CTA of kLeanThreads; halves: with the sums that Q6_K needs.
 template <int Groups>

@@ -99,8 +99,10 @@ struct LeanRoute {
     float weights[kMostChosen];
 };
 
-/// As route_row() chooses of kExperts experts, by the first kThreads threads; the CTA synchronises before it reads `m`.
-__device__ __forceinline__ void lean_choose(const RouteArgs& a, float logit, float bias, LeanRoute& m) {
+/// As route_row() chooses of kExperts experts, by the first kThreads threads, in two parts: each warp ranks its 32
+/// among themselves; then, when the CTA has synchronised, 64 candidates are ranked. It synchronises again before it
+/// reads `m`.
+__device__ __forceinline__ void lean_rank_own(const RouteArgs& a, float logit, float bias, LeanRoute& m) {
     const int t = threadIdx.x, warp = t / 32, lane = t % 32;
     const float s = sigmoid(logit);
     const uint32_t key = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
@@ -119,10 +121,11 @@ __device__ __forceinline__ void lean_choose(const RouteArgs& a, float logit, flo
         m.best_key[8 * warp + rank] = key;
         m.best[8 * warp + rank] = t;
     }
-    lean_barrier(0);
-    const int candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
+}
+__device__ __forceinline__ void lean_rank_best(const RouteArgs& a, LeanRoute& m) {
+    const int t = threadIdx.x, candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
     const uint32_t my_key = m.best_key[candidate];
-    rank = 0;
+    int rank = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
@@ -202,8 +205,13 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     if (t < kThreads) bias = lean_bias(a.route);
     else lean_weights8(a.norm, t - kThreads, norm);
     pdl_wait();
-    if (t < kThreads) lean_choose(a.route, load_shared_f32(a.logits + t), bias, route);
-    else lean_stage_norm(a.x, norm, a.eps, 1, partial, staged);
+    const bool chooses = t < kThreads;
+    LeanNormRow x;
+    if (chooses) lean_rank_own(a.route, load_shared_f32(a.logits + t), bias, route);
+    else x.load(a.x, t - kThreads, partial);
+    __syncthreads();
+    if (chooses) lean_rank_best(a.route, route);
+    else x.stage(norm, a.eps, t - kThreads, partial, staged);
     __syncthreads();
     if (b > 0) {
         pdl_trigger();       // now: see the top of the file
