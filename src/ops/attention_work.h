@@ -2,7 +2,8 @@
 //
 // A row with `count` visible keys, ranked by position, is cut into chunks of chunk_keys(count) keys from the first one
 // it sees: a function of the row alone. One CTA takes a chunk of one KV head; its warps take steps of 16 keys: step s
-// belongs to warp s % 8. Partial results are merged in ascending order of warp, then of chunk.
+// belongs to warp s % 8. Partial results of warps are added in ascending order, then chunks are merged in ascending
+// order.
 #pragma once
 
 #include <cstdint>

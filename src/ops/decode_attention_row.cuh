@@ -178,14 +178,29 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
         store_state<TV>(w, s, group);
     }
     __syncthreads();
+    // All warps' states at once: the largest m first, then every sum in ascending order.
     SoftmaxState<4> state = {};
-    if (warp < group)
-        for (int i = 0; i < min(kAttentionWarps, steps); ++i) {
-            const float4 x = *reinterpret_cast<const float4*>(&s.x[i][warp][4 * lane]);
-            const SoftmaxState<4> more = {s.ml[i][warp].x, s.ml[i][warp].y, {x.x, x.y, x.z, x.w}};
-            if (i == 0) state = more;
-            else merge(state, more);
-        }
+    if (warp >= group) return state;
+    const int count = min(kAttentionWarps, steps);
+    float2 ml[kAttentionWarps];
+    float4 x[kAttentionWarps];
+#pragma unroll
+    for (int i = 0; i < kAttentionWarps; ++i) {
+        ml[i] = i < count ? s.ml[i][warp] : make_float2(-INFINITY, 0.0f);
+        x[i] = *reinterpret_cast<const float4*>(&s.x[min(i, count - 1)][warp][4 * lane]);
+    }
+    state.m = ml[0].x;
+#pragma unroll
+    for (int i = 1; i < kAttentionWarps; ++i) state.m = fmaxf(state.m, ml[i].x);
+#pragma unroll
+    for (int i = 0; i < kAttentionWarps; ++i) {
+        const float factor = i < count ? fast_exp2(__fsub_rn(ml[i].x, state.m)) : 0.0f;
+        state.l = __fmaf_rn(ml[i].y, factor, state.l);
+        state.x[0] = __fmaf_rn(x[i].x, factor, state.x[0]);
+        state.x[1] = __fmaf_rn(x[i].y, factor, state.x[1]);
+        state.x[2] = __fmaf_rn(x[i].z, factor, state.x[2]);
+        state.x[3] = __fmaf_rn(x[i].w, factor, state.x[3]);
+    }
     return state;
 }
 
