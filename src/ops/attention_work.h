@@ -21,12 +21,12 @@ RT_HD constexpr int visible_keys(int position, int window) {
     return window > 0 && position >= window ? window : position + 1;
 }
 
-/// Keys of a chunk: 128, doubled until there are at most 16 chunks (up to 4096 keys), 32 (16384) or 64.
+/// Keys of a chunk: the least multiple of 128 that makes at most 16 chunks (up to 4096 keys) or 32: times 8 KV heads,
+/// what an H200 takes at once. (64 made two rounds of them, each with heads to prepare and results to exchange.)
 RT_HD constexpr int chunk_keys(int count) {
-    const int most = count <= 4096 ? 16 : count <= 16384 ? 32 : 64;
-    int keys = kStepKeys * kAttentionWarps;
-    while (int64_t{keys} * most < count) keys *= 2;
-    return keys;
+    constexpr int kUnit = kStepKeys * kAttentionWarps;
+    const int most = count <= 4096 ? 16 : 32;
+    return (count + most * kUnit - 1) / (most * kUnit) * kUnit;
 }
 
 RT_HD constexpr int chunk_count(int count) {
@@ -38,7 +38,7 @@ RT_HD constexpr int chunk_count(int count) {
 RT_HD constexpr int most_chunks(int64_t count) {
     const int keys = kStepKeys * kAttentionWarps;
     if (count <= 16 * keys) return count <= keys ? 1 : static_cast<int>((count + keys - 1) / keys);
-    return count <= 4096 ? 16 : count <= 16384 ? 32 : 64;
+    return count <= 4096 ? 16 : 32;
 }
 
 /// The keys of one chunk: ranks [first, first + keys) counted from position 0, `keys` at least 1.

@@ -31,7 +31,7 @@ TEST(attention_work, chunks_hold_every_visible_key_once) {
             EXPECT_EQ(next, position + 1);
             for (const int64_t capacity : {int64_t{count}, int64_t{count} + 1, int64_t{count} * 3})
                 EXPECT_LE(chunks, ops::most_chunks(capacity)) << position << " " << window;
-            EXPECT_LE(chunks, 64);
+            EXPECT_LE(chunks, 32);
         }
 }
 
