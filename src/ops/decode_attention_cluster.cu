@@ -1,4 +1,4 @@
-// Decode attention over a short window, one row for each sequence, on Hopper and later: 30 of the 40 layers of Laguna
+// Decode attention over a short window, one row for each sequence, on Hopper: 30 of the 40 layers of Laguna
 // XS.2.
 //
 // Bytes: 512 keys of 8 KV heads, f16: 2 MB = 0.5 us at 4.65 TB/s; FP8 half of it. Latency is all. Design, beside that
@@ -17,7 +17,12 @@ namespace {
 
 constexpr int kMostCluster = 8;
 
-#if __CUDA_ARCH__ >= 900
+// Other chips: more static shared memory than they have.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+#define RT_CLUSTER_KERNEL
+#endif
+
+#ifdef RT_CLUSTER_KERNEL
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -37,12 +42,6 @@ __device__ __forceinline__ void store_there(uint32_t at, float4 v) {
 __device__ __forceinline__ void store_there(uint32_t at, float2 v) {
     asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(v.x), "f"(v.y) : "memory");
 }
-#else
-__device__ __forceinline__ void cluster_arrive() {}
-__device__ __forceinline__ void cluster_wait() {}
-__device__ __forceinline__ uint32_t in_cta(const void*, int) { return 0; }
-__device__ __forceinline__ void store_there(uint32_t, float4) {}
-__device__ __forceinline__ void store_there(uint32_t, float2) {}
 #endif
 
 /// What the chunks leave of the query heads that this CTA finishes: [head / cluster size][chunk].
@@ -54,6 +53,7 @@ struct Meeting {
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, 2)
     cluster_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
+#ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
     __shared__ alignas(16) Meeting meeting;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         else merge(state, next);
     }
     finish<TV>(a, s, item, local, state, gate);
+#endif
 }
 
 template <DType TK, DType TV>
@@ -132,7 +133,7 @@ Launcher find_launcher(DType k, DType v) {
 
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a) {
     // Chunks of one step a warp; few rows, else there are CTAs enough without cutting rows.
-    const bool fits = ctx.gpu->programmatic() && a.fused && a.places.window > 0 && a.most_chunks <= kMostCluster &&
+    const bool fits = ctx.gpu->hopper() && a.fused && a.places.window > 0 && a.most_chunks <= kMostCluster &&
                       chunk_keys(a.places.window) == kStepKeys * kAttentionWarps &&
                       a.rows * a.kv_heads < 2 * ctx.gpu->info().sm_count;
     const Launcher launcher = find_launcher(a.k_dtype, a.v_dtype);
