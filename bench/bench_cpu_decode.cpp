@@ -21,6 +21,7 @@
 
 #include "base/error.h"
 #include "base/memory_bandwidth.h"
+#include "bench/map_memory.h"
 #include "ops/gated_attention.h"
 #include "ops/matmul.h"
 #include "ops/moe.h"
@@ -41,17 +42,6 @@ struct Settings {
     int64_t tokens = 40, depth = 64, layers = 40;
     bool huge = false;
 };
-
-/// Fresh memory; it is the fault of the filling thread where its pages lie.
-std::byte* map_memory(int64_t bytes, bool huge) {
-    constexpr int64_t kPage = int64_t{2} << 20;
-    void* p = mmap(nullptr, static_cast<size_t>(bytes + kPage), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    RT_CHECK(p != MAP_FAILED, "no memory for {} bytes", bytes);
-    auto* base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(p) + kPage - 1) / kPage * kPage);
-    madvise(base, static_cast<size_t>(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    return base;
-}
 
 class Weights {
   public:

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/memory_bandwidth.h"
 #include "base/thread_pool.h"
+#include "bench/map_memory.h"
 #include "quant/dot.h"
 #include "quant/random_fill.h"
 
@@ -42,16 +43,6 @@ double fastest(int repeat, const std::function<void()>& f) {
         best = std::min(best, now() - start);
     }
     return best;
-}
-
-std::byte* map_memory(int64_t bytes, bool huge) {
-    constexpr int64_t kPage = int64_t{2} << 20;
-    void* p = mmap(nullptr, static_cast<size_t>(bytes + kPage), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    RT_CHECK(p != MAP_FAILED, "no memory for {} bytes", bytes);
-    auto* base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(p) + kPage - 1) / kPage * kPage);
-    madvise(base, static_cast<size_t>(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    return base;
 }
 
 /// Reads `bytes` as `streams` streams, 256 bytes of each in turn; `ahead` > 0: prefetches so many bytes ahead.

@@ -30,6 +30,7 @@ namespace {
 constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 constexpr int kWarpRows = 5;
+constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
 
 // ---- Router.
 
@@ -359,6 +360,8 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     if (!all_lean(ups, DType::planes_q4_k, kFf, kHidden) || !all_lean(downs, downs[0]->dtype, out, kFf) ||
         out % kLeanWarps != 0 || expert_stride(weights.up) != stride)
         return false;
+    constexpr int kShared = std::max(kLeanLarge, kLeanWarps * kWarpRows * (kRowBytes + kHeaderBytes));
+    if (ctx.gpu->info().shared_bytes < kShared + kStatic) return false;
     const ArenaScope scope(*ctx.arena);
     LeanRouterArgs r = {};
     r.router = static_cast<const char*>(router.w->data);
@@ -386,7 +389,6 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     a.out = static_cast<float*>(ctx.arena->allocate(kSlots * kFf * int64_t{sizeof(float)}));
     int ctas = ctx.gpu->info().sm_count;  // or more: no warp has more than kWarpRows rows
     while (2 * ((kFf - 1) / ctas + (kFf * a.route.top_k - 1) / ctas + 2) > kLeanWarps * kWarpRows) ++ctas;
-    constexpr int kShared = std::max(kLeanLarge, kLeanWarps * kWarpRows * (kRowBytes + kHeaderBytes));
     allow_shared(reinterpret_cast<const void*>(lean_gate_up_kernel), kShared);
     launch(*ctx.gpu, lean_gate_up_kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, kShared, a);
 
