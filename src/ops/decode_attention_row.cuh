@@ -145,34 +145,15 @@ __device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const 
     if (warp + kAttentionWarps < steps) next.slot = step_slot<Load>(a, s, item, warp + kAttentionWarps);
 }
 
-/// The warp's state over its steps of a started chunk. OneStep: it has at most one.
-template <bool OneStep, DType TK, DType TV>
-__device__ __forceinline__ void attend_steps(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
-                                             StepLoads<TK, TV>& next, WarpState& w) {
-    const int warp = static_cast<int>(threadIdx.x / 32), steps = item.steps();
-    const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
-    const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
-    if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys) take_own_row(next.k, next.v, s, warp, item.chunk.keys);
-    for (int step = warp; step < steps; step += kAttentionWarps) {
-        float p[4];
-        const bool more = !OneStep && step + kAttentionWarps < steps;
-        scores(next.k, s, p);
-        if (more) load_keys(next.k, k_head, a.k_slot_bytes, next.slot);
-        soften(p, item.chunk.keys - step * kStepKeys, w);
-        add_values(next.v, p, w.x);
-        if (OneStep) break;
-        if (more) load_values(next.v, v_head, a.v_slot_bytes, next.slot);
-        if (step + 2 * kAttentionWarps < steps) next.slot = step_slot(a, s, item, step + 2 * kAttentionWarps);
-    }
-}
-
 /// The state over a started chunk of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`. queries:
-/// also prepares the row's query heads (make_turns has run). OneStep: as for attend_steps.
-template <bool OneStep, template <DType, DType> class Loads, DType TK, DType TV>
+/// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp.
+template <bool OneStep, DType TK, DType TV>
 __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
-                                                        const HeadNorms& norms, bool queries, Loads<TK, TV>& loads) {
+                                                        const HeadNorms& norms, bool queries, StepLoads<TK, TV>& next) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
+    const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
+    const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
     if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries);
     __syncthreads();
     if (queries) {
@@ -180,8 +161,20 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
         __syncthreads();
     }
     if (warp < steps) {
+        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys)
+            take_own_row(next.k, next.v, s, warp, item.chunk.keys);
         WarpState w;
-        attend_steps<OneStep>(a, s, item, loads, w);
+        for (int step = warp; step < steps; step += kAttentionWarps) {
+            float p[4];
+            const bool more = !OneStep && step + kAttentionWarps < steps;
+            scores(next.k, s, p);
+            if (more) load_keys(next.k, k_head, a.k_slot_bytes, next.slot);
+            soften(p, item.chunk.keys - step * kStepKeys, w);
+            add_values(next.v, p, w.x);
+            if (OneStep) break;
+            if (more) load_values(next.v, v_head, a.v_slot_bytes, next.slot);
+            if (step + 2 * kAttentionWarps < steps) next.slot = step_slot(a, s, item, step + 2 * kAttentionWarps);
+        }
         store_state<TV>(w, s, group);
     }
     __syncthreads();

@@ -10,7 +10,6 @@
 // = V^T P^T with P again in two parts. K and V of the next 16 keys are loaded as soon as the registers are free: 64 KB
 // in flight for each SM. Partials meet in shared memory, then through device memory in the last CTA to arrive. With one
 // row for each sequence (`fused`) the CTA with a row's own key prepares and stores K and V itself.
-#include "ops/decode_attention_ring.cuh"
 #include "ops/decode_attention_row.cuh"
 
 #include <algorithm>
@@ -101,30 +100,16 @@ __device__ __forceinline__ void enter_chunk(const DecodeAttentionArgs& a, Shared
     }
 }
 
-/// Where keys wait: a ring in shared memory, or registers.
-template <DType TK, DType TV, bool Ring = kHasRing<TK, TV>>
-struct LoadsOf {
-    using Type = StepLoads<TK, TV>;
-};
-template <DType TK, DType TV>
-struct LoadsOf<TK, TV, true> {
-    using Type = RingLoads<TK, TV>;
-};
-
 template <DType TK, DType TV>
 constexpr int kCtasPerSm = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
-    extern __shared__ uint4 dynamic[];
     __shared__ Shared s;
     HeadNorms norms;
     load_norms(a, norms);
-    typename LoadsOf<TK, TV>::Type loads;
-    if constexpr (kHasRing<TK, TV>)
-        loads.stages =
-            reinterpret_cast<unsigned char*>(dynamic) + threadIdx.x / 32 * (kRingSteps * kStageBytes<TK, TV>);
+    StepLoads<TK, TV> loads;
     bool started = false;
     if (a.fused && a.split && a.rows == 1) {  // all but the row's own key was complete before the step began
         Item item = find_row<EarlyLoad>(a, 0, static_cast<int>(blockIdx.x) % a.kv_heads);
@@ -176,12 +161,7 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
     ArenaScope scope(*ctx.arena);
     if (a.split && a.most_chunks > 1) a.partial = ctx.alloc(DType::f32, {pairs * a.most_chunks, kPartialFloats}).row(0);
     const int64_t grid = a.split ? std::min(ctas, pairs * a.most_chunks) : std::min(ctas, pairs);
-    constexpr int kShared = kHasRing<TK, TV> ? kRingBytes<TK, TV> : 0;
-    const auto kernel = tensor_attention_kernel<TK, TV>;
-    if constexpr (kShared > 0)
-        RT_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     kShared));
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(grid)), dim3(kThreads), kShared, a);
+    launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
 }
 
 using Launcher = void (*)(Context&, DecodeAttentionArgs&);
