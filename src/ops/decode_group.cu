@@ -177,23 +177,26 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
     pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
     using T = Tile<Type, kHidden>;
     const ActLayout l = {kHidden, kHidden / 32, 44 * (kHidden / 32), 0};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l, true);
     char* const ring = reinterpret_cast<char*>(dynamic);
     float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1, kWarps);
     const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
     const int all = build_groups(a.g, groups, totals) * kPairTiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
     Cursor asked{begin / kPairTiles, begin % kPairTiles}, now = asked;
     RingSlot slot;
+    StageFetch<Type, kHidden, kWarps, false> pieces;
     int left = end - begin;  // to be asked for
     const auto issue = [&](int to) {
         if (left > 0) {
-            const uint32_t e = groups.list[asked.outer] & 0xFFFFu;
-            const TilePlanes gate = a.gate.of(e), up = a.up.of(e);
-            const int f = asked.part * 8;
-            const auto row_of = [&](int r) { return TileRow{r < 8 ? gate : up, f + r % 8}; };
-            fetch_stage<Type, kHidden>(row_of, kHidden, 0, ring + to * T::kBytes);
+            if (asked.part == 0 || left == end - begin) {
+                const uint32_t e = groups.list[asked.outer] & 0xFFFFu;
+                const int f = asked.part * 8;
+                pieces.start(a.gate.of(e), f, a.up.of(e), f, kHidden, 0, 0);
+            }
+            pieces.fetch(ring + to * T::kBytes, kHidden);
+            pieces.advance(8, kHidden);
             asked.advance(kPairTiles, 1);
             --left;
         }
@@ -202,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
 #pragma unroll 1
     for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
     TileX x{staged, stride, l.groups, 0};
+    const LaneX mine(x, lane, 8);
     int current = -1;
 #pragma unroll 1
     for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), slot.advance(a.g.stages)) {
@@ -235,14 +239,13 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
             const float sum = reduce_lanes<4>(v, lane), up = __shfl_xor_sync(~0u, sum, 8);
             if (lane % 16 == 0) store(warp, lane / 16, sum, up);
         } else {
-            WideSums<1> acc = {};
-            const LaneX<1> mine(x, lane);
-            mma_wide<Type, 1>(stage, mine, 0, warp, lane, acc);
-            put_wide<1>(partial, warp, lane, acc);
+            WideSums<1, 8> acc = {};
+            mma_wide<Type, 1, 8>(stage, mine, 0, warp, lane, acc);
+            put_wide<1, 8>(partial, warp, lane, acc);
             __syncthreads();
             const int i = threadIdx.x;
             if (i < 128) {
-                const float sum = wide_sum<1>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
+                const float sum = wide_sum<1, 8>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
                 if (i % 16 < 8 && i / 16 < x.count) store(i % 16, i / 16, sum, up);
             }
         }
@@ -266,22 +269,25 @@ __global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_co
     pdl_trigger();
     using T = Tile<Type, kFf>;
     const ActLayout l = {kFf, kFf / 32, 44 * (kFf / 32), 0};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l, true);
     char* const ring = reinterpret_cast<char*>(dynamic);
     float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1, kWarps);
     const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
     const int tiles = a.rows / 64, all = build_groups(a.g, groups, totals) * tiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
     Cursor asked{begin / tiles, begin % tiles}, now = asked;
     RingSlot slot;
+    StageFetch<Type, kFf, kWarps, false> pieces;
     int left = end - begin;  // to be asked for
     const auto issue = [&](int to) {
         if (left > 0) {
-            const TilePlanes planes = a.down.of(groups.list[asked.outer] & 0xFFFFu);
-            const int o = asked.part * 64;
-            const auto row_of = [&](int r) { return TileRow{planes, o + r}; };
-            fetch_stage<Type, kFf>(row_of, kFf, 0, ring + to * T::kBytes);
+            if (asked.part == 0 || left == end - begin) {
+                const TilePlanes planes = a.down.of(groups.list[asked.outer] & 0xFFFFu);
+                pieces.start(planes, asked.part * 64, planes, 0, kFf, 0, 0);
+            }
+            pieces.fetch(ring + to * T::kBytes, kFf);
+            pieces.advance(64, kFf);
             asked.advance(tiles, 1);
             --left;
         }
@@ -291,6 +297,7 @@ __global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_co
     for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
     pdl_wait();
     TileX x{staged, stride, l.groups, 0};
+    const LaneX mine(x, lane, 8);
     int current = -1;
 #pragma unroll 1
     for (int u = begin; u < end; ++u, now.advance(tiles, 1), slot.advance(a.g.stages)) {
@@ -337,7 +344,6 @@ __global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_co
             const float sum = reduce_lanes<8, 16>(v, lane);
             if (lane % 2 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, lane / 2 % 2, sum);
         } else {
-            const LaneX<1> mine(x, lane);
             mma_narrow<Type>(stage, mine, warp, lane, partial);
             __syncthreads();
 #pragma unroll
@@ -387,9 +393,9 @@ bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
 
 /// The ring and the lists of a kernel behind `x_cols` columns of x.
 TilePlan plan_groups(const Gpu& gpu, GroupArgs& g, int64_t x_cols, int64_t stage) {
-    const int64_t fixed = partial_bytes(1) + int64_t{kGroupRows} * tile_x_stride(act_layout(x_cols, true, false)) +
+    const int64_t fixed = partial_bytes(1, kWarps) + int64_t{kGroupRows} * tile_x_stride(act_layout(x_cols, true, false), true) +
                           Groups::bytes(g.n, g.top_k) + 128;
-    const TilePlan plan = plan_tiles(gpu, fixed, stage);
+    const TilePlan plan = plan_tiles(gpu, 2, fixed, stage);
     g.stages = plan.stages;
     return plan;
 }

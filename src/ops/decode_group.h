@@ -25,4 +25,8 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
 /// staged rows, `stride` bytes apart.
 void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits);
 
+struct RouteArgs;
+/// What route_sigmoid (ops/moe.h) makes of logits[n, experts], one CTA a row.
+void choose_experts(Context& ctx, const RouteArgs& a, const float* logits, int64_t n);
+
 }  // namespace riptide::ops::cuda::decode

@@ -37,9 +37,11 @@ struct TileMatmulArgs {
     float* residual;
 };
 
+constexpr int kTileWarps = 16;
+
 /// Matrices of type Most and of Q6_K.
 template <DType Most, int NT>
-__global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
+__global__ void __launch_bounds__(32 * kTileWarps, 1) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
     constexpr DType kQ6 = DType::planes_q6_k;
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
     const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
     char* const stages = reinterpret_cast<char*>(dynamic);
     float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT);
+    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT, kTileWarps);
     const int first_tile = block / a.row_blocks, step = gridDim.x / a.row_blocks;
     Cursor asked{first_tile, 0}, now{first_tile, 0};
     RingSlot slot;
@@ -59,11 +61,13 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
     const auto issue = [&](int to) {
         if (asked.outer < a.tiles) {
             const TileMatrix& m = find(asked.outer);
-            const int first = 16 * (asked.outer - m.first), last = m.rows - 1;
-            const auto row_of = [&](int r) { return TileRow{m.planes, min(first + r, last)}; };
-            char* const stage = stages + to * a.stage_bytes;
-            if (m.q6 != 0) fetch_stage<kQ6, 2048>(row_of, a.layout.cols, asked.part, stage);
-            else fetch_stage<Most, 2048>(row_of, a.layout.cols, asked.part, stage);
+            const int first = 16 * (asked.outer - m.first);
+            const auto fetch = [&](auto pieces) {
+                pieces.start(m.planes, first, m.planes, first + 8, a.layout.cols, asked.part, m.rows - 1);
+                pieces.fetch(stages + to * a.stage_bytes, a.layout.cols);
+            };
+            if (m.q6 != 0) fetch(StageFetch<kQ6, 2048, kTileWarps, true>());
+            else fetch(StageFetch<Most, 2048, kTileWarps, true>());
             asked.advance(a.chunks, step);
         }
         commit_copies();
@@ -73,16 +77,17 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
     pdl_wait();
 #pragma unroll 1
     for (int chunk = 0; chunk < a.chunks; ++chunk)
-        fetch_x(a.x, a.layout.groups, chunk, row0, count, a.x_stride, staged);
+        fetch_x(a.x, a.layout.groups, chunk, row0, count, a.q6 != 0, a.x_stride, staged);
     if (a.q6 != 0 && a.x.kind == ActKind::int8) {
         wait_copies(0);
 #pragma unroll 1
         for (int chunk = 0; chunk < a.chunks; ++chunk) sum_halves(a.layout.groups, chunk, count, a.x_stride, staged);
     }
     const TileX x{staged, a.x_stride, a.layout.groups, count};
+    const LaneX mine(x, lane, kTileWarps);
     const bool few = NT == 1 && count <= 2;
-    WideSums<NT> acc;
-    float two[2][2];
+    WideSums<NT, kTileWarps> acc;
+    float two[1][2];
 #pragma unroll 1
     for (int u = 0; now.outer < a.tiles; ++u, now.advance(a.chunks, step), slot.advance(a.stages)) {
         // Groups of copies: the first stages - 1 stages, chunks of x, then a stage with each step. Step u needs stage u
@@ -102,40 +107,40 @@ __global__ void __launch_bounds__(kThreads, 2) tile_matmul_kernel(const __grid_c
             if (a.residual != nullptr) a.residual[at] = a.residual[at] + sum;
         };
         if (NT == 1 && few) {
-            if (chunk == 0) two[0][0] = two[0][1] = two[1][0] = two[1][1] = 0.0f;
+            if (chunk == 0) two[0][0] = two[0][1] = 0.0f;
             if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
             else dot_rows<Most, 2048, 2>(stage, x, chunk, warp, lane, two);
             if (!last) continue;
-            float v[4] = {two[0][0], two[0][1], two[1][0], two[1][1]};
-            const float sum = reduce_lanes<4>(v, lane);
-            if (lane % 8 == 0) store(warp + lane / 16 * 8, lane / 8 % 2, sum);
+            float v[2] = {two[0][0], two[0][1]};
+            const float sum = reduce_lanes<2>(v, lane);
+            if (lane % 16 == 0) store(warp, lane / 16, sum);
             continue;
         }
         if (chunk == 0) {
+            constexpr int kEach = 4 * NT;
 #pragma unroll
-            for (int i = 0; i < 16 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+            for (int i = 0; i < 2 * kEach; ++i) acc[i / kEach][i / 4 % NT][i % 4] = 0.0f;
         }
-        const LaneX<NT> mine(x, lane);
-        if (m.q6 != 0) mma_wide<kQ6, NT>(stage, mine, chunk, warp, lane, acc);
-        else mma_wide<Most, NT>(stage, mine, chunk, warp, lane, acc);
+        if (m.q6 != 0) mma_wide<kQ6, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
+        else mma_wide<Most, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
         if (!last) continue;
-        put_wide<NT>(partial, warp, lane, acc);
+        put_wide<NT, kTileWarps>(partial, warp, lane, acc);
         __syncthreads();
         const int i = threadIdx.x;
-        if (i < 128 * NT) store(i % 16, i / 16, wide_sum<NT>(partial, i % 16, i / 16));
+        if (i < 128 * NT) store(i % 16, i / 16, wide_sum<NT, kTileWarps>(partial, i % 16, i / 16));
     }
 }
 
 template <DType Most, int NT>
 bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
-    const int64_t block_rows = std::min<int64_t>(a.n, 8 * NT);
-    const TilePlan plan = plan_tiles(*ctx.gpu, partial_bytes(NT) + block_rows * a.x_stride, a.stage_bytes);
+    const int64_t fixed = partial_bytes(NT, kTileWarps) + int64_t{8} * NT * a.x_stride;
+    const TilePlan plan = plan_tiles(*ctx.gpu, 1, fixed, a.stage_bytes);
     if (plan.stages == 0) return false;
     a.stages = plan.stages;
     allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<Most, NT>), plan.shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
     const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
-    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), kThreads,
+    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), 32 * kTileWarps,
            static_cast<size_t>(plan.shared), a);
     return true;
 }
@@ -147,12 +152,12 @@ bool tile_weight(const Gpu& gpu, const Weight& w) {
            w.cols % 2048 == 0 && w.cols > 0 && w.rows > 0;
 }
 
-TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes) {
-    constexpr int64_t kReserved = 1 << 10, kStatic = 256, kMostStages = 4;  // of an SM's memory, for each CTA
-    const int64_t most = gpu.info().shared_bytes, half = (most + kReserved) / 2 - kReserved;
+TilePlan plan_tiles(const Gpu& gpu, int32_t most_ctas, int64_t fixed, int64_t stage_bytes) {
+    constexpr int64_t kReserved = 1 << 10, kStatic = 256, kMostStages = 6;  // of an SM's memory, for each CTA
+    const int64_t all = gpu.info().shared_bytes;
     TilePlan plan;
-    for (const int64_t ctas : {2, 1}) {
-        const int64_t room = (ctas == 2 ? half : most) - kStatic - fixed;
+    for (int64_t ctas = most_ctas; ctas > 0; --ctas) {
+        const int64_t room = (all + kReserved) / ctas - kReserved - kStatic - fixed;
         const int64_t stages = room < 0 ? 0 : std::min(kMostStages, room / stage_bytes);
         if (stages < 2) continue;
         plan.stages = static_cast<int32_t>(stages);
@@ -183,17 +188,18 @@ bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     a.chunks = static_cast<int32_t>(cols / 2048);
     a.n = static_cast<int32_t>(n);
     a.layout = act_layout(cols, true, false);
-    a.x_stride = tile_x_stride(a.layout);
+    a.x_stride = tile_x_stride(a.layout, a.q6 != 0);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    const bool wide = n > 8,
-               fits =
-                   plan_tiles(*ctx.gpu, partial_bytes(1) + std::min<int64_t>(n, 8) * a.x_stride, a.stage_bytes).stages >
-                   0;
-    if (!fits) return false;
+    const int64_t least = partial_bytes(1, kTileWarps) + int64_t{8} * a.x_stride;
+    if (plan_tiles(*ctx.gpu, 1, least, a.stage_bytes).stages == 0) return false;
     a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
-    constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k;
-    if (wide && (q5 ? launch_tiles<kQ5, 2>(ctx, a) : launch_tiles<kQ4, 2>(ctx, a))) return true;
-    return q5 ? launch_tiles<kQ5, 1>(ctx, a) : launch_tiles<kQ4, 1>(ctx, a);
+    const auto launch = [&](auto most) {
+        constexpr DType kMost = decltype(most)::value;
+        return (n > 16 && launch_tiles<kMost, 4>(ctx, a)) || (n > 8 && launch_tiles<kMost, 2>(ctx, a)) ||
+               launch_tiles<kMost, 1>(ctx, a);
+    };
+    return q5 ? launch(std::integral_constant<DType, DType::planes_q5_k>())
+              : launch(std::integral_constant<DType, DType::planes_q4_k>());
 }
 
 }  // namespace riptide::ops::cuda::decode

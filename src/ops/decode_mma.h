@@ -17,8 +17,8 @@ struct TilePlan {
     int32_t ctas = 0;    // on the whole device
     int64_t shared = 0;  // bytes
 };
-/// `fixed` bytes and as many stages (2 to 4) as leave room for a second CTA on the SM, or at least for one.
-TilePlan plan_tiles(const Gpu& gpu, int64_t fixed, int64_t stage_bytes);
+/// `fixed` bytes and as many stages (2 to 6) as leave room for `most_ctas` CTAs on an SM, or else for fewer.
+TilePlan plan_tiles(const Gpu& gpu, int32_t most_ctas, int64_t fixed, int64_t stage_bytes);
 
 /// y and residual as in multiply_into. x: kinds plain, norm or int8. REQUIRES tile_weight() of all, at most
 /// kMaxMatrices. False: rows this long do not fit in shared memory, or Q4_K and Q5_K are mixed; nothing was done.

@@ -8,7 +8,7 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// More rows: decode_group_router.cu from five on, and decode_group.cu if it has kernels for the types and shapes; else
+// More rows: decode_group_router.cu from three on, and decode_group.cu if it has kernels for the types and shapes; else
 // the same kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three
 // dependent kernels; the experts' addresses are not known before the router has ended.
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 /// The most rows that router_kernel serves; more go through router_logits().
-constexpr int64_t kFusedRouterRows = 4;
+constexpr int64_t kFusedRouterRows = 2;
 
 struct RouterArgs {
     Matrix m;  // float rows without a scale plane
@@ -283,14 +283,27 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const ActSource source = source_of(x, norm, true);
     MoeResult result;
     result.y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
+    const auto route_args = [&](const Routing& routing) {
+        return RouteArgs{router.bias.empty() ? nullptr : router.bias.data(),
+                         static_cast<int32_t>(num_experts),
+                         static_cast<int32_t>(router.top_k),
+                         router.scale,
+                         router.normalize,
+                         routing.experts.row<int32_t>(0),
+                         routing.weights.row(0)};
+    };
+    const auto empty_routing = [&] {
+        return Routing{router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
+                       ctx.alloc(DType::f32, {n, router.top_k})};
+    };
     const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
     if (plain && router.w->scales == nullptr && n > kFusedRouterRows) {
         const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);
         ActSource rows = prepare_rows(ctx, source, both, n);
         result.logits = ctx.alloc(DType::f32, {n, num_experts});
         router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
-        result.routing =
-            cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        result.routing = empty_routing();
+        choose_experts(ctx, route_args(result.routing), result.logits.row(0), n);
         const ArenaScope scope(*ctx.arena);
         run_experts(ctx, s, source, rows, cols, n, result.routing, shared, result.y, &x);
         x.int8 = nullptr;
@@ -305,8 +318,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         if (n == 0) return result;
     } else {
         result.logits = ctx.alloc(DType::f32, {n, num_experts});
-        result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
-                          ctx.alloc(DType::f32, {n, router.top_k})};
+        result.routing = empty_routing();
     }
     if (n == 1 && fused && lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0))) {
         x.int8 = nullptr;
@@ -326,13 +338,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         a.prepared = s.layout;
         a.out = rows;
         a.logits = result.logits.row(0);
-        a.route = {router.bias.empty() ? nullptr : router.bias.data(),
-                   a.m.rows,
-                   static_cast<int32_t>(router.top_k),
-                   router.scale,
-                   router.normalize,
-                   result.routing.experts.row<int32_t>(0),
-                   result.routing.weights.row(0)};
+        a.route = route_args(result.routing);
         a.counters = ctx.gpu->counters();
         RT_ASSERT(n <= Gpu::kCounters);
         stage_count(ctx, a.layout, a.x.norm_bytes(a.layout.cols) + (10 << 10), 1);

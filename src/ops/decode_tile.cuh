@@ -9,9 +9,9 @@
 //             exact integers of 16 x 8 products of one sub-block; 40 (Q6_K 65) instructions for the first eight rows of
 //             x, 17 (26) for the second, most of them the floating-point part.
 // The canonical sum has 32 accumulators (sub-blocks j mod 32), added xor 16, 8, 4, 2, 1. A warp therefore takes the
-// sub-blocks whose LOW bits of j it owns: wide, j mod 8 = warp, so that it needs the accumulators of four values of the
-// bits 16 and 8, adds those itself, and the eight warps' sums meet in shared memory in the order 4, 2, 1. Narrow, a
-// pair of warps has 16 rows; each warp owns one value of bit 1 and adds 8, 4, 2 by itself (xor 16 would add zeros).
+// sub-blocks whose LOW bits of j it owns: wide, j mod W = warp, so that it needs the accumulators of the 32 / W values of
+// the high bits, adds those itself, and the warps' sums meet in shared memory in the order (8,) 4, 2, 1. Narrow (W = 8),
+// a pair of warps has 16 rows; each warp owns one value of bit 1 and adds 8, 4, 2 by itself (xor 16 would add zeros).
 //
 // Integers to floats: the accumulators of an mma start at the bits of 1.5 2^23, so that the sum, seen as a float, is
 // 1.5 2^23 + S (|S| < 2^22), without a conversion. s (1.5 2^23 + S) - s 1.5 2^23 in one fma is s S rounded once: s has
@@ -69,12 +69,16 @@ constexpr int64_t stage_bytes(DType t) {
                                      : Tile<DType::planes_q6_k, Cols>::kBytes;
 }
 
-/// Bytes from row to row of x in shared memory: an odd number of 16, so that ldmatrix has no bank conflicts.
-RT_HD int32_t tile_x_stride(const ActLayout& l) { return l.bytes() / 16 % 2 == 0 ? l.bytes() + 16 : l.bytes(); }
+/// Bytes from row to row of x in shared memory, with A0 (which only Q6_K needs) or without: an odd number of 16, so that
+/// ldmatrix has no bank conflicts.
+RT_HD int32_t tile_x_stride(const ActLayout& l, bool a0) {
+    const int32_t bytes = (a0 ? 44 : 40) * l.groups;
+    return bytes / 16 % 2 == 0 ? bytes + 16 : (bytes + 15) / 16 * 16;
+}
 
-/// Floats between the columns of a partial sum in shared memory, and bytes of all of them for NT * 8 rows of x.
+/// Floats between the columns of a partial sum in shared memory, and bytes of those of `warps` warps for NT * 8 rows of x.
 constexpr int kPartialStride = 20;
-constexpr int64_t partial_bytes(int nt) { return int64_t{4} * kWarps * 8 * nt * kPartialStride; }
+constexpr int64_t partial_bytes(int nt, int warps) { return int64_t{4} * warps * 8 * nt * kPartialStride; }
 
 #ifdef __CUDACC__
 
@@ -83,10 +87,11 @@ __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/// Until all but the newest `pending` (0 to 3) groups of copies of this thread are there.
+/// Until all but the newest `pending` groups of copies of this thread are there (or fewer: it counts to four).
 __device__ __forceinline__ void wait_copies(int pending) {
 #if __CUDA_ARCH__ >= 800
-    if (pending == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
+    if (pending >= 4) asm volatile("cp.async.wait_group 4;" ::: "memory");
+    else if (pending == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
     else if (pending == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
     else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
     else asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -139,51 +144,102 @@ struct RingSlot {
     __device__ __forceinline__ void advance(int stages) { at = at + 1 == stages ? 0 : at + 1; }
 };
 
-/// Row `row` of a matrix.
-struct TileRow {
-    TilePlanes planes;
-    int row;
-};
-
-/// Columns [chunk * Cols, ...) of the rows row_of(0), row_of(1), ..., which have `cols` columns, by all threads of the
-/// CTA. Narrow: cols = Cols, rows row_of(0).row + i of one matrix, a multiple of 64.
-template <DType Type, int Cols, class RowOf>
-__device__ __forceinline__ void fetch_stage(const RowOf& row_of, int cols, int chunk, char* stage) {
+/// Where one thread of a CTA finds its pieces of a stage: the pointers stay in registers and move on with the stages, so
+/// that a piece costs one instruction. Wide: eight rows of one matrix, then eight of another (or the same). Narrow: 64
+/// rows of one, whose pieces follow one another in memory. kLast: rows beyond the last of a matrix repeat that.
+template <DType Type, int Cols, int kWarpCount, bool kLast>
+class StageFetch {
     using T = Tile<Type, Cols>;
-    const int thread = threadIdx.x;
+    static constexpr int kHalves = T::kWide ? 2 : 1, kHalfRows = T::kRows / kHalves;
+    static constexpr int kHighPieces = T::kHighBytes / 16, kScalePieces = T::kRows * T::kBlocks;
+    static constexpr int kCta = 32 * kWarpCount, kRounds = 1024 / kCta;
+    static constexpr int kRoundRows = kCta / T::kGroups;  // rows that the CTA asks for at a time
+    static constexpr int kHighAll = T::kRows * kHighPieces, kHighRounds = kHighAll > kCta ? kHighAll / kCta : 1;
+    static_assert(kScalePieces == 128 && (!kLast || T::kWide) && kRoundRows <= kHalfRows);
+
+  public:
+    /// Of all stages of this thread.
+    __device__ __forceinline__ StageFetch() {
+        const int i = threadIdx.x;
+        data_to_ = i / T::kGroups * T::kDataStride + i % T::kGroups * 16;
+        head_to_ = T::kHeads + i / T::kBlocks * T::kHeadStride + i % T::kBlocks * 16;
+        if constexpr (kHighPieces > 0) high_to_ = T::kHigh + i / kHighPieces * T::kHighStride + i % kHighPieces * 16;
+    }
+    /// The stage of chunk `chunk` of rows `row`, row + 1, ... of `first`, and (wide) of rows `row2`, ... of `second`.
+    /// Matrices of `cols` columns; `last`: the last row of each.
+    __device__ __forceinline__ void start(const TilePlanes& first, int row, const TilePlanes& second, int row2,
+                                          int cols, int chunk, int last) {
+        const int i = threadIdx.x;
+        const auto at = [&](int r, int64_t row_bytes) {
+            const int of = T::kWide && r >= kHalfRows ? row2 + r - kHalfRows : row + r;
+            return (kLast ? min(of, last) : of) * row_bytes;
+        };
+        const auto of = [&](int r) -> const TilePlanes& { return T::kWide && r >= kHalfRows ? second : first; };
+        const int r = i / T::kGroups;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const int i = k * kThreads + thread, r = i / T::kGroups, c = i % T::kGroups;
-        const TileRow row = row_of(r);
-        copy_async16(stage + r * T::kDataStride + 16 * c,
-                     row.planes.data + static_cast<int64_t>(row.row) * (cols / 2) + chunk * (Cols / 2) + 16 * c);
+        for (int h = 0; h < kHalves; ++h) {
+            const int64_t offset = at(r + h * kHalfRows, cols / 2);
+            data_[h] = of(h * kHalfRows).data + offset + chunk * (Cols / 2) + i % T::kGroups * 16;
+            if constexpr (kLast) step_[h] = static_cast<int>(at(r + h * kHalfRows + kRoundRows, cols / 2) - offset);
+        }
+        if (i < kScalePieces) {
+            const int row_of = i / T::kBlocks;
+            scales_ = of(row_of).scales + at(row_of, cols / 16) + chunk * (Cols / 16) + i % T::kBlocks * 16;
+        }
+        if constexpr (T::kQ6) {
+            if (i >= 128 && i < 144) {  // 16 bytes: a wide row, or four narrow ones
+                const int row_of = T::kWide ? i - 128 : 4 * (i - 128);
+                scales_ = of(row_of).d + at(row_of, cols / 128) + chunk * (Cols / 128);
+            }
+        }
+        if constexpr (kHighPieces > 0) {
+#pragma unroll
+            for (int k = 0; k < kHighRounds; ++k) {
+                const int row_of = i / kHighPieces + k * (kCta / kHighPieces);
+                if (i < kHighAll) high_[k] = of(row_of).high + at(row_of, cols / (Cols / T::kHighBytes)) + chunk * T::kHighBytes +
+                           i % kHighPieces * 16;
+            }
+        }
     }
-    if (thread < T::kRows * T::kBlocks) {
-        const int r = thread / T::kBlocks, c = thread % T::kBlocks;
-        const TileRow row = row_of(r);
-        copy_async16(stage + T::kHeads + r * T::kHeadStride + 16 * c,
-                     row.planes.scales + static_cast<int64_t>(row.row) * (cols / 16) + chunk * (Cols / 16) + 16 * c);
+    /// To the same columns `rows` rows on.
+    __device__ __forceinline__ void advance(int rows, int cols) {
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) data_[h] += rows * (cols / 2);
+        if constexpr (T::kQ6) scales_ += rows * (threadIdx.x < 128 ? cols / 16 : cols / 128);
+        else scales_ += rows * (cols / 16);
+        if constexpr (kHighPieces > 0) {
+#pragma unroll
+            for (int k = 0; k < kHighRounds; ++k) high_[k] += rows * (cols / (Cols / T::kHighBytes));
+        }
     }
-    if constexpr (T::kHighBytes > 0) {
-        constexpr int kPieces = T::kHighBytes / 16, kRounds = T::kRows * kPieces / kThreads;
+    /// Asks for this thread's pieces. The rows of a half are `cols` columns long.
+    __device__ __forceinline__ void fetch(char* stage, int cols) const {
+        const int i = threadIdx.x;
 #pragma unroll
         for (int k = 0; k < kRounds; ++k) {
-            const int i = k * kThreads + thread, r = i / kPieces, c = i % kPieces;
-            const TileRow row = row_of(r);
-            copy_async16(stage + T::kHigh + r * T::kHighStride + 16 * c,
-                         row.planes.high + static_cast<int64_t>(row.row) * (cols / (Cols / T::kHighBytes)) +
-                             chunk * T::kHighBytes + 16 * c);
+            const int h = k * kRoundRows / kHalfRows, round = k % (kRounds / kHalves);
+            const int offset = kLast ? round * step_[h] : round * kRoundRows * (cols / 2);
+            copy_async16(stage + data_to_ + k * kRoundRows * T::kDataStride, data_[h] + offset);
+        }
+        if (i < kScalePieces) copy_async16(stage + head_to_, scales_);
+        if constexpr (T::kQ6) {
+            if (i >= 128 && i < 144) copy_async16(stage + T::kD + 16 * (i - 128), scales_);
+        }
+        if constexpr (kHighPieces > 0) {
+#pragma unroll
+            for (int k = 0; k < kHighRounds; ++k)
+                if (i < kHighAll)
+                    copy_async16(stage + high_to_ + k * (kCta / kHighPieces) * T::kHighStride, high_[k]);
         }
     }
-    if constexpr (T::kQ6) {
-        const int i = thread - 128;  // 16 bytes: a wide row, or four narrow ones
-        if (i >= 0 && i < 16) {
-            const TileRow row = row_of(T::kWide ? i : 4 * i);
-            copy_async16(stage + T::kD + 16 * i,
-                         row.planes.d + static_cast<int64_t>(row.row) * (cols / 128) + chunk * (Cols / 128));
-        }
-    }
-}
+
+  private:
+    int data_to_ = 0, head_to_ = 0, high_to_ = 0;
+    const char* data_[kHalves] = {};
+    int step_[kHalves] = {};  // kLast: bytes to the thread's second row of each half
+    const char* scales_ = nullptr;  // threads 128 to 143 of Q6_K: d
+    const char* high_[kHighRounds] = {};
+};
 
 /// Rows of x in shared memory: int8 parts as in decode_act.cuh, `stride` bytes apart.
 struct TileX {
@@ -212,32 +268,30 @@ __device__ __forceinline__ void stage_x(const ActSource& s, const ActLayout& l, 
 }
 
 /// f(row, offset in a staged row, whether the piece is part of the first halves) for this thread's pieces of chunk
-/// `chunk` (2,048 columns) of `count` rows.
+/// `chunk` (2,048 columns) of `count` rows, A0 or not. The CTA has a multiple of 256 threads.
 template <class F>
-__device__ __forceinline__ void for_chunk_pieces(int groups, int chunk, int count, bool int8, const F& f) {
-    constexpr int kPieces = 176, kInt8 = 160;  // 64 + 64 of a, 32 of {d, A}, 16 of A0
-#pragma unroll 1
-    for (int q = threadIdx.x; q < count * kPieces; q += kThreads) {
-        const int p = q / kPieces, c = q - p * kPieces;
-        if (int8 && c >= kInt8) continue;
-        const int at = c < 64    ? 16 * (64 * chunk + c)
-                       : c < 128 ? 16 * (groups + 64 * chunk + c - 64)
-                       : c < 160 ? 32 * groups + 512 * chunk + 16 * (c - 128)
-                                 : 40 * groups + 256 * chunk + 16 * (c - 160);
-        f(p, at, c < 64);
-    }
+__device__ __forceinline__ void for_chunk_pieces(int groups, int chunk, int count, bool a0, const F& f) {
+    constexpr int kPieces = 176, kWithoutA0 = 160;  // 64 + 64 of a, 32 of {d, A}, 16 of A0
+    const int c = threadIdx.x % 256;
+    if (c >= (a0 ? kPieces : kWithoutA0)) return;
+    const int at = c < 64    ? 16 * (64 * chunk + c)
+                   : c < 128 ? 16 * (groups + 64 * chunk + c - 64)
+                   : c < 160 ? 32 * groups + 512 * chunk + 16 * (c - 128)
+                             : 40 * groups + 256 * chunk + 16 * (c - 160);
+#pragma unroll 4
+    for (int p = threadIdx.x / 256; p < count; p += blockDim.x / 256) f(p, at, c < 64);
 }
 /// Asks for chunk `chunk` of rows row0 .. row0 + count - 1 of x (kinds staged and int8): one group of copies.
-__device__ __forceinline__ void fetch_x(const ActSource& s, int groups, int chunk, int row0, int count, int stride,
-                                        char* out) {
+__device__ __forceinline__ void fetch_x(const ActSource& s, int groups, int chunk, int row0, int count, bool a0,
+                                        int stride, char* out) {
     const char* const from = s.rows + row0 * s.stride;
-    for_chunk_pieces(groups, chunk, count, s.kind == ActKind::int8,
+    for_chunk_pieces(groups, chunk, count, a0 && s.kind != ActKind::int8,
                      [&](int p, int at, bool) { copy_async16(out + p * stride + at, from + p * s.stride + at); });
     commit_copies();
 }
 /// Q6_K's A0 of int8 rows, from what this thread brought with fetch_x() and has waited for.
 __device__ __forceinline__ void sum_halves(int groups, int chunk, int count, int stride, char* out) {
-    for_chunk_pieces(groups, chunk, count, true, [&](int p, int at, bool first) {
+    for_chunk_pieces(groups, chunk, count, false, [&](int p, int at, bool first) {
         if (!first) return;
         const uint32_t ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
         const int sum = dot4(ones, *reinterpret_cast<const uint4*>(out + p * stride + at));
@@ -247,18 +301,19 @@ __device__ __forceinline__ void sum_halves(int groups, int chunk, int count, int
 
 // ---- One or two rows of x.
 
-/// acc[i][p] += row i of this lane times x row p < P (P > x.count repeats row 0). Wide: rows warp, warp + 8; narrow:
-/// rows 8 warp + 2 i + lane / 16.
-template <DType Type, int Cols, int P>
+/// acc[i][p] += row i of this lane times x row p < P (P > x.count repeats row 0). Wide: rows warp, warp + 8 (16 warps:
+/// row warp); narrow: rows 8 warp + 2 i + lane / 16.
+template <DType Type, int Cols, int P, int kRowsEach>
 __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int chunk, int warp, int lane,
-                                         float (&acc)[Cols == 2048 ? 2 : 4][P]) {
+                                         float (&acc)[kRowsEach][P]) {
     using T = Tile<Type, Cols>;
+    static_assert(T::kWide || kRowsEach == 4);
     using Set = std::conditional_t<T::kQ5, AllPlanes, KQuants>;
 #pragma unroll
     for (int s = 0; s < (T::kWide ? 2 : 1); ++s) {
         const int j = T::kWide ? 32 * s + lane : lane % 16;
 #pragma unroll
-        for (int i = 0; i < (T::kWide ? 2 : 4); ++i) {
+        for (int i = 0; i < kRowsEach; ++i) {
             const int r = T::kWide ? warp + 8 * i : 8 * warp + 2 * i + lane / 16;
             uint32_t raw[Set::kWords];
             put_words(raw, 0, *reinterpret_cast<const uint4*>(stage + r * T::kDataStride + 16 * j));
@@ -278,34 +333,30 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
     }
 }
 
-// ---- Up to sixteen rows of x.
+// ---- Up to 8 NT rows of x.
 
 constexpr float kMagic = 12582912.0f;  // 1.5 2^23
 constexpr int kMagicBits = 0x4B400000;
 
-/// This lane's addresses in the rows of x.
-template <int NT>
+/// This lane's places in the rows of x. Rows beyond the last hold anything: columns of a product do not meet.
 struct LaneX {
-    const char* b[NT];         // for load_matrices
-    const char* pairs[NT][2];  // {d, A} of columns 2 t, 2 t + 1; 8 bytes for each sub-block
-    int groups;
+    const char* b;      // for load_matrices
+    const char* pairs;  // {d, A} of column 2 t; 8 bytes for each sub-block
+    int stride, groups;
 
-    __device__ __forceinline__ LaneX(const TileX& x, int lane) : groups(x.groups) {
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt) {
-            const int row = min(8 * nt + lane % 8, x.count - 1);
-            b[nt] = x.rows + row * x.stride + (lane / 8 % 2) * 16 * x.groups + (lane / 16) * 128;
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                pairs[nt][i] = x.rows + min(8 * nt + lane % 4 * 2 + i, x.count - 1) * x.stride + 32 * x.groups;
-        }
-    }
+    /// kLow: sub-blocks between those of a pair.
+    __device__ __forceinline__ LaneX(const TileX& x, int lane, int kLow)
+        : b(x.rows + lane % 8 * x.stride + lane / 8 % 2 * 16 * x.groups + lane / 16 * 16 * kLow),
+          pairs(x.rows + lane % 4 * 2 * x.stride + 32 * x.groups),
+          stride(x.stride),
+          groups(x.groups) {}
 };
 
-/// Scale and minimum (Q6_K: the two scales) of sub-block `low` of block b of a row.
+/// Scale and minimum (Q6_K: the two scales) of a sub-block of a row.
 template <DType Type, int Cols>
-__device__ __forceinline__ float2 tile_scales(const char* stage, int row, int b, int low) {
+__device__ __forceinline__ float2 tile_scales(const char* stage, int row, int sub) {
     using T = Tile<Type, Cols>;
+    const int b = sub / 8, low = sub % 8;
     const char* head = stage + T::kHeads + row * T::kHeadStride + 16 * b;
     if constexpr (T::kQ6) {
         const float d = half_bits(*reinterpret_cast<const uint16_t*>(stage + T::kD + (row * T::kBlocks + b) * 2));
@@ -319,19 +370,19 @@ __device__ __forceinline__ float2 tile_scales(const char* stage, int row, int b,
     }
 }
 
-/// The products of 16 rows (tile `tile` of a stage) and sub-blocks 8 b + low, 8 (b + 1) + low with the rows of x, there
-/// sub-blocks j and j + 8: acc0 for the first, acc1 for the second.
-template <DType Type, int Cols, int NT>
-__device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int low, const LaneX<NT>& x, int j,
-                                         int lane, float (&acc0)[NT][4], float (&acc1)[NT][4]) {
+/// The products of 16 rows (tile `tile` of a stage) and sub-blocks sub, sub + kLow with the rows of x, there sub-blocks j and
+/// j + kLow: acc0 for the first, acc1 for the second. kLow: 8 or 16.
+template <DType Type, int Cols, int NT, int kLow>
+__device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, const LaneX& x, int j, int lane,
+                                         float (&acc0)[NT][4], float (&acc1)[NT][4]) {
     using T = Tile<Type, Cols>;
-    constexpr uint32_t kLow = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
+    constexpr uint32_t kNibble = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
     const int g = lane / 4, t = lane % 4;
     uint32_t w[4], xs[NT][4];
-    load_matrices(w, stage + (16 * tile + lane % 16) * T::kDataStride + 16 * (8 * (b + lane / 16) + low));
+    load_matrices(w, stage + (16 * tile + lane % 16) * T::kDataStride + 16 * (sub + lane / 16 * kLow));
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt) load_matrices(xs[nt], x.b[nt] + 16 * j);
-    const float2 mine = tile_scales<Type, Cols>(stage, 16 * tile + g + 8 * (t % 2), b + t / 2, low);
+    for (int nt = 0; nt < NT; ++nt) load_matrices(xs[nt], x.b + 8 * nt * x.stride + 16 * j);
+    const float2 mine = tile_scales<Type, Cols>(stage, 16 * tile + g + 8 * (t % 2), sub + t / 2 * kLow);
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
         const int from = (lane & 28) + 2 * u;
@@ -345,16 +396,16 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int
         uint32_t a[4];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            a[h] = w[2 * u + h] & kLow;
-            a[2 + h] = (w[2 * u + h] >> 4) & kLow;
+            a[h] = w[2 * u + h] & kNibble;
+            a[2 + h] = (w[2 * u + h] >> 4) & kNibble;
             if constexpr (T::kQ6) {
                 const uint2 high = *reinterpret_cast<const uint2*>(
-                    stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 8 * (8 * (b + u) + low));
+                    stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 8 * (sub + u * kLow));
                 a[h] |= ((high.x >> (2 * t)) & kTwo) << 4;
                 a[2 + h] |= ((high.y >> (2 * t)) & kTwo) << 4;
             } else if constexpr (T::kQ5) {
                 const uint32_t high = *reinterpret_cast<const uint32_t*>(
-                    stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 4 * (8 * (b + u) + low));
+                    stage + T::kHigh + (16 * tile + g + 8 * h) * T::kHighStride + 4 * (sub + u * kLow));
                 a[h] |= ((high >> t) & kOne) << 4;
                 a[2 + h] |= ((high >> (4 + t)) & kOne) << 4;
             }
@@ -363,13 +414,15 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int
         for (int nt = 0; nt < NT; ++nt) {
             float2 d[2];  // {d, A} of the two columns
 #pragma unroll
-            for (int i = 0; i < 2; ++i) d[i] = *reinterpret_cast<const float2*>(x.pairs[nt][i] + 8 * (j + 8 * u));
+            for (int c = 0; c < 2; ++c)
+                d[c] = *reinterpret_cast<const float2*>(x.pairs + (8 * nt + c) * x.stride + 8 * (j + kLow * u));
             float(&acc)[4] = u == 0 ? acc0[nt] : acc1[nt];
             if constexpr (T::kQ6) {
                 int c[4], e[4];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float a0 = *reinterpret_cast<const float*>(x.pairs[nt][i] + 8 * x.groups + 4 * (j + 8 * u));
+                    const float a0 = *reinterpret_cast<const float*>(x.pairs + (8 * nt + i) * x.stride + 8 * x.groups +
+                                                                     4 * (j + kLow * u));
                     c[i] = c[2 + i] = __float_as_int(fmaf(-32.0f, a0, kMagic));
                     e[i] = e[2 + i] = __float_as_int(fmaf(-32.0f, d[i].y - a0, kMagic));
                 }
@@ -395,16 +448,19 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int b, int
     }
 }
 
-/// Accumulators of a wide tile: four values of the bits 8 and 16 of a sub-block's number.
-template <int NT>
-using WideSums = float[4][NT][4];
+/// Accumulators of a wide tile: those of the 32 / kLow values of the high bits of a sub-block's number mod 32.
+template <int NT, int kLow>
+using WideSums = float[32 / kLow][NT][4];
 
-template <DType Type, int NT>
-__device__ __forceinline__ void mma_wide(const char* stage, const LaneX<NT>& x, int chunk, int warp, int lane,
-                                         WideSums<NT>& acc) {
+/// kLow warps.
+template <DType Type, int NT, int kLow>
+__device__ __forceinline__ void mma_wide(const char* stage, const LaneX& x, int chunk, int warp, int lane,
+                                         WideSums<NT, kLow>& acc) {
+    constexpr int kSums = 32 / kLow;
 #pragma unroll
-    for (int b = 0; b < 8; b += 2)
-        mma_pair<Type, 2048, NT>(stage, 0, b, warp, x, 64 * chunk + 8 * b + warp, lane, acc[b % 4], acc[b % 4 + 1]);
+    for (int b = 0; b < 64 / kLow; b += 2)
+        mma_pair<Type, 2048, NT, kLow>(stage, 0, kLow * b + warp, x, 64 * chunk + kLow * b + warp, lane,
+                                       acc[b % kSums], acc[b % kSums + 1]);
 }
 
 /// One warp's sums to shared memory.
@@ -417,29 +473,37 @@ __device__ __forceinline__ void put_partial(float* partial, int warp, int lane, 
         for (int i = 0; i < 4; ++i)
             to[(8 * nt + lane % 4 * 2 + i % 2) * kPartialStride + lane / 4 + 8 * (i / 2)] = v[nt][i];
 }
-template <int NT>
-__device__ __forceinline__ void put_wide(float* partial, int warp, int lane, const WideSums<NT>& acc) {
+template <int NT, int kLow>
+__device__ __forceinline__ void put_wide(float* partial, int warp, int lane, const WideSums<NT, kLow>& acc) {
     float v[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            v[nt][i] = __fadd_rn(__fadd_rn(acc[0][nt][i], acc[2][nt][i]), __fadd_rn(acc[1][nt][i], acc[3][nt][i]));
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (kLow == 8)
+                v[nt][i] = __fadd_rn(__fadd_rn(acc[0][nt][i], acc[2][nt][i]), __fadd_rn(acc[1][nt][i], acc[3][nt][i]));
+            else v[nt][i] = __fadd_rn(acc[0][nt][i], acc[1][nt][i]);
+        }
     put_partial<NT>(partial, warp, lane, v);
 }
+/// The values at from[warp * stride] of kCount warps, kEvery warps apart: those whose numbers differ in the highest bit
+/// are added first.
+template <int kCount, int kEvery>
+__device__ __forceinline__ float sum_warps(const float* from, int stride) {
+    if constexpr (kCount == 1) return *from;
+    else
+        return __fadd_rn(sum_warps<kCount / 2, 2 * kEvery>(from, stride),
+                         sum_warps<kCount / 2, 2 * kEvery>(from + kEvery * stride, stride));
+}
 /// The product of row `row` of the tile and row `col` of x. Behind a barrier.
-template <int NT>
+template <int NT, int kLow>
 __device__ __forceinline__ float wide_sum(const float* partial, int row, int col) {
-    float p[8];
-#pragma unroll
-    for (int w = 0; w < 8; ++w) p[w] = partial[(w * 8 * NT + col) * kPartialStride + row];
-    return __fadd_rn(__fadd_rn(__fadd_rn(p[0], p[4]), __fadd_rn(p[2], p[6])),
-                     __fadd_rn(__fadd_rn(p[1], p[5]), __fadd_rn(p[3], p[7])));
+    return sum_warps<kLow, 1>(partial + col * kPartialStride + row, 8 * NT * kPartialStride);
 }
 
 /// A narrow stage: 64 rows times up to eight rows of x, to `partial`.
 template <DType Type>
-__device__ __forceinline__ void mma_narrow(const char* stage, const LaneX<1>& x, int warp, int lane, float* partial) {
+__device__ __forceinline__ void mma_narrow(const char* stage, const LaneX& x, int warp, int lane, float* partial) {
     float two[2][4];
 #pragma unroll
     for (int c2 = 0; c2 < 2; ++c2) {
@@ -448,7 +512,7 @@ __device__ __forceinline__ void mma_narrow(const char* stage, const LaneX<1>& x,
         for (int c4 = 0; c4 < 2; ++c4) {
             const int low = warp % 2 + 2 * c2 + 4 * c4;
             float acc[2][1][4] = {};
-            mma_pair<Type, 512, 1>(stage, warp / 2, 0, low, x, low, lane, acc[0], acc[1]);
+            mma_pair<Type, 512, 1, 8>(stage, warp / 2, low, x, low, lane, acc[0], acc[1]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) four[c4][i] = __fadd_rn(acc[0][0][i], acc[1][0][i]);
         }
