@@ -31,6 +31,7 @@ namespace {
 
 constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kGroupRows = 8, kMostGroupTopK = 8;
 constexpr int kPairTiles = kFf / 8;  // units of gate and up
+constexpr int kCtaThreads = kThreads + 32;  // the last warp asks for weights
 constexpr uint32_t kShared = 0xFFFF;
 constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k, kQ6 = DType::planes_q6_k;
 
@@ -71,14 +72,18 @@ __device__ __forceinline__ Groups groups_at(char* memory, const GroupArgs& a) {
     return g;
 }
 
+/// No rows yet. By the whole CTA, which synchronises before build_groups().
+__device__ __forceinline__ void clear_groups(const GroupArgs& a, const Groups& g) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < a.words * kExperts; i += kCtaThreads) g.mask[i] = 0;
+}
+
 /// How many groups there are; the whole CTA, all threads of which see the lists afterwards. totals: kWarps integers.
 __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g, int* totals) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const bool works = thread < kThreads;
 #pragma unroll 1
-    for (int w = 0; w < a.words; ++w) g.mask[w * kExperts + thread] = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = thread; i < a.n * a.top_k; i += kThreads) {
+    for (int i = thread; i < a.n * a.top_k; i += kCtaThreads) {
         const int e = load_shared_i32(a.experts + i), row = i / a.top_k;
         g.ids[i] = static_cast<uint8_t>(e);
         atomicOr(&g.mask[row / 32 * kExperts + e], 1u << (row % 32));
@@ -86,7 +91,7 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
     __syncthreads();
     int rows = 0;
 #pragma unroll 1
-    for (int w = 0; w < a.words; ++w) rows += __popc(g.mask[w * kExperts + thread]);
+    for (int w = 0; works && w < a.words; ++w) rows += __popc(g.mask[w * kExperts + thread]);
     const int mine = (rows + kGroupRows - 1) / kGroupRows;
     int upto = mine;
 #pragma unroll
@@ -94,7 +99,7 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
         const int other = __shfl_up_sync(~0u, upto, o);
         if (lane >= o) upto += other;
     }
-    if (lane == 31) totals[warp] = upto;
+    if (works && lane == 31) totals[warp] = upto;
     __syncthreads();
     const int shared = a.slots > a.top_k ? (a.n + kGroupRows - 1) / kGroupRows : 0;
     int all = shared, before = shared;
@@ -104,13 +109,13 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
         all += totals[w];
     }
 #pragma unroll 1
-    for (int c = 0; c < mine; ++c) g.list[before + upto - mine + c] = static_cast<uint32_t>(thread | c << 16);
+    for (int c = 0; works && c < mine; ++c) g.list[before + upto - mine + c] = static_cast<uint32_t>(thread | c << 16);
     if (thread < shared) g.list[thread] = kShared | static_cast<uint32_t>(thread) << 16;
     __syncthreads();
     return all;
 }
 
-/// The rows of a group; their number. Called by the whole CTA, which synchronises before it reads `m`. weights: null if
+/// The rows of a group; their number. Called by the warps that multiply, which synchronise before they read `m`. weights: null if
 /// they are not wanted.
 __device__ __forceinline__ int find_members(const GroupArgs& a, const Groups& g, uint32_t entry, const float* weights,
                                             Members& m) {
@@ -168,59 +173,81 @@ struct GateUpArgs {
     float* out;   // [n, slots, kFf]
 };
 
+/// What is where in the shared memory of a kernel, and the stages from `begin` to `end` of this CTA.
+template <DType Type, int Cols>
+struct GroupMemory {
+    static constexpr int64_t kPartial = partial_bytes(1, kWarps);  // of one stage; there are two
+    static constexpr bool kA0 = Cols == kFf || Type == kQ6;        // put8() writes it, whether it is needed or not
+    static RT_HD ActLayout layout() { return {Cols, Cols / 32, 44 * (Cols / 32), 0}; }
+    static RT_HD int stride() { return tile_x_stride(layout(), kA0); }
+    /// The ring beside everything else.
+    static TilePlan plan(const Gpu& gpu, GroupArgs& a) {
+        const int64_t fixed = 2 * kPartial + int64_t{kGroupRows} * stride() + Groups::bytes(a.n, a.top_k) +
+                              kMostStages * StageRing::kBytes;
+        const TilePlan plan = plan_tiles(gpu, 2, fixed, Tile<Type, Cols>::kBytes);
+        a.stages = plan.stages;
+        return plan;
+    }
+
+    char* ring;
+    float* partial;  // two
+    char* staged;
+    Groups groups;
+    void* barriers;
+
+    __device__ __forceinline__ GroupMemory(void* dynamic, const GroupArgs& a) : ring(static_cast<char*>(dynamic)) {
+        partial = reinterpret_cast<float*>(ring + a.stages * Tile<Type, Cols>::kBytes);
+        staged = reinterpret_cast<char*>(partial) + 2 * kPartial;
+        groups = groups_at(staged + kGroupRows * stride(), a);
+        barriers = reinterpret_cast<char*>(groups.mask) + Groups::bytes(a.n, a.top_k);
+    }
+    __device__ __forceinline__ char* stage(int i) const { return ring + i * Tile<Type, Cols>::kBytes; }
+    __device__ __forceinline__ float* partial_of(int u) const { return partial + u % 2 * (kPartial / 4); }
+};
+
 template <DType Type>
-__global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ int totals[kWarps];
     __shared__ Members members;
+    const GroupMemory<Type, kHidden> memory(dynamic, a.g);
+    StageRing ring(memory.barriers, a.g.stages);
+    clear_groups(a.g, memory.groups);
+    if (threadIdx.x == 0) ring.init(kWarps);
+    __syncthreads();
     pdl_wait();
     pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
-    using T = Tile<Type, kHidden>;
-    const ActLayout l = {kHidden, kHidden / 32, 44 * (kHidden / 32), 0};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l, true);
-    char* const ring = reinterpret_cast<char*>(dynamic);
-    float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1, kWarps);
-    const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
-    const int all = build_groups(a.g, groups, totals) * kPairTiles;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int all = build_groups(a.g, memory.groups, totals) * kPairTiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
-    Cursor asked{begin / kPairTiles, begin % kPairTiles}, now = asked;
-    RingSlot slot;
-    StageFetch<Type, kHidden, kWarps, false> pieces;
-    int left = end - begin;  // to be asked for
-    const auto issue = [&](int to) {
-        if (left > 0) {
-            if (asked.part == 0 || left == end - begin) {
-                const uint32_t e = groups.list[asked.outer] & 0xFFFFu;
-                const int f = asked.part * 8;
-                pieces.start(a.gate.of(e), f, a.up.of(e), f, kHidden, 0, 0);
-            }
-            pieces.fetch(ring + to * T::kBytes, kHidden);
-            pieces.advance(8, kHidden);
-            asked.advance(kPairTiles, 1);
-            --left;
-        }
-        commit_copies();
-    };
+    Cursor now{begin / kPairTiles, begin % kPairTiles};
+    if (warp == kWarps) {
 #pragma unroll 1
-    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
-    TileX x{staged, stride, l.groups, 0};
-    const LaneX mine(x, lane, 8);
+        for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), ring.advance()) {
+            const uint32_t e = memory.groups.list[now.outer] & 0xFFFFu;
+            const auto row_of = [&](int r) { return now.part * 8 + r; };
+            ring.wait_until_empty();
+            fetch_rows<Type, kHidden, 8>(a.gate.of(e), kHidden, 0, row_of, memory.stage(ring.at()), 0);
+            fetch_rows<Type, kHidden, 8>(a.up.of(e), kHidden, 0, row_of, memory.stage(ring.at()), 8);
+            ring.asked();
+        }
+        return;
+    }
+    TileX x{memory.staged, memory.stride(), kHidden / 32, 0};
+    const LaneX mine(x, lane, kWarps);
     int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), slot.advance(a.g.stages)) {
+    for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), ring.advance()) {
         if (now.outer != current) {
             current = now.outer;
-            __syncthreads();
-            x.count = find_members(a.g, groups, groups.list[current], nullptr, members);
-            __syncthreads();
-            stage_x(
-                a.x, l, stride, x.count, [&](int p) { return static_cast<int64_t>(members.row[p]); }, staged);
+            sync_warps<kWarps>();
+            x.count = find_members(a.g, memory.groups, memory.groups.list[current], nullptr, members);
+            sync_warps<kWarps>();
+            stage_x(a.x, x, memory.kA0, [&](int p) { return static_cast<int64_t>(members.row[p]); }, memory.staged);
+            sync_warps<kWarps>();
         }
-        wait_copies(a.g.stages - 2);
-        __syncthreads();
-        issue(slot.before(a.g.stages));
-        const char* const stage = ring + slot.at * T::kBytes;
+        ring.wait_until_full();
+        const char* const stage = memory.stage(ring.at());
         const int f0 = now.part * 8;
         const auto store = [&](int f, int p, float gate, float up) {
             const int rank = __ffs(static_cast<int>(members.slots[p])) - 1;
@@ -229,23 +256,27 @@ __global__ void __launch_bounds__(kThreads, 2) group_gate_up_kernel(const __grid
         if (x.count == 1) {
             float acc[2][1] = {};
             dot_rows<Type, kHidden, 1>(stage, x, 0, warp, lane, acc);
+            ring.used(lane);
             float v[2] = {acc[0][0], acc[1][0]};
             const float sum = reduce_lanes<2>(v, lane), up = __shfl_xor_sync(~0u, sum, 16);
             if (lane == 0) store(warp, 0, sum, up);
         } else if (x.count == 2) {
             float acc[2][2] = {};
             dot_rows<Type, kHidden, 2>(stage, x, 0, warp, lane, acc);
+            ring.used(lane);
             float v[4] = {acc[0][0], acc[1][0], acc[0][1], acc[1][1]};
             const float sum = reduce_lanes<4>(v, lane), up = __shfl_xor_sync(~0u, sum, 8);
             if (lane % 16 == 0) store(warp, lane / 16, sum, up);
         } else {
-            WideSums<1, 8> acc = {};
-            mma_wide<Type, 1, 8>(stage, mine, 0, warp, lane, acc);
-            put_wide<1, 8>(partial, warp, lane, acc);
-            __syncthreads();
-            const int i = threadIdx.x;
-            if (i < 128) {
-                const float sum = wide_sum<1, 8>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
+            WideSums<1, kWarps> acc = {};
+            mma_wide<Type, 1, kWarps>(stage, mine, 0, warp, lane, acc);
+            ring.used(lane);
+            float* const partial = memory.partial_of(u);
+            put_wide<1, kWarps>(partial, warp, lane, acc);
+            sync_warps<kWarps>();  // what was put two stages ago has been added up
+            const int i = static_cast<int>(threadIdx.x) - u % 2 * 128;
+            if (i >= 0 && i < 128) {
+                const float sum = wide_sum<1, kWarps>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
                 if (i % 16 < 8 && i / 16 < x.count) store(i % 16, i / 16, sum, up);
             }
         }
@@ -262,62 +293,53 @@ struct DownGroupArgs {
 };
 
 template <DType Type>
-__global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_constant__ DownGroupArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid_constant__ DownGroupArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ int totals[kWarps];
     __shared__ Members members;
     pdl_trigger();
-    using T = Tile<Type, kFf>;
-    const ActLayout l = {kFf, kFf / 32, 44 * (kFf / 32), 0};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stride = tile_x_stride(l, true);
-    char* const ring = reinterpret_cast<char*>(dynamic);
-    float* const partial = reinterpret_cast<float*>(ring + a.g.stages * T::kBytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(1, kWarps);
-    const Groups groups = groups_at(staged + kGroupRows * stride, a.g);
-    const int tiles = a.rows / 64, all = build_groups(a.g, groups, totals) * tiles;
+    const GroupMemory<Type, kFf> memory(dynamic, a.g);
+    StageRing ring(memory.barriers, a.g.stages);
+    clear_groups(a.g, memory.groups);
+    if (threadIdx.x == 0) ring.init(kWarps);
+    __syncthreads();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int tiles = a.rows / 64, all = build_groups(a.g, memory.groups, totals) * tiles;
     const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
-    Cursor asked{begin / tiles, begin % tiles}, now = asked;
-    RingSlot slot;
-    StageFetch<Type, kFf, kWarps, false> pieces;
-    int left = end - begin;  // to be asked for
-    const auto issue = [&](int to) {
-        if (left > 0) {
-            if (asked.part == 0 || left == end - begin) {
-                const TilePlanes planes = a.down.of(groups.list[asked.outer] & 0xFFFFu);
-                pieces.start(planes, asked.part * 64, planes, 0, kFf, 0, 0);
-            }
-            pieces.fetch(ring + to * T::kBytes, kFf);
-            pieces.advance(64, kFf);
-            asked.advance(tiles, 1);
-            --left;
-        }
-        commit_copies();
-    };
+    Cursor now{begin / tiles, begin % tiles};
+    if (warp == kWarps) {
 #pragma unroll 1
-    for (int i = 0; i < a.g.stages - 1; ++i) issue(i);
+        for (int u = begin; u < end; ++u, now.advance(tiles, 1), ring.advance()) {
+            const TilePlanes planes = a.down.of(memory.groups.list[now.outer] & 0xFFFFu);
+            const auto row_of = [&](int r) { return now.part * 64 + r; };
+            ring.wait_until_empty();
+            fetch_rows<Type, kFf, 64>(planes, kFf, 0, row_of, memory.stage(ring.at()), 0);
+            ring.asked();
+        }
+        return;
+    }
     pdl_wait();
-    TileX x{staged, stride, l.groups, 0};
-    const LaneX mine(x, lane, 8);
+    TileX x{memory.staged, memory.stride(), kFf / 32, 0};
+    const LaneX mine(x, lane, kWarps);
     int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u, now.advance(tiles, 1), slot.advance(a.g.stages)) {
+    for (int u = begin; u < end; ++u, now.advance(tiles, 1), ring.advance()) {
         if (now.outer != current) {
             current = now.outer;
-            __syncthreads();
-            x.count = find_members(a.g, groups, groups.list[current], a.weights, members);
-            __syncthreads();
+            sync_warps<kWarps>();
+            x.count = find_members(a.g, memory.groups, memory.groups.list[current], a.weights, members);
+            sync_warps<kWarps>();
 #pragma unroll 2
             for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
                 const int p = q / (kFf / 8), c = q % (kFf / 8), rank = __ffs(static_cast<int>(members.slots[p])) - 1;
                 float v[8];
                 load8(a.act + (static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf, c, kFf, v);
-                put8(l, staged + p * stride, c, v);
+                put8(memory.layout(), memory.staged + p * x.stride, c, v);
             }
+            sync_warps<kWarps>();
         }
-        wait_copies(a.g.stages - 2);
-        __syncthreads();
-        issue(slot.before(a.g.stages));
-        const char* const stage = ring + slot.at * T::kBytes;
+        ring.wait_until_full();
+        const char* const stage = memory.stage(ring.at());
         const int o0 = now.part * 64;
         const auto store = [&](int o, int p, float sum) {
             const int64_t row = members.row[p];
@@ -334,18 +356,22 @@ __global__ void __launch_bounds__(kThreads, 2) group_down_kernel(const __grid_co
         if (x.count == 1) {
             float acc[4][1] = {};
             dot_rows<Type, kFf, 1>(stage, x, 0, warp, lane, acc);
+            ring.used(lane);
             float v[4] = {acc[0][0], acc[1][0], acc[2][0], acc[3][0]};
             const float sum = reduce_lanes<4, 16>(v, lane);
             if (lane % 4 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, 0, sum);
         } else if (x.count == 2) {
             float acc[4][2] = {};
             dot_rows<Type, kFf, 2>(stage, x, 0, warp, lane, acc);
+            ring.used(lane);
             float v[8] = {acc[0][0], acc[0][1], acc[1][0], acc[1][1], acc[2][0], acc[2][1], acc[3][0], acc[3][1]};
             const float sum = reduce_lanes<8, 16>(v, lane);
             if (lane % 2 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, lane / 2 % 2, sum);
         } else {
+            float* const partial = memory.partial_of(u);
             mma_narrow<Type>(stage, mine, warp, lane, partial);
-            __syncthreads();
+            ring.used(lane);
+            sync_warps<kWarps>();  // what was put two stages ago has been added up
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
                 const int i = k * kThreads + threadIdx.x;
@@ -391,15 +417,6 @@ bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
     return m.type == type && is_tile_type(type) && m.rows == rows && m.cols == cols && m.scale == 1.0f;
 }
 
-/// The ring and the lists of a kernel behind `x_cols` columns of x.
-TilePlan plan_groups(const Gpu& gpu, GroupArgs& g, int64_t x_cols, int64_t stage) {
-    const int64_t fixed = partial_bytes(1, kWarps) + int64_t{kGroupRows} * tile_x_stride(act_layout(x_cols, true, false), true) +
-                          Groups::bytes(g.n, g.top_k) + 128;
-    const TilePlan plan = plan_tiles(gpu, 2, fixed, stage);
-    g.stages = plan.stages;
-    return plan;
-}
-
 }  // namespace
 
 bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
@@ -422,8 +439,14 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     a.g.words = static_cast<int32_t>((n + 31) / 32);
     DownGroupArgs d = {};
     d.g = a.g;
-    const TilePlan up_plan = plan_groups(gpu, a.g, kHidden, stage_bytes<kHidden>(gate.type));
-    const TilePlan down_plan = plan_groups(gpu, d.g, kFf, stage_bytes<kFf>(down.type));
+    const auto plan = [&](DType type, GroupArgs& g, auto cols) {
+        constexpr int kCols = decltype(cols)::value;
+        return type == kQ4   ? GroupMemory<kQ4, kCols>::plan(gpu, g)
+               : type == kQ5 ? GroupMemory<kQ5, kCols>::plan(gpu, g)
+                             : GroupMemory<kQ6, kCols>::plan(gpu, g);
+    };
+    const TilePlan up_plan = plan(gate.type, a.g, std::integral_constant<int, kHidden>());
+    const TilePlan down_plan = plan(down.type, d.g, std::integral_constant<int, kFf>());
     if (up_plan.stages == 0 || down_plan.stages == 0) return false;
 
     a.gate = expert_planes(gate, layer.shared ? layer.shared_gate : gate);
@@ -434,7 +457,7 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
                            : gate.type == kQ5 ? group_gate_up_kernel<kQ5>
                                               : group_gate_up_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(up_kernel), up_plan.shared);
-    launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kThreads, static_cast<size_t>(up_plan.shared), a);
+    launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kCtaThreads, static_cast<size_t>(up_plan.shared), a);
 
     d.down = expert_planes(down, layer.shared ? layer.shared_down : down);
     d.weights = routing.weights.row(0);
@@ -445,7 +468,7 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
                              : down.type == kQ5 ? group_down_kernel<kQ5>
                                                 : group_down_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(down_kernel), down_plan.shared);
-    launch(gpu, down_kernel, dim3(static_cast<unsigned>(down_plan.ctas)), kThreads,
+    launch(gpu, down_kernel, dim3(static_cast<unsigned>(down_plan.ctas)), kCtaThreads,
            static_cast<size_t>(down_plan.shared), d);
 
     CombineArgs c = {};

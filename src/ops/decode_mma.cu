@@ -31,73 +31,85 @@ struct TileMatmulArgs {
     TileMatrix m[kMaxMatrices];
     int32_t matrices, tiles, chunks;  // chunks: stages of a tile
     int32_t n, row_blocks, stages, stage_bytes, x_stride;
-    int32_t q6;  // whether any matrix is
+    int32_t q6;        // whether any matrix is
+    int32_t partials;  // places for partial sums: 2, or 1 if there is no room
     ActLayout layout;
     ActSource x;
     float* residual;
 };
 
-constexpr int kTileWarps = 16;
+constexpr int kTileWarps = 16, kCtaThreads = 32 * (kTileWarps + 1);  // the last warp asks for weights
+constexpr DType kQ6 = DType::planes_q6_k;
+
+__device__ __forceinline__ const TileMatrix& matrix_of_tile(const TileMatmulArgs& a, int tile) {
+    int i = 0;
+    while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
+    return a.m[i];
+}
+
+template <DType Most>
+__device__ __forceinline__ void ask_for_stages(const TileMatmulArgs& a, char* stages, StageRing ring, Cursor now,
+                                               int step) {
+#pragma unroll 1
+    for (; now.outer < a.tiles; now.advance(a.chunks, step), ring.advance()) {
+        const TileMatrix& m = matrix_of_tile(a, now.outer);
+        const int first = 16 * (now.outer - m.first), last = m.rows - 1;
+        const auto row_of = [&](int r) { return min(first + r, last); };
+        char* const stage = stages + ring.at() * a.stage_bytes;
+        ring.wait_until_empty();
+        if (m.q6 != 0) fetch_rows<kQ6, 2048, 16>(m.planes, a.layout.cols, now.part, row_of, stage, 0);
+        else fetch_rows<Most, 2048, 16>(m.planes, a.layout.cols, now.part, row_of, stage, 0);
+        ring.asked();
+    }
+}
 
 /// Matrices of type Most and of Q6_K.
 template <DType Most, int NT>
-__global__ void __launch_bounds__(32 * kTileWarps, 1) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
+    __shared__ uint64_t barriers[2 * kMostStages];
     pdl_trigger();
-    constexpr DType kQ6 = DType::planes_q6_k;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
+    constexpr int64_t kPartial = partial_bytes(NT, kTileWarps);
     char* const stages = reinterpret_cast<char*>(dynamic);
-    float* const partial = reinterpret_cast<float*>(stages + a.stages * a.stage_bytes);
-    char* const staged = reinterpret_cast<char*>(partial) + partial_bytes(NT, kTileWarps);
-    const int first_tile = block / a.row_blocks, step = gridDim.x / a.row_blocks;
-    Cursor asked{first_tile, 0}, now{first_tile, 0};
-    RingSlot slot;
-    const auto find = [&](int tile) -> const TileMatrix& {
-        int i = 0;
-        while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
-        return a.m[i];
-    };
-    const auto issue = [&](int to) {
-        if (asked.outer < a.tiles) {
-            const TileMatrix& m = find(asked.outer);
-            const int first = 16 * (asked.outer - m.first);
-            const auto fetch = [&](auto pieces) {
-                pieces.start(m.planes, first, m.planes, first + 8, a.layout.cols, asked.part, m.rows - 1);
-                pieces.fetch(stages + to * a.stage_bytes, a.layout.cols);
-            };
-            if (m.q6 != 0) fetch(StageFetch<kQ6, 2048, kTileWarps, true>());
-            else fetch(StageFetch<Most, 2048, kTileWarps, true>());
-            asked.advance(a.chunks, step);
-        }
-        commit_copies();
-    };
-#pragma unroll 1
-    for (int i = 0; i < a.stages - 1; ++i) issue(i);
+    char* const partials = stages + a.stages * a.stage_bytes;
+    char* const staged = partials + a.partials * kPartial;
+    const int step = gridDim.x / a.row_blocks;
+    Cursor now{block / a.row_blocks, 0};
+    StageRing ring(barriers, a.stages);
+    if (threadIdx.x == 0) ring.init(kTileWarps);
+    __syncthreads();
+    if (warp == kTileWarps) {
+        ask_for_stages<Most>(a, stages, ring, now, step);
+        return;
+    }
     pdl_wait();
+    constexpr int kUsers = 32 * kTileWarps;
 #pragma unroll 1
     for (int chunk = 0; chunk < a.chunks; ++chunk)
-        fetch_x(a.x, a.layout.groups, chunk, row0, count, a.q6 != 0, a.x_stride, staged);
+        fetch_x<kUsers>(a.x, a.layout.groups, chunk, row0, count, a.q6 != 0, a.x_stride, staged);
     if (a.q6 != 0 && a.x.kind == ActKind::int8) {
         wait_copies(0);
 #pragma unroll 1
-        for (int chunk = 0; chunk < a.chunks; ++chunk) sum_halves(a.layout.groups, chunk, count, a.x_stride, staged);
+        for (int chunk = 0; chunk < a.chunks; ++chunk)
+            sum_halves<kUsers>(a.layout.groups, chunk, count, a.x_stride, staged);
     }
     const TileX x{staged, a.x_stride, a.layout.groups, count};
     const LaneX mine(x, lane, kTileWarps);
     const bool few = NT == 1 && count <= 2;
     WideSums<NT, kTileWarps> acc;
     float two[1][2];
+    int tile = 0;
 #pragma unroll 1
-    for (int u = 0; now.outer < a.tiles; ++u, now.advance(a.chunks, step), slot.advance(a.stages)) {
-        // Groups of copies: the first stages - 1 stages, chunks of x, then a stage with each step. Step u needs stage u
-        // and, in the first tile, chunk u of x, which have that many groups behind them:
-        const int behind_x = a.chunks - 1, behind_stage = a.stages - 2;
-        wait_copies(u >= a.chunks ? behind_stage : u < a.stages - 1 ? behind_x : min(behind_x, behind_stage));
-        __syncthreads();
-        issue(slot.before(a.stages));
-        const TileMatrix& m = find(now.outer);
-        const char* const stage = stages + slot.at * a.stage_bytes;
+    for (int u = 0; now.outer < a.tiles; ++u, now.advance(a.chunks, step), ring.advance()) {
+        if (u < a.chunks) {  // chunk u of x, behind which a.chunks - 1 - u were asked for
+            wait_copies(a.chunks - 1 - u);
+            sync_warps<kTileWarps>();
+        }
+        ring.wait_until_full();
+        const TileMatrix& m = matrix_of_tile(a, now.outer);
+        const char* const stage = stages + ring.at() * a.stage_bytes;
         const int chunk = now.part, first = 16 * (now.outer - m.first);
         const bool last = chunk == a.chunks - 1;
         const auto store = [&](int r, int p, float sum) {
@@ -110,6 +122,7 @@ __global__ void __launch_bounds__(32 * kTileWarps, 1) tile_matmul_kernel(const _
             if (chunk == 0) two[0][0] = two[0][1] = 0.0f;
             if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
             else dot_rows<Most, 2048, 2>(stage, x, chunk, warp, lane, two);
+            ring.used(lane);
             if (!last) continue;
             float v[2] = {two[0][0], two[0][1]};
             const float sum = reduce_lanes<2>(v, lane);
@@ -123,24 +136,33 @@ __global__ void __launch_bounds__(32 * kTileWarps, 1) tile_matmul_kernel(const _
         }
         if (m.q6 != 0) mma_wide<kQ6, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
         else mma_wide<Most, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
+        ring.used(lane);
         if (!last) continue;
+        float* const partial = reinterpret_cast<float*>(partials + tile % a.partials * kPartial);
+        if (a.partials == 1) sync_warps<kTileWarps>();  // else what was put two tiles ago has been added up
         put_wide<NT, kTileWarps>(partial, warp, lane, acc);
-        __syncthreads();
-        const int i = threadIdx.x;
+        sync_warps<kTileWarps>();
+        // Other warps each time, which are behind the rest then.
+        const int i = (static_cast<int>(threadIdx.x) + 128 * NT * tile) % kUsers;
         if (i < 128 * NT) store(i % 16, i / 16, wide_sum<NT, kTileWarps>(partial, i % 16, i / 16));
+        ++tile;
     }
 }
 
 template <DType Most, int NT>
 bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
-    const int64_t fixed = partial_bytes(NT, kTileWarps) + int64_t{8} * NT * a.x_stride;
-    const TilePlan plan = plan_tiles(*ctx.gpu, 1, fixed, a.stage_bytes);
+    TilePlan plan;
+    for (a.partials = 2; a.partials > 0; --a.partials) {
+        plan = plan_tiles(*ctx.gpu, 1, a.partials * partial_bytes(NT, kTileWarps) + int64_t{8} * NT * a.x_stride,
+                          a.stage_bytes);
+        if (plan.stages > 2 || (plan.stages == 2 && a.partials == 1)) break;
+    }
     if (plan.stages == 0) return false;
     a.stages = plan.stages;
     allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<Most, NT>), plan.shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
     const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
-    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), 32 * kTileWarps,
+    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), kCtaThreads,
            static_cast<size_t>(plan.shared), a);
     return true;
 }
@@ -153,7 +175,7 @@ bool tile_weight(const Gpu& gpu, const Weight& w) {
 }
 
 TilePlan plan_tiles(const Gpu& gpu, int32_t most_ctas, int64_t fixed, int64_t stage_bytes) {
-    constexpr int64_t kReserved = 1 << 10, kStatic = 256, kMostStages = 6;  // of an SM's memory, for each CTA
+    constexpr int64_t kReserved = 1 << 10, kStatic = 256;  // of an SM's memory, for each CTA
     const int64_t all = gpu.info().shared_bytes;
     TilePlan plan;
     for (int64_t ctas = most_ctas; ctas > 0; --ctas) {

@@ -11,13 +11,14 @@ namespace riptide::ops::cuda::decode {
 /// 2,048.
 bool tile_weight(const Gpu& gpu, const Weight& w);
 
+constexpr int64_t kMostStages = 6;
 /// How the shared memory of a tile kernel is divided.
 struct TilePlan {
     int32_t stages = 0;  // 0: it does not fit
     int32_t ctas = 0;    // on the whole device
     int64_t shared = 0;  // bytes
 };
-/// `fixed` bytes and as many stages (2 to 6) as leave room for `most_ctas` CTAs on an SM, or else for fewer.
+/// `fixed` bytes and as many stages (2 to kMostStages) as leave room for `most_ctas` CTAs on an SM, or else for fewer.
 TilePlan plan_tiles(const Gpu& gpu, int32_t most_ctas, int64_t fixed, int64_t stage_bytes);
 
 /// y and residual as in multiply_into. x: kinds plain, norm or int8. REQUIRES tile_weight() of all, at most

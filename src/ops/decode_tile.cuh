@@ -136,110 +136,115 @@ struct Cursor {
         if (++part == parts) part = 0, outer += step;
     }
 };
-/// The place in a ring of stages.
-struct RingSlot {
-    int at = 0;
+/// `kRows` rows of kBytes of a plane to shared memory, kStride apart, by one warp: rows row_of(0), row_of(1), ..., which
+/// lie row_bytes apart.
+template <int kBytes, int kStride, int kRows, class RowOf>
+__device__ __forceinline__ void fetch_plane(char* to, const char* from, int row_bytes, const RowOf& row_of) {
+    const int lane = threadIdx.x % 32;
+    const auto row_at = [&](int r) { return from + static_cast<int64_t>(row_of(r)) * row_bytes; };
+    if constexpr (kBytes >= 512) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+            for (int q = 0; q < kBytes / 512; ++q)
+                copy_async16(to + r * kStride + 512 * q + 16 * lane, row_at(r) + 512 * q + 16 * lane);
+    } else {
+        constexpr int kPieces = kBytes / 16, kRound = 32 / kPieces;  // rows at a time
+#pragma unroll
+        for (int k = 0; k < (kRows + kRound - 1) / kRound; ++k) {
+            const int r = k * kRound + lane / kPieces, c = lane % kPieces * 16;
+            if (kRound <= kRows || r < kRows) copy_async16(to + r * kStride + c, row_at(r) + c);
+        }
+    }
+}
 
-    __device__ __forceinline__ int before(int stages) const { return at == 0 ? stages - 1 : at - 1; }
-    __device__ __forceinline__ void advance(int stages) { at = at + 1 == stages ? 0 : at + 1; }
-};
-
-/// Where one thread of a CTA finds its pieces of a stage: the pointers stay in registers and move on with the stages, so
-/// that a piece costs one instruction. Wide: eight rows of one matrix, then eight of another (or the same). Narrow: 64
-/// rows of one, whose pieces follow one another in memory. kLast: rows beyond the last of a matrix repeat that.
-template <DType Type, int Cols, int kWarpCount, bool kLast>
-class StageFetch {
+/// Rows row_of(0), ..., row_of(kRows - 1) of a matrix with `cols` columns, their columns [chunk * Cols, ...), to rows
+/// at, at + 1, ... of a stage, by one warp. Narrow: cols = Cols, and rows that follow one another, from a multiple of 4
+/// on.
+template <DType Type, int Cols, int kRows, class RowOf>
+__device__ __forceinline__ void fetch_rows(const TilePlanes& planes, int cols, int chunk, const RowOf& row_of,
+                                           char* stage, int at) {
     using T = Tile<Type, Cols>;
-    static constexpr int kHalves = T::kWide ? 2 : 1, kHalfRows = T::kRows / kHalves;
-    static constexpr int kHighPieces = T::kHighBytes / 16, kScalePieces = T::kRows * T::kBlocks;
-    static constexpr int kCta = 32 * kWarpCount, kRounds = 1024 / kCta;
-    static constexpr int kRoundRows = kCta / T::kGroups;  // rows that the CTA asks for at a time
-    static constexpr int kHighAll = T::kRows * kHighPieces, kHighRounds = kHighAll > kCta ? kHighAll / kCta : 1;
-    static_assert(kScalePieces == 128 && (!kLast || T::kWide) && kRoundRows <= kHalfRows);
+    fetch_plane<Cols / 2, T::kDataStride, kRows>(stage + at * T::kDataStride, planes.data + chunk * (Cols / 2),
+                                                 cols / 2, row_of);
+    fetch_plane<Cols / 16, T::kHeadStride, kRows>(stage + T::kHeads + at * T::kHeadStride,
+                                                  planes.scales + chunk * (Cols / 16), cols / 16, row_of);
+    if constexpr (T::kHighBytes > 0)
+        fetch_plane<T::kHighBytes, T::kHighStride, kRows>(stage + T::kHigh + at * T::kHighStride,
+                                                          planes.high + chunk * T::kHighBytes,
+                                                          cols / (Cols / T::kHighBytes), row_of);
+    if constexpr (T::kQ6) {
+        if constexpr (T::kWide)
+            fetch_plane<16, 16, kRows>(stage + T::kD + 16 * at, planes.d + chunk * 16, cols / 128, row_of);
+        else fetch_plane<16, 16, kRows / 4>(stage + T::kD + 4 * at, planes.d, 16, [&](int r) { return row_of(4 * r) / 4; });
+    }
+}
 
+/// The ring of stages between the warp that asks for them, which runs ahead, and those that use them, each at its own
+/// pace: an mbarrier for "it is there" (32 arrivals) and one for "all have used it" (one arrival a warp) for each stage.
+/// Every warp goes through the stages in the same order with a StageRing of its own.
+class StageRing {
   public:
-    /// Of all stages of this thread.
-    __device__ __forceinline__ StageFetch() {
-        const int i = threadIdx.x;
-        data_to_ = i / T::kGroups * T::kDataStride + i % T::kGroups * 16;
-        head_to_ = T::kHeads + i / T::kBlocks * T::kHeadStride + i % T::kBlocks * 16;
-        if constexpr (kHighPieces > 0) high_to_ = T::kHigh + i / kHighPieces * T::kHighStride + i % kHighPieces * 16;
+    __device__ __forceinline__ StageRing(void* barriers, int stages)
+        : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), stages_(stages) {}
+    /// By one thread, before a barrier of the CTA.
+    __device__ __forceinline__ void init(int users) const {
+#if __CUDA_ARCH__ >= 800
+#pragma unroll 1
+        for (int i = 0; i < stages_; ++i) {
+            asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barriers_ + 16 * i) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(users) : "memory");
+        }
+#endif
     }
-    /// The stage of chunk `chunk` of rows `row`, row + 1, ... of `first`, and (wide) of rows `row2`, ... of `second`.
-    /// Matrices of `cols` columns; `last`: the last row of each.
-    __device__ __forceinline__ void start(const TilePlanes& first, int row, const TilePlanes& second, int row2,
-                                          int cols, int chunk, int last) {
-        const int i = threadIdx.x;
-        const auto at = [&](int r, int64_t row_bytes) {
-            const int of = T::kWide && r >= kHalfRows ? row2 + r - kHalfRows : row + r;
-            return (kLast ? min(of, last) : of) * row_bytes;
-        };
-        const auto of = [&](int r) -> const TilePlanes& { return T::kWide && r >= kHalfRows ? second : first; };
-        const int r = i / T::kGroups;
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h) {
-            const int64_t offset = at(r + h * kHalfRows, cols / 2);
-            data_[h] = of(h * kHalfRows).data + offset + chunk * (Cols / 2) + i % T::kGroups * 16;
-            if constexpr (kLast) step_[h] = static_cast<int>(at(r + h * kHalfRows + kRoundRows, cols / 2) - offset);
-        }
-        if (i < kScalePieces) {
-            const int row_of = i / T::kBlocks;
-            scales_ = of(row_of).scales + at(row_of, cols / 16) + chunk * (Cols / 16) + i % T::kBlocks * 16;
-        }
-        if constexpr (T::kQ6) {
-            if (i >= 128 && i < 144) {  // 16 bytes: a wide row, or four narrow ones
-                const int row_of = T::kWide ? i - 128 : 4 * (i - 128);
-                scales_ = of(row_of).d + at(row_of, cols / 128) + chunk * (Cols / 128);
-            }
-        }
-        if constexpr (kHighPieces > 0) {
-#pragma unroll
-            for (int k = 0; k < kHighRounds; ++k) {
-                const int row_of = i / kHighPieces + k * (kCta / kHighPieces);
-                if (i < kHighAll) high_[k] = of(row_of).high + at(row_of, cols / (Cols / T::kHighBytes)) + chunk * T::kHighBytes +
-                           i % kHighPieces * 16;
-            }
-        }
+    /// The stage that is next.
+    __device__ __forceinline__ int at() const { return at_; }
+    __device__ __forceinline__ void advance() {
+        if (++at_ == stages_) at_ = 0, parity_ ^= 1;
     }
-    /// To the same columns `rows` rows on.
-    __device__ __forceinline__ void advance(int rows, int cols) {
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h) data_[h] += rows * (cols / 2);
-        if constexpr (T::kQ6) scales_ += rows * (threadIdx.x < 128 ? cols / 16 : cols / 128);
-        else scales_ += rows * (cols / 16);
-        if constexpr (kHighPieces > 0) {
-#pragma unroll
-            for (int k = 0; k < kHighRounds; ++k) high_[k] += rows * (cols / (Cols / T::kHighBytes));
-        }
+    __device__ __forceinline__ void wait_until_empty() const { wait(barriers_ + 16 * at_ + 8, parity_ ^ 1); }
+    __device__ __forceinline__ void wait_until_full() const { wait(barriers_ + 16 * at_, parity_); }
+    /// It is full as soon as the copies that this thread asked for (and those of the 31 others) are there.
+    __device__ __forceinline__ void asked() const {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barriers_ + 16 * at_) : "memory");
+#endif
     }
-    /// Asks for this thread's pieces. The rows of a half are `cols` columns long.
-    __device__ __forceinline__ void fetch(char* stage, int cols) const {
-        const int i = threadIdx.x;
-#pragma unroll
-        for (int k = 0; k < kRounds; ++k) {
-            const int h = k * kRoundRows / kHalfRows, round = k % (kRounds / kHalves);
-            const int offset = kLast ? round * step_[h] : round * kRoundRows * (cols / 2);
-            copy_async16(stage + data_to_ + k * kRoundRows * T::kDataStride, data_[h] + offset);
-        }
-        if (i < kScalePieces) copy_async16(stage + head_to_, scales_);
-        if constexpr (T::kQ6) {
-            if (i >= 128 && i < 144) copy_async16(stage + T::kD + 16 * (i - 128), scales_);
-        }
-        if constexpr (kHighPieces > 0) {
-#pragma unroll
-            for (int k = 0; k < kHighRounds; ++k)
-                if (i < kHighAll)
-                    copy_async16(stage + high_to_ + k * (kCta / kHighPieces) * T::kHighStride, high_[k]);
-        }
+    /// This warp has read what it needs.
+    __device__ __forceinline__ void used(int lane) const {
+#if __CUDA_ARCH__ >= 800
+        __syncwarp();
+        if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_ + 8) : "memory");
+#endif
     }
+    static constexpr int kBytes = 16;  // of a stage's barriers
 
   private:
-    int data_to_ = 0, head_to_ = 0, high_to_ = 0;
-    const char* data_[kHalves] = {};
-    int step_[kHalves] = {};  // kLast: bytes to the thread's second row of each half
-    const char* scales_ = nullptr;  // threads 128 to 143 of Q6_K: d
-    const char* high_[kHighRounds] = {};
+    static __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
+                barrier),
+            "r"(parity)
+            : "memory");
+#elif __CUDA_ARCH__ >= 800
+        asm volatile(
+            "{\n.reg .pred p;\nagain_%=:\nmbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
+                barrier),
+            "r"(parity)
+            : "memory");
+#endif
+    }
+
+    uint32_t barriers_, parity_ = 0;
+    int stages_, at_ = 0;
 };
+
+/// Barrier of the first kWarpCount warps of a CTA.
+template <int kWarpCount>
+__device__ __forceinline__ void sync_warps() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarpCount) : "memory");
+}
 
 /// Rows of x in shared memory: int8 parts as in decode_act.cuh, `stride` bytes apart.
 struct TileX {
@@ -247,29 +252,29 @@ struct TileX {
     int stride, groups, count;
 };
 
-/// Staged rows row_of(0), ..., row_of(count - 1) of x to `out`, by the whole CTA, which synchronises afterwards.
+/// Staged rows row_of(0), ..., row_of(x.count - 1) of s to `out`, with A0 or not, by threads 0 to kThreads - 1, which
+/// synchronise afterwards.
 template <class RowOf>
-__device__ __forceinline__ void stage_x(const ActSource& s, const ActLayout& l, int stride, int count,
-                                        const RowOf& row_of, char* out) {
-    const int pieces = l.bytes() / 16;
+__device__ __forceinline__ void stage_x(const ActSource& s, const TileX& x, bool a0, const RowOf& row_of, char* out) {
+    const int pieces = (a0 ? 44 : 40) * x.groups / 16;
 #pragma unroll 1
     for (int c = threadIdx.x; c < pieces; c += kThreads) {
 #pragma unroll 1
-        for (int p0 = 0; p0 < count; p0 += 4) {
+        for (int p0 = 0; p0 < x.count; p0 += 4) {
             uint4 v[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                v[k] = *reinterpret_cast<const uint4*>(s.rows + row_of(min(p0 + k, count - 1)) * s.stride + 16 * c);
+                v[k] = *reinterpret_cast<const uint4*>(s.rows + row_of(min(p0 + k, x.count - 1)) * s.stride + 16 * c);
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                if (p0 + k < count) *reinterpret_cast<uint4*>(out + (p0 + k) * stride + 16 * c) = v[k];
+                if (p0 + k < x.count) *reinterpret_cast<uint4*>(out + (p0 + k) * x.stride + 16 * c) = v[k];
         }
     }
 }
 
 /// f(row, offset in a staged row, whether the piece is part of the first halves) for this thread's pieces of chunk
-/// `chunk` (2,048 columns) of `count` rows, A0 or not. The CTA has a multiple of 256 threads.
-template <class F>
+/// `chunk` (2,048 columns) of `count` rows, A0 or not. For threads 0 to kCta - 1, a multiple of 256.
+template <int kCta, class F>
 __device__ __forceinline__ void for_chunk_pieces(int groups, int chunk, int count, bool a0, const F& f) {
     constexpr int kPieces = 176, kWithoutA0 = 160;  // 64 + 64 of a, 32 of {d, A}, 16 of A0
     const int c = threadIdx.x % 256;
@@ -279,19 +284,21 @@ __device__ __forceinline__ void for_chunk_pieces(int groups, int chunk, int coun
                    : c < 160 ? 32 * groups + 512 * chunk + 16 * (c - 128)
                              : 40 * groups + 256 * chunk + 16 * (c - 160);
 #pragma unroll 4
-    for (int p = threadIdx.x / 256; p < count; p += blockDim.x / 256) f(p, at, c < 64);
+    for (int p = threadIdx.x / 256; p < count; p += kCta / 256) f(p, at, c < 64);
 }
 /// Asks for chunk `chunk` of rows row0 .. row0 + count - 1 of x (kinds staged and int8): one group of copies.
+template <int kCta>
 __device__ __forceinline__ void fetch_x(const ActSource& s, int groups, int chunk, int row0, int count, bool a0,
                                         int stride, char* out) {
     const char* const from = s.rows + row0 * s.stride;
-    for_chunk_pieces(groups, chunk, count, a0 && s.kind != ActKind::int8,
+    for_chunk_pieces<kCta>(groups, chunk, count, a0 && s.kind != ActKind::int8,
                      [&](int p, int at, bool) { copy_async16(out + p * stride + at, from + p * s.stride + at); });
     commit_copies();
 }
 /// Q6_K's A0 of int8 rows, from what this thread brought with fetch_x() and has waited for.
+template <int kCta>
 __device__ __forceinline__ void sum_halves(int groups, int chunk, int count, int stride, char* out) {
-    for_chunk_pieces(groups, chunk, count, false, [&](int p, int at, bool first) {
+    for_chunk_pieces<kCta>(groups, chunk, count, false, [&](int p, int at, bool first) {
         if (!first) return;
         const uint32_t ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
         const int sum = dot4(ones, *reinterpret_cast<const uint4*>(out + p * stride + at));
