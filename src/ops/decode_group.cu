@@ -46,6 +46,7 @@ struct GroupArgs {
 struct Groups {
     uint32_t* mask;  // [words][kExperts]
     uint32_t* list;  // expert (or kShared) | number among the expert's groups << 16
+    int32_t* costs;  // of a stage of each of the groups before; one more than groups
     uint8_t* ids;    // [n, top_k]
 
     static RT_HD int most(int n, int top_k) {
@@ -53,13 +54,14 @@ struct Groups {
         return (n + kGroupRows - 1) / kGroupRows + (chosen < spread ? chosen : spread);
     }
     static RT_HD int bytes(int n, int top_k) {
-        return (n + 31) / 32 * kExperts * 4 + (4 * most(n, top_k) + n * top_k + 15) / 16 * 16;
+        return (n + 31) / 32 * kExperts * 4 + (8 * most(n, top_k) + 4 + n * top_k + 15) / 16 * 16;
     }
 };
 
 /// The rows of the group at hand.
 struct Members {
     int32_t row[kGroupRows];
+    int32_t place[kGroupRows];   // of its product among [n, slots], that of the lowest rank
     uint32_t slots[kGroupRows];  // bit k: rank k of the row (more than one if it chose an expert twice)
     float weight[kGroupRows];    // of the first of them; 1 for the shared expert
 };
@@ -68,9 +70,13 @@ __device__ __forceinline__ Groups groups_at(char* memory, const GroupArgs& a) {
     Groups g;
     g.mask = reinterpret_cast<uint32_t*>(memory);
     g.list = g.mask + a.words * kExperts;
-    g.ids = reinterpret_cast<uint8_t*>(g.list + Groups::most(a.n, a.top_k));
+    g.costs = reinterpret_cast<int32_t*>(g.list + Groups::most(a.n, a.top_k));
+    g.ids = reinterpret_cast<uint8_t*>(g.costs + Groups::most(a.n, a.top_k) + 1);
     return g;
 }
+
+/// How long a stage of a group takes, roughly.
+__device__ __forceinline__ int stage_cost(int rows) { return rows == 1 ? 4 : rows == 2 ? 5 : 7; }
 
 /// No rows yet. By the whole CTA, which synchronises before build_groups().
 __device__ __forceinline__ void clear_groups(const GroupArgs& a, const Groups& g) {
@@ -92,8 +98,9 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
     int rows = 0;
 #pragma unroll 1
     for (int w = 0; works && w < a.words; ++w) rows += __popc(g.mask[w * kExperts + thread]);
-    const int mine = (rows + kGroupRows - 1) / kGroupRows;
-    int upto = mine;
+    const int full = rows / kGroupRows, rest = rows % kGroupRows, mine = full + (rest > 0 ? 1 : 0);
+    const int cost = full * stage_cost(kGroupRows) + (rest > 0 ? stage_cost(rest) : 0);
+    int upto = mine | cost << 12;  // and of those before
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
         const int other = __shfl_up_sync(~0u, upto, o);
@@ -102,17 +109,44 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
     if (works && lane == 31) totals[warp] = upto;
     __syncthreads();
     const int shared = a.slots > a.top_k ? (a.n + kGroupRows - 1) / kGroupRows : 0;
-    int all = shared, before = shared;
+    const int last_shared = a.n - (shared - 1) * kGroupRows;
+    int all = shared == 0 ? 0 : shared | ((shared - 1) * stage_cost(kGroupRows) + stage_cost(last_shared)) << 12;
+    int before = all;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
         if (w < warp) before += totals[w];
         all += totals[w];
     }
+    before += upto - (mine | cost << 12);
 #pragma unroll 1
-    for (int c = 0; works && c < mine; ++c) g.list[before + upto - mine + c] = static_cast<uint32_t>(thread | c << 16);
-    if (thread < shared) g.list[thread] = kShared | static_cast<uint32_t>(thread) << 16;
+    for (int c = 0; works && c < mine; ++c) {
+        g.list[(before & 0xFFF) + c] = static_cast<uint32_t>(thread | c << 16);
+        g.costs[(before & 0xFFF) + c] = (before >> 12) + c * stage_cost(kGroupRows);
+    }
+    if (thread < shared) {
+        g.list[thread] = kShared | static_cast<uint32_t>(thread) << 16;
+        g.costs[thread] = thread * stage_cost(kGroupRows);
+    }
+    if (thread == 0) g.costs[all & 0xFFF] = all >> 12;
     __syncthreads();
-    return all;
+    return all & 0xFFF;
+}
+
+__device__ __forceinline__ int cut(int units, int part, int parts) {
+    return static_cast<int>(static_cast<int64_t>(units) * part / parts);
+}
+
+/// The first stage, among those of all groups (`each` of every group), of part `part` of `parts` that cost the same.
+__device__ __forceinline__ int first_stage(const Groups& g, int groups, int each, int part, int parts) {
+    const int cost = cut(g.costs[groups] * each, part, parts);
+    int low = 0, high = groups;  // the last group that begins at or before it
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (g.costs[middle] * each <= cost) low = middle;
+        else high = middle;
+    }
+    const int one = g.costs[low + 1] - g.costs[low];
+    return low * each + (cost - g.costs[low] * each + one - 1) / one;
 }
 
 /// The rows of a group; their number. Called by the warps that multiply, which synchronise before they read `m`. weights: null if
@@ -125,6 +159,7 @@ __device__ __forceinline__ int find_members(const GroupArgs& a, const Groups& g,
         const int count = min(kGroupRows, a.n - first);
         if (row < count) {
             m.row[row] = first + row;
+            m.place[row] = (first + row) * a.slots + a.top_k;
             m.slots[row] = 1u << a.top_k;
             m.weight[row] = 1.0f;
         }
@@ -145,15 +180,13 @@ __device__ __forceinline__ int find_members(const GroupArgs& a, const Groups& g,
 #pragma unroll 1
         for (int k = 0; k < a.top_k; ++k)
             if (g.ids[row * a.top_k + k] == e) slots |= 1u << k;
+        const int rank = __ffs(static_cast<int>(slots)) - 1;
         m.row[at] = row;
+        m.place[at] = row * a.slots + rank;
         m.slots[at] = slots;
-        if (weights != nullptr) m.weight[at] = weights[row * a.top_k + __ffs(static_cast<int>(slots)) - 1];
+        if (weights != nullptr) m.weight[at] = weights[row * a.top_k + rank];
     }
     return min(kGroupRows, all - first);
-}
-
-__device__ __forceinline__ int cut(int units, int part, int parts) {
-    return static_cast<int>(static_cast<int64_t>(units) * part / parts);
 }
 
 /// A matrix of each expert and of the shared one.
@@ -218,8 +251,9 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
     pdl_wait();
     pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int all = build_groups(a.g, memory.groups, totals) * kPairTiles;
-    const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
+    const int all = build_groups(a.g, memory.groups, totals);
+    const int begin = first_stage(memory.groups, all, kPairTiles, blockIdx.x, gridDim.x),
+              end = first_stage(memory.groups, all, kPairTiles, blockIdx.x + 1, gridDim.x);
     Cursor now{begin / kPairTiles, begin % kPairTiles};
     if (warp == kWarps) {
 #pragma unroll 1
@@ -250,8 +284,7 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
         const char* const stage = memory.stage(ring.at());
         const int f0 = now.part * 8;
         const auto store = [&](int f, int p, float gate, float up) {
-            const int rank = __ffs(static_cast<int>(members.slots[p])) - 1;
-            a.out[(static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf + f0 + f] = swiglu_value(gate, up);
+            a.out[static_cast<int64_t>(members.place[p]) * kFf + f0 + f] = swiglu_value(gate, up);
         };
         if (x.count == 1) {
             float acc[2][1] = {};
@@ -292,6 +325,15 @@ struct DownGroupArgs {
     float* terms;          // [n, slots, rows]
 };
 
+/// The product for the other ranks of a row that chose its expert more than once. terms: of place 0.
+__device__ __noinline__ void store_again(const DownGroupArgs& a, int row, uint32_t ranks, float* terms, float sum) {
+    for (; ranks != 0; ranks &= ranks - 1) {
+        const int rank = __ffs(static_cast<int>(ranks)) - 1;
+        terms[static_cast<int64_t>(row * a.g.slots + rank) * a.rows] =
+            __fmul_rn(a.weights[row * a.g.top_k + rank], sum);
+    }
+}
+
 template <DType Type>
 __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid_constant__ DownGroupArgs a) {
     extern __shared__ uint4 dynamic[];
@@ -304,8 +346,9 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid
     if (threadIdx.x == 0) ring.init(kWarps);
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int tiles = a.rows / 64, all = build_groups(a.g, memory.groups, totals) * tiles;
-    const int begin = cut(all, blockIdx.x, gridDim.x), end = cut(all, blockIdx.x + 1, gridDim.x);
+    const int tiles = a.rows / 64, all = build_groups(a.g, memory.groups, totals);
+    const int begin = first_stage(memory.groups, all, tiles, blockIdx.x, gridDim.x),
+              end = first_stage(memory.groups, all, tiles, blockIdx.x + 1, gridDim.x);
     Cursor now{begin / tiles, begin % tiles};
     if (warp == kWarps) {
 #pragma unroll 1
@@ -331,9 +374,9 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid
             sync_warps<kWarps>();
 #pragma unroll 2
             for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
-                const int p = q / (kFf / 8), c = q % (kFf / 8), rank = __ffs(static_cast<int>(members.slots[p])) - 1;
+                const int p = q / (kFf / 8), c = q % (kFf / 8);
                 float v[8];
-                load8(a.act + (static_cast<int64_t>(members.row[p]) * a.g.slots + rank) * kFf, c, kFf, v);
+                load8(a.act + static_cast<int64_t>(members.place[p]) * kFf, c, kFf, v);
                 put8(memory.layout(), memory.staged + p * x.stride, c, v);
             }
             sync_warps<kWarps>();
@@ -342,16 +385,10 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid
         const char* const stage = memory.stage(ring.at());
         const int o0 = now.part * 64;
         const auto store = [&](int o, int p, float sum) {
-            const int64_t row = members.row[p];
-            uint32_t ranks = members.slots[p];
-            float weight = members.weight[p];
-            while (true) {
-                const int rank = __ffs(static_cast<int>(ranks)) - 1;
-                a.terms[(row * a.g.slots + rank) * a.rows + o0 + o] = rank < a.g.top_k ? __fmul_rn(weight, sum) : sum;
-                ranks &= ranks - 1;
-                if (ranks == 0) return;
-                weight = a.weights[row * a.g.top_k + __ffs(static_cast<int>(ranks)) - 1];
-            }
+            float* const to = a.terms + static_cast<int64_t>(members.place[p]) * a.rows + o0 + o;
+            *to = __fmul_rn(members.weight[p], sum);
+            const uint32_t first = members.slots[p], more = first & (first - 1);
+            if (more != 0) store_again(a, members.row[p], more, to - members.place[p] * int64_t{a.rows}, sum);
         };
         if (x.count == 1) {
             float acc[4][1] = {};

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
 #endif
     // This warp's S products: of 16 S, those from warp * S on, all rows of a step before the next step. Loops stay
     // loops: at one pass a kernel, fetching code costs more than a branch.
-    const LeanLane at(lane);
+    const KShifts at(lane);
     fetch.wait();
 #pragma unroll 1
     for (int k = warp * S; k < warp * S + S; ++k)
@@ -201,14 +201,14 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, false, staged);
     else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
     __syncthreads();
-    LeanActs x = {};
+    KActs x = {};
 #pragma unroll 1
     for (int k = warp * S; k < warp * S + S; ++k) {
         const int r = k % kLeanWarps, index = 32 * (k / kLeanWarps) + lane;
-        if (k == warp * S || r == 0) x = lean_acts<false>(staged, kGroups, index);
+        if (k == warp * S || r == 0) x = k_acts<false>(staged, kGroups, index);
         const uint4 q = *reinterpret_cast<const uint4*>(nibbles + r * kNibbles + 16 * index);
         const float2 by = scales[k * 32 + lane];
-        values[k * 32 + lane] = lean_value<false>(q, LeanAux<false>{headers, kGroups, 1}, index, x, by);
+        values[k * 32 + lane] = k_value<false>(q, {}, x, by);
     }
     __syncthreads();
     if (warp >= rows) return;

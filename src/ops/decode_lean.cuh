@@ -9,7 +9,7 @@
 //     read from shared memory once for all rows of a warp.
 #pragma once
 
-#include "ops/decode_dot.cuh"
+#include "ops/decode_k_dot.cuh"
 #include "ops/matmul.h"
 #include "ops/row_math.cuh"
 
@@ -60,23 +60,6 @@ struct LeanAux {
     __device__ __forceinline__ char* d() const { return memory + 10 * groups * rows; }
 };
 
-/// What a lane needs of the activations of its sub-block.
-struct LeanActs {
-    uint4 lo, hi;
-    float d, a, a0;  // scale; sum of the int8; of their first half
-};
-
-template <bool Q6>
-__device__ __forceinline__ LeanActs lean_acts(const char* staged, int groups, int j) {
-    LeanActs x;
-    x.lo = *reinterpret_cast<const uint4*>(staged + 16 * j);
-    x.hi = *reinterpret_cast<const uint4*>(staged + 16 * (groups + j));
-    const float2 d = *reinterpret_cast<const float2*>(staged + 32 * groups + 8 * j);
-    x.d = d.x, x.a = d.y;
-    x.a0 = Q6 ? *reinterpret_cast<const float*>(staged + 40 * groups + 4 * j) : 0.0f;
-    return x;
-}
-
 /// `bytes` (a multiple of 16) to shared memory by part `part` of `parts` lanes.
 __device__ __forceinline__ void lean_fetch(char* shared, const char* from, int bytes, int part, int parts) {
 #pragma unroll 1
@@ -96,85 +79,22 @@ __device__ __forceinline__ void lean_fetch_rows(const LeanPlanes& m, int row, in
     }
 }
 
-/// acc + a . b, a of four unsigned bytes, b of four signed ones.
-__device__ __forceinline__ int lean_dp4a(uint32_t a, uint32_t b, int acc) {
-    int sum;
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(acc));
-    return sum;
-}
-
-/// Bits of `a` where `mask` is set, of `b` elsewhere.
-__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
-    return (a & mask) | (b & ~mask);
-}
-
-/// What decoding needs to know of a lane: k_scale() of sub-block lane % 8 takes its bits by these shifts.
-struct LeanLane {
-    int low, high, min_high;
-    __device__ __forceinline__ explicit LeanLane(int lane)
-        : low(4 * (lane % 8)), high((2 * (lane % 8) + 28) & 31), min_high((2 * (lane % 8) + 44) & 31) {}
-};
-
-/// k_scale() as a float, divided by 16 if `Sixteenth`; exact.
-template <bool Sixteenth>
-__device__ __forceinline__ float lean_k_scale(uint32_t low, uint32_t high, int by, int high_by) {
-    const uint32_t six = select_bits(0x0Fu, low >> by, __funnelshift_r(high, high, static_cast<uint32_t>(high_by)));
-    // As the last bits of 2^19, the last of which is worth 1/16, or of 2^23.
-    return __uint_as_float((six & 0x3Fu) | (Sixteenth ? 0x49000000u : 0x4B000000u)) -
-           (Sixteenth ? 524288.0f : 8388608.0f);
-}
-
-/// A sub-block's scales: Q4_K (scale / 16, min); Q6_K (scale of the first half, of the second).
+/// k_scales of sub-block `index` of `aux`.
 template <bool Q6>
-__device__ __forceinline__ float2 lean_scales(const LeanAux<Q6>& aux, int index, const LeanLane& at) {
-    if constexpr (Q6) {
-        const uint32_t scales = *reinterpret_cast<const uint16_t*>(aux.scales() + 2 * index);
-        const float d = half_bits(*reinterpret_cast<const uint16_t*>(aux.d() + index / 8 * 2));
-        return {d * static_cast<float>(static_cast<int8_t>(scales)),
-                d * static_cast<float>(static_cast<int8_t>(scales >> 8))};
-    } else {
-        const uint4 h = *reinterpret_cast<const uint4*>(aux.scales() + index / 8 * 16);
-        return {half_bits(h.w & 0xFFFFu) * lean_k_scale<true>(h.x, h.z, at.low, at.high),
-                half_bits(h.w >> 16) * lean_k_scale<false>(h.y, h.z, at.low, at.min_high)};
-    }
+__device__ __forceinline__ float2 lean_scales(const LeanAux<Q6>& aux, int index, const KShifts& at) {
+    if constexpr (Q6)
+        return q6_scales(*reinterpret_cast<const uint16_t*>(aux.scales() + 2 * index),
+                         *reinterpret_cast<const uint16_t*>(aux.d() + index / 8 * 2));
+    else return q4_scales<true>(*reinterpret_cast<const uint4*>(aux.scales() + index / 8 * 16), at);
 }
 
-/// The product of sub-block `index` of `aux` with x but for x's scale, as dot_plane() has it; by: lean_scales().
-/// Q4_K: high nibbles are multiplied where they stand, so the integer sum is 16 S (below 2^22, held as the float
-/// 1.5 * 2^23 + 16 S) and the scale is divided by 16: exact, as all of it but the last two products.
+/// acc + the product of sub-block `index` of `aux` with x; by: lean_scales().
 template <bool Q6>
-__device__ __forceinline__ float lean_value(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
-                                            float2 by) {
-    constexpr uint32_t kLow = 0x0F0F0F0Fu;
-    const uint32_t w[4] = {q.x, q.y, q.z, q.w};
-    const uint32_t lo[4] = {x.lo.x, x.lo.y, x.lo.z, x.lo.w}, hi[4] = {x.hi.x, x.hi.y, x.hi.z, x.hi.w};
-    if constexpr (Q6) {
-        const uint2 high = *reinterpret_cast<const uint2*>(aux.high() + 8 * index);
-        int s0 = 0, s1 = 0;
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const uint32_t h0 = t < 2 ? high.x << (4 - 2 * t) : high.x >> (2 * t - 4);
-            const uint32_t h1 = t < 2 ? high.y << (4 - 2 * t) : high.y >> (2 * t - 4);
-            s0 = lean_dp4a(select_bits(kLow, w[t], h0) & 0x3F3F3F3Fu, lo[t], s0);
-            s1 = lean_dp4a(select_bits(kLow, w[t] >> 4, h1) & 0x3F3F3F3Fu, hi[t], s1);
-        }
-        const float v = __fmul_rn(by.x, fmaf(-32.0f, x.a0, static_cast<float>(s0)));
-        return fmaf(by.y, fmaf(-32.0f, x.a - x.a0, static_cast<float>(s1)), v);
-    } else {
-        int low = 0, high = 0x4B400000;  // 1.5 * 2^23
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            low = lean_dp4a(w[t] & kLow, lo[t], low);
-            high = lean_dp4a(w[t] & ~kLow, hi[t], high);
-        }
-        const float s = __int_as_float(16 * low + high) - 12582912.0f;
-        return fmaf(-by.y, x.a, __fmul_rn(by.x, s));
-    }
-}
-template <bool Q6>
-__device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const LeanActs& x,
-                                          float2 by, float acc) {
-    return fmaf(lean_value<Q6>(q, aux, index, x, by), x.d, acc);
+__device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const KActs& x, float2 by,
+                                          float acc) {
+    uint2 high = {};
+    if constexpr (Q6) high = *reinterpret_cast<const uint2*>(aux.high() + 8 * index);
+    return fmaf(k_value<Q6>(q, high, x, by), x.d, acc);
 }
 
 /// Nibbles of G rows of S * 32 sub-blocks.
@@ -192,12 +112,12 @@ __device__ __forceinline__ void lean_load_rows(const LeanPlanes& m, int row, int
 template <bool Q6, int S, int G>
 __device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const LeanAux<Q6>& aux, const char* staged,
                                               int lane, float (&acc)[G]) {
-    const LeanLane at(lane);
+    const KShifts at(lane);
 #pragma unroll
     for (int g = 0; g < G; ++g) acc[g] = 0.0f;
 #pragma unroll
     for (int s = 0; s < S; ++s) {
-        const LeanActs x = lean_acts<Q6>(staged, 32 * S, 32 * s + lane);
+        const KActs x = k_acts<Q6>(staged, 32 * S, 32 * s + lane);
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             const int index = g * 32 * S + 32 * s + lane;
@@ -209,7 +129,7 @@ __device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const Le
 /// The scales of a lane's sub-blocks of G rows.
 template <bool Q6, int S, int G>
 __device__ __forceinline__ void lean_row_scales(const LeanAux<Q6>& aux, int lane, float2 (&by)[G][S]) {
-    const LeanLane at(lane);
+    const KShifts at(lane);
 #pragma unroll
     for (int g = 0; g < G; ++g)
 #pragma unroll
@@ -224,7 +144,7 @@ __device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanA
     for (int g = 0; g < G; ++g) acc[g] = 0.0f;
 #pragma unroll
     for (int s = 0; s < S; ++s) {
-        const LeanActs x = lean_acts<Q6>(staged, 32 * S, 32 * s + lane);
+        const KActs x = k_acts<Q6>(staged, 32 * S, 32 * s + lane);
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             const int index = g * 32 * S + 32 * s + lane;

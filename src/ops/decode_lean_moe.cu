@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     copy_async_wait();
     __syncwarp();
     // While gate and up are being computed: everything that needs the weights alone.
-    const LeanLane at(lane);
+    const KShifts at(lane);
     float2 by[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
         const int slot = min(2 * b + half, slots - 1);
-        const LeanActs x = lean_acts<Q6>(staged, l.groups, slot * kGroups + j);
+        const KActs x = k_acts<Q6>(staged, l.groups, slot * kGroups + j);
         const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
         acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
     }

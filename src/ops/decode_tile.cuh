@@ -22,7 +22,7 @@
 
 #include <type_traits>
 
-#include "ops/decode_dot.cuh"
+#include "ops/decode_k_dot.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -108,16 +108,16 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const char* row)
                  : "memory");
 #endif
 }
-/// c += A B over the lanes 4 g + t of a warp: a: columns 4 t .. of row g, of row g + 8, columns 16 + 4 t .. of both; b:
-/// rows 4 t .. and 16 + 4 t .. of column g; c: columns 2 t, 2 t + 1 of row g, of row g + 8.
-__device__ __forceinline__ void mma_k32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+/// A B + start (in every element) over the lanes 4 g + t of a warp: a: columns 4 t .. of row g, of row g + 8, columns 16
+/// + 4 t .. of both; b: rows 4 t .. and 16 + 4 t .. of column g; c: columns 2 t, 2 t + 1 of row g, of row g + 8.
+__device__ __forceinline__ void mma_k32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int start) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 #endif
 }
-/// The same for sixteen columns.
+/// c += A B for sixteen columns.
 __device__ __forceinline__ void mma_k16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -315,27 +315,40 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
                                          float (&acc)[kRowsEach][P]) {
     using T = Tile<Type, Cols>;
     static_assert(T::kWide || kRowsEach == 4);
-    using Set = std::conditional_t<T::kQ5, AllPlanes, KQuants>;
+    const KShifts at(lane);
 #pragma unroll
     for (int s = 0; s < (T::kWide ? 2 : 1); ++s) {
         const int j = T::kWide ? 32 * s + lane : lane % 16;
+        KActs acts[P];
+#pragma unroll
+        for (int p = 0; p < P; ++p)
+            acts[p] = k_acts<T::kQ6>(x.rows + (p < x.count ? p : 0) * x.stride, x.groups, T::kGroups * chunk + j);
 #pragma unroll
         for (int i = 0; i < kRowsEach; ++i) {
             const int r = T::kWide ? warp + 8 * i : 8 * warp + 2 * i + lane / 16;
-            uint32_t raw[Set::kWords];
-            put_words(raw, 0, *reinterpret_cast<const uint4*>(stage + r * T::kDataStride + 16 * j));
+            const uint4 q = *reinterpret_cast<const uint4*>(stage + r * T::kDataStride + 16 * j);
             const char* head = stage + T::kHeads + r * T::kHeadStride;
-            if constexpr (T::kQ6) {
-                const uint2 high = *reinterpret_cast<const uint2*>(stage + T::kHigh + r * T::kHighStride + 8 * j);
-                raw[4] = high.x, raw[5] = high.y;
-                raw[6] = *reinterpret_cast<const uint16_t*>(head + 2 * j);
-                raw[7] = *reinterpret_cast<const uint16_t*>(stage + T::kD + (r * T::kBlocks + j / 8) * 2);
-            } else {
+            if constexpr (T::kQ5) {
+                uint32_t raw[AllPlanes::kWords];
+                put_words(raw, 0, q);
                 put_words(raw, 4, *reinterpret_cast<const uint4*>(head + j / 8 * 16));
-            }
-            if constexpr (T::kQ5)
                 raw[8] = *reinterpret_cast<const uint32_t*>(stage + T::kHigh + r * T::kHighStride + 4 * j);
-            dot_plane<Set, P>(Type, Matrix{}, raw, T::kGroups * chunk + j, x.groups, x.rows, x.stride, x.count, acc[i]);
+                dot_plane<AllPlanes, P>(Type, Matrix{}, raw, T::kGroups * chunk + j, x.groups, x.rows, x.stride,
+                                        x.count, acc[i]);
+            } else {
+                uint2 high = {};
+                float2 by;
+                if constexpr (T::kQ6) {
+                    high = *reinterpret_cast<const uint2*>(stage + T::kHigh + r * T::kHighStride + 8 * j);
+                    by = q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * j),
+                                   *reinterpret_cast<const uint16_t*>(stage + T::kD + (r * T::kBlocks + j / 8) * 2));
+                } else {
+                    by = q4_scales<true>(*reinterpret_cast<const uint4*>(head + j / 8 * 16), at);
+                }
+#pragma unroll
+                for (int p = 0; p < P; ++p)
+                    acc[i][p] = fmaf(k_value<T::kQ6>(q, high, acts[p], by), acts[p].d, acc[i][p]);
+            }
         }
     }
 }
@@ -359,29 +372,23 @@ struct LaneX {
           groups(x.groups) {}
 };
 
-/// Scale and minimum (Q6_K: the two scales) of a sub-block of a row.
+/// Scale and minimum (Q6_K: the two scales) of a sub-block of a row; at: of the sub-block.
 template <DType Type, int Cols>
-__device__ __forceinline__ float2 tile_scales(const char* stage, int row, int sub) {
+__device__ __forceinline__ float2 tile_scales(const char* stage, int row, int sub, const KShifts& at) {
     using T = Tile<Type, Cols>;
     const int b = sub / 8, low = sub % 8;
     const char* head = stage + T::kHeads + row * T::kHeadStride + 16 * b;
-    if constexpr (T::kQ6) {
-        const float d = half_bits(*reinterpret_cast<const uint16_t*>(stage + T::kD + (row * T::kBlocks + b) * 2));
-        const uint32_t s = *reinterpret_cast<const uint16_t*>(head + 2 * low);
-        return make_float2(__fmul_rn(d, static_cast<float>(static_cast<int8_t>(s))),
-                           __fmul_rn(d, static_cast<float>(static_cast<int8_t>(s >> 8))));
-    } else {
-        const uint4 h = *reinterpret_cast<const uint4*>(head);
-        return make_float2(__fmul_rn(half_bits(h.w & 0xFFFFu), static_cast<float>(k_scale(h.x, h.z, low))),
-                           __fmul_rn(half_bits(h.w >> 16), static_cast<float>(k_scale(h.y, h.z >> 16, low))));
-    }
+    if constexpr (T::kQ6)
+        return q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
+                         *reinterpret_cast<const uint16_t*>(stage + T::kD + (row * T::kBlocks + b) * 2));
+    else return q4_scales<false>(*reinterpret_cast<const uint4*>(head), at);
 }
 
 /// The products of 16 rows (tile `tile` of a stage) and sub-blocks sub, sub + kLow with the rows of x, there sub-blocks j and
 /// j + kLow: acc0 for the first, acc1 for the second. kLow: 8 or 16.
 template <DType Type, int Cols, int NT, int kLow>
-__device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, const LaneX& x, int j, int lane,
-                                         float (&acc0)[NT][4], float (&acc1)[NT][4]) {
+__device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, const KShifts& at, const LaneX& x, int j,
+                                         int lane, float (&acc0)[NT][4], float (&acc1)[NT][4]) {
     using T = Tile<Type, Cols>;
     constexpr uint32_t kNibble = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
     const int g = lane / 4, t = lane % 4;
@@ -389,7 +396,7 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, c
     load_matrices(w, stage + (16 * tile + lane % 16) * T::kDataStride + 16 * (sub + lane / 16 * kLow));
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) load_matrices(xs[nt], x.b + 8 * nt * x.stride + 16 * j);
-    const float2 mine = tile_scales<Type, Cols>(stage, 16 * tile + g + 8 * (t % 2), sub + t / 2 * kLow);
+    const float2 mine = tile_scales<Type, Cols>(stage, 16 * tile + g + 8 * (t % 2), sub + t / 2 * kLow, at);
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
         const int from = (lane & 28) + 2 * u;
@@ -442,8 +449,8 @@ __device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, c
                     acc[i] = fmaf(v, d[i % 2].x, acc[i]);
                 }
             } else {
-                int c[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-                mma_k32(c, a, xs[nt][2 * u], xs[nt][2 * u + 1]);
+                int c[4] = {};
+                mma_k32(c, a, xs[nt][2 * u], xs[nt][2 * u + 1], kMagicBits);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float v = fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]);
@@ -464,9 +471,10 @@ template <DType Type, int NT, int kLow>
 __device__ __forceinline__ void mma_wide(const char* stage, const LaneX& x, int chunk, int warp, int lane,
                                          WideSums<NT, kLow>& acc) {
     constexpr int kSums = 32 / kLow;
+    const KShifts at(warp);
 #pragma unroll
     for (int b = 0; b < 64 / kLow; b += 2)
-        mma_pair<Type, 2048, NT, kLow>(stage, 0, kLow * b + warp, x, 64 * chunk + kLow * b + warp, lane,
+        mma_pair<Type, 2048, NT, kLow>(stage, 0, kLow * b + warp, at, x, 64 * chunk + kLow * b + warp, lane,
                                        acc[b % kSums], acc[b % kSums + 1]);
 }
 
@@ -519,7 +527,7 @@ __device__ __forceinline__ void mma_narrow(const char* stage, const LaneX& x, in
         for (int c4 = 0; c4 < 2; ++c4) {
             const int low = warp % 2 + 2 * c2 + 4 * c4;
             float acc[2][1][4] = {};
-            mma_pair<Type, 512, 1, 8>(stage, warp / 2, low, x, low, lane, acc[0], acc[1]);
+            mma_pair<Type, 512, 1, 8>(stage, warp / 2, low, KShifts(low), x, low, lane, acc[0], acc[1]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) four[c4][i] = __fadd_rn(acc[0][0][i], acc[1][0][i]);
         }
