@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     HeadNorms norms;
     load_norms(a, norms);
     if (!a.fused) pdl_wait();  // K, V and perhaps a tree are of this step
-    Item item = find_row<EarlyLoad>(a, static_cast<int>(blockIdx.x) / a.kv_heads,
-                                    static_cast<int>(blockIdx.x) % a.kv_heads);
+    Item item =
+        find_row<EarlyLoad>(a, static_cast<int>(blockIdx.x) / a.kv_heads, static_cast<int>(blockIdx.x) % a.kv_heads);
     const int count = visible_keys(item.position, a.places.window), chunks = chunk_count(count);
     const bool mine = chunk_keys(count) == kShortChunk;
     if (mine && a.places.parent != nullptr) {

@@ -51,8 +51,7 @@ __device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* h
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        const unsigned char* row =
-            slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + lane / 4 + 8 * j));
+        const unsigned char* row = slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + lane / 4 + 8 * j));
         kv_unit_load<T, Load>(k.unit[j][0], row, lane % 4);
         kv_unit_load<T, Load>(k.unit[j][1], row, lane % 4 + 4);
     }
@@ -67,9 +66,9 @@ __device__ __forceinline__ void load_values(ValueUnits<T>& v, const unsigned cha
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        kv_unit_load<T, Load>(
-            v.unit[j],
-            slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + value_key(lane % 4, j))), lane / 4);
+        kv_unit_load<T, Load>(v.unit[j],
+                              slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + value_key(lane % 4, j))),
+                              lane / 4);
 }
 
 /// The own row takes the place of what was loaded for the step's key `own` (and for the keys behind it).
@@ -228,7 +227,8 @@ __device__ __forceinline__ void store_state(const WarpState& w, Shared& s, int g
     store_sums<TV>(w.x, s.x[warp], group);
 }
 
-/// f(TK, TV), std::integral_constant each, for the pairs of K and V types that have kernels here. False: they have none.
+/// f(TK, TV), std::integral_constant each, for the pairs of K and V types that have kernels here. False: they have
+/// none.
 template <class F>
 bool with_kv_types(DType k, DType v, F&& f) {
     const auto call = [&]<DType TK, DType TV>(std::integral_constant<DType, TK> key,
