@@ -15,6 +15,8 @@ namespace riptide::ops {
 inline constexpr int kStepKeys = 16;
 inline constexpr int kAttentionWarps = 8;
 inline constexpr int kMostDecodeRows = 256;
+inline constexpr int kShortChunk = kStepKeys * kAttentionWarps;  // a step for each warp
+inline constexpr int kMostShortKeys = 16 * kShortChunk;          // visible keys that make chunks of that size
 
 /// Keys that a row at `position` sees.
 RT_HD constexpr int visible_keys(int position, int window) {
@@ -24,7 +26,7 @@ RT_HD constexpr int visible_keys(int position, int window) {
 /// Keys of a chunk: the least multiple of 128 that makes at most 16 chunks (up to 4096 keys) or 32: times 8 KV heads,
 /// what an H200 takes at once. (64 made two rounds of them, each with heads to prepare and results to exchange.)
 RT_HD constexpr int chunk_keys(int count) {
-    constexpr int kUnit = kStepKeys * kAttentionWarps;
+    constexpr int kUnit = kShortChunk;
     const int most = count <= 4096 ? 16 : 32;
     return (count + most * kUnit - 1) / (most * kUnit) * kUnit;
 }
@@ -36,8 +38,8 @@ RT_HD constexpr int chunk_count(int count) {
 
 /// The most chunks of any row that sees at most `count` keys.
 RT_HD constexpr int most_chunks(int64_t count) {
-    const int keys = kStepKeys * kAttentionWarps;
-    if (count <= 16 * keys) return count <= keys ? 1 : static_cast<int>((count + keys - 1) / keys);
+    const int keys = kShortChunk;
+    if (count <= kMostShortKeys) return count <= keys ? 1 : static_cast<int>((count + keys - 1) / keys);
     return count <= 4096 ? 16 : 32;
 }
 

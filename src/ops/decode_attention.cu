@@ -32,7 +32,8 @@ DecodeAttentionArgs attention_args(Context& ctx, const Tensor& q, const KvView& 
     a.heads = static_cast<int>(heads);
     a.kv_heads = static_cast<int>(view.num_kv_heads);
     a.d = static_cast<int>(d);
-    a.most_chunks = most_chunks(view.window > 0 ? view.window : int64_t{batch.max_pages} * view.page_rows);
+    a.most_keys = view.window > 0 ? view.window : int64_t{batch.max_pages} * view.page_rows;
+    a.most_chunks = most_chunks(a.most_keys);
     a.counters = ctx.gpu->counters();
     return a;
 }
@@ -49,13 +50,24 @@ Tensor make_output(Context& ctx, DecodeAttentionArgs& a) {
     return o;
 }
 
+/// REQUIRES has_tensor_attention.
+void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
+    if (launch_cluster_attention(ctx, a)) return;
+    if (a.rows > 1) {
+        launch_rows_attention(ctx, a);
+        if (a.most_keys <= kMostShortKeys) return;
+        a.long_only = true;
+    }
+    launch_tensor_attention(ctx, a);
+}
+
 }  // namespace
 
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     DecodeAttentionArgs a = attention_args(ctx, q, view, batch, softmax_scale);
     Tensor o = make_output(ctx, a);
     if (a.rows == 0) return o;
-    if (has_tensor_attention(*ctx.gpu, a)) launch_tensor_attention(ctx, a);
+    if (has_tensor_attention(*ctx.gpu, a)) run_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
     return o;
 }
@@ -86,8 +98,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     } else {
         launch_kv_append(ctx, append);
     }
-    if (tensor && launch_cluster_attention(ctx, a)) return o;
-    if (tensor) launch_tensor_attention(ctx, a);
+    if (tensor) run_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
     return o;
 }

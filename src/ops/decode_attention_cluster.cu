@@ -1,5 +1,5 @@
-// Decode attention over a short window, one row for each sequence, on Hopper: 30 of the 40 layers of Laguna
-// XS.2.
+// Decode attention over a short window, one or two rows, one for each sequence, on Hopper: 30 of the 40 layers of
+// Laguna XS.2.
 //
 // Bytes: 512 keys of 8 KV heads, f16: 2 MB = 0.5 us at 4.65 TB/s; FP8 half of it. Latency is all. Design, beside that
 // of decode_attention_tensor.cu, whose arithmetic and bits these are:
@@ -15,7 +15,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostCluster = 8;
+constexpr int kMostCluster = 8, kMostRows = 2;
 
 // Other chips: more static shared memory than they have.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
@@ -107,39 +107,13 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
                     dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), 0, cluster, a, cluster);
 }
 
-using Launcher = void (*)(Context&, const DecodeAttentionArgs&);
-
-/// The compiled pairs of K and V types.
-Launcher find_launcher(DType k, DType v) {
-    if (k == v) switch (k) {
-            case DType::f16:
-                return launch_types<DType::f16, DType::f16>;
-            case DType::f8_e4m3:
-                return launch_types<DType::f8_e4m3, DType::f8_e4m3>;
-            case DType::q8_0:
-                return launch_types<DType::q8_0, DType::q8_0>;
-            case DType::q4_0:
-                return launch_types<DType::q4_0, DType::q4_0>;
-            case DType::tq3_0:
-                return launch_types<DType::tq3_0, DType::tq3_0>;
-            default:
-                return nullptr;
-        }
-    if (k == DType::q8_0 && v == DType::q4_0) return launch_types<DType::q8_0, DType::q4_0>;
-    return nullptr;
-}
-
 }  // namespace
 
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a) {
-    // Chunks of one step a warp; few rows, else there are CTAs enough without cutting rows.
+    // Chunks of one step a warp. More rows have warps enough for a chunk each.
     const bool fits = ctx.gpu->hopper() && a.fused && a.places.window > 0 && a.most_chunks <= kMostCluster &&
-                      chunk_keys(a.places.window) == kStepKeys * kAttentionWarps &&
-                      a.rows * a.kv_heads < 2 * ctx.gpu->info().sm_count;
-    const Launcher launcher = find_launcher(a.k_dtype, a.v_dtype);
-    if (!fits || launcher == nullptr) return false;
-    launcher(ctx, a);
-    return true;
+                      chunk_keys(a.places.window) == kShortChunk && a.rows <= kMostRows;
+    return fits && with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 
 }  // namespace riptide::ops

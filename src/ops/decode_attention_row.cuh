@@ -28,15 +28,15 @@ __device__ __forceinline__ void load_norms(const DecodeAttentionArgs& a, HeadNor
     load_norm(norms.k, a.k_norm, kD);
 }
 /// The rotations of a position, by the first threads of the CTA, which synchronises before it prepares heads.
-__device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, Shared& s, int position) {
+__device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, HeadShared& s, int position) {
     if (static_cast<int>(threadIdx.x) < a.rope.half)
         s.turn[threadIdx.x] = rope_turn(position, a.rope.inv_freq[threadIdx.x], a.rope.magnitude);
 }
 
 /// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
 /// a warp each.
-template <DType TK, DType TV>
-__device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+template <DType TK, DType TV, int kWarps = kAttentionWarps>
+__device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, HeadShared& s, const Item& item,
                                               const HeadNorms& norms, bool queries) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
     const int first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group),
@@ -56,16 +56,18 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shar
             rotate(x[0], x[1], turn[0]);
         }
     };
-    float x[kRegs], next[kRegs] = {};
+    constexpr int kTasks = (kHeads + 2 + kWarps - 1) / kWarps;  // of a warp, at most
+    float heads[kTasks][kRegs] = {};
     const auto load = [&](float(&to)[kRegs], int task) {
         const float* from = task < group    ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
                             : task == group ? a.k + item.row * a.k_stride + item.head * kD
                                             : a.v + item.row * a.v_stride + item.head * kD;
         if (task < tasks) load_head(to, from, kD);
     };
-    load(x, first_task);
-    load(next, first_task + kAttentionWarps);  // at most two tasks: 8 + 2 heads
-    for (int task = first_task; task < tasks; task += kAttentionWarps) {
+#pragma unroll
+    for (int i = 0; i < kTasks; ++i) load(heads[i], first_task + i * kWarps);
+    for (int task = first_task; task < tasks; task += kWarps) {
+        float(&x)[kRegs] = heads[0];
         const bool values = task > group;
         if (!values) {
             if (task < group) norm_head(x, norms.q, a.q_norm, kD);
@@ -88,7 +90,9 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Shar
                 reinterpret_cast<uint2*>(to + item.head * bytes)[lane] = reinterpret_cast<const uint2*>(own)[lane];
         }
 #pragma unroll
-        for (int k = 0; k < kRegs; ++k) x[k] = next[k];
+        for (int i = 1; i < kTasks; ++i)
+#pragma unroll
+            for (int k = 0; k < kRegs; ++k) heads[i - 1][k] = heads[i][k];
     }
 }
 
@@ -115,14 +119,19 @@ __device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, i
     return first * p.page_rows + static_cast<int32_t>(place);
 }
 
-/// The slot of key lane % 16 of a step; behind the end of the chunk that of its last key.
-template <class Load = PlainLoad>
-__device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
-                                             int step) {
-    const int key = min(step * kStepKeys + static_cast<int>(threadIdx.x % kStepKeys), item.chunk.keys - 1);
-    int32_t index = item.chunk.first + key;
+/// The slot of key `key` of a chunk; behind its end that of its last key.
+template <class Load>
+__device__ __forceinline__ int32_t key_slot(const DecodeAttentionArgs& a, const HeadShared& s, const Item& item,
+                                            int key) {
+    int32_t index = item.chunk.first + min(key, item.chunk.keys - 1);
     if (item.tree && index >= item.committed) index = s.path[index - item.committed];
     return find_slot<Load>(a.places, item.sequence, item.ring, index);
+}
+/// Of key lane % 16 of a step.
+template <class Load = PlainLoad>
+__device__ __forceinline__ int32_t step_slot(const DecodeAttentionArgs& a, const HeadShared& s, const Item& item,
+                                             int step) {
+    return key_slot<Load>(a, s, item, step * kStepKeys + static_cast<int>(threadIdx.x % kStepKeys));
 }
 
 /// A warp's next keys, on their way.
@@ -135,7 +144,7 @@ struct StepLoads {
 
 /// Loads the first keys of a chunk. EarlyLoad: above pdl_wait(), if they were complete before the step began.
 template <class Load, DType TK, DType TV>
-__device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const Shared& s, const Item& item,
+__device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const HeadShared& s, const Item& item,
                                             StepLoads<TK, TV>& next) {
     const int warp = static_cast<int>(threadIdx.x / 32), steps = item.steps();
     if (warp >= steps) return;
@@ -161,8 +170,10 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
         __syncthreads();
     }
     if (warp < steps) {
-        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys)
-            take_own_row(next.k, next.v, s, warp, item.chunk.keys);
+        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys) {
+            take_own_key(next.k, s, item.chunk.keys - 1 - warp * kStepKeys);
+            take_own_value(next.v, s, item.chunk.keys - 1 - warp * kStepKeys);
+        }
         WarpState w;
         for (int step = warp; step < steps; step += kAttentionWarps) {
             float p[4];
@@ -194,7 +205,8 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
     for (int i = 1; i < kAttentionWarps; ++i) state.m = fmaxf(state.m, ml[i].x);
 #pragma unroll
     for (int i = 0; i < kAttentionWarps; ++i) {
-        const float factor = i < count ? fast_exp2(__fsub_rn(ml[i].x, state.m)) : 0.0f;
+        if (i >= count) break;
+        const float factor = fast_exp2(__fsub_rn(ml[i].x, state.m));
         state.l = __fmaf_rn(ml[i].y, factor, state.l);
         state.x[0] = __fmaf_rn(x[i].x, factor, state.x[0]);
         state.x[1] = __fmaf_rn(x[i].y, factor, state.x[1]);
@@ -205,13 +217,14 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
 }
 
 /// softplus of the gates of elements 4 lane .. 4 lane + 3 of the query head `local` of the item's KV head; ones without
-/// gates (a product with one is exact).
-__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local) {
+/// gates (a product with one is exact). one_each: the heads' gates if gate_width is 1; null: from device memory.
+__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local,
+                                            const float* one_each = nullptr) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
     if (a.gate == nullptr || local >= group) return {1.0f, 1.0f, 1.0f, 1.0f};
     const float* gate = a.gate + item.row * a.gate_stride + (item.head * group + local) * a.gate_width;
     if (a.gate_width == 1) {
-        const float g = softplus(gate[0]);
+        const float g = softplus(one_each != nullptr ? one_each[local] : gate[0]);
         return {g, g, g, g};
     }
     gate += 4 * lane;
@@ -221,7 +234,7 @@ __device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const 
 /// Query head `local` of the item's KV head, by one warp: o = x / l, out of the stored domain, times the gate; as
 /// floats and as int8.
 template <DType TV>
-__device__ __forceinline__ void finish(const DecodeAttentionArgs& a, Shared& s, const Item& item, int local,
+__device__ __forceinline__ void finish(const DecodeAttentionArgs& a, HeadShared& s, const Item& item, int local,
                                        const SoftmaxState<4>& state, float4 gate) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, head = item.head * group + local;

@@ -1,4 +1,5 @@
-// Decode attention on tensor cores (sm_80 and later), heads of 128, up to eight query heads for each KV head.
+// Decode attention on tensor cores (sm_80 and later), heads of 128, up to eight query heads for each KV head: one row,
+// and of several those that decode_attention_rows.cu leaves.
 //
 // Bytes: 2 x 128 x (bits of K/V) / 8 for each key and KV head, once for each row; FLOPs are 4 x 128 for each key and
 // query head. FP8, 8 KV heads: 2 KiB a token; 128K tokens are 268 MB = 60 us at 4.5 TB/s; a window of 512 is 1 MB,
@@ -59,13 +60,18 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
     return true;
 }
 
+/// Chunks of a row here: none of one that rows_attention_kernel takes.
+__device__ __forceinline__ int chunks_here(const DecodeAttentionArgs& a, int position) {
+    const int count = visible_keys(position, a.places.window);
+    return a.long_only && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
+}
+
 /// Chunks in front of each row, and in all.
 __device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Shared& s) {
     const int lane = static_cast<int>(threadIdx.x);
     if (lane < 32)
         for (int base = 0, before = 0; base < a.rows; base += 32) {
-            int sum =
-                base + lane < a.rows ? chunk_count(visible_keys(a.places.positions[base + lane], a.places.window)) : 0;
+            int sum = base + lane < a.rows ? chunks_here(a, a.places.positions[base + lane]) : 0;
 #pragma unroll
             for (int by = 1; by < 32; by *= 2) {
                 const int other = __shfl_up_sync(kAllLanes, sum, by);
@@ -78,7 +84,7 @@ __device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Share
     __syncthreads();
 }
 
-/// The row whose chunk is `unit`, counted over all rows.
+/// The row whose chunk is `unit`, counted over all rows: the last with no more chunks in front of it.
 __device__ __forceinline__ int row_of_chunk(const DecodeAttentionArgs& a, const Shared& s, int unit) {
     int row = 0;
     for (int end = a.rows; end - row > 1;) {
@@ -130,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         if (i >= items && !(a.split && a.rows == 1)) break;
         const int unit = i / a.kv_heads, row = !a.split ? unit : a.rows == 1 ? 0 : row_of_chunk(a, s, unit);
         Item item = find_row<PlainLoad>(a, row, i % a.kv_heads);
-        const int chunks = chunk_count(visible_keys(item.position, a.places.window));
+        const int chunks = chunks_here(a, item.position);
+        if (chunks == 0) continue;  // not split
         const int first = !a.split ? 0 : unit - (a.rows == 1 ? 0 : s.first_chunk[row]);
         if (first >= chunks) break;  // one row, all its chunks taken
         make_turns(a, s, item.position);
@@ -164,38 +171,16 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
     launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
 }
 
-using Launcher = void (*)(Context&, DecodeAttentionArgs&);
-
-/// The compiled pairs of K and V types.
-Launcher find_launcher(DType k, DType v) {
-    if (k == v) switch (k) {
-            case DType::f16:
-                return launch_types<DType::f16, DType::f16>;
-            case DType::bf16:
-                return launch_types<DType::bf16, DType::bf16>;
-            case DType::f8_e4m3:
-                return launch_types<DType::f8_e4m3, DType::f8_e4m3>;
-            case DType::q8_0:
-                return launch_types<DType::q8_0, DType::q8_0>;
-            case DType::q4_0:
-                return launch_types<DType::q4_0, DType::q4_0>;
-            case DType::tq3_0:
-                return launch_types<DType::tq3_0, DType::tq3_0>;
-            default:
-                return nullptr;
-        }
-    if (k == DType::q8_0 && v == DType::q4_0) return launch_types<DType::q8_0, DType::q4_0>;
-    return nullptr;
-}
-
 }  // namespace
 
 bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
     const bool rope = a.rope.half == 0 || a.rope.half == 32 || a.rope.half == 64;
     return gpu.info().major >= 8 && !gpu.options().portable && a.d == kD && rope && a.heads <= kHeads * a.kv_heads &&
-           find_launcher(a.k_dtype, a.v_dtype) != nullptr;
+           with_kv_types(a.k_dtype, a.v_dtype, [](auto, auto) {});
 }
 
-void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a) { find_launcher(a.k_dtype, a.v_dtype)(ctx, a); }
+void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
+    with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
+}
 
 }  // namespace riptide::ops

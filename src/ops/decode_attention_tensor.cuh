@@ -4,6 +4,8 @@
 // lane loads is in attention_work.h.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attention_instructions.cuh"
 #include "ops/decode_attention.cuh"
 
@@ -16,30 +18,40 @@ constexpr int kHeadFloats = kD + 4;                       // padded against bank
 constexpr int kPartialFloats = kHeads * kD + 2 * kHeads;  // x[head][element], then (m, l)[head]
 constexpr int kRowBytes = 2 * kD;
 
-/// One CTA's shared memory.
-struct Shared {
-    float x[kAttentionWarps][kHeads][kHeadFloats];
-    float2 ml[kAttentionWarps][kHeads];
+/// What every kernel keeps in shared memory of the row that its CTA is at.
+struct HeadShared {
     uint4 q_fragments[8][32];
     float q[kHeads][kHeadFloats];
     float2 turn[kD / 2];  // of each pair of rotated elements
     alignas(16) unsigned char own_k[kRowBytes];
     alignas(16) unsigned char own_v[kRowBytes];
-    int32_t first_chunk[kMostDecodeRows + 1];
     int32_t path[kMostDecodeRows];
+};
+/// One CTA's shared memory.
+struct Shared : HeadShared {
+    alignas(16) float x[kAttentionWarps][kHeads][kHeadFloats];
+    float2 ml[kAttentionWarps][kHeads];
+    int32_t first_chunk[kMostDecodeRows + 1];
     int32_t last;
 };
+
+/// A slot's row of the head.
+__device__ __forceinline__ const unsigned char* slot_row(const unsigned char* head, int64_t slot_bytes, int32_t slot) {
+    return head + static_cast<uint64_t>(static_cast<uint32_t>(slot)) * static_cast<uint32_t>(slot_bytes);
+}
 
 template <DType T>
 struct KeyUnits {  // lane 4 g + t: keys g and g + 8, units t and t + 4
     KvUnit<T> unit[2][2];
 };
+/// slot: that of the step's key i in lane first + i.
 template <class Load = PlainLoad, DType T>
-__device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* head, int64_t slot_bytes, int32_t slot) {
+__device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* head, int64_t slot_bytes, int32_t slot,
+                                          int first = 0) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        const unsigned char* row = head + __shfl_sync(kAllLanes, slot, lane / 4 + 8 * j) * slot_bytes;
+        const unsigned char* row = slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + lane / 4 + 8 * j));
         kv_unit_load<T, Load>(k.unit[j][0], row, lane % 4);
         kv_unit_load<T, Load>(k.unit[j][1], row, lane % 4 + 4);
     }
@@ -50,24 +62,29 @@ struct ValueUnits {  // lane 4 g + t: keys value_key(t, 0..3), unit g
 };
 template <class Load = PlainLoad, DType T>
 __device__ __forceinline__ void load_values(ValueUnits<T>& v, const unsigned char* head, int64_t slot_bytes,
-                                            int32_t slot) {
+                                            int32_t slot, int first = 0) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        kv_unit_load<T, Load>(v.unit[j], head + __shfl_sync(kAllLanes, slot, value_key(lane % 4, j)) * slot_bytes,
+        kv_unit_load<T, Load>(v.unit[j],
+                              slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + value_key(lane % 4, j))),
                               lane / 4);
 }
 
-/// The own row takes the place of what was loaded for the last key of the chunk (and for the keys behind it).
-template <DType TK, DType TV>
-__device__ __forceinline__ void take_own_row(KeyUnits<TK>& k, ValueUnits<TV>& v, const Shared& s, int step, int keys) {
-    const int lane = static_cast<int>(threadIdx.x % 32), own = keys - 1 - step * kStepKeys;
+/// The own row takes the place of what was loaded for the step's key `own` (and for the keys behind it).
+template <DType T>
+__device__ __forceinline__ void take_own_key(KeyUnits<T>& k, const HeadShared& s, int own) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
         if (lane / 4 + 8 * j >= own) {
             kv_unit_load(k.unit[j][0], s.own_k, lane % 4);
             kv_unit_load(k.unit[j][1], s.own_k, lane % 4 + 4);
         }
+}
+template <DType T>
+__device__ __forceinline__ void take_own_value(ValueUnits<T>& v, const HeadShared& s, int own) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
         if (value_key(lane % 4, j) >= own) kv_unit_load(v.unit[j], s.own_v, lane / 4);
@@ -89,24 +106,27 @@ __device__ __forceinline__ void split_pair(float a, float b, uint32_t& high, uin
     }
 }
 
-/// The A operand of the scores: inner step s = this warp.
-template <DType TK>
-__device__ __forceinline__ void make_q_fragments(const DecodeAttentionArgs& a, Shared& s) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), head = lane / 4;
-    const ScoreColumn c = score_column(warp, lane % 4);
-    float x[4] = {};
-    if (head < a.heads / a.kv_heads)
+/// The A operand of the scores, by the warps of the CTA.
+template <DType TK, int kWarps = kAttentionWarps>
+__device__ __forceinline__ void make_q_fragments(const DecodeAttentionArgs& a, HeadShared& s) {
+    const int lane = static_cast<int>(threadIdx.x % 32), head = lane / 4;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = s.q[head][kv_unit_element(TK, c.unit, c.first + i)];
-    uint4 f;
-    split_pair<TK == DType::bf16>(x[0], x[1], f.x, f.y);
-    split_pair<TK == DType::bf16>(x[2], x[3], f.z, f.w);
-    s.q_fragments[warp][lane] = f;
+    for (int step = static_cast<int>(threadIdx.x / 32); step < 8; step += kWarps) {
+        const ScoreColumn c = score_column(step, lane % 4);
+        float x[4] = {};
+        if (head < a.heads / a.kv_heads)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = s.q[head][kv_unit_element(TK, c.unit, c.first + i)];
+        uint4 f;
+        split_pair<TK == DType::bf16>(x[0], x[1], f.x, f.y);
+        split_pair<TK == DType::bf16>(x[2], x[3], f.z, f.w);
+        s.q_fragments[step][lane] = f;
+    }
 }
 
 /// Scores of 16 keys: this lane's head is lane / 4, its keys 2 t, 2 t + 1 (p[0], p[1]), 2 t + 8, 2 t + 9 (p[2], p[3]).
 template <DType TK>
-__device__ __forceinline__ void scores(const KeyUnits<TK>& k, const Shared& s, float (&p)[4]) {
+__device__ __forceinline__ void scores(const KeyUnits<TK>& k, const HeadShared& s, float (&p)[4]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     float c[2][4] = {};
 #pragma unroll
@@ -132,17 +152,21 @@ __device__ __forceinline__ void scores(const KeyUnits<TK>& k, const Shared& s, f
 /// e1).
 template <DType TV>
 __device__ __forceinline__ void add_values(const ValueUnits<TV>& v, const float (&p)[4], float (&x)[8][4]) {
-    uint32_t high[2], low[2], h[4][8];
+    uint32_t high[2], low[2];
     split_pair<TV == DType::bf16>(p[0], p[1], high[0], low[0]);
     split_pair<TV == DType::bf16>(p[2], p[3], high[1], low[1]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) kv_unit_decode(v.unit[j], h[j]);
+    for (int i = 0; i < 4; ++i) {
+        uint32_t first[4], second[4];
+        kv_pair_decode(v.unit[0], v.unit[1], i, first);
+        kv_pair_decode(v.unit[2], v.unit[3], i, second);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t a0 = __byte_perm(h[0][i], h[1][i], 0x5410), a1 = __byte_perm(h[0][i], h[1][i], 0x7632);
-        const uint32_t a2 = __byte_perm(h[2][i], h[3][i], 0x5410), a3 = __byte_perm(h[2][i], h[3][i], 0x7632);
-        mma<TV == DType::bf16>(x[i], a0, a1, a2, a3, high[0], high[1]);
-        mma<TV == DType::bf16>(x[i], a0, a1, a2, a3, low[0], low[1]);
+        for (int j = 0; j < 2; ++j) {
+            float(&c)[4] = x[2 * i + j];
+            const uint32_t *a = first + 2 * j, *b = second + 2 * j;
+            mma<TV == DType::bf16>(c, a[0], a[1], b[0], b[1], high[0], high[1]);
+            mma<TV == DType::bf16>(c, a[0], a[1], b[0], b[1], low[0], low[1]);
+        }
     }
 }
 
@@ -179,6 +203,20 @@ __device__ __forceinline__ void soften(float (&p)[4], int left, WarpState& w) {
     w.l = __fadd_rn(w.l, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
 }
 
+/// A warp's sums, as add_values leaves them, to [head][element].
+template <DType TV>
+__device__ __forceinline__ void store_sums(const float (&x)[8][4], float (&to)[kHeads][kHeadFloats], int group) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const int element = kv_unit_element(TV, g, 2 * i);  // and the three behind it
+        if (2 * t < group)
+            *reinterpret_cast<float4*>(&to[2 * t][element]) = {x[i][0], x[i][2], x[i + 1][0], x[i + 1][2]};
+        if (2 * t + 1 < group)
+            *reinterpret_cast<float4*>(&to[2 * t + 1][element]) = {x[i][1], x[i][3], x[i + 1][1], x[i + 1][3]};
+    }
+}
+
 template <DType TV>
 __device__ __forceinline__ void store_state(const WarpState& w, Shared& s, int group) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -186,16 +224,24 @@ __device__ __forceinline__ void store_state(const WarpState& w, Shared& s, int g
     float l = __fadd_rn(w.l, __shfl_xor_sync(kAllLanes, w.l, 1));
     l = __fadd_rn(l, __shfl_xor_sync(kAllLanes, l, 2));
     if (t == 0) s.ml[warp][g] = {w.m, l};
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-        const int element = kv_unit_element(TV, g, 2 * i);  // and the three behind it
-        if (2 * t < group)
-            *reinterpret_cast<float4*>(&s.x[warp][2 * t][element]) = {w.x[i][0], w.x[i][2], w.x[i + 1][0],
-                                                                      w.x[i + 1][2]};
-        if (2 * t + 1 < group)
-            *reinterpret_cast<float4*>(&s.x[warp][2 * t + 1][element]) = {w.x[i][1], w.x[i][3], w.x[i + 1][1],
-                                                                          w.x[i + 1][3]};
-    }
+    store_sums<TV>(w.x, s.x[warp], group);
+}
+
+/// f(TK, TV), std::integral_constant each, for the pairs of K and V types that have kernels here. False: they have
+/// none.
+template <class F>
+bool with_kv_types(DType k, DType v, F&& f) {
+    const auto call = [&]<DType TK, DType TV>(std::integral_constant<DType, TK> key,
+                                              std::integral_constant<DType, TV> value) {
+        if (k == TK && v == TV) f(key, value);
+        return k == TK && v == TV;
+    };
+    const auto same = [&]<DType T>(std::integral_constant<DType, T> type) { return call(type, type); };
+    return same(std::integral_constant<DType, DType::f16>()) || same(std::integral_constant<DType, DType::bf16>()) ||
+           same(std::integral_constant<DType, DType::f8_e4m3>()) ||
+           same(std::integral_constant<DType, DType::q8_0>()) || same(std::integral_constant<DType, DType::q4_0>()) ||
+           same(std::integral_constant<DType, DType::tq3_0>()) ||
+           call(std::integral_constant<DType, DType::q8_0>(), std::integral_constant<DType, DType::q4_0>());
 }
 
 }  // namespace

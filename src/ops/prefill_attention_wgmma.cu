@@ -162,8 +162,7 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
         barrier_wait(shared.q_full(), q_parity);
         q_parity ^= 1;
         load_queries<kDim>(q, shared.q(), warp_row + lane / 4, tile.row + warp_row + lane / 4);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared.q_empty());
+        barrier_arrive(shared.q_empty());
 
         barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
         wgmma_fence();
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
             barrier_init(shared.v_empty(i), 8);
         }
         barrier_init(shared.q_full(), 1);
-        barrier_init(shared.q_empty(), 8);
+        barrier_init(shared.q_empty(), 256);  // every lane: each read queries of its own
         barrier_init_fence();
     }
     __syncthreads();

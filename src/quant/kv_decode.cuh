@@ -374,6 +374,50 @@ __device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, uint32_t (
     }
 }
 
+/// Values 4 i .. 4 i + 3 of a unit of two rows side by side: h[j] = value 4 i + j of a (low half) and of b, as
+/// kv_unit_decode gives them. Bytes are paired before they become floats: half as many instructions as behind it.
+template <DType T>
+__device__ __forceinline__ void kv_pair_decode(const KvUnit<T>& a, const KvUnit<T>& b, int i, uint32_t (&h)[4]) {
+    const auto interleave = [](uint32_t x, uint32_t y, uint32_t(&z)[2]) {
+        z[0] = __byte_perm(x, y, 0x5140);
+        z[1] = __byte_perm(x, y, 0x7362);
+    };
+    const auto scaled = [&h](const uint32_t(&codes)[2], uint32_t z, uint32_t d) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            h[2 * j] = kv_scaled(__byte_perm(codes[j], 0x64646464u, 0x4140), z, d);
+            h[2 * j + 1] = kv_scaled(__byte_perm(codes[j], 0x64646464u, 0x4342), z, d);
+        }
+    };
+    uint32_t z[2];
+    if constexpr (T == DType::f8_e4m3) {
+        interleave(a.w[i], b.w[i], z);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const auto pair = static_cast<__nv_fp8x2_storage_t>(z[j / 2] >> (16 * (j % 2)));
+            const __half2_raw v = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
+            h[j] = static_cast<uint32_t>(v.x) | static_cast<uint32_t>(v.y) << 16;
+        }
+    } else if constexpr (T == DType::q8_0) {
+        interleave(a.w[i], b.w[i], z);
+        z[0] ^= 0x80808080u, z[1] ^= 0x80808080u;
+        scaled(z, 0x64806480u, __byte_perm(a.w[4], b.w[4], 0x5410));
+    } else if constexpr (T == DType::q4_0) {
+        interleave(a.w[i % 2], b.w[i % 2], z);
+        z[0] = z[0] >> (4 * (i / 2)) & 0x0F0F0F0Fu, z[1] = z[1] >> (4 * (i / 2)) & 0x0F0F0F0Fu;
+        scaled(z, 0x64086408u, __byte_perm(a.w[2], b.w[2], 0x5410));
+    } else {
+        uint32_t x[8], y[8];
+        kv_unit_decode(a, x);
+        kv_unit_decode(b, y);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            h[2 * j] = __byte_perm(x[2 * i + j], y[2 * i + j], 0x5410);
+            h[2 * j + 1] = __byte_perm(x[2 * i + j], y[2 * i + j], 0x7632);
+        }
+    }
+}
+
 #endif
 
 }  // namespace riptide

@@ -159,7 +159,7 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
 
 TEST(decode_attention, a_row_is_the_same_in_any_company) {
     RT_GPU_ONLY();
-    // 70 rows: a CTA takes whole rows; one row: its chunks are shared out.
+    // Several rows: a warp takes a chunk; one row: a CTA does.
     for (const int32_t window : {0, 512}) {
         Layer many(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 1),
             one(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 2);
@@ -182,6 +182,32 @@ TEST(decode_attention, a_row_is_the_same_in_any_company) {
                          many.step({&a, &b}, {{{ids.back(), -1}}, {{3, -1}}}), "again");
         expect_same_rows({many.step({&b, &a}, {{{3, -1}}, {{ids.back(), -1}}}).back()}, alone, "two sequences");
     }
+}
+
+TEST(decode_attention, short_and_long_rows_share_a_step) {
+    RT_GPU_ONLY();
+    for (const auto& [k, v] : type_pairs())
+        for (const int32_t window : {0, 512}) {
+            WorldShape shape = shape_of(6, k, v, window);
+            shape.capacity = window == 0 ? 120 : 8;
+            Layer layer(shape, 1);
+            // Around one and two rounds of chunks, and behind the last length that makes chunks of 128 keys.
+            std::vector<WorldSequence> sequences;
+            std::vector<WorldSequence*> pointers;
+            std::vector<std::vector<FedToken>> fed;
+            for (const size_t committed : {0, 127, 511, 1023, 1024, 2047, 2048}) {
+                sequences.push_back(layer.world.sequence());
+                layer.feed(sequences.back(), token_ids(committed, 21 + committed), 256);
+                fed.push_back({{committed + 5, -1}});
+            }
+            Rows alone;
+            for (size_t i = 0; i < sequences.size(); ++i) {
+                alone.push_back(layer.step({&sequences[i]}, {fed[i]}).front());
+                pointers.push_back(&sequences[i]);
+            }
+            expect_same_rows(layer.step(pointers, fed), alone,
+                             fmt::format("{}/{}, window {}", dtype_name(k), dtype_name(v), window));
+        }
 }
 
 TEST(decode_attention, ring_wraps_change_nothing) {
