@@ -468,7 +468,7 @@ TEST(PrefillInput, is_the_norm_rounded_and_padded) {
 TEST(PrefillSort, is_a_stable_sort_by_expert) {
     RT_GPU_ONLY();
     for (const int64_t experts : {1, 7, 256, 1024})
-        for (const int64_t n : {1, 31, 256, 257, 5000})
+        for (const int64_t n : {1, 31, 256, 257, 1024, 1025, 5000})
             for (const int skew : {0, 1, 2})
                 for (const bool shared : {false, true}) {
                     const int64_t k = 8;
@@ -479,8 +479,15 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                         e = skew == 0 ? any : skew == 1 ? any / 2 : static_cast<int32_t>(experts - 1);
                     }
                     OpContext op(1, int64_t{8} << 20);
-                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
-                    const SortedRouting sorted = sort_routing(op.ctx, routing, experts, shared);
+                    const std::vector<float> weights = normals(chosen.size(), 3);
+                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.tensor(weights, {n, k})},
+                        copy{k, op.ctx.alloc(DType::i32, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
+                    const SortedRouting sorted =
+                        sort_routing(op.ctx, routing, experts, shared, skew == 2 ? nullptr : &copy);
+                    if (skew != 2) {
+                        EXPECT_EQ(download(op, copy.experts.row<int32_t>(0), n * k), chosen);
+                        expect_same_bits(values_of(copy.weights), weights, "weights");
+                    }
 
                     std::vector<int32_t> order(chosen.size()), slot_of(chosen.size());
                     std::iota(order.begin(), order.end(), 0);
