@@ -1,9 +1,9 @@
 // Prefill attention: what its kernels share. Internal to ops.
 //
-// A call runs: prepare (norm and rope; q to 16 bits), kv_append, and then for each group of sequences that the scratch
-// memory holds: gather (stored K/V -> scratch), attend. Tiles are cut by absolute storage index and are reduced in
-// ascending order; a tile in which a row sees no key leaves the row's sums as they are, bit for bit: so a row's value
-// does not depend on where its query tile begins, that is on the chunking.
+// A call runs: prepare (norm and rope; q to 16 bits; K and V to the cache), and then for each group of sequences that
+// the scratch memory holds: gather (stored K/V -> scratch), attend. Tiles are cut by absolute storage index and are
+// reduced in ascending order; a tile in which a row sees no key leaves the row's sums as they are, bit for bit: so a
+// row's value does not depend on where its query tile begins, that is on the chunking.
 //
 // Scratch: tiles of 128 keys, [kv head][tile][K, V]. Two layouts:
 //   images (tensor-core kernels)  f16 or bf16, as shared memory holds them: panels of 64 columns, [panel][key][64], the
@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "ops/attention_work.h"
 #include "ops/batch.h"
 #include "ops/kv_view.h"
 #include "ops/prefill_attention_layout.h"
@@ -112,8 +113,19 @@ struct AttendArgs {
     float scale;
 };
 
+/// Where the rows of a step go in the cache, and the values that go there.
+struct StoredRows {
+    KeyPlaces places;
+    void* k;
+    void* v;
+    DType k_dtype, v_dtype;
+    int64_t k_slot_bytes, v_slot_bytes;
+    const float* values;  // f32 [n, Hkv, d]
+    int64_t values_stride;
+};
+
 /// Everything before the products: norm and rope of q and k, both optional. Writes q16 (tensor cores) or q32 (generic)
-/// and k in place.
+/// and stores K and V, or writes k in place.
 struct PrepareArgs {
     Batch batch;
     const float* q;              // f32 [n, H, d]
@@ -128,6 +140,7 @@ struct PrepareArgs {
     int32_t heads, kv_heads, head_dim;
     void* to;  // q as the attention kernel wants it
     Storage storage;
+    StoredRows stored;  // if k is set
 };
 
 /// f(T{}, std::integral_constant<int, head_dim>{}) for a tensor-core kernel: T is what tiles hold, head_dim 64 or 128.
@@ -142,7 +155,8 @@ void with_tiles(Storage storage, int head_dim, const F& f) {
     else with_dim(__half{});
 }
 
-void prepare(const Gpu& gpu, const PrepareArgs& args);
+/// Whether nothing is left to be stored: false if kv_append must take k, now ready in place, and the values.
+bool prepare(const Gpu& gpu, const PrepareArgs& args);
 void gather(const Gpu& gpu, const Plan& plan, const KvView& view, Storage storage, void* scratch);
 void attend_wgmma(const Gpu& gpu, const AttendArgs& args, Storage storage);
 void attend_mma(const Gpu& gpu, const AttendArgs& args, Storage storage);

@@ -107,16 +107,42 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
+#define RT_WGMMA_N32(TYPES, TRANSPOSED)                                                                               \
+    asm volatile(                                                                                                     \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                                  \
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPES                                                           \
+        " {"                                                                                                          \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                        \
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, " TRANSPOSED ";\n}\n"                                                 \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+#define RT_WGMMA_N16(TYPES, TRANSPOSED)                                                                  \
+    asm volatile(                                                                                        \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                     \
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPES                                              \
+        " {"                                                                                             \
+        "%0, %1, %2, %3, %4, %5, %6, %7"                                                                 \
+        "}, {%8, %9, %10, %11}, %12, p, 1, 1, " TRANSPOSED ";\n}\n"                                      \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
 /// d [64, kN] = a [64, 16] b [16, kN] (+ d if add). kTransposed: the rows of b in memory run along N, not along K.
 template <class T, int kN, bool kTransposed>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uint64_t b, int add) {
-    static_assert(kN == 64 || kN == 128);
+    static_assert(kN == 64 || kN == 128 ||
+                  ((kN == 16 || kN == 32) && !kTransposed && std::is_same_v<T, __nv_bfloat16>));
     constexpr bool kHalf = std::is_same_v<T, __half>;
     if constexpr (kN == 128) {
         if constexpr (kHalf && kTransposed) RT_WGMMA_N128("f16.f16", "1");
         else if constexpr (kHalf) RT_WGMMA_N128("f16.f16", "0");
         else if constexpr (kTransposed) RT_WGMMA_N128("bf16.bf16", "1");
         else RT_WGMMA_N128("bf16.bf16", "0");
+    } else if constexpr (kN == 32) {
+        RT_WGMMA_N32("bf16.bf16", "0");
+    } else if constexpr (kN == 16) {
+        RT_WGMMA_N16("bf16.bf16", "0");
     } else {
         if constexpr (kHalf && kTransposed) RT_WGMMA_N64("f16.f16", "1");
         else if constexpr (kHalf) RT_WGMMA_N64("f16.f16", "0");
@@ -127,6 +153,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uin
 
 #undef RT_WGMMA_N128
 #undef RT_WGMMA_N64
+#undef RT_WGMMA_N32
+#undef RT_WGMMA_N16
 
 #endif
 

@@ -18,6 +18,10 @@
 
 namespace riptide::ops::cuda::prefill {
 
+struct Words2 {
+    uint32_t w[2];
+};
+
 /// The rows of a decoded tile: 256 of B, from 256 rows of weights in two boxes of 128 (swiglu: gate, then up).
 constexpr int kDecodeRows = 256;
 
@@ -124,19 +128,23 @@ RT_HD uint32_t half_codes(uint32_t nibbles, uint32_t high, int t, int half) {
     return codes;
 }
 
+/// The value of byte i of `codes`.
+template <bool kQuick>
+RT_HD float decoded_value(uint32_t codes, int i, const Affine& f) {
+    float x = code_value(codes, i);
+    if constexpr (!kQuick) x -= 1.0f;
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(f.scale, x, -f.offset);
+#else
+    return std::fma(f.scale, x, -f.offset);
+#endif
+}
+
 /// Eight neighbouring columns, of codes a and then b, as bf16.
 template <bool kQuick>
 RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
     float v[8];
-    for (int j = 0; j < 8; ++j) {
-        float x = code_value(j < 4 ? a : b, j % 4);
-        if constexpr (!kQuick) x -= 1.0f;
-#if defined(__CUDA_ARCH__)
-        v[j] = __fmaf_rn(f.scale, x, -f.offset);
-#else
-        v[j] = std::fma(f.scale, x, -f.offset);
-#endif
-    }
+    for (int j = 0; j < 8; ++j) v[j] = decoded_value<kQuick>(j < 4 ? a : b, j % 4, f);
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
 }
 
@@ -200,6 +208,76 @@ RT_HD void store_step(Memory& memory, uint32_t to, int row, int step, const Step
             memory.write16(to + (swizzled128(row, 0) ^ static_cast<uint32_t>(2 * i + part) << 4),
                            decode8<kQuick>(codes[2 * part], codes[2 * part + 1], f));
     }
+}
+
+// ---- weights as the A operand of wgmma: a thread decodes what its own registers hold of each 64 rows x 16 columns
+// ---- Lane 4 g + t of a warp has rows g and g + 8 of sixteen, and of each sixteen columns 2 t, 2 t + 1, 2 t + 8, 2 t
+// + 9.
+
+/// Which rows of the boxes are rows g and g + 8 of a thread's sixteen (thread: 0 .. 511, a warp for sixteen rows of the
+/// tile), and their columns in the results (swiglu: one column, gate and up).
+struct FragmentPlace {
+    int row[2];
+    int column[2];
+};
+RT_HD FragmentPlace fragment_place(RowOrder order, int thread) {
+    const int warp = thread / 32, g = thread % 32 / 4;
+    if (order == RowOrder::swiglu) return {{8 * warp + g, 128 + 8 * warp + g}, {8 * warp + g, 8 * warp + g}};
+    return {{16 * warp + g, 16 * warp + g + 8}, {16 * warp + g, 16 * warp + g + 8}};
+}
+
+/// Bytes of b : a by the four nibbles of `selector`.
+RT_HD uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(a, b, selector);
+#else
+    const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= static_cast<uint32_t>(both >> (8 * (selector >> (4 * i) & 7)) & 255u) << (8 * i);
+    return out;
+#endif
+}
+
+/// Quarter t's columns of a sub-block of 32 of one row. Byte i of `nibbles`: column 2 t, 2 t + 1, 2 t + 8, 2 t + 9 in
+/// the low nibble, the one 16 further on in the high one.
+struct ShareWords {
+    uint32_t nibbles;
+    uint32_t high[2];  // [half]: bits 4 and 5 of the codes once shifted (share_codes)
+};
+template <DType T, class Memory>
+RT_HD ShareWords load_share(Memory& memory, uint32_t from, int row, int sub, int t) {
+    const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u;
+    const uint32_t at =
+        from + (swizzled128(row, 0) ^ static_cast<uint32_t>(sub) << 4) + static_cast<uint32_t>(t / 2) * 4;
+    ShareWords words = {};
+    words.nibbles = pick_bytes(memory.read4(at), memory.read4(at + 8), selector);
+    if constexpr (T == DType::planes_q5_k) {
+        const uint32_t high = memory.read4(from + Span<T>::kAtHigh + static_cast<uint32_t>(row * 32 + 4 * sub));
+        words.high[0] = words.high[1] = pick_bytes(high, high >> 2, selector);
+    }
+    if constexpr (T == DType::planes_q6_k) {
+        const Words2 high =
+            memory.read8(from + Span<T>::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(sub / 2) << 4) +
+                         static_cast<uint32_t>(sub % 2) * 8);
+        for (int half = 0; half < 2; ++half) words.high[half] = pick_bytes(high.w[half], high.w[half] >> 4, selector);
+    }
+    return words;
+}
+/// The codes of columns 16 half + (2 t, 2 t + 1, 2 t + 8, 2 t + 9), each 0x80 | u.
+template <DType T>
+RT_HD uint32_t share_codes(const ShareWords& words, int t, int half) {
+    uint32_t codes = (words.nibbles >> (4 * half) & 0x0F0F0F0Fu) | 0x80808080u;
+    if constexpr (T == DType::planes_q5_k)
+        codes |= (half == 0 ? words.high[0] << (4 - t / 2) : words.high[1] >> (t / 2)) & 0x10101010u;
+    if constexpr (T == DType::planes_q6_k) codes |= words.high[half] << (4 - t / 2 * 2) & 0x30303030u;
+    return codes;
+}
+/// As bf16: columns 2 t and 2 t + 1, then 2 t + 8 and 2 t + 9.
+template <bool kQuick>
+RT_HD Words2 decode4(uint32_t codes, const Affine& f) {
+    float v[4];
+    for (int j = 0; j < 4; ++j) v[j] = decoded_value<kQuick>(codes, j, f);
+    return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3])}};
 }
 
 }  // namespace riptide::ops::cuda::prefill

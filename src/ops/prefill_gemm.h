@@ -85,6 +85,11 @@ struct OutSwiglu {
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutF32& out);
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutSwiglu& out);
 
+/// few: decodes into the registers of the tensor cores' operand, quicker up to some kFewRows rows an expert. many:
+/// decodes into shared memory once for 128 rows. The same bits. automatic: by the number of rows.
+enum class DecodingKernel { automatic, few, many };
+constexpr int kFewRows = 64;
+
 /// The experts' product from weights as they lie on the device, decoded in the kernel. The bits are those of expand()
 /// and gemm(). Shapes as there; experts [0, gemm.expert_end), gemm.b unused.
 struct DecodingProblem {
@@ -92,6 +97,7 @@ struct DecodingProblem {
     const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
     int64_t stride[2] = {};        // bytes from one expert to the next
     const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
+    DecodingKernel kernel = DecodingKernel::automatic;
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);

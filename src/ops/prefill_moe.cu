@@ -166,13 +166,13 @@ Slots alloc_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     return {ctx.arena->allocate((sorted + n) * std::max(2 * k, 4 * d)), k, d, sorted};
 }
 
-/// y, x: as combine(). The bf16 rows of h are in slots.rows().
-void run_experts(Context& ctx, const Slots& slots, const Routing& routing, const ExpertWeights& w,
+/// y, x: as combine(). The bf16 rows of h are in slots.rows(). copy: as sort_routing().
+void run_experts(Context& ctx, const Slots& slots, const Routing& routing, const Routing* copy, const ExpertWeights& w,
                  const SharedExpert& shared, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), ff = w.gate[0].rows;
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
-    const SortedRouting sorted = sort_routing(ctx, routing, experts, joined);
+    const SortedRouting sorted = sort_routing(ctx, routing, experts, joined, copy);
     spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.inputs());
 
     const float* shared_y = nullptr;
@@ -213,7 +213,7 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     const ArenaScope scope(*ctx.arena);
     const Slots slots = alloc_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
     to_bf16(*ctx.gpu, x, nullptr, 0, slots.rows(), slots.k, nullptr);
-    run_experts(ctx, slots, routing, weights, shared, y, nullptr);
+    run_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
     return y;
 }
 
@@ -238,8 +238,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     router_logits(ctx, *router.w, h, n, result.logits);
     const Routing routing =
         route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
-    copy_routing(*ctx.gpu, routing, result.routing);  // `routing` is given back at the end of the scope
-    run_experts(ctx, slots, result.routing, weights, shared, result.y, &x);
+    // `routing` is given back at the end of the scope: the result is a copy.
+    run_experts(ctx, slots, routing, &result.routing, weights, shared, result.y, &x);
     x.int8 = nullptr;
     return result;
 }

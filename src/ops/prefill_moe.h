@@ -15,16 +15,14 @@ void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
 
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
 /// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows. All in arena memory.
-/// REQUIRES at most 1024 experts.
+/// copy: tensors that become a copy of the routing, or null. REQUIRES at most 1024 experts.
 struct SortedRouting {
     GroupPlan plan;
     int32_t* slot_of = nullptr;
     int64_t experts = 0;
 };
-SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared);
-
-/// Copies a routing, into tensors of its shape.
-void copy_routing(const Gpu& gpu, const Routing& from, const Routing& to);
+SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared,
+                           const Routing* copy = nullptr);
 
 /// to[slot_of[r, i]] = from[r] for all i: bf16 rows of k values.
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,

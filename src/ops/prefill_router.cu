@@ -6,9 +6,11 @@
 //
 // FLOPs: 2 n experts cols, 3 or 6 times: 4096 rows of 2048, 256 experts: 26 G, 0.04 ms at 638 T/s. Bytes through L2:
 // 0.6 or 0.9 MB for each 64 rows x 32 experts: 330 or 460 MB, the limit, 60 to 90 us (an estimate); the same in f32
-// took 130 us, and nearly as long for 512 rows, where now 128 blocks of 32 rows x 32 experts share the work. Eight
-// warps of a block take an eighth of the columns each and add up in order: the order is the same for every number of
-// rows. Fragments come straight from memory: a lane has eight neighbouring columns, two steps of the tensor core.
+// took 130 us, and nearly as long for 512 rows, where now 128 blocks of 32 rows x 32 experts share the work (21 us,
+// bound by one load and one product after the other; since then loads go one group ahead and four sums take turns: no
+// figure yet). Eight warps of a block take an eighth of the columns each and add up in order: the order is the same for
+// every number of rows. Fragments come straight from memory: a lane has eight neighbouring columns, two steps of the
+// tensor core.
 #include "base/error.h"
 #include "ops/prefill_gemm.cuh"
 #include "ops/prefill_moe.h"
@@ -66,18 +68,52 @@ __device__ __forceinline__ uint32_t next_part(float& low, float& high) {
     return part;
 }
 
-/// sum += 16 rows x 8 experts of sixteen columns. a: parts of the rows, b: of the experts.
+/// Sixteen columns' sums of 16 rows x 32 experts, one after the other: products of one sum wait for each other, so
+/// those of all four take turns. a: parts of the rows, b: columns of the parts of the experts (step 0: .x, .y; 1: .z,
+/// .w).
 template <int kParts>
-__device__ __forceinline__ void add_products(float (&sum)[4], const uint32_t (&a)[3][4],
-                                             const uint32_t (&b)[kParts][2]) {
-    float t[4] = {0, 0, 0, 0};
+__device__ __forceinline__ void add_products(float (&sum)[kExpertTiles][4], const uint32_t (&a)[3][4],
+                                             const uint4 (&b)[kExpertTiles][kParts], int step) {
+    float t[kExpertTiles][4] = {};
 #pragma unroll
     for (int small = 2; small >= 0; --small)
 #pragma unroll
-        for (int j = 0; j < kParts && j <= small; ++j) mma(t, a[small - j], b[j][0], b[j][1]);
+        for (int j = 0; j < kParts && j <= small; ++j)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) sum[j] = __fadd_rn(sum[j], t[j]);
+            for (int e = 0; e < kExpertTiles; ++e)
+                mma(t[e], a[small - j], step == 0 ? b[e][j].x : b[e][j].z, step == 0 ? b[e][j].y : b[e][j].w);
+#pragma unroll
+    for (int e = 0; e < kExpertTiles; ++e)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[e][j] = __fadd_rn(sum[e][j], t[e][j]);
 }
+
+/// What a lane reads of one group of columns.
+template <int kTiles, int kParts>
+struct Columns {
+    uint4 b[kExpertTiles][kParts];
+    float4 h[kTiles][2][2];  // [tile][row, row + 8][four columns, the next four]
+
+    __device__ __forceinline__ void load(const RouterProblem& p, int first_row, int first_expert, int g) {
+        const int group = static_cast<int>(threadIdx.x % 32 / 4), quad = static_cast<int>(threadIdx.x % 4);
+        const int col = g * kGroup + 8 * quad;
+#pragma unroll
+        for (int e = 0; e < kExpertTiles; ++e)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                b[e][part] = *reinterpret_cast<const uint4*>(
+                    p.w + part * p.part + int64_t{min(p.experts - 1, first_expert + 8 * e + group)} * p.stride + col);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float4* from = reinterpret_cast<const float4*>(
+                    p.h + int64_t{min(p.n - 1, first_row + 16 * m + group + 8 * r)} * p.cols + col);
+                h[m][r][0] = from[0];
+                h[m][r][1] = from[1];
+            }
+    }
+};
 
 #endif
 
@@ -95,32 +131,22 @@ __global__ void __launch_bounds__(32 * kSlices) router_tensor_kernel(const __gri
     float sum[kTiles][kExpertTiles][4] = {};
     const int groups = p.cols / kGroup, each = (groups + kSlices - 1) / kSlices;
     const int end = min(groups, (slice + 1) * each);
-    for (int g = slice * each; g < end; ++g) {
-        const int col = g * kGroup + 8 * quad;
-        uint4 b[kExpertTiles][kParts];
-#pragma unroll
-        for (int e = 0; e < kExpertTiles; ++e)
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-                b[e][part] = *reinterpret_cast<const uint4*>(
-                    p.w + part * p.part + int64_t{min(p.experts - 1, first_expert + 8 * e + group)} * p.stride + col);
-        float4 h[kTiles][2][2];  // [tile][row, row + 8][four columns, the next four]
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const float4* from = reinterpret_cast<const float4*>(
-                    p.h + int64_t{min(p.n - 1, first_row + 16 * m + group + 8 * r)} * p.cols + col);
-                h[m][r][0] = from[0];
-                h[m][r][1] = from[1];
-            }
+    // With registers to spare, the next columns are under way while these are multiplied.
+    constexpr bool kAhead = kTiles <= 2 && kParts == 1;
+    Columns<kTiles, kParts> now, next;
+    const int begin = slice * each;
+    if (kAhead && begin < end) now.load(p, first_row, first_expert, begin);
+#pragma unroll 1
+    for (int g = begin; g < end; ++g) {
+        if (!kAhead) now.load(p, first_row, first_expert, g);
+        else if (g + 1 < end) next.load(p, first_row, first_expert, g + 1);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m)
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
                 // The tensor core's columns 2 q, + 1 and 2 q + 8, + 9 are four neighbours here: any order will do.
                 uint32_t a[3][4];
-                float4 &upper = h[m][0][step], &lower = h[m][1][step];
+                float4 &upper = now.h[m][0][step], &lower = now.h[m][1][step];
 #pragma unroll
                 for (int part = 0; part < 3; ++part) {
                     a[part][0] = next_part(upper.x, upper.y);
@@ -128,17 +154,9 @@ __global__ void __launch_bounds__(32 * kSlices) router_tensor_kernel(const __gri
                     a[part][2] = next_part(upper.z, upper.w);
                     a[part][3] = next_part(lower.z, lower.w);
                 }
-#pragma unroll
-                for (int e = 0; e < kExpertTiles; ++e) {
-                    uint32_t parts[kParts][2];
-#pragma unroll
-                    for (int part = 0; part < kParts; ++part) {
-                        parts[part][0] = step == 0 ? b[e][part].x : b[e][part].z;
-                        parts[part][1] = step == 0 ? b[e][part].y : b[e][part].w;
-                    }
-                    add_products<kParts>(sum[m][e], a, parts);
-                }
+                add_products<kParts>(sum[m], a, now.b, step);
             }
+        if (kAhead) now = next;
     }
     for (int s = 0; s < kSlices; ++s) {
         if (s == slice) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <set>
@@ -149,6 +150,7 @@ struct FakeMemory {
         return v;
     }
     Words4 read16(uint32_t from) const { return get<Words4>(from); }
+    Words2 read8(uint32_t from) const { return get<Words2>(from); }
     uint32_t read4(uint32_t from) const { return get<uint32_t>(from); }
     uint16_t read2(uint32_t from) const { return get<uint16_t>(from); }
     void write16(uint32_t to, const Words4& v) {
@@ -169,66 +171,147 @@ struct FakeMemory {
     }
 };
 
+/// Two matrices (one for RowOrder::f32) and the spans of one tile of them.
+template <DType T>
+class TileOfPlanes {
+  public:
+    TileOfPlanes(DType file_type, RowOrder order, int64_t rows, int64_t k, int n)
+        : swiglu_(order == RowOrder::swiglu), rows_(rows), k_(k), n_(n) {
+        for (int i = 0; i < 2; ++i) {
+            owned_.emplace_back(WeightKind{file_type}, rows, k, static_cast<uint64_t>(40 + i));
+            const Placement plan = plan_placement(owned_.back().w);
+            memory_.emplace_back(static_cast<size_t>(plan.bytes() + 16));
+            auto* base =
+                reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory_.back().data()) + 15) / 16 * 16);
+            w_.push_back(place_on_host(owned_.back().w, plan, base));
+            EXPECT_EQ(w_.back().dtype, T);
+        }
+    }
+    int spans() const { return static_cast<int>(k_ / 256); }
+    /// What TMA brings of a span, at 0.
+    FakeMemory span(int span) const {
+        using S = Span<T>;
+        FakeMemory shared;
+        for (int h = 0; h < 2; ++h) {
+            const Weight& from = w_[swiglu_ ? static_cast<size_t>(h) : 0];
+            const int64_t row = swiglu_ ? n_ / 2 : n_ + 128 * h;
+            const auto half = static_cast<uint32_t>(h);
+            shared.box(half * (S::kData / 2), from.data, k_ / 2, rows_, row, 128 * span, 128, 3);
+            shared.box(S::kAtScales + half * (S::kScales / 2), from.scales, k_ / 16, rows_, row, 16 * span, 16, 0);
+            if (S::kHigh > 0)
+                shared.box(S::kAtHigh + half * (S::kHigh / 2), from.high, k_ / 256 * S::kHighRow, rows_, row,
+                           S::kHighRow * span, S::kHighRow, S::kSixBits ? 2 : 0);
+            if (S::kSixBits)
+                std::memcpy(shared.bytes.data() + S::kAtD + h * 128 * spans() * 2,
+                            static_cast<const char*>(from.scales) + rows_ * spans() * 16 + row * spans() * 2,
+                            static_cast<size_t>(std::clamp<int64_t>(rows_ - row, 0, 128) * spans() * 2));
+        }
+        return shared;
+    }
+    /// Sixteen columns of a row as bf16.
+    std::array<uint16_t, 16> expected(int which, int64_t row, int64_t col) const {
+        float exact[16];
+        decode16<T>(w_[static_cast<size_t>(which)], row, col, exact);
+        std::array<uint16_t, 16> bits;
+        for (size_t i = 0; i < 16; ++i) bits[i] = f32_to_bf16(exact[i]);
+        return bits;
+    }
+
+  private:
+    bool swiglu_;
+    int64_t rows_, k_;
+    int n_;
+    std::vector<RandomWeight> owned_;
+    std::vector<std::vector<std::byte>> memory_;
+    std::vector<Weight> w_;
+};
+
+bool same_value(uint16_t a, uint16_t b) { return a == b || (a | b) == 0x8000; }  // zeros of two signs
+
 /// A whole tile as the kernel makes it, against the rows of the matrix in the order of B.
 template <DType T>
 void expect_tile(DType file_type, RowOrder order, int64_t rows, int64_t k, int n) {
-    using S = Span<T>;
-    std::vector<RandomWeight> owned;
-    std::vector<std::vector<std::byte>> memory;
-    std::vector<Weight> w;
-    for (int i = 0; i < 2; ++i) {
-        owned.emplace_back(WeightKind{file_type}, rows, k, static_cast<uint64_t>(40 + i));
-        const Placement plan = plan_placement(owned.back().w);
-        memory.emplace_back(static_cast<size_t>(plan.bytes() + 16));
-        auto* base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.back().data()) + 15) / 16 * 16);
-        w.push_back(place_on_host(owned.back().w, plan, base));
-        ASSERT_EQ(w.back().dtype, T);
-    }
-    const bool swiglu = order == RowOrder::swiglu;
-    const auto spans = static_cast<int>(k / 256);
+    const TileOfPlanes<T> tile(file_type, order, rows, k, n);
     constexpr uint32_t kTile = 96 * 1024;
-    for (int span = 0; span < spans; ++span) {
-        FakeMemory shared;
-        for (int h = 0; h < 2; ++h) {
-            const Weight& from = w[swiglu ? static_cast<size_t>(h) : 0];
-            const int64_t row = swiglu ? n / 2 : n + 128 * h;
-            const auto half = static_cast<uint32_t>(h);
-            shared.box(half * (S::kData / 2), from.data, k / 2, rows, row, 128 * span, 128, 3);
-            shared.box(S::kAtScales + half * (S::kScales / 2), from.scales, k / 16, rows, row, 16 * span, 16, 0);
-            if (S::kHigh > 0)
-                shared.box(S::kAtHigh + half * (S::kHigh / 2), from.high, k / 256 * S::kHighRow, rows, row,
-                           S::kHighRow * span, S::kHighRow, S::kSixBits ? 2 : 0);
-            if (S::kSixBits)
-                std::memcpy(shared.bytes.data() + S::kAtD + h * 128 * spans * 2,
-                            static_cast<const char*>(from.scales) + rows * spans * 16 + row * spans * 2,
-                            static_cast<size_t>(std::clamp<int64_t>(rows - row, 0, 128) * spans * 2));
-        }
+    for (int span = 0; span < tile.spans(); ++span) {
+        FakeMemory shared = tile.span(span);
         for (int step = 0; step < 4; ++step) {
             for (int thread = 0; thread < kDecodeRows; ++thread) {
                 const DecodePlace place = decode_place(order, thread);
-                const RowScales<T> scales = load_scales<T>(shared, 0, place.from, span, spans);
+                const RowScales<T> scales = load_scales<T>(shared, 0, place.from, span, tile.spans());
                 const StepWords words = load_step<T>(shared, 0, place.from, step);
                 if (scales.quick) store_step<T, true>(shared, kTile, place.to, step, words, scales);
                 else store_step<T, false>(shared, kTile, place.to, step, words, scales);
             }
             for (int64_t c = 0; c < rows; ++c)
-                for (int which = 0; which < (swiglu ? 2 : 1); ++which) {
+                for (int which = 0; which < (order == RowOrder::swiglu ? 2 : 1); ++which) {
                     const int b_row = scratch_row(order, which, static_cast<int>(c)) - n;
                     if (b_row < 0 || b_row >= kDecodeRows) continue;
                     for (int j = 0; j < 64; j += 16) {
-                        float exact[16];
-                        decode16<T>(w[static_cast<size_t>(which)], c, 256 * span + 64 * step + j, exact);
+                        const auto expected = tile.expected(which, c, 256 * span + 64 * step + j);
                         for (int i = 0; i < 16; ++i) {
                             auto at = static_cast<uint32_t>(b_row * 128 + 2 * (j + i));  // TMA's swizzle again
                             at ^= (at >> 7 & 7) << 4;
-                            const auto got = shared.get<uint16_t>(kTile + at), expected = f32_to_bf16(exact[i]);
-                            if ((got | expected) == 0x8000) continue;  // zeros of two signs
-                            ASSERT_EQ(got, expected) << "row " << c << " of " << which << ", step " << step;
+                            ASSERT_TRUE(same_value(shared.get<uint16_t>(kTile + at), expected[static_cast<size_t>(i)]))
+                                << "row " << c << " of " << which << ", step " << step;
                         }
                     }
                 }
         }
     }
+}
+
+/// The A fragments of all 512 threads, against the matrix.
+template <DType T>
+void expect_fragments(DType file_type, RowOrder order, int64_t rows, int64_t k, int n) {
+    const TileOfPlanes<T> tile(file_type, order, rows, k, n);
+    const bool swiglu = order == RowOrder::swiglu;
+    int64_t seen = 0;
+    for (int span = 0; span < tile.spans(); ++span) {
+        FakeMemory shared = tile.span(span);
+        for (int thread = 0; thread < 512; ++thread) {
+            const FragmentPlace place = fragment_place(order, thread);
+            const int t = thread % 4;
+            for (int i = 0; i < 2; ++i) {
+                const int64_t row = swiglu ? n / 2 + place.column[i] : n + place.column[i];
+                EXPECT_EQ(place.row[i], swiglu ? 128 * i + place.column[i] : place.column[i]);
+                if (row >= rows) continue;
+                const RowScales<T> scales = load_scales<T>(shared, 0, place.row[i], span, tile.spans());
+                for (int sub = 0; sub < 8; ++sub) {
+                    const ShareWords words = load_share<T>(shared, 0, place.row[i], sub, t);
+                    for (int half = 0; half < 2; ++half) {
+                        uint32_t six = 0;
+                        if (Span<T>::kSixBits)
+                            six = shared.read4(
+                                static_cast<uint32_t>(Span<T>::kAtScales + place.row[i] * 16 + 4 * (sub / 2)));
+                        const Affine f = affine_of(scales, six, sub, half, scales.quick);
+                        const uint32_t codes = share_codes<T>(words, t, half);
+                        const Words2 got = scales.quick ? decode4<true>(codes, f) : decode4<false>(codes, f);
+                        const auto expected = tile.expected(swiglu ? i : 0, row, 256 * span + 32 * sub + 16 * half);
+                        for (int j = 0; j < 4; ++j) {
+                            const int column = 2 * t + j % 2 + j / 2 * 8;
+                            const auto bits = static_cast<uint16_t>(got.w[j / 2] >> (16 * (j % 2)));
+                            ASSERT_TRUE(same_value(bits, expected[static_cast<size_t>(column)]))
+                                << "row " << row << " of " << i << ", sub-block " << sub << ", column " << column;
+                            ++seen;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Every value of the tile's rows once.
+    const int64_t first = swiglu ? n / 2 : n, most = swiglu ? 128 : 256;
+    EXPECT_EQ(seen, std::min(most, rows - first) * (swiglu ? 2 : 1) * k);
+}
+
+TEST(PrefillDecode, makes_the_fragments_of_the_matrix) {
+    for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu})
+        for (const int n : {0, 256}) {
+            expect_fragments<DType::planes_q4_k>(DType::q4_k, order, 320, 512, n);
+            expect_fragments<DType::planes_q5_k>(DType::q5_k, order, 320, 512, n);
+            expect_fragments<DType::planes_q6_k>(DType::q6_k, order, 320, 512, n);
+        }
 }
 
 TEST(PrefillDecode, makes_the_tile_that_expansion_makes) {

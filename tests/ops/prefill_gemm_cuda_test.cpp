@@ -277,7 +277,7 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
     const auto groups = static_cast<int>(counts.size()), experts = groups - (with_shared ? 1 : 0);
     for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
         const int64_t n = scratch_rows(order, rows);
-        OpContext op(1, (int64_t{64} << 20) + 2 * groups * n * k);
+        OpContext op(1, (int64_t{96} << 20) + 2 * groups * n * k);
         const Stack one(op, type, rows, k, experts, with_shared, 100),
             two(op, type, rows, k, experts, with_shared, 900);
         if (!can_decode(*op.ctx.gpu, one.placed[0], one.stride())) GTEST_SKIP() << "not on this device";
@@ -302,25 +302,33 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
         const int64_t stride = order == RowOrder::swiglu ? round_up(rows, 64) : rows, all = slots * stride;
         if (order == RowOrder::swiglu) {
             uint16_t* first = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
-            uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
             gemm(*op.ctx.gpu, expanded, OutSwiglu{first, static_cast<int>(rows), stride});
-            gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
-            EXPECT_EQ(download(op, first, all + 64), download(op, second, all + 64));
-            const std::vector<uint16_t> got = download(op, second, all);
-            EXPECT_EQ(std::count(got.begin(), got.end(), 0x7FC1), 0) << "left out";
-            EXPECT_GT(std::count_if(got.begin(), got.end(), [](uint16_t v) { return v != 0; }), all / 2);
+            const std::vector<uint16_t> expected = download(op, first, all + 64);
+            EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, 0x7FC1), 0) << "left out";
+            EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](uint16_t v) { return v != 0; }), all / 2);
+            for (const DecodingKernel kernel : {DecodingKernel::few, DecodingKernel::many}) {
+                uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+                job.kernel = kernel;
+                gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
+                EXPECT_EQ(download(op, second, all + 64), expected) << (kernel == DecodingKernel::few ? "few" : "many");
+            }
         } else {
             float* first = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
-            float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
-            OutF32 to_first, to_second;
+            OutF32 to_first;
             to_first.add(first, 0, static_cast<int>(rows), stride);
-            to_second.add(second, 0, static_cast<int>(rows), stride);
             gemm(*op.ctx.gpu, expanded, to_first);
-            gemm_decoding(*op.ctx.gpu, job, to_second);
-            expect_same_bits(download(op, second, all + 64), download(op, first, all + 64), "decoded");
-            const std::vector<float> got = download(op, second, all);
-            EXPECT_EQ(std::count(got.begin(), got.end(), kUntouched), 0) << "left out";
-            EXPECT_GT(std::count_if(got.begin(), got.end(), [](float v) { return v != 0; }), all / 2);
+            const std::vector<float> expected = download(op, first, all + 64);
+            EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, kUntouched), 0) << "left out";
+            EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](float v) { return v != 0; }), all / 2);
+            for (const DecodingKernel kernel : {DecodingKernel::few, DecodingKernel::many}) {
+                float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
+                OutF32 to_second;
+                to_second.add(second, 0, static_cast<int>(rows), stride);
+                job.kernel = kernel;
+                gemm_decoding(*op.ctx.gpu, job, to_second);
+                expect_same_bits(download(op, second, all + 64), expected,
+                                 kernel == DecodingKernel::few ? "few" : "many");
+            }
         }
     }
 }
@@ -460,7 +468,7 @@ TEST(PrefillInput, is_the_norm_rounded_and_padded) {
 TEST(PrefillSort, is_a_stable_sort_by_expert) {
     RT_GPU_ONLY();
     for (const int64_t experts : {1, 7, 256, 1024})
-        for (const int64_t n : {1, 31, 256, 257, 5000})
+        for (const int64_t n : {1, 31, 256, 257, 1024, 1025, 5000})
             for (const int skew : {0, 1, 2})
                 for (const bool shared : {false, true}) {
                     const int64_t k = 8;
@@ -471,8 +479,15 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                         e = skew == 0 ? any : skew == 1 ? any / 2 : static_cast<int32_t>(experts - 1);
                     }
                     OpContext op(1, int64_t{8} << 20);
-                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
-                    const SortedRouting sorted = sort_routing(op.ctx, routing, experts, shared);
+                    const std::vector<float> weights = normals(chosen.size(), 3);
+                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.tensor(weights, {n, k})},
+                        copy{k, op.ctx.alloc(DType::i32, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
+                    const SortedRouting sorted =
+                        sort_routing(op.ctx, routing, experts, shared, skew == 2 ? nullptr : &copy);
+                    if (skew != 2) {
+                        EXPECT_EQ(download(op, copy.experts.row<int32_t>(0), n * k), chosen);
+                        expect_same_bits(values_of(copy.weights), weights, "weights");
+                    }
 
                     std::vector<int32_t> order(chosen.size()), slot_of(chosen.size());
                     std::iota(order.begin(), order.end(), 0);
