@@ -2,20 +2,22 @@
 // read of it.
 //
 // Bytes of gate and up: 1.18 MB for each distinct expert (Q4_K), of down 0.59 (Q6_K: 0.86). Rows that choose at random
-// use 57 distinct experts at 8 rows, 102 at 16, 163 at 32, and the shared one: 68, 121, 193 MB of gate and up, 14.7,
-// 26, 42 us at 4.65 TB/s; down half of that. Instructions (decode_tile.cuh): an expert's 64 stages of gate and up are
-// 64 x 8 warps x 190 (one row), 260 (two), 390 (up to eight); 58 experts of one row 5.6 us of issue, half of the
-// memory's time. Rows that agree: 9 experts at 8 rows, 10.6 MB, 2.3 us of memory and 1.8 of issue. Expected (not yet
-// measured) at 8 rows: gate and up 19 us at random, 6 us alike; down 10 and 4. Design: three kernels.
+// use 57 distinct experts at 8 rows, 102 at 16, 163 at 32, 222 at 64, and the shared one. Measured (H200, 2026-11-21,
+// bench_gpu_ops --table, gate, up and down, in brackets the bytes at 4.65 TB/s): 42 us (24) at 8 rows, 64 (41) at 16,
+// 103 (70) at 32, 158 (92) at 64; alike: 22 (4), 31, 47, 71. What limits it: the issue of instructions with four or
+// five warps a scheduler (55 to 60 % of the cycles; 250 to 300 instructions of a warp for a stage and one row of x, 480
+// for three to eight), and some 8 us of finding groups and filling the ring. Design: three kernels.
 //   gate_up  every CTA finds the groups for itself: a mask of rows for each expert (bits set by atomics: the order does
 //            not matter), a list of groups of up to eight rows by a scan over the experts, the shared expert first. The
-//            list of (group, eight pairs of rows) is cut evenly among the CTAs; a CTA streams its stages (eight gate
-//            rows, eight up rows) and stages the rows of x of a group when it comes to it. One or two rows: dp4a; more:
-//            mma.
+//            stages (eight gate rows, eight up rows) of all groups are shared out among the CTAs by what they cost. One
+//            warp of a CTA asks for them, eight multiply; these stage the rows of x of a group when they come to it.
+//            One or two rows: dp4a; more: mma.
 //   down     the same with stages of 64 rows; its groups are found and its first stages asked for before pdl_wait()
 //            (routing is older than gate_up, which lets it go behind its own wait). Writes weight * product of each
 //            (row, slot).
 //   combine  adds the slots in order of rank.
+// Tried: all warps ask for stages and meet at a barrier for each (88 us at 16 rows, 204 at 64); stages shared out by
+// their number (20 % of the CTAs' time was waiting for the last).
 // No result depends on how rows are grouped: each is one canonical product, or a sum in order of rank.
 #include "ops/decode_group.h"
 
@@ -30,7 +32,7 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kGroupRows = 8, kMostGroupTopK = 8;
-constexpr int kPairTiles = kFf / 8;  // units of gate and up
+constexpr int kPairTiles = kFf / 8;         // units of gate and up
 constexpr int kCtaThreads = kThreads + 32;  // the last warp asks for weights
 constexpr uint32_t kShared = 0xFFFF;
 constexpr DType kQ4 = DType::planes_q4_k, kQ5 = DType::planes_q5_k, kQ6 = DType::planes_q6_k;
@@ -149,8 +151,8 @@ __device__ __forceinline__ int first_stage(const Groups& g, int groups, int each
     return low * each + (cost - g.costs[low] * each + one - 1) / one;
 }
 
-/// The rows of a group; their number. Called by the warps that multiply, which synchronise before they read `m`. weights: null if
-/// they are not wanted.
+/// The rows of a group; their number. Called by the warps that multiply, which synchronise before they read `m`.
+/// weights: null if they are not wanted.
 __device__ __forceinline__ int find_members(const GroupArgs& a, const Groups& g, uint32_t entry, const float* weights,
                                             Members& m) {
     const int first = static_cast<int>(entry >> 16) * kGroupRows, row = threadIdx.x;
@@ -277,7 +279,8 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
             sync_warps<kWarps>();
             x.count = find_members(a.g, memory.groups, memory.groups.list[current], nullptr, members);
             sync_warps<kWarps>();
-            stage_x(a.x, x, memory.kA0, [&](int p) { return static_cast<int64_t>(members.row[p]); }, memory.staged);
+            stage_x(
+                a.x, x, memory.kA0, [&](int p) { return static_cast<int64_t>(members.row[p]); }, memory.staged);
             sync_warps<kWarps>();
         }
         ring.wait_until_full();
@@ -494,7 +497,8 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
                            : gate.type == kQ5 ? group_gate_up_kernel<kQ5>
                                               : group_gate_up_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(up_kernel), up_plan.shared);
-    launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kCtaThreads, static_cast<size_t>(up_plan.shared), a);
+    launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kCtaThreads, static_cast<size_t>(up_plan.shared),
+           a);
 
     d.down = expert_planes(down, layer.shared ? layer.shared_down : down);
     d.weights = routing.weights.row(0);

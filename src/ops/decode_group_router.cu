@@ -4,8 +4,9 @@
 // 64 CTAs); all but the first from L2: 12 MB at 16 rows, 2 us. The kernel that serves one row (decode_moe.cu) repeats
 // norm, staging and a route for every row: 129 CTAs a row, three waves at eight rows. Here norm, product and choice are
 // three kernels, whatever the number of rows. Design: a CTA has four experts and four rows; warp w accumulator w % 4 of
-// the canonical order (decode_dot.cuh) of two experts, their weights in registers, asked for before pdl_wait(). Rows are
-// read straight from device memory. Tried: all rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20 at 64.
+// the canonical order (decode_dot.cuh) of two experts, their weights in registers, asked for before pdl_wait(). Rows
+// are read straight from device memory. Tried: all rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20
+// at 64.
 #include "ops/decode_group.h"
 
 #include "ops/decode_batch.cuh"

@@ -4,10 +4,10 @@
 // o 9.4 MB, head 168.6 MB; floor at 4.65 TB/s 2.8, 2.0 and 36 us. FLOPs do not matter at n = 1; from n = 2 on the
 // integer dot products do.
 // Design: 256 threads, two CTAs on an SM, each warp a contiguous range of the group's rows. A warp issues all loads of
-// its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every CTA
-// normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are prepared
-// by a kernel of their own instead.
-// Limits at n = 1 (expected, not yet measured): latency behind the wait - x from L2, two barriers, the dot products.
+// its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every
+// CTA normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are
+// prepared by a kernel of their own instead. Limits at n = 1 (expected, not yet measured): latency behind the wait - x
+// from L2, two barriers, the dot products.
 #include <algorithm>
 #include <vector>
 

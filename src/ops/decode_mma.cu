@@ -1,14 +1,14 @@
-// Q4_K, Q5_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 16 rows.
+// Q4_K, Q5_K and Q6_K matrices times 2 to 256 rows: each weight is read and decoded once for up to 32 rows.
 //
-// Bytes: those of the weights for each 16 rows (the first time from memory, then from L2): q, k, v and the gate of
-// Laguna XS.2 12.9 MB, o 9.4 MB, head 168.6 MB: 2.8, 2.0, 36 us at 4.65 TB/s. Instructions (decode_tile.cuh): q, k, v
-// and the gate are 41,200 sub-blocks of 16 rows, 78 for each of the 528 schedulers of an H200: at 45 instructions (8
-// rows) or 62 (16 rows) each 1.8 or 2.5 us if every cycle issued one, expected twice that. o the same at 32,768
-// sub-blocks, but its 128 tiles leave each SM eight warps only. Expected (not yet measured) with programmatic launches:
-// q, k, v, gate 5.5 us at 8 rows, 7 at 16; o 6 and 8; head 80 and 110. Design: a CTA takes every gridDim.x-th tile of
-// 16 rows of the whole group; its stages (2,048 columns of a tile) are asked for before pdl_wait(), the next one while
-// one is multiplied. x lies in shared memory, quantised by an earlier kernel. Two rows: dp4a, the same tiles. More than
-// 16 rows: blockIdx.y.
+// Bytes: those of the weights for each 32 rows (the first time from memory, then from L2): q, k, v and the gate of
+// Laguna XS.2 12.9 MB, o 9.4 MB, head 168.6 MB: 2.8, 2.0, 36 us at 4.65 TB/s. Measured (H200, 2026-11-21, bench_gpu_ops
+// --table, the kernel that quantises x included): q, k, v, gate 12 us at 8 rows, 15 at 16, 38 at 64; o 9, 12, 28; head
+// 89, 117, 410. What limits it: instructions (decode_tile.cuh: 40 to 65 for a sub-block and 8 rows of x) of four warps
+// a scheduler, each waiting for shared memory half of the time, and about 5 us before the first tile is done. Design: a
+// CTA of 16 warps an SM takes every gridDim.x-th tile of 16 rows of the whole group; one more warp asks for its stages
+// (2,048 columns of a tile), from before pdl_wait() on. x lies in shared memory, quantised by an earlier kernel. Two
+// rows: dp4a, the same tiles. More than 32 rows (16 if rows of x are long): blockIdx.x % row_blocks. Tried: two CTAs of
+// eight warps (o 11 and 13 us, since its 128 tiles leave each SM one; the head 72 us at 8 rows, faster than now).
 #include "ops/decode_mma.h"
 
 #include <algorithm>

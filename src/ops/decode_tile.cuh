@@ -9,9 +9,10 @@
 //             exact integers of 16 x 8 products of one sub-block; 40 (Q6_K 65) instructions for the first eight rows of
 //             x, 17 (26) for the second, most of them the floating-point part.
 // The canonical sum has 32 accumulators (sub-blocks j mod 32), added xor 16, 8, 4, 2, 1. A warp therefore takes the
-// sub-blocks whose LOW bits of j it owns: wide, j mod W = warp, so that it needs the accumulators of the 32 / W values of
-// the high bits, adds those itself, and the warps' sums meet in shared memory in the order (8,) 4, 2, 1. Narrow (W = 8),
-// a pair of warps has 16 rows; each warp owns one value of bit 1 and adds 8, 4, 2 by itself (xor 16 would add zeros).
+// sub-blocks whose LOW bits of j it owns: wide, j mod W = warp, so that it needs the accumulators of the 32 / W values
+// of the high bits, adds those itself, and the warps' sums meet in shared memory in the order (8,) 4, 2, 1. Narrow (W =
+// 8), a pair of warps has 16 rows; each warp owns one value of bit 1 and adds 8, 4, 2 by itself (xor 16 would add
+// zeros).
 //
 // Integers to floats: the accumulators of an mma start at the bits of 1.5 2^23, so that the sum, seen as a float, is
 // 1.5 2^23 + S (|S| < 2^22), without a conversion. s (1.5 2^23 + S) - s 1.5 2^23 in one fma is s S rounded once: s has
@@ -69,14 +70,15 @@ constexpr int64_t stage_bytes(DType t) {
                                      : Tile<DType::planes_q6_k, Cols>::kBytes;
 }
 
-/// Bytes from row to row of x in shared memory, with A0 (which only Q6_K needs) or without: an odd number of 16, so that
-/// ldmatrix has no bank conflicts.
+/// Bytes from row to row of x in shared memory, with A0 (which only Q6_K needs) or without: an odd number of 16, so
+/// that ldmatrix has no bank conflicts.
 RT_HD int32_t tile_x_stride(const ActLayout& l, bool a0) {
     const int32_t bytes = (a0 ? 44 : 40) * l.groups;
     return bytes / 16 % 2 == 0 ? bytes + 16 : (bytes + 15) / 16 * 16;
 }
 
-/// Floats between the columns of a partial sum in shared memory, and bytes of those of `warps` warps for NT * 8 rows of x.
+/// Floats between the columns of a partial sum in shared memory, and bytes of those of `warps` warps for NT * 8 rows of
+/// x.
 constexpr int kPartialStride = 20;
 constexpr int64_t partial_bytes(int nt, int warps) { return int64_t{4} * warps * 8 * nt * kPartialStride; }
 
@@ -108,7 +110,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const char* row)
                  : "memory");
 #endif
 }
-/// A B + start (in every element) over the lanes 4 g + t of a warp: a: columns 4 t .. of row g, of row g + 8, columns 16
+/// A B + start (in every element) over the lanes 4 g + t of a warp: a: columns 4 t .. of row g, of row g + 8, columns
+/// 16
 /// + 4 t .. of both; b: rows 4 t .. and 16 + 4 t .. of column g; c: columns 2 t, 2 t + 1 of row g, of row g + 8.
 __device__ __forceinline__ void mma_k32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int start) {
 #if __CUDA_ARCH__ >= 800
@@ -126,6 +129,16 @@ __device__ __forceinline__ void mma_k16(int (&c)[4], uint32_t a0, uint32_t a1, u
 #endif
 }
 
+/// Sixteen bytes as they are: the compiler would rather read their parts one by one.
+__device__ __forceinline__ uint4 load_shared16(const void* p) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p)))
+                 : "memory");
+    return v;
+}
+
 // ---- Bringing a stage.
 
 /// The number of the outer thing (a tile, a group) and of the part of it, in a walk over all parts.
@@ -136,8 +149,8 @@ struct Cursor {
         if (++part == parts) part = 0, outer += step;
     }
 };
-/// `kRows` rows of kBytes of a plane to shared memory, kStride apart, by one warp: rows row_of(0), row_of(1), ..., which
-/// lie row_bytes apart.
+/// `kRows` rows of kBytes of a plane to shared memory, kStride apart, by one warp: rows row_of(0), row_of(1), ...,
+/// which lie row_bytes apart.
 template <int kBytes, int kStride, int kRows, class RowOf>
 __device__ __forceinline__ void fetch_plane(char* to, const char* from, int row_bytes, const RowOf& row_of) {
     const int lane = threadIdx.x % 32;
@@ -176,13 +189,15 @@ __device__ __forceinline__ void fetch_rows(const TilePlanes& planes, int cols, i
     if constexpr (T::kQ6) {
         if constexpr (T::kWide)
             fetch_plane<16, 16, kRows>(stage + T::kD + 16 * at, planes.d + chunk * 16, cols / 128, row_of);
-        else fetch_plane<16, 16, kRows / 4>(stage + T::kD + 4 * at, planes.d, 16, [&](int r) { return row_of(4 * r) / 4; });
+        else
+            fetch_plane<16, 16, kRows / 4>(stage + T::kD + 4 * at, planes.d, 16,
+                                           [&](int r) { return row_of(4 * r) / 4; });
     }
 }
 
 /// The ring of stages between the warp that asks for them, which runs ahead, and those that use them, each at its own
-/// pace: an mbarrier for "it is there" (32 arrivals) and one for "all have used it" (one arrival a warp) for each stage.
-/// Every warp goes through the stages in the same order with a StageRing of its own.
+/// pace: an mbarrier for "it is there" (32 arrivals) and one for "all have used it" (one arrival a warp) for each
+/// stage. Every warp goes through the stages in the same order with a StageRing of its own.
 class StageRing {
   public:
     __device__ __forceinline__ StageRing(void* barriers, int stages)
@@ -229,8 +244,8 @@ class StageRing {
             : "memory");
 #elif __CUDA_ARCH__ >= 800
         asm volatile(
-            "{\n.reg .pred p;\nagain_%=:\nmbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
-                barrier),
+            "{\n.reg .pred p;\nagain_%=:\nmbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::
+                "r"(barrier),
             "r"(parity)
             : "memory");
 #endif
@@ -292,7 +307,7 @@ __device__ __forceinline__ void fetch_x(const ActSource& s, int groups, int chun
                                         int stride, char* out) {
     const char* const from = s.rows + row0 * s.stride;
     for_chunk_pieces<kCta>(groups, chunk, count, a0 && s.kind != ActKind::int8,
-                     [&](int p, int at, bool) { copy_async16(out + p * stride + at, from + p * s.stride + at); });
+                           [&](int p, int at, bool) { copy_async16(out + p * stride + at, from + p * s.stride + at); });
     commit_copies();
 }
 /// Q6_K's A0 of int8 rows, from what this thread brought with fetch_x() and has waited for.
@@ -343,7 +358,7 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
                     by = q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * j),
                                    *reinterpret_cast<const uint16_t*>(stage + T::kD + (r * T::kBlocks + j / 8) * 2));
                 } else {
-                    by = q4_scales<true>(*reinterpret_cast<const uint4*>(head + j / 8 * 16), at);
+                    by = q4_scales<true>(load_shared16(head + j / 8 * 16), at);
                 }
 #pragma unroll
                 for (int p = 0; p < P; ++p)
@@ -381,11 +396,11 @@ __device__ __forceinline__ float2 tile_scales(const char* stage, int row, int su
     if constexpr (T::kQ6)
         return q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
                          *reinterpret_cast<const uint16_t*>(stage + T::kD + (row * T::kBlocks + b) * 2));
-    else return q4_scales<false>(*reinterpret_cast<const uint4*>(head), at);
+    else return q4_scales<false>(load_shared16(head), at);
 }
 
-/// The products of 16 rows (tile `tile` of a stage) and sub-blocks sub, sub + kLow with the rows of x, there sub-blocks j and
-/// j + kLow: acc0 for the first, acc1 for the second. kLow: 8 or 16.
+/// The products of 16 rows (tile `tile` of a stage) and sub-blocks sub, sub + kLow with the rows of x, there sub-blocks
+/// j and j + kLow: acc0 for the first, acc1 for the second. kLow: 8 or 16.
 template <DType Type, int Cols, int NT, int kLow>
 __device__ __forceinline__ void mma_pair(const char* stage, int tile, int sub, const KShifts& at, const LaneX& x, int j,
                                          int lane, float (&acc0)[NT][4], float (&acc1)[NT][4]) {
