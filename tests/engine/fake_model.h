@@ -50,7 +50,8 @@ class FakeModel : public Model {
         return {tokens.begin() + std::ssize(prompt), tokens.end()};
     }
 
-    /// The largest logit is that of next(what the row sees), or of no token at all (logits of -1) where layers disagree.
+    /// The largest logit is that of next(what the row sees), or of no token at all (logits of -1) where layers
+    /// disagree.
     Tensor forward(Context& ctx, const Batch& batch, const States& states) const override {
         fake_append(states.kv, batch);
         const Tensor logits = ctx.alloc(DType::f32, {std::ssize(batch.logit_rows), kVocab});

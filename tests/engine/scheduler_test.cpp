@@ -1,10 +1,7 @@
-// The scheduler's law: in any company, under any pressure, each request's tokens are those of the request run alone.
+// What the scheduler promises, one thing at a time. scheduler_scenarios_test.cpp has the law.
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstdio>
 
 #include "tests/engine/scheduler_world.h"
 #include "tests/test_device.h"
@@ -12,188 +9,297 @@
 namespace riptide {
 namespace {
 
-WorldOptions small(int32_t pages, int32_t sequences) {
-    WorldOptions o;
-    o.cache = {.k_dtype = DType::f32,
-               .v_dtype = DType::f32,
-               .page_rows = 4,
-               .pages = pages,
-               .max_sequences = sequences,
-               .max_step_rows = 16};
-    o.scheduler = {.decode_rows = 16, .prefill_rows = 16, .prefill_rows_beside = 8, .quantum = 4, .max_queue = 64};
-    return o;
-}
-
 const std::vector<int32_t> kPrompt = {5, 6, 7, 8, 9, 10, 11};
 
 ScheduledRequest request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t session = 0, int priority = 1) {
     return {.prompt = std::move(prompt), .max_tokens = max_tokens, .session = session, .priority = priority};
 }
 
-/// Runs until nothing is left; the number of steps.
-int64_t drain(SchedulerWorld& world, int64_t most = 10'000) {
-    const int64_t begin = world.steps();
-    while (world.alive() > 0 && world.steps() < begin + most && !testing::Test::HasFatalFailure()) world.step();
-    EXPECT_EQ(world.alive(), 0);
-    return world.steps() - begin;
+TEST(scheduler, decoding_rows_come_first_and_prompts_fill_the_row_budget) {
+    WorldOptions o = small(60, 4);
+    SchedulerWorld world(o, 1);
+    world.submit(request(world.invent(3), 20));
+    world.step();
+    EXPECT_EQ(world.last_rows(), 3);
+    world.submit(request(world.invent(30), 4));
+    world.step();
+    EXPECT_EQ(world.last_rows(), 1 + o.scheduler.prefill_rows_beside);
+    ASSERT_EQ(world.last_plan()->decode_ids, std::vector<RequestId>{1});
+    ASSERT_EQ(world.last_plan()->prefill_ids, std::vector<RequestId>{2});
+    world.cancel(1);
+    world.step();
+    EXPECT_EQ(world.last_rows(), o.scheduler.prefill_rows);  // nobody waits for it any more
+    drain(world);
 }
 
-// Random scenarios.
-
-struct Totals {
-    int64_t steps = 0, requests = 0, finished = 0, length = 0, cancelled = 0, deadline = 0, preempted = 0, refused = 0;
-    int64_t drafted = 0, trees = 0, recomputed = 0, rows = 0, restored = 0, abandoned = 0, stalled = 0;
-};
-
-class Scenario {
-  public:
-    explicit Scenario(uint64_t seed) : rng_(seed), world_(options(), seed + 1) {}
-
-    void run(int64_t steps, Totals& totals) {
-        const size_t busy = 2 + pick(12);
-        for (int64_t i = 0; i < steps && !testing::Test::HasFatalFailure(); ++i) act(busy);
-        world_.give_back();
-        // From here on each step gets a row done, and rows are done again only as often as counted.
-        int64_t work = 0;
-        for (const auto& [id, a] : world_.asked())
-            if (!a.why) work += std::ssize(a.prompt) + a.max_tokens;
-        const int64_t again = world_.scheduler().counts().recomputed_rows, took = drain(world_);
-        EXPECT_LE(took, work + world_.scheduler().counts().recomputed_rows - again);
-        add(totals);
-    }
-
-  private:
-    size_t pick(size_t n) { return static_cast<size_t>(rng_() % n); }
-    int32_t between(int32_t low, int32_t high) {
-        return low + static_cast<int32_t>(pick(static_cast<size_t>(high - low + 1)));
-    }
-
-    WorldOptions options() {
-        WorldOptions o = small(between(14, 60), between(1, 7));
-        o.cache.max_step_rows = between(2, 24);
-        o.scheduler.decode_rows = between(2, 24);
-        o.scheduler.prefill_rows_beside = between(1, 16);
-        o.scheduler.prefill_rows = o.scheduler.prefill_rows_beside + between(0, 24);
-        o.scheduler.quantum = between(1, 12);
-        o.scheduler.max_queue = between(1, 8);
-        o.scheduler.max_running = between(0, o.cache.max_sequences);
-        o.scheduler.aging_us = between(1, 200) * 1000;
-        o.scheduler.optimistic = pick(4) != 0;
-        o.scheduler.max_preemptions = between(0, 4);
-        o.keep_prefixes = pick(2) == 0;
-        drafts_ = pick(3) == 0 ? 0 : 1 + pick(10);
-        trouble_ = pick(2) == 0 ? 0 : 20 + pick(60);
-        return o;
-    }
-
-    void submit() {
-        ScheduledRequest r{.max_tokens = between(1, 30),
-                           .session = pick(4),
-                           .priority = between(0, ScheduledRequest::kHighest)};
-        // Often the beginning of one before, so that prefixes are found.
-        if (!prompts_.empty() && pick(2) == 0) {
-            r.prompt = prompts_[pick(prompts_.size())];
-            r.prompt.resize(1 + pick(r.prompt.size()));
+TEST(scheduler, decoding_requests_beyond_the_row_budget_take_turns) {
+    WorldOptions o = small(100, 9);
+    o.scheduler.decode_rows = 3;
+    SchedulerWorld world(o, 2);
+    for (int i = 0; i < 9; ++i) world.submit(request(kPrompt, 12, static_cast<uint64_t>(i)));
+    std::map<RequestId, int64_t> last;
+    while (world.alive() > 0) {
+        const size_t decoding = world.scheduler().decoding().size();
+        world.step();
+        if (decoding == 9) {
+            EXPECT_EQ(world.last_plan()->decode_ids.size(), 3U);
         }
-        const std::vector<int32_t> more = world_.invent(1 + pick(r.prompt.size() > 12 ? 4 : 20));
-        r.prompt.insert(r.prompt.end(), more.begin(), more.end());
-        if (pick(12) == 0) r.deadline_us = world_.now() + between(0, 60) * 1000;
-        if (prompts_.size() < 12) prompts_.push_back(r.prompt);
-        else prompts_[pick(12)] = r.prompt;
-        try {
-            ids_.push_back(world_.submit(std::move(r)));
-        } catch (const QueueFull& full) {
-            EXPECT_GT(full.retry_after_us, 0);
-            ++refused_;
+        for (const RequestId id : world.last_plan()->decode_ids) {
+            const int64_t before = last.contains(id) ? last[id] : world.steps();
+            EXPECT_LE(world.steps() - before, 3) << "request " << id;
+            last[id] = world.steps();
         }
     }
-    void cancel_one() {
-        if (!ids_.empty()) world_.cancel(ids_[ids_.size() - 1 - pick(std::min<size_t>(ids_.size(), 8))]);
-    }
-
-    void act(size_t busy) {
-        if (pick(busy) == 0) submit();
-        if (pick(40) == 0) cancel_one();
-        if (trouble_ > 0 && pick(trouble_) == 0) world_.steal(1 + pick(12));
-        if (world_.stealing() && pick(10) == 0) world_.give_back();
-        if (drafts_ > 0) world_.propose(drafts_);
-        const int fails = trouble_ > 0 && pick(trouble_) == 0 ? 1 + static_cast<int>(pick(2)) : 0;
-        abandoned_ += fails != 0;
-        world_.step(
-            [&] {
-                if (pick(40) == 0) cancel_one();
-                if (pick(40) == 0) submit();
-            },
-            fails);
-    }
-
-    void add(Totals& t) {
-        const SchedulerCounts& counts = world_.scheduler().counts();
-        t.steps += world_.steps();
-        t.requests += std::ssize(world_.asked());
-        for (const auto& [id, a] : world_.asked()) {
-            ASSERT_TRUE(a.why) << "request " << id << " never left";
-            t.finished += *a.why == Leaving::finished;
-            t.length += *a.why == Leaving::length;
-            t.cancelled += *a.why == Leaving::cancelled;
-            t.deadline += *a.why == Leaving::deadline;
-        }
-        t.preempted += counts.preempted;
-        t.refused += refused_;
-        EXPECT_EQ(counts.refused, refused_);
-        t.drafted += world_.drafted_tokens;
-        t.trees += world_.trees;
-        t.recomputed += counts.recomputed_rows;
-        t.rows += counts.rows;
-        t.restored += world_.restored;
-        t.abandoned += abandoned_;
-        t.stalled += counts.stalled;
-    }
-
-    std::mt19937_64 rng_;
-    size_t drafts_ = 0, trouble_ = 0;
-    SchedulerWorld world_;
-    std::vector<std::vector<int32_t>> prompts_;
-    std::vector<RequestId> ids_;
-    int64_t refused_ = 0, abandoned_ = 0;
-};
-
-void run_scenarios(int64_t steps, uint64_t first_seed) {
-    Totals t;
-    uint64_t seed = first_seed;
-    for (; t.steps < steps && !testing::Test::HasFailure(); ++seed) {
-        SCOPED_TRACE(testing::Message() << "seed " << seed);
-        Scenario(seed).run(500, t);
-    }
-    std::printf("seeds %llu to %llu: %lld steps, %lld rows (%lld again), %lld requests: %lld finished, %lld at max_tokens, "
-                "%lld cancelled, %lld late, %lld refused; %lld preemptions, %lld prefixes restored, %lld draft tokens "
-                "accepted, %lld trees, %lld steps failed, %lld stalled\n",
-                static_cast<unsigned long long>(first_seed), static_cast<unsigned long long>(seed - 1),
-                static_cast<long long>(t.steps), static_cast<long long>(t.rows), static_cast<long long>(t.recomputed),
-                static_cast<long long>(t.requests), static_cast<long long>(t.finished), static_cast<long long>(t.length),
-                static_cast<long long>(t.cancelled), static_cast<long long>(t.deadline), static_cast<long long>(t.refused),
-                static_cast<long long>(t.preempted), static_cast<long long>(t.restored),
-                static_cast<long long>(t.drafted), static_cast<long long>(t.trees), static_cast<long long>(t.abandoned),
-                static_cast<long long>(t.stalled));
-    // The scenarios must have met what they are about: at least one in so many steps.
-    EXPECT_GT(t.finished, t.steps / 200);
-    EXPECT_GT(t.length, t.steps / 200);
-    EXPECT_GT(t.cancelled, t.steps / 500);
-    EXPECT_GT(t.deadline, t.steps / 2000);
-    EXPECT_GT(t.refused, t.steps / 500);
-    EXPECT_GT(t.preempted, t.steps / 500);
-    EXPECT_GT(t.restored, t.steps / 1000);
-    EXPECT_GT(t.drafted, t.steps / 20);
-    EXPECT_GT(t.trees, t.steps / 50);
-    EXPECT_GT(t.abandoned, t.steps / 500);
 }
 
-TEST(scheduler, random_scenarios_give_each_request_the_tokens_of_a_lone_run) {
+TEST(scheduler, cancelling_frees_everything_within_a_step) {
     RT_CPU_ONLY("a fake model");
-    run_scenarios(100'000, 1);
+    for (int when = 0; when < 4; ++when) {  // waiting; in the prompt; decoding; while a step runs
+        SchedulerWorld world(small(60, 2), 3);
+        const RequestId id = world.submit(request(world.invent(40), 20));
+        for (int i = 0; i < when * when; ++i) world.step();
+        if (when == 3) world.step([&] { world.cancel(id); });
+        else world.cancel(id);
+        EXPECT_EQ(world.asked().at(id).why, Leaving::cancelled);
+        EXPECT_EQ(world.alive(), 0);
+        EXPECT_EQ(world.cache().pool().free_count(), 60);
+        EXPECT_EQ(world.cache().free_slots(), 2);
+        world.cancel(id);  // again: nothing
+    }
 }
-/// test_engine --gtest_also_run_disabled_tests --gtest_filter='*a_million*'
-TEST(scheduler, DISABLED_a_million_random_steps) { run_scenarios(1'000'000, 1000); }
+
+TEST(scheduler, a_deadline_ends_a_request_wherever_it_is) {
+    SchedulerWorld world(small(60, 1), 4);
+    ScheduledRequest first = request(kPrompt, 50), second = request(kPrompt, 5);
+    first.deadline_us = 6'000;  // a step takes 1000 us here
+    second.deadline_us = 3'000;
+    const RequestId a = world.submit(first), b = world.submit(second);
+    drain(world);
+    EXPECT_LE(world.asked().at(a).left, 6);
+    EXPECT_EQ(world.asked().at(b).left, 3);
+    EXPECT_EQ(world.asked().at(b).why, Leaving::deadline);
+}
+
+TEST(scheduler, a_full_queue_says_when_to_come_back) {
+    WorldOptions o = small(60, 1);
+    o.scheduler.max_queue = 3;
+    SchedulerWorld world(o, 5);
+    // A place becomes free every few steps.
+    int64_t refused = 0, last = 0;
+    for (int i = 0; i < 400; ++i) {
+        try {
+            world.submit(request(kPrompt, 5));
+        } catch (const QueueFull& full) {
+            EXPECT_NE(std::string(full.what()).find("3 requests wait already; try again in"), std::string::npos);
+            last = full.retry_after_us;
+            ++refused;
+        }
+        EXPECT_LE(world.scheduler().waiting(), 3);
+        world.step();
+    }
+    EXPECT_GT(refused, 100);
+    EXPECT_GE(last, 1'000);
+    EXPECT_LE(last, 8'000);  // an answer takes at most 5 steps here, its prompt 1
+    drain(world);
+}
+
+TEST(scheduler, requests_that_can_never_run_are_refused) {
+    SchedulerWorld world(small(10, 1), 6);
+    EXPECT_THROW(world.submit(request({}, 5)), Error);
+    EXPECT_THROW(world.submit(request(kPrompt, 0)), Error);
+    EXPECT_THROW(world.submit(request(kPrompt, 5, 0, 3)), Error);
+    EXPECT_THROW(world.submit(request(kPrompt, 34)), Error);  // 41 tokens in 10 pages of 4
+    EXPECT_THROW(world.submit(request(kPrompt, std::numeric_limits<int64_t>::max())), Error);
+    world.submit(request(kPrompt, 33));
+    drain(world);
+    WorldOptions bad = small(10, 1);
+    bad.scheduler.quantum = 0;
+    EXPECT_THROW(SchedulerWorld(bad, 1), Error);
+}
+
+TEST(scheduler, the_youngest_is_preempted_and_loses_nothing) {
+    WorldOptions o = small(12, 3);
+    SchedulerWorld world(o, 7);
+    // 3 * (7 + 25) tokens want 24 pages; there are 12.
+    for (uint64_t i = 0; i < 3; ++i) world.submit(request(world.invent(7, 25), 25, i));
+    drain(world);
+    EXPECT_EQ(world.asked().at(1).preemptions, 0);
+    EXPECT_GT(world.scheduler().counts().preempted, 0);
+    EXPECT_GT(world.scheduler().counts().recomputed_rows, 0);
+}
+
+TEST(scheduler, admission_by_the_worst_case_preempts_nobody) {
+    WorldOptions o = small(20, 6);
+    o.scheduler.optimistic = false;
+    SchedulerWorld world(o, 8);
+    for (uint64_t i = 0; i < 40; ++i) {
+        world.submit(request(world.invent(1 + world.pick(20)), static_cast<int64_t>(1 + world.pick(30)), i % 3));
+        world.propose(4);
+        world.step();
+    }
+    drain(world);
+    EXPECT_EQ(world.scheduler().counts().preempted, 0);
+}
+
+TEST(scheduler, a_higher_priority_takes_the_place_of_a_lower_one) {
+    SchedulerWorld world(small(60, 2), 9);
+    const RequestId low = world.submit(request(world.invent(6), 40, 1, 0));
+    world.submit(request(world.invent(6), 40, 2, 1));
+    world.step();
+    const RequestId high = world.submit(request(world.invent(6), 5, 3, 2));
+    world.step();
+    EXPECT_EQ(world.asked().at(low).preemptions, 1);
+    EXPECT_EQ(world.last_plan()->prefill_ids, std::vector<RequestId>{high});
+    drain(world);
+}
+
+TEST(scheduler, sessions_share_evenly_however_much_they_ask_for) {
+    // One session asks for a hundred long prompts, then another asks for one.
+    WorldOptions o = small(200, 8);
+    o.scheduler.max_queue = 200;
+    SchedulerWorld world(o, 10);
+    for (int i = 0; i < 100; ++i) world.submit(request(world.invent(40), 1, 1));
+    for (int i = 0; i < 5; ++i) world.step();
+    const RequestId lone = world.submit(request(world.invent(40), 1, 2));
+    drain(world);
+    // Its 40 rows are half of 80, or less than half as the other is ahead; a slot is free after at most 40 * 8 / 16.
+    const SchedulerWorld::Asked& a = world.asked().at(lone);
+    EXPECT_LE(a.left - a.submitted, 20 + 80 / o.scheduler.prefill_rows_beside);
+    int64_t before = 0;
+    for (const auto& [id, other] : world.asked()) before += other.left < a.left;
+    EXPECT_LT(before, 25);
+}
+
+TEST(scheduler, rows_are_shared_evenly_while_two_sessions_want_them) {
+    WorldOptions o = small(400, 6);
+    SchedulerWorld world(o, 11);
+    // Five prompts against one.
+    for (int i = 0; i < 5; ++i) world.submit(request(world.invent(200), 1, 1));
+    world.submit(request(world.invent(200), 1, 2));
+    std::map<RequestId, int64_t> rows;
+    for (int i = 0; i < 20; ++i) {
+        world.step();
+        for (size_t k = 0; k < world.last_plan()->prefill.size(); ++k) {
+            // The spans end with the step; their sizes do not.
+            rows[world.last_plan()->prefill_ids[k]] += std::ssize(world.last_plan()->prefill[k].tokens);
+        }
+    }
+    int64_t first = 0;
+    for (const auto& [id, n] : rows) first += id <= 5 ? n : 0;
+    EXPECT_NEAR(static_cast<double>(first), static_cast<double>(rows[6]), 2.0 * o.scheduler.quantum);
+    drain(world);
+}
+
+TEST(scheduler, no_flood_of_higher_priorities_starves_a_background_request) {
+    for (const bool optimistic : {true, false}) {
+        WorldOptions o = small(24, 3);
+        o.scheduler.aging_us = 20'000;  // 20 steps
+        o.scheduler.optimistic = optimistic;
+        SchedulerWorld world(o, 12);
+        uint64_t session = 100;
+        for (int i = 0; i < 30; ++i) world.submit(request(world.invent(8), 12, ++session, 2));
+        const RequestId poor = world.submit(request(world.invent(30), 20, 1, 0));
+        while (!world.asked().at(poor).why && world.steps() < 2000 && !testing::Test::HasFatalFailure()) {
+            // Always 30 others, each of a new session.
+            while (world.scheduler().waiting() < 30) world.submit(request(world.invent(8), 12, ++session, 2));
+            world.step();
+        }
+        // 40 steps to count as the highest, then a share of its own among 33 sessions of 20 tokens each in which three
+        // run at a time, and up to max_preemptions new beginnings of 50 rows at 8 a step.
+        EXPECT_LE(world.asked().at(poor).left, 40 + 33 * 20 / 3 + 3 * 50 + 50) << "optimistic " << optimistic;
+        EXPECT_TRUE(world.asked().at(poor).why.has_value());
+        drain(world);
+    }
+}
+
+TEST(scheduler, a_large_request_is_not_overtaken_by_small_ones_for_ever) {
+    WorldOptions o = small(20, 4);
+    o.scheduler.max_queue = 100;
+    SchedulerWorld world(o, 13);
+    for (uint64_t i = 0; i < 4; ++i) world.submit(request(world.invent(8), 12, i));
+    const RequestId large = world.submit(request(world.invent(72), 8, 99));  // every page there is
+    while (!world.asked().at(large).why && world.steps() < 1000 && !testing::Test::HasFatalFailure()) {
+        while (world.scheduler().waiting() < 10) world.submit(request(world.invent(8), 12, world.pick(1000)));
+        world.step();
+    }
+    EXPECT_LE(world.asked().at(large).left, 100);
+    drain(world);
+}
+
+TEST(scheduler, one_that_finds_no_page_anywhere_says_so_and_goes_on_later) {
+    SchedulerWorld world(small(10, 2), 14);
+    world.submit(request(kPrompt, 20));
+    world.step();
+    world.steal(100);
+    while (!world.last_plan()->stalled && world.steps() < 10) world.step();
+    EXPECT_TRUE(world.last_plan()->stalled);
+    world.give_back();
+    drain(world);
+}
+
+TEST(scheduler, drafts_share_the_rows_that_are_left) {
+    WorldOptions o = small(100, 3);
+    o.scheduler.decode_rows = 10;
+    SchedulerWorld world(o, 15);
+    for (uint64_t i = 0; i < 3; ++i) world.submit(request(world.invent(5), 100, i));
+    world.step();
+    const std::vector<int32_t> draft(8, 1);
+    const std::vector<RequestId> ids = world.scheduler().decoding();
+    ASSERT_EQ(ids.size(), 3U);
+    world.scheduler().propose(ids[0], std::span(draft).first(1));
+    world.scheduler().propose(ids[1], draft);
+    world.step();
+    EXPECT_EQ(world.last_rows(), 3 + 1 + 6);
+    for (const RequestId id : ids) world.cancel(id);
+}
+
+TEST(scheduler, equal_calls_give_equal_plans) {
+    const auto story = [](uint64_t seed) {
+        SchedulerWorld world(small(20, 4), seed);
+        std::vector<int64_t> decisions;
+        for (int i = 0; i < 300; ++i) {
+            if (world.pick(3) == 0) {
+                try {
+                    world.submit(request(world.invent(1 + world.pick(20)), static_cast<int64_t>(1 + world.pick(20)),
+                                         world.pick(3), static_cast<int>(world.pick(3))));
+                } catch (const QueueFull& full) {
+                    decisions.push_back(full.retry_after_us);
+                }
+            }
+            world.propose(3);
+            world.step();
+            for (const RequestId id : world.last_plan()->decode_ids) decisions.push_back(id);
+            for (const RequestId id : world.last_plan()->prefill_ids) decisions.push_back(-id);
+            decisions.push_back(world.last_rows());
+        }
+        drain(world);
+        return decisions;
+    };
+    EXPECT_EQ(story(16), story(16));
+    EXPECT_NE(story(16), story(17));
+}
+
+TEST(fair_share, sessions_are_forgotten_when_the_clock_has_passed_them) {
+    FairShare share(100);
+    for (uint64_t round = 0; round < 1000; ++round) {
+        share.join(2 * round);
+        share.join(2 * round + 1);
+        share.charge(2 * round, 30);
+        share.charge(2 * round + 1, 10);
+        EXPECT_GT(share.served(2 * round), share.served(2 * round + 1));
+        share.leave(2 * round);
+        share.leave(2 * round + 1);
+        EXPECT_EQ(share.known(), 0);
+    }
+    share.join(1);
+    share.join(2);
+    share.charge(1, 1'000'000);  // no further behind than the lag
+    share.leave(1);
+    share.join(1);  // back again: nothing won
+    EXPECT_GT(share.served(1), share.served(2));
+    for (int i = 0; i < 50; ++i) share.charge(2, 10);
+    EXPECT_GT(share.served(2), share.served(1));
+}
 
 }  // namespace
 }  // namespace riptide

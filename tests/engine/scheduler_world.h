@@ -63,6 +63,13 @@ class SchedulerWorld {
         for (int32_t& token : prompt) token = static_cast<int32_t>(1 + pick(FakeModel::kVocab - 1));
         return prompt;
     }
+    /// A prompt whose answer has at least `answer` tokens.
+    std::vector<int32_t> invent(size_t tokens, int64_t answer) {
+        for (;;) {
+            std::vector<int32_t> prompt = invent(tokens);
+            if (std::ssize(FakeModel::answer(prompt, answer)) == answer) return prompt;
+        }
+    }
     RequestId submit(ScheduledRequest request) {
         Asked asked{request.prompt, request.max_tokens, steps_};
         const RequestId id = scheduler_.submit(std::move(request), now());
@@ -128,7 +135,8 @@ class SchedulerWorld {
             ASSERT_TRUE(!a.cancelled || a.why) << "request " << *it << " was cancelled and lives on";
             it = a.why ? alive_.erase(it) : std::next(it);
         }
-        for (RequestId id = last_seen_ + 1; id <= (asked_.empty() ? 0 : asked_.rbegin()->first); ++id) alive_.insert(id);
+        for (RequestId id = last_seen_ + 1; id <= (asked_.empty() ? 0 : asked_.rbegin()->first); ++id)
+            alive_.insert(id);
         last_seen_ = asked_.empty() ? 0 : asked_.rbegin()->first;
     }
     void step() {
@@ -150,7 +158,8 @@ class SchedulerWorld {
         ASSERT_LE(prefill, options_.scheduler.prefill_rows);
         for (size_t i = 0; i < plan.prefill.size(); ++i) {  // the family follows from the position alone
             const StepItem& item = plan.prefill[i];
-            ASSERT_LE(item.sequence->length() + std::ssize(item.tokens), std::ssize(asked_.at(plan.prefill_ids[i]).prompt));
+            ASSERT_LE(item.sequence->length() + std::ssize(item.tokens),
+                      std::ssize(asked_.at(plan.prefill_ids[i]).prompt));
         }
         for (size_t i = 0; i < plan.decode.size(); ++i)
             ASSERT_GE(plan.decode[i].sequence->length(), std::ssize(asked_.at(plan.decode_ids[i]).prompt));
@@ -167,7 +176,8 @@ class SchedulerWorld {
             int32_t token = fake_choice(logits, row);
             if (item.logits == StepRows::Logits::all) {
                 path = {0};
-                const size_t most = pick(3) == 0 ? 1 + pick(4) : item.tokens.size();  // some accept less than they could
+                const size_t most =
+                    pick(3) == 0 ? 1 + pick(4) : item.tokens.size();  // some accept less than they could
                 while (path.size() < most && token != FakeModel::kEnd) {
                     const int32_t child = child_of(item, path.back(), token);
                     if (child < 0) break;
@@ -231,7 +241,8 @@ class SchedulerWorld {
     const Kept* match(std::span<const int32_t> tokens) const {
         const Kept* best = nullptr;
         for (const Kept& kept : kept_)
-            if (kept.tokens.size() < tokens.size() && std::equal(kept.tokens.begin(), kept.tokens.end(), tokens.begin()) &&
+            if (kept.tokens.size() < tokens.size() &&
+                std::equal(kept.tokens.begin(), kept.tokens.end(), tokens.begin()) &&
                 (best == nullptr || kept.tokens.size() > best->tokens.size()))
                 best = &kept;
         return best;
@@ -257,7 +268,8 @@ class SchedulerWorld {
             int32_t ours = 0;
             for (const auto& [page, references] : held) ours += cache_.pool().refcount(page) == references;
             if (ours < pages) return;
-            for (const int32_t before = cache_.pool().free_count(); cache_.pool().free_count() < before + pages;) forget(0);
+            for (const int32_t before = cache_.pool().free_count(); cache_.pool().free_count() < before + pages;)
+                forget(0);
         };
         return hooks;
     }
@@ -278,5 +290,26 @@ class SchedulerWorld {
     int64_t steps_ = 0, last_rows_ = 0;
     Scheduler scheduler_;
 };
+
+/// A cache and budgets that a few small requests fill.
+inline WorldOptions small(int32_t pages, int32_t sequences) {
+    WorldOptions o;
+    o.cache = {.k_dtype = DType::f32,
+               .v_dtype = DType::f32,
+               .page_rows = 4,
+               .pages = pages,
+               .max_sequences = sequences,
+               .max_step_rows = 16};
+    o.scheduler = {.decode_rows = 16, .prefill_rows = 16, .prefill_rows_beside = 8, .quantum = 4, .max_queue = 64};
+    return o;
+}
+
+/// Runs until nothing is left; the number of steps.
+inline int64_t drain(SchedulerWorld& world, int64_t most = 10'000) {
+    const int64_t begin = world.steps();
+    while (world.alive() > 0 && world.steps() < begin + most && !testing::Test::HasFatalFailure()) world.step();
+    EXPECT_EQ(world.alive(), 0);
+    return world.steps() - begin;
+}
 
 }  // namespace riptide
