@@ -56,6 +56,8 @@ class Scheduler {
     std::span<const int32_t> tokens(RequestId id) const;
     int64_t waiting() const { return std::ssize(waiting_); }
     int64_t running() const { return std::ssize(running_); }
+    /// Sessions whose share is remembered.
+    int64_t sessions() const { return share_.known(); }
     const SchedulerCounts& counts() const { return counts_; }
 
   private:

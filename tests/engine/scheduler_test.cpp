@@ -33,22 +33,66 @@ TEST(scheduler, decoding_rows_come_first_and_prompts_fill_the_row_budget) {
 }
 
 TEST(scheduler, decoding_requests_beyond_the_row_budget_take_turns) {
-    WorldOptions o = small(100, 9);
+    WorldOptions o = small(200, 9);
     o.scheduler.decode_rows = 3;
     SchedulerWorld world(o, 2);
-    for (int i = 0; i < 9; ++i) world.submit(request(kPrompt, 12, static_cast<uint64_t>(i)));
-    std::map<RequestId, int64_t> last;
-    while (world.alive() > 0) {
-        const size_t decoding = world.scheduler().decoding().size();
+    for (uint64_t i = 0; i < 9; ++i) world.submit(request(world.invent(7, 40), 40, i));
+    while (world.scheduler().decoding().size() < 9) world.step();
+    for (int i = 0; i < 3; ++i) world.step();
+    for (int round = 0; round < 3; ++round) {
+        std::set<RequestId> fed;
+        for (int i = 0; i < 3; ++i) {
+            world.step();
+            fed.insert(world.last_plan()->decode_ids.begin(), world.last_plan()->decode_ids.end());
+        }
+        EXPECT_EQ(fed.size(), 9U);
+    }
+    drain(world);
+}
+
+TEST(scheduler, answers_are_computed_again_beside_any_number_of_decoding_requests) {
+    WorldOptions o = small(200, 5);
+    o.scheduler.decode_rows = 4;
+    SchedulerWorld world(o, 18);
+    for (uint64_t i = 0; i < 5; ++i) world.submit(request(world.invent(4, 70), 70, i));
+    while (std::ssize(world.scheduler().tokens(5)) < 4 + 20) world.step();
+    world.steal(1000);
+    while (world.asked().at(5).preemptions == 0) world.step();
+    world.give_back();
+    const int64_t begin = world.steps();
+    while (world.scheduler().decoding().size() < 5 && world.steps() < begin + 100) world.step();
+    EXPECT_LE(world.steps() - begin, 35);  // 24 tokens or a few more, at one row a step
+    EXPECT_EQ(world.scheduler().decoding().size(), 5U);
+    drain(world);
+}
+
+TEST(scheduler, a_failed_step_leaves_nothing_behind) {
+    SchedulerWorld world(small(60, 2), 19);
+    world.submit(request(world.invent(40), 20));
+    world.step([] {}, 1);
+    EXPECT_EQ(world.cache().pool().free_count(), 60);
+    drain(world);
+}
+
+TEST(scheduler, right_drafts_are_accepted_whole) {
+    for (const bool tree : {false, true}) {
+        SchedulerWorld world(small(60, 1), 20);
+        const std::vector<int32_t> prompt = world.invent(5, 20), answer = FakeModel::answer(prompt, 20);
+        const RequestId id = world.submit(request(prompt, 20));
         world.step();
-        if (decoding == 9) {
-            EXPECT_EQ(world.last_plan()->decode_ids.size(), 3U);
+        // The right tokens, in the tree each beside a wrong one.
+        std::vector<int32_t> tokens, parents;
+        for (size_t i = 1; i <= 5; ++i) {
+            const auto above = tree ? static_cast<int32_t>(tokens.size()) - 1 : 0;
+            if (tree) tokens.push_back(answer[i] % 60 + 1), parents.push_back(above);
+            tokens.push_back(answer[i]);
+            if (tree) parents.push_back(above);
         }
-        for (const RequestId id : world.last_plan()->decode_ids) {
-            const int64_t before = last.contains(id) ? last[id] : world.steps();
-            EXPECT_LE(world.steps() - before, 3) << "request " << id;
-            last[id] = world.steps();
-        }
+        world.scheduler().propose(id, tokens, parents);
+        world.accept_all = true;
+        world.step();
+        EXPECT_EQ(world.scheduler().tokens(id).size(), 6U + 5 + 1);
+        drain(world);
     }
 }
 
@@ -150,6 +194,34 @@ TEST(scheduler, a_higher_priority_takes_the_place_of_a_lower_one) {
     world.step();
     EXPECT_EQ(world.asked().at(low).preemptions, 1);
     EXPECT_EQ(world.last_plan()->prefill_ids, std::vector<RequestId>{high});
+    drain(world);
+}
+
+TEST(scheduler, of_those_that_wait_the_highest_priority_starts_first) {
+    SchedulerWorld world(small(60, 1), 21);
+    world.submit(request(world.invent(6), 10, 1, 2));
+    world.step();
+    for (int priority : {0, 1, 2, 1, 0}) world.submit(request(world.invent(6), 3, 2, priority));
+    drain(world);
+    const auto left = [&](RequestId id) { return world.asked().at(id).left; };
+    EXPECT_LT(left(4), left(3));
+    EXPECT_LT(left(3), left(5));
+    EXPECT_LT(left(5), left(2));
+    EXPECT_LT(left(2), left(6));
+}
+
+TEST(scheduler, an_old_background_request_does_not_block_a_higher_one_that_can_make_room) {
+    WorldOptions o = small(60, 2);
+    o.scheduler.aging_us = 5'000;
+    SchedulerWorld world(o, 22);
+    world.submit(request(world.invent(6, 60), 60, 1, 0));
+    world.submit(request(world.invent(6, 60), 60, 2, 1));
+    world.submit(request(world.invent(6), 3, 3, 0));
+    for (int i = 0; i < 30; ++i) world.step();
+    const RequestId high = world.submit(request(world.invent(6), 3, 4, 2));
+    world.step();
+    EXPECT_EQ(world.last_plan()->prefill_ids, std::vector<RequestId>{high});
+    EXPECT_EQ(world.asked().at(1).preemptions, 1);
     drain(world);
 }
 
