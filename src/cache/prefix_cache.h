@@ -62,9 +62,10 @@ struct PrefixCacheOptions {
 /// hangs at the page before it with the tokens of the last, partly filled page. The tree holds a reference to each of
 /// its pages; sequences share them and copy on write (SequenceState).
 ///
-/// Classes of what may go when room is wanted: first what no live session uses, least recently used and leaves first;
-/// then, never for a side request, the prefixes of live sessions; last the pinned checkpoints. What goes is kept in
-/// `host`, what falls out there in `disk`; either may be null. Copies to and from the tiers are synchronous.
+/// Classes of what may go when room is wanted, least recently used and leaves first: what no live session uses; then,
+/// never for a side request, the prefixes of live sessions and what is pinned for ended ones; last the pinned
+/// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null. Copies
+/// to and from the tiers are synchronous.
 ///
 /// Deterministic: the same calls give the same result. Not thread-safe: the engine thread owns it. Never throws for
 /// anything that a tier returns: what does not fit is removed, and counts as absent.

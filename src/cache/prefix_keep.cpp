@@ -161,11 +161,12 @@ void PrefixCache::drop(int32_t page) {
 
 // --- Letting go ---
 
-/// 0: no live session needs it; 1: one does; 2: pinned.
+/// 0: no live session needs it; 1: one does, or it is pinned; 2: both. Side requests pin nothing, and what is pinned for
+/// sessions that have ended goes by age with what is live: else old system prompts would pile up above it.
 int32_t PrefixCache::class_of(const Node& node, const Checkpoint* checkpoint) const {
     if (checkpoint == nullptr) return node.live > 0 ? 1 : 0;
-    if (checkpoint->mark == Mark::pinned) return 2;
-    return node.live > 0 && !checkpoint->side ? 1 : 0;
+    if (checkpoint->side) return 0;
+    return (node.live > 0 ? 1 : 0) + (checkpoint->mark == Mark::pinned ? 1 : 0);
 }
 
 /// Adds what may go at this node when pages are wanted.

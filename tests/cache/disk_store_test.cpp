@@ -178,7 +178,7 @@ TEST(disk_store, flipped_bits_never_give_wrong_bytes_nor_stop_a_start) {
     std::mt19937 rng(kSeed);
     const Folder folder;
     auto store = std::make_unique<DiskStore>(folder.path, 1 << 20);
-    for (uint32_t i = 0; i < 12; ++i) ASSERT_TRUE(store->put(record(i)));
+    for (uint32_t i = 0; i < 6; ++i) ASSERT_TRUE(store->put(record(i)));
     int64_t missed = 0;
     for (int flip = 0; flip < 2000; ++flip) {
         const std::vector<fs::path> files = folder.files();
@@ -194,7 +194,7 @@ TEST(disk_store, flipped_bits_never_give_wrong_bytes_nor_stop_a_start) {
             EXPECT_EQ(store->problem(), "");
         }
         int lost = 0;
-        for (uint32_t i = 0; i < 12; ++i)
+        for (uint32_t i = 0; i < 6; ++i)
             if (!held(*store, i)) {
                 ++lost;
                 EXPECT_TRUE(store->put(record(i)));
@@ -256,9 +256,9 @@ TEST(disk_store, a_folder_lost_under_way_costs_writes_and_nothing_else) {
 /// Opens the store and works on it until killed; a byte into `progress` after each operation.
 [[noreturn]] void work_until_killed(const std::string& folder, unsigned seed, int progress) {
     std::mt19937 rng(seed);
-    DiskStore store(folder, 60000);  // evicts all the time
+    DiskStore store(folder, 30000);  // evicts all the time
     for (;;) {
-        const auto i = static_cast<uint32_t>(rng() % 100);
+        const auto i = static_cast<uint32_t>(rng() % 50);
         if (rng() % 4 == 0) {
             const Record r = record(i);
             const auto payload = store.get(r.group, r.key);
@@ -288,18 +288,18 @@ TEST(disk_store, kills_at_random_instants_leave_only_whole_records) {
         ::close(pipe[1]);
         char byte = 0;
         for (auto steps = rng() % 40; steps > 0 && ::read(pipe[0], &byte, 1) == 1; --steps) {}
-        std::atomic<unsigned> spin{1 + static_cast<unsigned>(rng() % 100000)};
+        std::atomic<unsigned> spin{1 + static_cast<unsigned>(rng() % 50000)};
         while (spin.fetch_sub(1) > 1) {}
         ::kill(child, SIGKILL);
         int status = 0;
         ASSERT_EQ(::waitpid(child, &status, 0), child);
         EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself with " << WEXITSTATUS(status);
         ::close(pipe[0]);
-        DiskStore store(folder.path, 60000);
+        DiskStore store(folder.path, 30000);
         EXPECT_EQ(store.problem(), "") << kill;
         EXPECT_EQ(store.stats().damaged, 0) << kill;
         EXPECT_EQ(static_cast<int64_t>(folder.files().size()), store.count()) << kill;
-        for (uint32_t i = 0; i < 100; ++i) found += held(store, i);
+        for (uint32_t i = 0; i < 50; ++i) found += held(store, i);
     }
     EXPECT_GT(found, 2000);
 }
