@@ -312,7 +312,7 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
     }
     sequence.restore(state, pages);
     ++stats_.loaded_checkpoints;
-    keep(request, pages, best.length, state, static_cast<Mark>(bytes.back()));
+    keep(request, sequence, state, static_cast<Mark>(bytes.back()));
     return Loaded::done;
 }
 

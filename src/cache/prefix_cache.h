@@ -140,8 +140,7 @@ class PrefixCache {
     bool fetch(const Digest& group, const std::string& key, int64_t bytes, std::vector<std::byte>& payload);
     void discard(const Digest& group, const std::string& key);
 
-    bool keep(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length,
-              std::span<const std::byte> state, Mark mark);
+    bool keep(const PrefixRequest& request, const SequenceState& sequence, std::span<const std::byte> state, Mark mark);
     Node& grow(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length);
     void share_tails(Node& parent, const Node& child);
     void touch(Node& node, Checkpoint* checkpoint, bool side);

@@ -7,6 +7,7 @@
 #include "cache/prefix_cache.h"
 #include "cache/prefix_tree.h"
 #include "cache/saved_page.h"
+#include "cache/saved_state.h"
 
 namespace riptide {
 
@@ -15,7 +16,7 @@ namespace riptide {
 bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark) {
     RT_ASSERT(sequence.reserved() == 0 && &sequence.cache() == &cache_);
     RT_ASSERT(sequence.length() >= 1 && static_cast<int64_t>(request.tokens.size()) >= sequence.length());
-    const bool kept = keep(request, sequence.pages(), sequence.length(), sequence.save(), mark);
+    const bool kept = keep(request, sequence, {}, mark);
     if (kept && request.session != 0 && !request.side) {
         const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
         sessions_.at(request.session).tokens.assign(tokens.begin(), tokens.end());
@@ -23,28 +24,30 @@ bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& seq
     return kept;
 }
 
-bool PrefixCache::keep(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length,
-                       std::span<const std::byte> state, Mark mark) {
-    const auto tokens = request.tokens.first(static_cast<size_t>(length));
+/// `state`: the sequence's saved state, where it is at hand; empty: it is saved when it turns out to be wanted.
+bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, std::span<const std::byte> state,
+                       Mark mark) {
+    const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
     const size_t depth = tokens.size() / page_rows_;
     const std::span<const int32_t> tail = tokens.subspan(depth * page_rows_);
     // Room first: making it may remove nodes.
     const Plan there = plan({request.salt, tokens, {}}, false);
     const bool known =
         there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
-    if (!known && !make_state_room(static_cast<int64_t>(state.size()), request.side)) {
+    if (!known && !make_state_room(saved_bytes(cache_, sequence.length()), request.side)) {
         ++stats_.refused;
         return false;
     }
-    Node& node = grow(request, pages, static_cast<int64_t>(depth * page_rows_));
+    Node& node = grow(request, sequence.pages(), static_cast<int64_t>(depth * page_rows_));
     Checkpoint* checkpoint = checkpoint_of(node, tail);
     if (checkpoint == nullptr) {
         auto fresh = std::make_unique<Checkpoint>();
         fresh->tail.assign(tail.begin(), tail.end());
-        fresh->state.assign(state.begin(), state.end());
+        if (state.empty()) fresh->state = sequence.save();
+        else fresh->state.assign(state.begin(), state.end());
         fresh->mark = mark;
-        if (!tail.empty() && cache_.has_pages()) hold(fresh->page = pages[depth]);
-        stats_.state_bytes += static_cast<int64_t>(state.size());
+        if (!tail.empty() && cache_.has_pages()) hold(fresh->page = sequence.pages()[depth]);
+        stats_.state_bytes += static_cast<int64_t>(fresh->state.size());
         ++stats_.checkpoints;
         checkpoint = fresh.get();
         node.checkpoints.push_back(std::move(fresh));
