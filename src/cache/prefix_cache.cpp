@@ -283,18 +283,21 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
         }
         if (!make_room(best.pages_to_load, request.side)) return Loaded::no_room;
     }
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> buffer;
     const auto rows = static_cast<int32_t>(page_rows_);
     for (size_t i = held; i < best.depth; ++i) {
         const std::string& key = best.below[i - (best.path.empty() ? 0 : best.path.size() - 1)];
-        if (!fetch(best.names[i], key, saved_page_bytes(cache_, rows), bytes)) return Loaded::lost;
+        const auto page = fetch(best.names[i], key, saved_page_bytes(cache_, rows), buffer);
+        if (!page) return Loaded::lost;
         if (!cache_.has_pages()) continue;
         pages.push_back(pool.acquire());
-        load_page(cache_, pages.back(), rows, bytes);
+        load_page(cache_, pages.back(), rows, *page);
         ++stats_.loaded_pages;
     }
     const Digest group = best.names[best.depth];
-    if (!fetch(group, best.checkpoint_key, -1, bytes)) return Loaded::lost;
+    const auto found = fetch(group, best.checkpoint_key, -1, buffer);
+    if (!found) return Loaded::lost;
+    const std::vector<std::byte> bytes(found->begin(), found->end());  // keeping it may change the tiers
     // K/V of the tail, the state, one byte of Mark.
     const auto tail_bytes = static_cast<size_t>(saved_page_bytes(cache_, static_cast<int32_t>(tail)));
     std::span<const std::byte> state;
@@ -316,20 +319,21 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
     return Loaded::done;
 }
 
-/// False when no tier has the record or it is not of `bytes` bytes (-1: any number).
-bool PrefixCache::fetch(const Digest& group, const std::string& key, int64_t bytes, std::vector<std::byte>& payload) {
-    const std::vector<std::byte>* held = host_ != nullptr ? host_->get(group, key) : nullptr;
-    if (held != nullptr) {
-        payload = *held;
-    } else {
-        std::optional<std::vector<std::byte>> read;
-        if (disk_ != nullptr) read = disk_->get(group, key);
-        if (!read) return false;
-        payload = std::move(*read);
+/// The payload, in a tier's memory (until the tier changes) or read into `buffer`. Nothing when no tier has the record
+/// or it is not of `bytes` bytes (-1: any number).
+std::optional<std::span<const std::byte>> PrefixCache::fetch(const Digest& group, const std::string& key,
+                                                             int64_t bytes, std::vector<std::byte>& buffer) {
+    const std::vector<std::byte>* payload = host_ != nullptr ? host_->get(group, key) : nullptr;
+    if (payload == nullptr && disk_ != nullptr) {
+        if (auto read = disk_->get(group, key)) {
+            buffer = std::move(*read);
+            payload = &buffer;
+        }
     }
-    if (bytes < 0 || static_cast<int64_t>(payload.size()) == bytes) return true;
+    if (payload == nullptr) return std::nullopt;
+    if (bytes < 0 || static_cast<int64_t>(payload->size()) == bytes) return *payload;
     discard(group, key);
-    return false;
+    return std::nullopt;
 }
 
 void PrefixCache::discard(const Digest& group, const std::string& key) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -137,7 +138,8 @@ class PrefixCache {
     enum class Loaded { done, lost, no_room };
     void restore_held(const Plan& plan, SequenceState& sequence);
     Loaded restore_loaded(const Plan& plan, const PrefixRequest& request, SequenceState& sequence);
-    bool fetch(const Digest& group, const std::string& key, int64_t bytes, std::vector<std::byte>& payload);
+    std::optional<std::span<const std::byte>> fetch(const Digest& group, const std::string& key, int64_t bytes,
+                                                    std::vector<std::byte>& buffer);
     void discard(const Digest& group, const std::string& key);
 
     bool keep(const PrefixRequest& request, const SequenceState& sequence, std::span<const std::byte> state, Mark mark);

@@ -17,9 +17,10 @@ bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& seq
     RT_ASSERT(sequence.reserved() == 0 && &sequence.cache() == &cache_);
     RT_ASSERT(sequence.length() >= 1 && static_cast<int64_t>(request.tokens.size()) >= sequence.length());
     const bool kept = keep(request, sequence, {}, mark);
-    if (kept && request.session != 0 && !request.side) {
+    const auto session = sessions_.find(request.session);
+    if (kept && session != sessions_.end() && !request.side) {
         const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
-        sessions_.at(request.session).tokens.assign(tokens.begin(), tokens.end());
+        session->second.tokens.assign(tokens.begin(), tokens.end());
     }
     return kept;
 }
