@@ -248,6 +248,36 @@ TEST(prefix_cache, evicted_state_comes_back_from_either_tier_and_after_a_restart
     EXPECT_EQ(world.turn(c).cached, 0);
 }
 
+TEST(prefix_cache, what_was_used_last_goes_last) {
+    std::mt19937 rng(14);
+    World world(50);
+    Conversation a = talk(rng, 0, 0, {20, 40}), b = talk(rng, 0, 0, {20, 40});
+    world.turn(a);
+    world.turn(b);
+    world.turn(a);
+    world.turn(talk(rng, 0, 0, {20, 80}));
+    say(a, rng, 3);
+    say(b, rng, 3);
+    EXPECT_EQ(world.cache->find({salt_of(0), a.tokens, a.ends}).cached, 60);
+    EXPECT_LT(world.cache->find({salt_of(0), b.tokens, b.ends}).cached, 60);
+}
+
+TEST(prefix_cache, a_disk_too_small_for_everything_keeps_the_beginnings) {
+    std::mt19937 rng(15);
+    const Folder folder;
+    Conversation c = talk(rng, 0, 1, {22, 140});
+    {
+        World world(60, {.checkpoint_every = 16}, 0, folder.path, 8000);
+        world.turn(c);
+        world.cache->persist();
+        EXPECT_GT(world.disk->stats().evicted, 0);
+    }
+    World world(60, {.checkpoint_every = 16}, 0, folder.path, 8000);
+    const PrefixMatch match = world.turn(c);
+    EXPECT_GE(match.cached, 16);
+    EXPECT_LT(match.cached, 150);
+}
+
 TEST(prefix_cache, without_paged_layers_checkpoints_are_all) {
     std::mt19937 rng(13);
     World world(0, {.checkpoint_every = 16, .state_budget = 2000}, 3000, "", 0, 4, {kBoth[1]});
