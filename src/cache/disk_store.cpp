@@ -166,7 +166,10 @@ void DiskStore::scan() {
             ++stats_.damaged;
             continue;
         }
-        found.push_back({status.st_mtim.tv_sec, status.st_mtim.tv_nsec, file, name,
+        found.push_back({status.st_mtim.tv_sec,
+                         status.st_mtim.tv_nsec,
+                         file,
+                         name,
                          {.group = header.group,
                           .key = std::move(key),
                           .rank = header.rank,

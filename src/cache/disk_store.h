@@ -21,7 +21,7 @@ namespace riptide {
 class DiskStore {
   public:
     struct Stats {
-        int64_t damaged = 0;       // files removed because they were not what they should be
+        int64_t damaged = 0;  // files removed because they were not what they should be
         int64_t failed_writes = 0;
         int64_t evicted = 0;
     };

@@ -10,15 +10,15 @@
 
 namespace riptide {
 
-/// Least recently used records of the lowest rank go first. Memory is pageable for now; who fills it from a GPU waits for
-/// the copy. Not thread-safe.
+/// Least recently used records of the lowest rank go first. Memory is pageable for now; who fills it from a GPU waits
+/// for the copy. Not thread-safe.
 class HostStore {
   public:
     explicit HostStore(int64_t budget) : budget_(budget) {}
 
     bool has(const Digest& group, const std::string& key) const;
-    /// Takes the record (of one that is held: counts it as used). Returns the records that had to go, the new one itself
-    /// when it is larger than the budget or only records of a higher rank would make room.
+    /// Takes the record (of one that is held: counts it as used). Returns the records that had to go, the new one
+    /// itself when it is larger than the budget or only records of a higher rank would make room.
     std::vector<Record> put(Record record);
     /// The payload, valid until the next put or erase; null when absent. Counts as a use.
     const std::vector<std::byte>* get(const Digest& group, const std::string& key);

@@ -25,8 +25,8 @@ void add_text(std::string& to, std::string_view text) {
 std::string geometry_of(const KvCache& cache) {
     std::string text;
     for (const KvView& view : cache.views())
-        text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype),
-                            view.num_kv_heads, view.head_dim, view.page_rows, view.window);
+        text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype), view.num_kv_heads,
+                            view.head_dim, view.page_rows, view.window);
     return text;
 }
 
@@ -40,10 +40,14 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
 std::string PrefixMatch::why() const {
     const std::string start = fmt::format("{} tokens from the cache", cached);
     switch (rest) {
-        case Rest::new_tokens: return start + "; the rest is new";
-        case Rest::evicted: return fmt::format("{}; {} were computed before but had to go", start, first_difference);
-        case Rest::nothing: return start + "; nothing is held for these weights, this template and this user";
-        case Rest::differs: break;
+        case Rest::new_tokens:
+            return start + "; the rest is new";
+        case Rest::evicted:
+            return fmt::format("{}; {} were computed before but had to go", start, first_difference);
+        case Rest::nothing:
+            return start + "; nothing is held for these weights, this template and this user";
+        case Rest::differs:
+            break;
     }
     return fmt::format("{}; message {} differs from what was computed before: its token {} is {}, was {}", start,
                        message, first_difference, prompt_token, cached_token);
@@ -214,9 +218,9 @@ PrefixMatch PrefixCache::explain(const Plan& plan, const PrefixRequest& request)
     if (other < 0 || same >= static_cast<int64_t>(request.tokens.size())) return match;
     match.rest = PrefixMatch::Rest::differs;
     match.first_difference = same;
-    match.message = static_cast<int32_t>(
-        std::upper_bound(request.message_ends.begin(), request.message_ends.end(), same) -
-        request.message_ends.begin());
+    match.message =
+        static_cast<int32_t>(std::upper_bound(request.message_ends.begin(), request.message_ends.end(), same) -
+                             request.message_ends.begin());
     match.cached_token = other;
     match.prompt_token = request.tokens[static_cast<size_t>(same)];
     return match;
@@ -321,8 +325,8 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
 
 /// The payload, in a tier's memory (until the tier changes) or read into `buffer`. Nothing when no tier has the record
 /// or it is not of `bytes` bytes (-1: any number).
-std::optional<std::span<const std::byte>> PrefixCache::fetch(const Digest& group, const std::string& key,
-                                                             int64_t bytes, std::vector<std::byte>& buffer) {
+std::optional<std::span<const std::byte>> PrefixCache::fetch(const Digest& group, const std::string& key, int64_t bytes,
+                                                             std::vector<std::byte>& buffer) {
     const std::vector<std::byte>* payload = host_ != nullptr ? host_->get(group, key) : nullptr;
     if (payload == nullptr && disk_ != nullptr) {
         if (auto read = disk_->get(group, key)) {

@@ -54,9 +54,9 @@ struct PrefixMatch {
 };
 
 struct PrefixCacheOptions {
-    int64_t checkpoint_every = 4096;             // tokens; the most that a match computes again
-    int64_t state_budget = int64_t{4} << 30;     // bytes of checkpoints held beside the pages
-    int64_t live_sessions = 64;                  // beyond them the one unused for longest counts as ended
+    int64_t checkpoint_every = 4096;          // tokens; the most that a match computes again
+    int64_t state_budget = int64_t{4} << 30;  // bytes of checkpoints held beside the pages
+    int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
 };
 
 /// A tree of full pages for each salt. A page is found by its parent and its tokens, compared in full; a checkpoint
@@ -65,8 +65,8 @@ struct PrefixCacheOptions {
 ///
 /// Classes of what may go when room is wanted, least recently used and leaves first: what no live session uses; then,
 /// never for a side request, the prefixes of live sessions and what is pinned for ended ones; last the pinned
-/// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null. Copies
-/// to and from the tiers are synchronous.
+/// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null.
+/// Copies to and from the tiers are synchronous.
 ///
 /// Deterministic: the same calls give the same result. Not thread-safe: the engine thread owns it. Never throws for
 /// anything that a tier returns: what does not fit is removed, and counts as absent.

@@ -33,8 +33,7 @@ bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequen
     const std::span<const int32_t> tail = tokens.subspan(depth * page_rows_);
     // Room first: making it may remove nodes.
     const Plan there = plan({request.salt, tokens, {}}, false);
-    const bool known =
-        there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
+    const bool known = there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
     if (!known && !make_state_room(saved_bytes(cache_, sequence.length()), request.side)) {
         ++stats_.refused;
         return false;
@@ -123,9 +122,8 @@ void PrefixCache::set_head(const PrefixRequest& request, Node& node) {
     session.salt = *node.salt;
     move_head(session, &node);
     if (static_cast<int64_t>(sessions_.size()) <= options_.live_sessions) return;
-    const auto oldest = std::min_element(sessions_.begin(), sessions_.end(), [](const auto& a, const auto& b) {
-        return a.second.stamp < b.second.stamp;
-    });
+    const auto oldest = std::min_element(sessions_.begin(), sessions_.end(),
+                                         [](const auto& a, const auto& b) { return a.second.stamp < b.second.stamp; });
     end_session(oldest->first);
 }
 
@@ -165,8 +163,8 @@ void PrefixCache::drop(int32_t page) {
 
 // --- Letting go ---
 
-/// 0: no live session needs it; 1: one does, or it is pinned; 2: both. Side requests pin nothing, and what is pinned for
-/// sessions that have ended goes by age with what is live: else old system prompts would pile up above it.
+/// 0: no live session needs it; 1: one does, or it is pinned; 2: both. Side requests pin nothing, and what is pinned
+/// for sessions that have ended goes by age with what is live: else old system prompts would pile up above it.
 int32_t PrefixCache::class_of(const Node& node, const Checkpoint* checkpoint) const {
     if (checkpoint == nullptr) return node.live > 0 ? 1 : 0;
     if (checkpoint->side) return 0;

@@ -23,9 +23,9 @@ struct PrefixCache::Checkpoint {
 struct PrefixCache::Node {
     Node* parent = nullptr;
     std::vector<int32_t> tokens;
-    int32_t page = -1;   // -1 in roots and in caches without paged layers
-    int64_t length = 0;  // tokens up to and with this page
-    Digest name{};       // of its record, and the group of what follows it
+    int32_t page = -1;                  // -1 in roots and in caches without paged layers
+    int64_t length = 0;                 // tokens up to and with this page
+    Digest name{};                      // of its record, and the group of what follows it
     const std::string* salt = nullptr;  // the key in roots_
     std::string weights;                // roots only
     int32_t live = 0;                   // sessions whose prefix goes through this node
@@ -49,11 +49,11 @@ struct PrefixCache::Plan {
     std::vector<Digest> names;       // of root and pages in memory and then in the tiers
     std::vector<std::string> below;  // keys of the pages in the tiers
     int64_t known = 0;
-    int64_t length = 0;               // of the best checkpoint; 0: none
-    size_t depth = 0;                 // pages before its tail
-    Node* node = nullptr;             // where it hangs, when it is in memory
+    int64_t length = 0;    // of the best checkpoint; 0: none
+    size_t depth = 0;      // pages before its tail
+    Node* node = nullptr;  // where it hangs, when it is in memory
     Checkpoint* checkpoint = nullptr;
-    std::string checkpoint_key;       // when it is in a tier
+    std::string checkpoint_key;  // when it is in a tier
     int32_t pages_to_load = 0;
 };
 

@@ -15,8 +15,8 @@
 
 namespace riptide {
 
-/// A piece of cached state under its full key. Records of one group are found together; a record's name can be the group
-/// of others, which makes chains.
+/// A piece of cached state under its full key. Records of one group are found together; a record's name can be the
+/// group of others, which makes chains.
 struct Record {
     Digest group{};
     std::string key;   // opaque; compared in full on every hit

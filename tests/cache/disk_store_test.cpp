@@ -294,9 +294,11 @@ TEST(disk_store, kills_at_random_instants_leave_only_whole_records) {
         }
         ::close(pipe[1]);
         char byte = 0;
-        for (auto steps = rng() % 40; steps > 0 && ::read(pipe[0], &byte, 1) == 1; --steps) {}
+        for (auto steps = rng() % 40; steps > 0 && ::read(pipe[0], &byte, 1) == 1; --steps) {
+        }
         std::atomic<unsigned> spin{1 + static_cast<unsigned>(rng() % 50000)};
-        while (spin.fetch_sub(1) > 1) {}
+        while (spin.fetch_sub(1) > 1) {
+        }
         ::kill(child, SIGKILL);
         int status = 0;
         ASSERT_EQ(::waitpid(child, &status, 0), child);

@@ -64,8 +64,10 @@ TEST(prefix_cache, a_match_computes_at_most_the_checkpoint_distance_again) {
         for (const Conversation& old : all) {
             const size_t n = std::min(old.tokens.size(), c.tokens.size());
             shared = std::max<int64_t>(
-                shared, std::mismatch(c.tokens.begin(), c.tokens.begin() + static_cast<ptrdiff_t>(n), old.tokens.begin())
-                                .first - c.tokens.begin());
+                shared,
+                std::mismatch(c.tokens.begin(), c.tokens.begin() + static_cast<ptrdiff_t>(n), old.tokens.begin())
+                        .first -
+                    c.tokens.begin());
         }
         const PrefixMatch match = world.turn(c);
         EXPECT_LE(match.cached, shared);

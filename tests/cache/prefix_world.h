@@ -17,9 +17,8 @@ namespace riptide {
 
 using Ints = std::vector<int32_t>;
 
-const std::vector<StateSpec> kBoth{{StateSpec::Kind::paged, 2, 2, 0},
-                                   {StateSpec::Kind::window, 1, 2, 5},
-                                   {StateSpec::Kind::paged, 1, 2, 0}};
+const std::vector<StateSpec> kBoth{
+    {StateSpec::Kind::paged, 2, 2, 0}, {StateSpec::Kind::window, 1, 2, 5}, {StateSpec::Kind::paged, 1, 2, 0}};
 constexpr int32_t kPageRows = 4;
 
 inline KvCacheOptions cache_options(int32_t pages, int32_t sequences = 4) {
@@ -124,14 +123,17 @@ struct World {
         const auto end = static_cast<int64_t>(c.tokens.size());
         while (s.length() < end) {
             const int64_t to = std::min(end, cache->next_boundary(s.length(), c.ends));
-            if (!feed(s, std::span(c.tokens).subspan(static_cast<size_t>(s.length()),
-                                                     static_cast<size_t>(to - s.length())), c.user, side))
+            if (!feed(
+                    s,
+                    std::span(c.tokens).subspan(static_cast<size_t>(s.length()), static_cast<size_t>(to - s.length())),
+                    c.user, side))
                 return false;
             const bool message = std::binary_search(c.ends.begin(), c.ends.end(), to);
             const bool system = message && to == c.ends[0];
-            cache->publish(request, s, system ? PrefixCache::Mark::pinned
-                                       : message || to == end ? PrefixCache::Mark::message
-                                                              : PrefixCache::Mark::interval);
+            cache->publish(request, s,
+                           system                 ? PrefixCache::Mark::pinned
+                           : message || to == end ? PrefixCache::Mark::message
+                                                  : PrefixCache::Mark::interval);
         }
         EXPECT_EQ(wrong_rows(s, c.tokens, c.user), 0);
         return true;
@@ -160,12 +162,13 @@ struct World {
 };
 
 inline void say(Conversation& c, std::mt19937& rng, int64_t tokens, int32_t vocabulary = 3) {
-    for (int64_t i = 0; i < tokens; ++i) c.tokens.push_back(static_cast<int32_t>(rng() % static_cast<unsigned>(vocabulary)));
+    for (int64_t i = 0; i < tokens; ++i)
+        c.tokens.push_back(static_cast<int32_t>(rng() % static_cast<unsigned>(vocabulary)));
     c.ends.push_back(static_cast<int64_t>(c.tokens.size()));
 }
 
 inline Conversation talk(std::mt19937& rng, int32_t user, uint64_t session, std::initializer_list<int64_t> messages,
-                  int32_t vocabulary = 1000) {
+                         int32_t vocabulary = 1000) {
     Conversation c{user, session, {}, {}};
     for (const int64_t n : messages) say(c, rng, n, vocabulary);
     return c;
