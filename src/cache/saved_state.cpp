@@ -80,6 +80,10 @@ std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t le
     return saved;
 }
 
+int64_t saved_bytes(const KvCache& cache, int64_t length) {
+    return static_cast<int64_t>(sizeof(SavedHeader)) + payload_bytes(cache, length);
+}
+
 int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     SavedHeader header;
     RT_CHECK(saved.size() >= sizeof header, "a saved state of {} bytes: its header alone takes {}", saved.size(),

@@ -1,0 +1,66 @@
+// The third tier: records as files in one folder, under a byte budget, that may be killed at any instant.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache/record_index.h"
+
+namespace riptide {
+
+/// One file for each record, named by record_name: a checksummed header with the format's version, the key, the payload
+/// with its own checksum. A file is written under a temporary name and then renamed. It is not forced to disk: what a
+/// power cut leaves half-written fails its checksum and is a miss. A file that is cut, changed, misnamed or of another
+/// version is removed and never read as data; files that are not named as ours are left alone.
+///
+/// A cache must never stop an engine: nothing here throws. A folder that cannot be used, or is used by another process,
+/// gives a store that holds nothing and says why in problem(); a failed write or read counts and is a miss.
+/// Files and folder are for the owner only. Not thread-safe.
+class DiskStore {
+  public:
+    struct Stats {
+        int64_t damaged = 0;  // files removed because they were not what they should be
+        int64_t failed_writes = 0;
+        int64_t evicted = 0;
+    };
+
+    /// Reads the headers of all files in `folder` (made if it is missing), removes leftovers, damage, and the least
+    /// recently used files beyond `budget` bytes.
+    DiskStore(std::string folder, int64_t budget);
+    ~DiskStore();
+    DiskStore(const DiskStore&) = delete;
+    DiskStore& operator=(const DiskStore&) = delete;
+
+    bool has(const Digest& group, const std::string& key) const;
+    /// Whether the record is on disk afterwards. Removes less recently used records of no higher rank to make room.
+    bool put(const Record& record);
+    /// The payload, checked against its checksum.
+    std::optional<std::vector<std::byte>> get(const Digest& group, const std::string& key);
+    void erase(const Digest& group, const std::string& key);
+    std::vector<std::string> keys(const Digest& group) const { return index_.keys(group); }
+
+    /// Bytes of all files.
+    int64_t bytes() const { return index_.bytes(); }
+    int64_t count() const { return index_.count(); }
+    const Stats& stats() const { return stats_; }
+    /// What went wrong last; empty when nothing did.
+    const std::string& problem() const { return problem_; }
+
+  private:
+    std::string path_of(const Digest& name) const;
+    void scan();
+    void remove(const Digest& name);
+    bool write(const std::string& temp, const std::string& path, const Record& record);
+
+    std::string folder_;
+    int64_t budget_;
+    int lock_ = -1;  // held while open; -1: the store is off
+    int64_t written_ = 0;
+    RecordIndex index_;
+    Stats stats_;
+    std::string problem_;
+};
+
+}  // namespace riptide

@@ -1,0 +1,355 @@
+#include "cache/prefix_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "cache/prefix_tree.h"
+#include "cache/saved_page.h"
+#include "cache/saved_state.h"
+
+namespace riptide {
+
+namespace {
+
+void add_text(std::string& to, std::string_view text) {
+    const auto size = static_cast<uint64_t>(text.size());
+    to.append(reinterpret_cast<const char*>(&size), sizeof size);
+    to += text;
+}
+
+/// What the bytes of pages and checkpoints mean, in words.
+std::string geometry_of(const KvCache& cache) {
+    std::string text;
+    for (const KvView& view : cache.views())
+        text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype), view.num_kv_heads,
+                            view.head_dim, view.page_rows, view.window);
+    return text;
+}
+
+int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+    const size_t n = std::min(a.size(), b.size());
+    return std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(n), b.begin()).first - a.begin();
+}
+
+}  // namespace
+
+std::string PrefixMatch::why() const {
+    const std::string start = fmt::format("{} tokens from the cache", cached);
+    switch (rest) {
+        case Rest::new_tokens:
+            return start + "; the rest is new";
+        case Rest::evicted:
+            return fmt::format("{}; {} were computed before but had to go", start, first_difference);
+        case Rest::nothing:
+            return start + "; nothing is held for these weights, this template and this user";
+        case Rest::differs:
+            break;
+    }
+    return fmt::format("{}; message {} differs from what was computed before: its token {} is {}, was {}", start,
+                       message, first_difference, prompt_token, cached_token);
+}
+
+PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, HostStore* host, DiskStore* disk)
+    : cache_(cache),
+      options_(options),
+      host_(host),
+      disk_(disk),
+      page_rows_(static_cast<size_t>(cache.options().page_rows)),
+      geometry_(geometry_of(cache)),
+      held_(static_cast<size_t>(cache.pool().size()), 0) {
+    RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
+             options.checkpoint_every);
+}
+
+PrefixCache::~PrefixCache() {
+    for (auto& [salt, root] : roots_) erase_tree(std::move(root));
+}
+
+std::string PrefixCache::salt_text(const PrefixSalt& salt) const {
+    std::string text;
+    add_text(text, salt.weights);
+    add_text(text, salt.prompt);
+    add_text(text, salt.isolation);
+    add_text(text, geometry_);
+    return text;
+}
+
+std::string PrefixCache::record_key(char kind, const std::string& salt, std::span<const int32_t> tokens) {
+    std::string key(1, kind);
+    add_text(key, salt);
+    key.append(reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes());
+    return key;
+}
+
+PrefixCache::Node* PrefixCache::child_of(const Node& node, std::span<const int32_t> tokens) {
+    for (const auto& child : node.children)
+        if (std::equal(tokens.begin(), tokens.end(), child->tokens.begin(), child->tokens.end())) return child.get();
+    return nullptr;
+}
+
+PrefixCache::Checkpoint* PrefixCache::checkpoint_of(const Node& node, std::span<const int32_t> tail) {
+    for (const auto& one : node.checkpoints)
+        if (std::equal(tail.begin(), tail.end(), one->tail.begin(), one->tail.end())) return one.get();
+    return nullptr;
+}
+
+bool PrefixCache::in_tiers(const Digest& group, const std::string& key) const {
+    return (host_ != nullptr && host_->has(group, key)) || (disk_ != nullptr && disk_->has(group, key));
+}
+
+/// Improves the plan by the checkpoints that hang after `depth` pages. One in memory wins over one in a tier.
+void PrefixCache::consider(Plan& plan, const PrefixRequest& request, size_t depth, bool tiers) const {
+    const std::span<const int32_t> rest = request.tokens.subspan(depth * page_rows_);
+    const auto fits = [&](std::span<const int32_t> tail) {
+        return tail.size() < rest.size() && std::equal(tail.begin(), tail.end(), rest.begin());
+    };
+    const auto before = static_cast<int64_t>(depth * page_rows_);
+    if (depth < plan.path.size())
+        for (const auto& one : plan.path[depth]->checkpoints) {
+            const int64_t length = before + static_cast<int64_t>(one->tail.size());
+            if (length <= plan.length || !fits(one->tail)) continue;
+            plan.length = length;
+            plan.depth = depth;
+            plan.node = plan.path[depth];
+            plan.checkpoint = one.get();
+        }
+    if (!tiers) return;
+    const std::string front = record_key('C', plan.salt, {});
+    const auto look = [&](const std::vector<std::string>& keys) {
+        for (const std::string& key : keys) {
+            if (!key.starts_with(front) || (key.size() - front.size()) % sizeof(int32_t) != 0) continue;
+            std::vector<int32_t> tail((key.size() - front.size()) / sizeof(int32_t));
+            if (tail.size() >= page_rows_) continue;
+            if (!tail.empty()) std::memcpy(tail.data(), key.data() + front.size(), tail.size() * sizeof(int32_t));
+            const int64_t length = before + static_cast<int64_t>(tail.size());
+            if (length <= plan.length || !fits(tail)) continue;
+            plan.length = length;
+            plan.depth = depth;
+            plan.node = nullptr;
+            plan.checkpoint = nullptr;
+            plan.checkpoint_key = key;
+        }
+    };
+    if (host_ != nullptr) look(host_->keys(plan.names[depth]));
+    if (disk_ != nullptr) look(disk_->keys(plan.names[depth]));
+}
+
+PrefixCache::Plan PrefixCache::plan(const PrefixRequest& request, bool tiers) const {
+    Plan plan;
+    plan.salt = salt_text(request.salt);
+    const auto root = roots_.find(plan.salt);
+    if (root != roots_.end()) plan.path.push_back(root->second.get());
+    plan.names.push_back(root != roots_.end() ? root->second->name : record_name({}, plan.salt));
+    for (size_t depth = 0;; ++depth) {
+        consider(plan, request, depth, tiers);
+        const size_t begin = depth * page_rows_;
+        if (begin + page_rows_ > request.tokens.size()) break;
+        const std::span<const int32_t> page = request.tokens.subspan(begin, page_rows_);
+        Node* child = depth < plan.path.size() ? child_of(*plan.path[depth], page) : nullptr;
+        if (child != nullptr) {
+            plan.path.push_back(child);
+            plan.names.push_back(child->name);
+        } else {
+            std::string key = record_key('P', plan.salt, page);
+            if (!tiers || !in_tiers(plan.names.back(), key)) break;
+            plan.names.push_back(record_name(plan.names.back(), key));
+            plan.below.push_back(std::move(key));
+        }
+        plan.known = static_cast<int64_t>(begin + page_rows_);
+    }
+    plan.known = std::max(plan.known, plan.length);
+    if (plan.length > 0 && plan.checkpoint == nullptr && cache_.has_pages()) {
+        const size_t held = plan.path.empty() ? 0 : std::min(plan.depth, plan.path.size() - 1);
+        plan.pages_to_load = cache_.pages_for(plan.length) - static_cast<int32_t>(held);
+    }
+    return plan;
+}
+
+/// How many tokens after the last page in memory the best continuation shares; `other` is its next token, or -1.
+int64_t PrefixCache::shared_beyond(const Plan& plan, std::span<const int32_t> tokens, int32_t& other) const {
+    int64_t best = -1;
+    other = -1;
+    if (plan.path.empty() || !plan.below.empty()) return 0;
+    const Node& node = *plan.path.back();
+    const std::span<const int32_t> rest = tokens.subspan(static_cast<size_t>(node.length));
+    const auto look = [&](std::span<const int32_t> known) {
+        const int64_t same = common_prefix(known, rest);
+        const int32_t next = same < static_cast<int64_t>(known.size()) ? known[static_cast<size_t>(same)] : -1;
+        if (same < best || (same == best && other >= 0)) return;
+        best = same;
+        other = next;
+    };
+    for (const auto& child : node.children) look(child->tokens);
+    for (const auto& one : node.checkpoints) look(one->tail);
+    return std::max<int64_t>(best, 0);
+}
+
+PrefixMatch PrefixCache::explain(const Plan& plan, const PrefixRequest& request) const {
+    PrefixMatch match;
+    match.cached = plan.length;
+    match.known = plan.known;
+    match.pages_to_load = plan.pages_to_load;
+    if (!plan.path.empty() || plan.known > 0) match.rest = PrefixMatch::Rest::new_tokens;
+    const int64_t base = plan.path.empty() ? plan.known : std::max(plan.known, plan.path.back()->length);
+    int64_t same = plan.path.empty() ? base : plan.path.back()->length;
+    int32_t other = -1;
+    same = std::max(base, same + shared_beyond(plan, request.tokens, other));
+    const auto session = sessions_.find(request.session);
+    if (request.session != 0 && session != sessions_.end() && session->second.salt == plan.salt) {
+        const std::vector<int32_t>& last = session->second.tokens;
+        const int64_t shared = common_prefix(last, request.tokens);
+        if (shared >= same + static_cast<int64_t>(page_rows_)) {
+            match.rest = PrefixMatch::Rest::evicted;
+            match.first_difference = shared;
+            return match;
+        }
+        if (shared >= same) other = shared < static_cast<int64_t>(last.size()) ? last[static_cast<size_t>(shared)] : -1;
+        same = std::max(same, shared);
+    }
+    if (plan.known - plan.length > options_.checkpoint_every) {
+        match.rest = PrefixMatch::Rest::evicted;
+        match.first_difference = plan.known;
+        return match;
+    }
+    if (other < 0 || same >= static_cast<int64_t>(request.tokens.size())) return match;
+    match.rest = PrefixMatch::Rest::differs;
+    match.first_difference = same;
+    match.message =
+        static_cast<int32_t>(std::upper_bound(request.message_ends.begin(), request.message_ends.end(), same) -
+                             request.message_ends.begin());
+    match.cached_token = other;
+    match.prompt_token = request.tokens[static_cast<size_t>(same)];
+    return match;
+}
+
+PrefixMatch PrefixCache::find(const PrefixRequest& request) const { return explain(plan(request, true), request); }
+
+PrefixMatch PrefixCache::attach(const PrefixRequest& request, SequenceState& sequence) {
+    RT_ASSERT(sequence.length() == 0 && sequence.reserved() == 0 && &sequence.cache() == &cache_);
+    PrefixMatch match = find(request);
+    match.cached = 0;
+    // A record that a tier has lost leaves a shorter plan; no room leaves the tiers out, and so does bad luck.
+    int attempts = 0;
+    for (bool tiers = true;;) {
+        const Plan best = plan(request, tiers);
+        if (best.length == 0) break;
+        if (best.checkpoint != nullptr) {
+            restore_held(best, sequence);
+            touch(*best.node, best.checkpoint, request.side);
+            match.cached = best.length;
+            break;
+        }
+        const Loaded loaded = restore_loaded(best, request, sequence);
+        if (loaded == Loaded::done) {
+            match.cached = best.length;
+            break;
+        }
+        tiers = loaded == Loaded::lost && ++attempts < 100;
+    }
+    stats_.prompts += 1;
+    stats_.hits += match.cached > 0;
+    stats_.prompt_tokens += static_cast<int64_t>(request.tokens.size());
+    stats_.cached_tokens += match.cached;
+    return match;
+}
+
+void PrefixCache::restore_held(const Plan& best, SequenceState& sequence) {
+    std::vector<int32_t> pages;
+    if (cache_.has_pages()) {
+        for (size_t i = 1; i <= best.depth; ++i) pages.push_back(best.path[i]->page);
+        if (best.checkpoint->page >= 0) pages.push_back(best.checkpoint->page);
+    }
+    sequence.restore(best.checkpoint->state, pages);
+}
+
+/// Loads the missing pages and the checkpoint of the plan, restores from them, and keeps them.
+PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRequest& request,
+                                                SequenceState& sequence) {
+    PagePool& pool = cache_.pool();
+    std::vector<int32_t> pages;  // one reference each, so that nothing below evicts them
+    struct Release {
+        PagePool& pool;
+        std::vector<int32_t>& pages;
+        ~Release() {
+            for (const int32_t page : pages) pool.release(page);
+        }
+    } const release{pool, pages};
+    const size_t held = best.path.empty() ? 0 : std::min(best.depth, best.path.size() - 1);
+    const size_t tail = static_cast<size_t>(best.length) - best.depth * page_rows_;
+    if (cache_.has_pages()) {
+        for (size_t i = 1; i <= held; ++i) {
+            pool.retain(best.path[i]->page);
+            pages.push_back(best.path[i]->page);
+        }
+        if (!make_room(best.pages_to_load, request.side)) return Loaded::no_room;
+    }
+    std::vector<std::byte> buffer;
+    const auto rows = static_cast<int32_t>(page_rows_);
+    for (size_t i = held; i < best.depth; ++i) {
+        const std::string& key = best.below[i - (best.path.empty() ? 0 : best.path.size() - 1)];
+        const auto page = fetch(best.names[i], key, saved_page_bytes(cache_, rows), buffer);
+        if (!page) return Loaded::lost;
+        if (!cache_.has_pages()) continue;
+        pages.push_back(pool.acquire());
+        load_page(cache_, pages.back(), rows, *page);
+        ++stats_.loaded_pages;
+    }
+    const Digest group = best.names[best.depth];
+    const auto found = fetch(group, best.checkpoint_key, -1, buffer);
+    if (!found) return Loaded::lost;
+    const std::vector<std::byte> bytes(found->begin(), found->end());  // keeping it may change the tiers
+    // K/V of the tail, the state, one byte of Mark.
+    const auto tail_bytes = static_cast<size_t>(saved_page_bytes(cache_, static_cast<int32_t>(tail)));
+    std::span<const std::byte> state;
+    try {
+        RT_CHECK(bytes.size() > tail_bytes && bytes.back() <= static_cast<std::byte>(Mark::pinned), "no mark");
+        state = std::span(bytes).subspan(tail_bytes, bytes.size() - tail_bytes - 1);
+        RT_CHECK(saved_length(cache_, state) == best.length, "another length");
+    } catch (const Error&) {  // a record that another version wrote under the same key: a miss
+        discard(group, best.checkpoint_key);
+        return Loaded::lost;
+    }
+    if (tail > 0 && cache_.has_pages()) {
+        pages.push_back(pool.acquire());
+        load_page(cache_, pages.back(), static_cast<int32_t>(tail), std::span(bytes).first(tail_bytes));
+    }
+    sequence.restore(state, pages);
+    ++stats_.loaded_checkpoints;
+    keep(request, sequence, state, static_cast<Mark>(bytes.back()));
+    return Loaded::done;
+}
+
+/// The payload, in a tier's memory (until the tier changes) or read into `buffer`. Nothing when no tier has the record
+/// or it is not of `bytes` bytes (-1: any number).
+std::optional<std::span<const std::byte>> PrefixCache::fetch(const Digest& group, const std::string& key, int64_t bytes,
+                                                             std::vector<std::byte>& buffer) {
+    const std::vector<std::byte>* payload = host_ != nullptr ? host_->get(group, key) : nullptr;
+    if (payload == nullptr && disk_ != nullptr) {
+        if (auto read = disk_->get(group, key)) {
+            buffer = std::move(*read);
+            payload = &buffer;
+        }
+    }
+    if (payload == nullptr) return std::nullopt;
+    if (bytes < 0 || static_cast<int64_t>(payload->size()) == bytes) return *payload;
+    discard(group, key);
+    return std::nullopt;
+}
+
+void PrefixCache::discard(const Digest& group, const std::string& key) {
+    if (host_ != nullptr) host_->erase(group, key);
+    if (disk_ != nullptr) disk_->erase(group, key);
+    ++stats_.damaged;
+}
+
+int64_t PrefixCache::next_boundary(int64_t from, std::span<const int64_t> message_ends) const {
+    const int64_t multiple = (from / options_.checkpoint_every + 1) * options_.checkpoint_every;
+    const auto end = std::upper_bound(message_ends.begin(), message_ends.end(), from);
+    return end == message_ends.end() ? multiple : std::min(multiple, *end);
+}
+
+}  // namespace riptide

@@ -1,0 +1,67 @@
+#include "cache/record_index.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace riptide {
+
+Digest record_name(const Digest& group, std::string_view key) {
+    std::string text(reinterpret_cast<const char*>(group.data()), group.size());
+    text += key;
+    return sha256(std::as_bytes(std::span(text)));
+}
+
+void RecordIndex::insert(const Digest& name, Entry entry) {
+    entry.stamp = ++clock_;
+    bytes_ += entry.bytes;
+    order_.emplace(entry.rank, entry.stamp, name);
+    groups_[entry.group].push_back(name);
+    const bool added = entries_.emplace(name, std::move(entry)).second;
+    RT_ASSERT(added);
+}
+
+const RecordIndex::Entry* RecordIndex::find(const Digest& name) const {
+    const auto at = entries_.find(name);
+    return at == entries_.end() ? nullptr : &at->second;
+}
+
+const RecordIndex::Entry* RecordIndex::find(const Digest& name, const Digest& group, std::string_view key) const {
+    const Entry* entry = find(name);
+    return entry != nullptr && entry->group == group && entry->key == key ? entry : nullptr;
+}
+
+void RecordIndex::touch(const Digest& name, int32_t rank) {
+    const auto at = entries_.find(name);
+    RT_ASSERT(at != entries_.end());
+    Entry& entry = at->second;
+    order_.erase({entry.rank, entry.stamp, name});
+    entry.rank = std::max(entry.rank, rank);
+    entry.stamp = ++clock_;
+    order_.emplace(entry.rank, entry.stamp, name);
+}
+
+void RecordIndex::erase(const Digest& name) {
+    const auto at = entries_.find(name);
+    RT_ASSERT(at != entries_.end());
+    bytes_ -= at->second.bytes;
+    order_.erase({at->second.rank, at->second.stamp, name});
+    const auto group = groups_.find(at->second.group);
+    std::erase(group->second, name);
+    if (group->second.empty()) groups_.erase(group);
+    entries_.erase(at);
+}
+
+std::optional<Digest> RecordIndex::victim(int32_t max_rank) const {
+    if (order_.empty() || std::get<0>(*order_.begin()) > max_rank) return std::nullopt;
+    return std::get<2>(*order_.begin());
+}
+
+std::vector<std::string> RecordIndex::keys(const Digest& group) const {
+    std::vector<std::string> keys;
+    if (const auto at = groups_.find(group); at != groups_.end())
+        for (const Digest& name : at->second) keys.push_back(entries_.at(name).key);
+    return keys;
+}
+
+}  // namespace riptide
