@@ -10,11 +10,10 @@
 
 #include "base/error.h"
 #include "cache/sequence_state.h"
+#include "engine/request.h"
 #include "engine/runner.h"
 
 namespace riptide {
-
-using RequestId = int64_t;  // 1, 2, 3, ... in the order of submission
 
 struct SchedulerOptions {
     int32_t max_running = 0;  // requests that hold K/V at a time; 0: as many as the cache has ring slots
@@ -72,14 +71,6 @@ struct StepResult {
     std::span<const int32_t> path = {};
     int32_t next = -1;  // the token that follows; -1: none, with end
     bool end = false;   // the answer is complete
-};
-
-/// The queue cannot take the request.
-class QueueFull : public Error {
-  public:
-    QueueFull(const std::string& message, int64_t wait)
-        : Error(message, ErrorKind::unavailable), retry_after_us(wait) {}
-    int64_t retry_after_us;  // when a place should be free, as fast as places have become free lately
 };
 
 struct SchedulerCounts {
