@@ -48,40 +48,48 @@ struct Heard {
 /// Keeps all that is heard, and holds the order of events to the contract.
 class Listener {
   public:
-    /// A sink for one request of n answers; its number is the key.
+    /// A sink for one request of n answers; its number is the key. It may outlive the listener.
     Sink sink(int key, int n = 1) {
-        const std::lock_guard lock(mutex_);
-        answers_[key].resize(static_cast<size_t>(n));
-        return [this, key](const Event& event) { take(key, event); };
+        const std::lock_guard lock(heard_->mutex);
+        heard_->answers[key].resize(static_cast<size_t>(n));
+        return [heard = heard_, key, also = also](const Event& event) {
+            heard->take(key, event);
+            if (also) also(event);
+        };
     }
     Heard answer(int key, int index = 0) {
-        std::unique_lock lock(mutex_);
-        EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(100), [&] { return at(key, index).over(); }))
-            << "request " << key << " does not end";
-        return at(key, index);
+        wait(
+            key, [](const Heard& h) { return h.over(); }, index);
+        const std::lock_guard lock(heard_->mutex);
+        return heard_->at(key, index);
     }
     /// Waits for something.
     template <class Condition>
-    void wait(int key, const Condition& condition) {
-        std::unique_lock lock(mutex_);
-        EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(100), [&] { return condition(at(key, 0)); }));
+    void wait(int key, const Condition& condition, int index = 0) {
+        std::unique_lock lock(heard_->mutex);
+        EXPECT_TRUE(heard_->changed.wait_for(lock, std::chrono::seconds(100),
+                                             [&] { return condition(heard_->at(key, index)); }))
+            << "request " << key << " does not get so far";
     }
-    std::function<void(const Event&)> also;  // called with each event, outside the lock
+    std::function<void(const Event&)> also;  // called with each event by sinks that are made from now on
 
   private:
-    Heard& at(int key, int index) { return answers_.at(key).at(static_cast<size_t>(index)); }
-    void take(int key, const Event& event) {
-        {
-            const std::lock_guard lock(mutex_);
+    struct All {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::map<int, std::vector<Heard>> answers;
+
+        Heard& at(int key, int index) { return answers.at(key).at(static_cast<size_t>(index)); }
+        void take(int key, const Event& event) {
+            const std::lock_guard lock(mutex);
             Heard& heard = at(key, event.answer);
             EXPECT_FALSE(heard.over()) << "an event after the last";
             ++heard.events;
             heard.last = event.last;
             std::visit([&](const auto& body) { add(heard, body); }, event.body);
-            changed_.notify_all();
+            changed.notify_all();
         }
-        if (also) also(event);
-    }
+    };
     static void add(Heard& h, const PromptProgress& p) { h.progress.push_back(p); }
     static void add(Heard& h, const TextDelta& d) { h.text += d.text; }
     static void add(Heard& h, const ReasoningDelta& d) { h.reasoning += d.text; }
@@ -102,9 +110,7 @@ class Listener {
     static void add(Heard& h, const Done& d) { h.done = d; }
     static void add(Heard& h, const Failed& f) { h.failed = f; }
 
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::map<int, std::vector<Heard>> answers_;
+    std::shared_ptr<All> heard_ = std::make_shared<All>();
 };
 
 /// Submits and waits.
