@@ -64,8 +64,8 @@ struct EngineStats {
 /// a Sink may call submit and cancel only.
 ///
 /// **Determinism.** An answer is a function of its request and the weights: its tokens do not depend on other requests,
-/// their arrival, preemption or cancellation. What was found in the prefix cache can change rounding on a GPU, unless
-/// the request is deterministic.
+/// their arrival, preemption or cancellation; except that on a GPU what was found in the prefix cache can change
+/// rounding, unless the request is deterministic.
 /// **Failure.** What goes wrong with one request fails that request alone. When the device fails, or the checkpoint's
 /// file shrinks, every request gets Failed and later calls of submit throw: the process should end.
 class Engine {
@@ -73,7 +73,7 @@ class Engine {
     /// Loads the model and starts. Throws Error; see open_checkpoint, load_model, plan_gpu_memory.
     static std::unique_ptr<Engine> open(const std::string& path, const EngineOptions& options = {});
     explicit Engine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options = {});
-    /// A model without checkpoint, on the CPU, in f32 unless options say otherwise: for TokenPrompt only. For tests.
+    /// A model without checkpoint, on the CPU: for TokenPrompt only. For tests.
     explicit Engine(std::unique_ptr<Model> model, const EngineOptions& options);
     /// Cancels what is left, writes the cache to the disk tier, stops.
     ~Engine();

@@ -9,6 +9,9 @@ namespace riptide {
 
 namespace {
 
+/// Pages that go together: to find the oldest takes a walk over all.
+constexpr int32_t kEvictAtOnce = 16;
+
 SchedulerOptions scheduler_options(const EngineOptions& o) {
     SchedulerOptions s;
     s.max_running = o.max_running;
@@ -95,7 +98,7 @@ void EngineLoop::fail(Answer& answer, ErrorKind kind, const std::string& message
     scheduler_.cancel(answer.scheduled);
 }
 
-/// Last events of those that have left. Not in a step: sinks that throw cancel other answers.
+/// Last events of those that have left.
 void EngineLoop::close_departed() {
     for (size_t i = 0; i < departed_.size(); ++i) {
         const auto [answer, why] = departed_[i];
@@ -235,11 +238,12 @@ void EngineLoop::evict(Answer& answer, int32_t pages) {
     const bool side = answer.job().side && !evict_anything_;
     const PagePool& pool = machine_.cache().pool();
     const std::span<const int32_t> held = prefix->page_references();
-    int64_t spare = 0;  // all or nothing, as far as it can be foreseen
+    int32_t spare = 0;  // all or nothing, as far as it can be foreseen
     for (size_t p = 0; p < held.size(); ++p) spare += held[p] > 0 && pool.refcount(static_cast<int32_t>(p)) == held[p];
     if (spare < pages) return;
+    const int32_t some = std::min({kEvictAtOnce, pool.size() / 64, spare});
     guarded([&] {
-        prefix->make_room(pool.free_count() + pages, side);
+        prefix->make_room(pool.free_count() + std::max(pages, some), side);
         ++cache_changes_;
     });
 }

@@ -228,7 +228,7 @@ bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
     try {
         more = answer.take(sampled);
     } catch (const std::exception& error) {
-        fail(answer, ErrorKind::data, error.what());
+        fail(answer, ErrorKind::system, error.what());
     }
     ++stats_.answer_tokens;
     if (answer.job().sink_failed) cancel(answer.job());
@@ -246,7 +246,7 @@ void EngineLoop::conclude(Answer& answer, int32_t next) {
 /// K/V may hold what is no number, and so may what was kept of it.
 void EngineLoop::damaged(Answer& answer, const std::string& message) {
     damage_ = true;
-    fail(answer, ErrorKind::data, message);
+    fail(answer, ErrorKind::system, message);
 }
 
 int64_t EngineLoop::nearest_deadline() const {
