@@ -16,9 +16,11 @@ namespace riptide {
 
 /// `chunk_rows` is also the room that each running request has in the rings of window layers: more is faster for long
 /// prompts and costs memory; 0: 512 on the CPU, up to 4096 on a GPU.
+/// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
+/// from one context to four.
 struct EngineOptions : SessionOptions {
-    int32_t max_running = 0;  // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
-    int64_t kv_tokens = 0;  // K/V of all of them and of the cache; 0: what a GPU's memory holds, 4 contexts on the CPU
+    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
+    int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see below
     int32_t max_queue = 512;          // answers that wait for their turn
     int32_t prefill_rows_beside = 0;  // prompt rows of a step beside decoding requests; 0: 64 on the CPU, 1024 on a GPU
     bool deterministic = false;       // Request::deterministic

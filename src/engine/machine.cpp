@@ -153,13 +153,12 @@ void Machine::plan_memory() {
         context_ = plan.context;
         options_.chunk_rows = plan.chunk_rows;
         const auto spare = static_cast<int64_t>(static_cast<double>(plan.spare) * (1 - kSpare));
-        const int64_t most =
-            std::min<int64_t>(INT32_MAX - options_.page_rows,
-                              plan.per_token > 0 ? context_ + spare / plan.per_token : context_ * options_.max_running);
+        const int64_t wanted = std::min<int64_t>(INT32_MAX - options_.page_rows, context_ * options_.max_running);
+        const int64_t most = plan.per_token > 0 ? context_ + spare / plan.per_token : INT32_MAX - options_.page_rows;
         if (options_.kv_tokens > most)
             fail(ErrorKind::unavailable, "kv_tokens is {}, but beside the weights the GPU's memory holds {}",
                  options_.kv_tokens, most);
-        if (options_.kv_tokens == 0) options_.kv_tokens = most;
+        if (options_.kv_tokens == 0) options_.kv_tokens = std::min(most, wanted);
     }
     if (options_.kv_tokens < context_)
         fail(ErrorKind::usage, "kv_tokens is {}: less than the context of {} tokens", options_.kv_tokens, context_);

@@ -25,6 +25,7 @@ inline EngineOptions demo_options() {
     o.chunk_rows = 64;
     o.page_rows = 16;
     o.max_running = 8;
+    o.kv_tokens = 8 * o.context;
     o.prefill_rows_beside = 32;
     o.checkpoint_every = 128;
     if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
