@@ -22,7 +22,7 @@ struct EngineOptions : SessionOptions {
     int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
     int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see below
     int32_t max_queue = 512;          // answers that wait for their turn
-    int32_t prefill_rows_beside = 0;  // prompt rows of a step beside decoding requests; 0: 64 on the CPU, 1024 on a GPU
+    int32_t prefill_rows_beside = 0;  // prompt rows of a step beside decoding requests; 0: 64 on the CPU, 256 on a GPU
     bool deterministic = false;       // Request::deterministic
 
     bool prefix_cache = true;
