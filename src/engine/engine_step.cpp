@@ -103,7 +103,7 @@ bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
 
 /// Starts the first step of device_rows_.
 void EngineLoop::begin_on_device() {
-    GpuDecoder& decoder = *machine_.decoder();
+    const DecodeDevice& decoder = *machine_.decoder();
     device_samples_ = std::any_of(device_rows_.begin(), device_rows_.end(),
                                   [](const DeviceRow& row) { return !plainly_greedy(row.answer->sampling()); });
     for (size_t r = 0; device_samples_ && r < device_rows_.size(); ++r) {
@@ -146,7 +146,7 @@ bool EngineLoop::next_from_device() {
 
 /// One step, or as many as there is room for, each launched before its predecessors' tokens are known here.
 void EngineLoop::run_on_device(int64_t steps) {
-    GpuDecoder& decoder = *machine_.decoder();
+    const DecodeDevice& decoder = *machine_.decoder();
     const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
     bool more = true;
     for (int64_t launched = 1, taken = 0; taken < launched; ++taken) {

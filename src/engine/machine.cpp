@@ -166,9 +166,13 @@ void Machine::plan_memory() {
 
 void Machine::make_runner() {
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_);
-    if (gpu_)
+    if (gpu_) {
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 options_.max_running);
+        use_decoder({[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
+                     [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
+                     [this] { decoder_->launch(); }, [this] { return decoder_->next(); }});
+    }
     weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
                                 gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);
     if (gpu_ && gpu_->options().portable) weights_name_ += " portable";

@@ -1,6 +1,7 @@
 // What an engine runs on: the model, its memory, its device and the prefix cache.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +15,14 @@
 #include "engine/runner.h"
 
 namespace riptide {
+
+/// Decoding steps that draw their own tokens: the functions of a GpuDecoder, or a test's.
+struct DecodeDevice {
+    std::function<void(int64_t slot, const ops::SampleStart&)> start_answer;
+    std::function<void(std::span<const DecodeRow>, GpuDecoder::Draw)> begin;
+    std::function<void()> launch;
+    std::function<std::span<const int32_t>()> next;
+};
 
 /// Not thread-safe: whoever steps owns it.
 class Machine {
@@ -30,13 +39,14 @@ class Machine {
     int64_t context_length() const { return context_; }
     /// "NVIDIA H200", "CPU, 8 threads"
     std::string device() const;
-    KvCache& cache() { return *cache_; }
     /// Null if options say so.
     PrefixCache* prefix() { return prefix_.get(); }
     const HostStore* host_tier() const { return host_ ? &*host_ : nullptr; }
     const DiskStore* disk_tier() const { return disk_ ? &*disk_ : nullptr; }
     /// Null on the CPU.
-    GpuDecoder* decoder() { return decoder_.get(); }
+    const DecodeDevice* decoder() const { return device_ ? &*device_ : nullptr; }
+    void use_decoder(DecodeDevice device) { device_ = std::move(device); }
+    KvCache& cache() { return *cache_; }
     /// What the prefix cache knows these weights by: their content as far as a sample and the file's date tell, and the
     /// numerics.
     const std::string& weights_name() const { return weights_name_; }
@@ -77,6 +87,7 @@ class Machine {
     std::unique_ptr<PrefixCache> prefix_;
     std::unique_ptr<Runner> runner_;
     std::unique_ptr<GpuDecoder> decoder_;
+    std::optional<DecodeDevice> device_;
     Tensor logits_;
     std::vector<float> host_logits_;
     std::string weights_name_;
