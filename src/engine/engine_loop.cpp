@@ -226,7 +226,8 @@ void EngineLoop::leave(RequestId id, Leaving why, std::span<const int32_t> token
     Answer& answer = answer_of(id);
     const Job& job = answer.job();
     const bool complete = why == Leaving::finished || why == Leaving::length;
-    if (complete && machine_.prefix() != nullptr && !job.deterministic && !damage_)
+    // Of several answers at most one will be gone on with: not worth a checkpoint each.
+    if (complete && machine_.prefix() != nullptr && job.answers.size() == 1 && !job.deterministic && !damage_)
         publish(job, tokens, *state, PrefixCache::Mark::message);
     answers_.erase(id);
     departed_.emplace_back(&answer, why);
