@@ -301,6 +301,29 @@ std::vector<double> GpuMarks::take() {
     return seconds;
 }
 
+GpuClock::~GpuClock() {
+    for (void* event : events_) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+uint64_t GpuClock::mark() {
+    if (gpu_ == nullptr) return 0;
+    while (events_.size() < kEvents) {
+        cudaEvent_t event = nullptr;
+        RT_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        events_.push_back(event);
+    }
+    RT_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(events_[(last_ + 1) % kEvents]), gpu_->stream()));
+    return ++last_;
+}
+
+void GpuClock::wait(uint64_t point) {
+    RT_ASSERT(point <= last_);
+    if (point <= done_) return;
+    if (last_ >= kEvents) point = std::max(point, last_ - kEvents + 1);  // its event means a later point by now
+    RT_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[point % kEvents])));
+    done_ = point;
+}
+
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) {
     RT_CUDA(cudaEventCreate(reinterpret_cast<cudaEvent_t*>(&start_)));
     RT_CUDA(cudaEventCreate(reinterpret_cast<cudaEvent_t*>(&stop_)));

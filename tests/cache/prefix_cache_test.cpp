@@ -282,13 +282,13 @@ TEST(prefix_cache, a_disk_too_small_for_everything_keeps_the_beginnings) {
 
 TEST(prefix_cache, without_paged_layers_checkpoints_are_all) {
     std::mt19937 rng(13);
-    World world(0, {.checkpoint_every = 16, .state_budget = 2000}, 3000, "", 0, 4, {kBoth[1]});
+    World world(0, {.checkpoint_every = 16, .state_budget = 1280}, 3000, "", 0, 4, {kBoth[1]});
     Conversation c = talk(rng, 0, 1, {22, 81, 11});
     world.turn(c);
     say(c, rng, 9);
     EXPECT_EQ(world.turn(c).cached, 114);
     for (int i = 0; i < 30; ++i) world.turn(talk(rng, 0, 0, {50}));
-    // 20 checkpoints fit the budget, each after at most 13 pages; the live session's 30.
+    // 20 checkpoints of 64 bytes fit the budget, each after at most 13 pages; the live session's 30.
     EXPECT_EQ(world.cache->stats().checkpoints, 20);
     EXPECT_LE(world.cache->stats().pages, 20 * 13 + 30);
 }
