@@ -135,6 +135,34 @@ bool is_record_name(std::string_view name) {
            name.find_first_not_of("0123456789abcdef") == 64;
 }
 
+int64_t file_bytes(const Record& record) {
+    return static_cast<int64_t>(sizeof(Header) + record.id.key.size()) + record.payload_bytes();
+}
+
+/// Under its temporary name, then renamed. Gives errno.
+int write_file(const DiskWrite& write) {
+    const Record& record = write.record;
+    std::vector<std::span<const std::byte>> parts;
+    for (const HostBytes& part : record.parts) parts.push_back(part->span());
+    Header header{.rank = record.rank,
+                  .tag = record.tag,
+                  .group = record.id.group,
+                  .key_bytes = record.id.key.size(),
+                  .payload_bytes = static_cast<uint64_t>(record.payload_bytes()),
+                  .payload_sum = payload_checksum(parts)};
+    header.head_sum = head_checksum(header, record.id.key);
+    const int fd = ::open(write.temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return errno;
+    errno = 0;
+    bool done = write_all(fd, &header, sizeof header) && write_all(fd, record.id.key.data(), record.id.key.size());
+    for (size_t i = 0; done && i < parts.size(); ++i) done = write_all(fd, parts[i].data(), parts[i].size());
+    const int code = errno;
+    set_used(fd, nullptr);
+    if (::close(fd) != 0 && done) return errno;
+    if (!done) return code != 0 ? code : EIO;
+    return ::rename(write.temp.c_str(), write.path.c_str()) == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 DiskStore::DiskStore(std::string folder, int64_t budget) : folder_(std::move(folder)), budget_(budget) {
@@ -156,6 +184,7 @@ DiskStore::DiskStore(std::string folder, int64_t budget) : folder_(std::move(fol
 }
 
 DiskStore::~DiskStore() {
+    writer_.reset();
     if (lock_ >= 0) ::close(lock_);
 }
 
@@ -211,6 +240,8 @@ void DiskStore::scan() {
 }
 
 void DiskStore::remove(const Digest& name) {
+    settle(name);
+    if (index_.find(name) == nullptr) return;
     std::error_code ignored;
     std::filesystem::remove_all(path_of(name), ignored);
     index_.erase(name);
@@ -229,32 +260,9 @@ bool DiskStore::touch(const RecordKey& id, int32_t rank) {
     return true;
 }
 
-bool DiskStore::write(const std::string& temp, const std::string& path, const Record& record) {
-    std::vector<std::span<const std::byte>> parts;
-    for (const HostBytes& part : record.parts) parts.push_back(part->span());
-    Header header{.rank = record.rank,
-                  .tag = record.tag,
-                  .group = record.id.group,
-                  .key_bytes = record.id.key.size(),
-                  .payload_bytes = static_cast<uint64_t>(record.payload_bytes()),
-                  .payload_sum = payload_checksum(parts)};
-    header.head_sum = head_checksum(header, record.id.key);
-    const int fd = ::open(temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return false;
-    bool done = write_all(fd, &header, sizeof header) && write_all(fd, record.id.key.data(), record.id.key.size());
-    for (size_t i = 0; done && i < parts.size(); ++i) done = write_all(fd, parts[i].data(), parts[i].size());
-    const int code = errno;
-    set_used(fd, nullptr);
-    if (::close(fd) != 0 && done) return false;
-    if (!done) errno = code;
-    return done && ::rename(temp.c_str(), path.c_str()) == 0;
-}
-
-bool DiskStore::put(const Record& record) {
-    if (lock_ < 0) return false;
-    if (touch(record.id, record.rank)) return true;
-    const Digest& name = record.id.name;
-    const int64_t bytes = static_cast<int64_t>(sizeof(Header) + record.id.key.size()) + record.payload_bytes();
+/// Removes what has to go for a new record. False when it must not, or would not do.
+bool DiskStore::make_room(const Record& record) {
+    const int64_t bytes = file_bytes(record);
     if (bytes > budget_ || record.id.key.size() > kMaxKey) return false;
     while (index_.bytes() + bytes > budget_) {
         const std::optional<Digest> victim = index_.victim(record.rank);
@@ -262,16 +270,76 @@ bool DiskStore::put(const Record& record) {
         remove(*victim);
         ++stats_.evicted;
     }
-    const std::string temp = fmt::format("{}/{}{}", folder_, kTemp, written_++), path = path_of(name);
-    if (!write(temp, path, record)) {
-        problem_ = fmt::format("{}: cannot be written: {}", path, std::strerror(errno));
-        ::unlink(temp.c_str());
-        ++stats_.failed_writes;
-        return false;
-    }
-    index_.insert(
-        name, {.group = record.id.group, .key = record.id.key, .rank = record.rank, .tag = record.tag, .bytes = bytes});
     return true;
+}
+
+DiskWrite DiskStore::write_of(Record record) {
+    std::string path = path_of(record.id.name);
+    return {std::move(record), fmt::format("{}/{}{}", folder_, kTemp, written_++), std::move(path)};
+}
+
+void DiskStore::insert(const Record& record) {
+    index_.insert(record.id.name, {.group = record.id.group,
+                                   .key = record.id.key,
+                                   .rank = record.rank,
+                                   .tag = record.tag,
+                                   .bytes = file_bytes(record)});
+}
+
+void DiskStore::failed(const DiskWrite& write) {
+    problem_ = fmt::format("{}: cannot be written: {}", write.path, std::strerror(write.error));
+    ::unlink(write.temp.c_str());
+    ++stats_.failed_writes;
+}
+
+bool DiskStore::put(const Record& record) {
+    if (lock_ < 0) return false;
+    settle(record.id.name);
+    if (touch(record.id, record.rank)) return true;
+    if (!make_room(record)) return false;
+    DiskWrite write = write_of(record);
+    write.error = write_file(write);
+    if (write.error != 0) failed(write);
+    else insert(record);
+    return write.error == 0;
+}
+
+void DiskStore::put_later(Record record) {
+    if (lock_ < 0) return;
+    reap();
+    if (touch(record.id, record.rank)) return;
+    if (writer_ == nullptr) writer_ = std::make_unique<DiskWriter>(write_file);
+    const int64_t pending = writer_->pending_bytes();
+    if (pending > 0 && pending + record.payload_bytes() > kMostPending) {
+        ++stats_.dropped;
+        return;
+    }
+    if (!make_room(record)) return;
+    insert(record);
+    writer_->add(write_of(std::move(record)));
+}
+
+/// What the writer has done since.
+void DiskStore::reap() {
+    if (writer_ == nullptr) return;
+    for (const DiskWrite& write : writer_->take_finished()) {
+        if (write.error == 0) continue;
+        failed(write);
+        index_.erase(write.record.id.name);  // nothing removes a record before its write has been reaped
+    }
+}
+
+/// Until this record is a file or not held.
+void DiskStore::settle(const Digest& name) {
+    if (writer_ == nullptr) return;
+    writer_->wait(name);
+    reap();
+}
+
+void DiskStore::flush() {
+    if (writer_ == nullptr) return;
+    writer_->wait_all();
+    reap();
 }
 
 /// Everything about a read that other threads may do at the same time.
@@ -297,6 +365,7 @@ void DiskStore::read(std::span<Read> reads, ThreadPool* threads) {
         for (Read& one : reads.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)))
             one.done = read_one(one);
     };
+    for (const Read& one : reads) settle(one.id->name);
     const auto count = static_cast<int64_t>(reads.size());
     if (threads != nullptr && count > 1) threads->parallel_for(count, 1, some);
     else some(0, count, 0);

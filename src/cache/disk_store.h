@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "cache/disk_writer.h"
 #include "cache/record_index.h"
 
 namespace riptide {
@@ -24,9 +26,12 @@ namespace riptide {
 /// Files and folder are for the owner only. Not thread-safe.
 class DiskStore {
   public:
+    static constexpr int64_t kMostPending = int64_t{256} << 20;
+
     struct Stats {
         int64_t damaged = 0;  // files removed because they were not what they should be
         int64_t failed_writes = 0;
+        int64_t dropped = 0;  // put_later: more was to be written than the disk takes
         int64_t evicted = 0;
     };
 
@@ -45,6 +50,11 @@ class DiskStore {
     /// Whether the record is on disk afterwards. Removes less recently used records of no higher rank to make room.
     /// REQUIRES that the host may read the parts.
     bool put(const Record& record);
+    /// The same without waiting for the disk: the record counts as held, and is written on another thread. Not taken
+    /// when kMostPending bytes are waiting to be written already.
+    void put_later(Record record);
+    /// Waits until everything is written.
+    void flush();
 
     struct Read {
         const RecordKey* id = nullptr;
@@ -70,7 +80,12 @@ class DiskStore {
     bool read_one(Read& read) const;
     void scan();
     void remove(const Digest& name);
-    bool write(const std::string& temp, const std::string& path, const Record& record);
+    bool make_room(const Record& record);
+    DiskWrite write_of(Record record);
+    void insert(const Record& record);
+    void settle(const Digest& name);
+    void reap();
+    void failed(const DiskWrite& write);
 
     std::string folder_;
     int64_t budget_;
@@ -79,6 +94,7 @@ class DiskStore {
     RecordIndex index_;
     Stats stats_;
     std::string problem_;
+    std::unique_ptr<DiskWriter> writer_;  // once it is wanted
 };
 
 }  // namespace riptide

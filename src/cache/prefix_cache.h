@@ -71,10 +71,10 @@ struct PrefixCacheOptions {
 /// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null.
 ///
 /// On a GPU copies between its memory and the host's are put on the stream and nobody waits for them (KvTransfer).
-/// The engine thread does wait for files, which are read on a few threads, and a record that falls out of the host tier
-/// is written before the call returns.
+/// Files are read on a few threads while the engine thread waits, and written on another one while it does not. (With
+/// `disk` but no `host` it waits for the device before each write.)
 ///
-/// Deterministic: the same calls give the same result. Not thread-safe: the engine thread owns it. Never throws for
+/// Deterministic, but for what a disk that is slow or full drops. Not thread-safe: the engine thread owns it. Never throws for
 /// anything that a tier returns: what does not fit is removed, and counts as absent.
 class PrefixCache {
   public:
@@ -176,7 +176,6 @@ class PrefixCache {
     RecordKey key_of(const Node& node, const Checkpoint* checkpoint) const;
     std::optional<Record> record_of(const Node& node, const Checkpoint* checkpoint);
     void spill(const Node& node, const Checkpoint* checkpoint);
-    void write(const Record& record);
 
     KvCache& cache_;
     PrefixCacheOptions options_;

@@ -342,11 +342,6 @@ std::optional<Record> PrefixCache::record_of(const Node& node, const Checkpoint*
     return record;
 }
 
-void PrefixCache::write(const Record& record) {
-    for (const HostBytes& part : record.parts) heap_->wait(*part);
-    disk_->put(record);
-}
-
 /// Into the host tier if there is one, else onto disk. A record that is there already is only marked as used.
 void PrefixCache::spill(const Node& node, const Checkpoint* checkpoint) {
     if (host_ == nullptr && disk_ == nullptr) return;
@@ -355,13 +350,22 @@ void PrefixCache::spill(const Node& node, const Checkpoint* checkpoint) {
     if (host_ != nullptr ? host_->touch(id, rank) : disk_->touch(id, rank)) return;
     std::optional<Record> record = record_of(node, checkpoint);
     if (!record) return;
-    if (host_ == nullptr) return write(*record);
-    for (const Record& out : host_->put(std::move(*record)))
-        if (disk_ != nullptr) write(out);
+    std::vector<Record> down;
+    if (host_ != nullptr) down = host_->put(std::move(*record));
+    else down.push_back(std::move(*record));
+    if (disk_ == nullptr) return;
+    for (Record& one : down) {
+        for (const HostBytes& part : one.parts) heap_->wait(*part);
+        disk_->put_later(std::move(one));
+    }
 }
 
 void PrefixCache::persist() {
     if (disk_ == nullptr) return;
+    const auto write = [&](const Record& record) {
+        for (const HostBytes& part : record.parts) heap_->wait(*part);
+        disk_->put(record);
+    };
     if (host_ != nullptr)
         for (const Record& record : host_->all()) write(record);
     std::vector<Node*> nodes = all_nodes();
@@ -374,6 +378,7 @@ void PrefixCache::persist() {
         for (const auto& one : node->checkpoints) save(*node, one.get());
         if (node->parent != nullptr) save(*node, nullptr);
     }
+    disk_->flush();
 }
 
 }  // namespace riptide
