@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -101,7 +102,10 @@ class Bench {
 
     void attach(PrefixCache& cache, Times& returns, Times& there) {
         SequenceState sequence(*kv_);
+        const double before = now();
+        cache.find(request());
         const double begin = now();
+        found_.all.push_back(begin - before);
         const PrefixMatch match = cache.attach(request(), sequence);
         returns.all.push_back(now() - begin);
         synchronize();
@@ -118,8 +122,8 @@ class Bench {
             attach(cache, returns, there);
             evict(cache, touch, touched);
         }
-        fmt::print("{}: evict {} returns, {} there; restore {} returns, {} there\n", tier, fill.text(), filled.text(),
-                   returns.text(), there.text());
+        fmt::print("{}: evict {} returns, {} there; find {}; restore {} returns, {} there\n", tier, fill.text(),
+                   filled.text(), std::exchange(found_, {}).text(), returns.text(), there.text());
     }
 
     int64_t length() const { return std::ssize(prompt_) - 1; }
@@ -168,7 +172,7 @@ class Bench {
     std::vector<int64_t> ends_;
     std::vector<char> expected_;
     PrefixSalt salt_{"random weights", "no template", ""};
-    Times published_;
+    Times published_, found_;
 };
 
 void run(Gpu* gpu, DType type, int64_t tokens, const std::string& folder) {

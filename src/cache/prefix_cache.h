@@ -74,7 +74,7 @@ struct PrefixCacheOptions {
 /// Files are read on a few threads while the engine thread waits, and written on another one while it does not. (With
 /// `disk` but no `host` it waits for the device before each write.)
 ///
-/// Deterministic, but for what a disk that is slow or full drops. Not thread-safe: the engine thread owns it. Never throws for
+/// Deterministic, but for what a slow or full disk drops. Not thread-safe: the engine thread owns it. Never throws for
 /// anything that a tier returns: what does not fit is removed, and counts as absent.
 class PrefixCache {
   public:

@@ -189,7 +189,12 @@ void Gpu::check() {
 
 PinnedMemory::PinnedMemory(Gpu&, int64_t bytes) : bytes_(bytes) {
     void* p = nullptr;
-    RT_CUDA(cudaMallocHost(&p, static_cast<size_t>(bytes)));
+    const cudaError_t error = cudaMallocHost(&p, static_cast<size_t>(bytes));
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        fail(ErrorKind::unavailable, "{} bytes of pinned host memory are not to be had", bytes);
+    }
+    RT_CUDA(error);
     data_ = static_cast<std::byte*>(p);
 }
 
