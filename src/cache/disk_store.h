@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -66,7 +67,9 @@ class DiskStore {
     /// removed and not done. Does not count as a use.
     void read(std::span<Read> reads, ThreadPool* threads = nullptr);
     void erase(const RecordKey& id);
-    std::vector<std::string> keys(const Digest& group) const { return index_.keys(group); }
+    std::vector<std::string> keys(const Digest& group, std::string_view front) const {
+        return index_.keys(group, front);
+    }
 
     /// Bytes of all files.
     int64_t bytes() const { return index_.bytes(); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -26,7 +27,9 @@ class HostStore {
     /// A use of the record.
     std::optional<Record> get(const RecordKey& id);
     void erase(const RecordKey& id);
-    std::vector<std::string> keys(const Digest& group) const { return index_.keys(group); }
+    std::vector<std::string> keys(const Digest& group, std::string_view front) const {
+        return index_.keys(group, front);
+    }
     /// All records, the first to go first.
     std::vector<Record> all() const;
 

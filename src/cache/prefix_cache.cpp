@@ -122,7 +122,7 @@ void PrefixCache::consider(Plan& plan, const PrefixRequest& request, size_t dept
     const std::string front = record_key('C', plan.salt, {});
     const auto look = [&](const std::vector<std::string>& keys) {
         for (const std::string& key : keys) {
-            if (!key.starts_with(front) || (key.size() - front.size()) % sizeof(int32_t) != 0) continue;
+            if ((key.size() - front.size()) % sizeof(int32_t) != 0) continue;
             std::vector<int32_t> tail((key.size() - front.size()) / sizeof(int32_t));
             if (tail.size() >= page_rows_) continue;
             if (!tail.empty()) std::memcpy(tail.data(), key.data() + front.size(), tail.size() * sizeof(int32_t));
@@ -135,8 +135,8 @@ void PrefixCache::consider(Plan& plan, const PrefixRequest& request, size_t dept
             plan.checkpoint_id = RecordKey::of(plan.names[depth], key);
         }
     };
-    if (host_ != nullptr) look(host_->keys(plan.names[depth]));
-    if (disk_ != nullptr) look(disk_->keys(plan.names[depth]));
+    if (host_ != nullptr) look(host_->keys(plan.names[depth], front));
+    if (disk_ != nullptr) look(disk_->keys(plan.names[depth], front));
 }
 
 PrefixCache::Plan PrefixCache::plan(const PrefixRequest& request, bool tiers) const {

@@ -71,10 +71,12 @@ std::vector<Digest> RecordIndex::names() const {
     return names;
 }
 
-std::vector<std::string> RecordIndex::keys(const Digest& group) const {
+std::vector<std::string> RecordIndex::keys(const Digest& group, std::string_view front) const {
     std::vector<std::string> keys;
-    if (const auto at = groups_.find(group); at != groups_.end())
-        for (const Digest& name : at->second) keys.push_back(entries_.at(name).key);
+    const auto at = groups_.find(group);
+    if (at == groups_.end()) return keys;
+    for (const Digest& name : at->second)
+        if (const std::string& key = entries_.at(name).key; key.starts_with(front)) keys.push_back(key);
     return keys;
 }
 

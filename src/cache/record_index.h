@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -67,8 +68,8 @@ class RecordIndex {
     std::optional<Digest> victim(int32_t max_rank) const;
     /// All names, the first to go first.
     std::vector<Digest> names() const;
-    /// The keys of a group, oldest insertion first.
-    std::vector<std::string> keys(const Digest& group) const;
+    /// The keys of a group that begin with `front`, oldest insertion first.
+    std::vector<std::string> keys(const Digest& group, std::string_view front) const;
 
     int64_t bytes() const { return bytes_; }
     int64_t count() const { return static_cast<int64_t>(entries_.size()); }

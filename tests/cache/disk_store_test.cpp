@@ -104,7 +104,8 @@ TEST(disk_store, keeps_records_over_restarts) {
     int64_t bytes = 0;
     for (const fs::path& file : folder.files()) bytes += static_cast<int64_t>(fs::file_size(file));
     EXPECT_EQ(store.bytes(), bytes);
-    EXPECT_EQ(store.keys(record(3).id.group).size(), 9u);  // 3, 10, ..., 59
+    EXPECT_EQ(store.keys(record(3).id.group, "record").size(), 9u);  // 3, 10, ..., 59
+    EXPECT_EQ(store.keys(record(3).id.group, "record 3").size(), 3u);  // 3, 31, 38
     store.erase(record(3).id);
     EXPECT_FALSE(store.has(record(3).id));
     EXPECT_EQ(store.count(), 59);
