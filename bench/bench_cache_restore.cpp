@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cache/host_heap.h"
 #include "cache/prefix_cache.h"
 #include "ops/kv_pack.h"
 
@@ -180,6 +181,11 @@ void run(Gpu* gpu, DType type, int64_t tokens, const std::string& folder) {
     const double gigabytes = 1e-9 * static_cast<double>(bench.bytes());
     fmt::print("device: {}\n{} tokens, {}: {:.2f} GB\n", gpu != nullptr ? gpu->info().name : "CPU", tokens,
                dtype_name(type), gigabytes);
+    {
+        const double begin = now();
+        HostHeap::make(gpu)->reserve(HostHeap::kRegionBytes);
+        fmt::print("{} MiB from the system: {:.1f} ms\n", HostHeap::kRegionBytes >> 20, 1e3 * (now() - begin));
+    }
     {
         HostStore host(4 * bench.bytes());
         PrefixCache cache(bench.kv(), {}, &host);

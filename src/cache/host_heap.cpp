@@ -31,6 +31,11 @@ bool HostHeap::grow(int64_t bytes) {
     return true;
 }
 
+void HostHeap::reserve(int64_t bytes) {
+    while (reserved_ < bytes && grow(kRegionBytes)) {
+    }
+}
+
 void HostHeap::add_free(std::byte* at, Free range) {
     free_.emplace(at, range);
     by_size_.emplace(range.bytes, at);

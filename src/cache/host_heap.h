@@ -38,6 +38,8 @@ class HostHeap : public std::enable_shared_from_this<HostHeap> {
     HostHeap(const HostHeap&) = delete;
     HostHeap& operator=(const HostHeap&) = delete;
 
+    /// Takes regions until there are so many bytes of them, or the system gives no more.
+    void reserve(int64_t bytes);
     /// A block with any contents, for a GPU to write into. Null when the system gives no more memory.
     HostBytes take(int64_t bytes);
     /// The same for the host to write into: waits for what a GPU may still read there.

@@ -9,9 +9,10 @@ namespace riptide {
 
 KvTransfer::KvTransfer(KvCache& cache, HostHeap& heap) : cache_(cache), heap_(heap) {
     if (cache.gpu() == nullptr) return;
-    staging_bytes_ = std::max(staging_bytes_, page_bytes(cache.options().page_rows));
-    for (const KvView& view : cache.views())
-        staging_bytes_ = std::max(staging_bytes_, ops::packed_ring_bytes({&view, 1}, view.window));
+    int64_t least = page_bytes(cache.options().page_rows);
+    for (const KvView& view : cache.views()) least = std::max(least, ops::packed_ring_bytes({&view, 1}, view.window));
+    const int64_t room = cache.gpu()->available();
+    staging_bytes_ = std::max(least, std::min(kStagingBytes, room / 2));
     staging_ = DeviceMemory(cache.gpu(), staging_bytes_, "buffers for cached state");
 }
 

@@ -20,8 +20,8 @@ class KvTransfer {
   public:
     static constexpr int64_t kStagingBytes = int64_t{32} << 20;
 
-    /// On a GPU it takes kStagingBytes of device memory, more where a page or the ring of one layer is larger. Throws
-    /// Error (unavailable) when they are not there.
+    /// On a GPU it takes kStagingBytes of device memory, more where a page or the ring of one layer is larger, less
+    /// (and more launches) when they are not there. Throws Error (unavailable) when not even a page or ring fits.
     KvTransfer(KvCache& cache, HostHeap& heap);
 
     int64_t page_bytes(int64_t rows) const;
