@@ -1,4 +1,4 @@
-// What the scheduler is told and what it answers.
+// What the scheduler is told and what it answers. A request is here one answer.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,10 @@
 
 #include "base/error.h"
 #include "cache/sequence_state.h"
+#include "engine/request.h"
 #include "engine/runner.h"
 
 namespace riptide {
-
-using RequestId = int64_t;  // 1, 2, 3, ... in the order of submission
 
 struct SchedulerOptions {
     int32_t max_running = 0;  // requests that hold K/V at a time; 0: as many as the cache has ring slots
@@ -33,8 +32,11 @@ struct ScheduledRequest {
     static constexpr int kHighest = 2;
     std::vector<int32_t> prompt;
     int64_t max_tokens = 1;  // of the answer
-    uint64_t session = 0;    // requests with the same number have one share together
-    int priority = 1;        // 0 background, 1 normal, 2 interactive
+    /// Ascending lengths of the prompt at which a step of it ends, so that SchedulerHooks::computed sees the state
+    /// there.
+    std::vector<int64_t> cuts = {};
+    uint64_t session = 0;  // requests with the same number have one share together
+    int priority = 1;      // 0 background, 1 normal, 2 interactive
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
 };
 
@@ -43,12 +45,15 @@ enum class Leaving { finished, length, cancelled, deadline, preempted };
 
 /// How the prefix cache takes part. Each may be empty; none may call the scheduler or throw.
 struct SchedulerHooks {
-    /// Tokens, from the first, whose state restore() would bring back now, fewer than all.
-    std::function<int64_t(std::span<const int32_t> tokens)> cached = {};
+    /// Tokens, from the first, fewer than all, that restore() would bring back now in pages that the pool need not
+    /// give.
+    std::function<int64_t(RequestId, std::span<const int32_t> tokens)> cached = {};
     /// Fills the empty state of a request that starts. It must end shorter than `tokens`.
     std::function<void(RequestId, std::span<const int32_t> tokens, SequenceState&)> restore = {};
+    /// Rows of the prompt have become part of the state; it is between two steps.
+    std::function<void(RequestId, std::span<const int32_t> tokens, const SequenceState&)> computed = {};
     /// Gives back at least `pages` pages to the pool that no sequence needs, or none if it cannot give so many.
-    std::function<void(int32_t pages)> evict = {};
+    std::function<void(RequestId, int32_t pages)> evict = {};
     /// A request leaves, exactly once with a reason other than preempted. `tokens`: prompt and answer. `state`: what it
     /// has computed, about to be freed; null if it was waiting. Spans of the request end here.
     std::function<void(RequestId, Leaving, std::span<const int32_t> tokens, const SequenceState* state)> leave = {};
@@ -70,16 +75,10 @@ struct StepResult {
     /// Rows of the item to keep: 0, then accepted draft rows, each the child of the one before. Empty: all rows but
     /// drafts.
     std::span<const int32_t> path = {};
+    /// After Scheduler::run_ahead: what all steps but the last drew, each fed to the step after it.
+    std::span<const int32_t> ahead = {};
     int32_t next = -1;  // the token that follows; -1: none, with end
     bool end = false;   // the answer is complete
-};
-
-/// The queue cannot take the request.
-class QueueFull : public Error {
-  public:
-    QueueFull(const std::string& message, int64_t wait)
-        : Error(message, ErrorKind::unavailable), retry_after_us(wait) {}
-    int64_t retry_after_us;  // when a place should be free, as fast as places have become free lately
 };
 
 struct SchedulerCounts {

@@ -35,6 +35,12 @@ Scheduler::Scheduler(KvCache& cache, const SchedulerOptions& options, SchedulerH
 
 Scheduler::~Scheduler() = default;
 
+int64_t Scheduler::retry_after_us() const { return std::max<int64_t>({1000, start_gap_, now_ - last_start_}); }
+
+int64_t Scheduler::begun() const {
+    return running() + std::count_if(waiting_.begin(), waiting_.end(), [](const Request* r) { return r->begun(); });
+}
+
 RequestId Scheduler::submit(ScheduledRequest request, int64_t now_us) {
     now_ = std::max(now_, now_us);
     const int64_t prompt = std::ssize(request.prompt);
@@ -48,7 +54,7 @@ RequestId Scheduler::submit(ScheduledRequest request, int64_t now_us) {
              request.max_tokens, room);
     if (std::ssize(waiting_) >= options_.max_queue) {
         ++counts_.refused;
-        const int64_t wait = std::max<int64_t>({1000, start_gap_, now_ - last_start_});
+        const int64_t wait = retry_after_us();
         throw QueueFull(fmt::format("{} requests wait already; try again in {:.1f} s", waiting_.size(),
                                     static_cast<double>(wait) / 1e6),
                         wait);
@@ -128,17 +134,17 @@ int64_t Scheduler::promised(const Request& r) const {
 bool Scheduler::fits(const Request& r) {
     if (std::ssize(running_) >= options_.max_running || cache_.free_slots() == 0) return false;
     if (!cache_.has_pages()) return true;
-    const int64_t cached = hooks_.cached ? hooks_.cached(r.tokens) : 0;
+    const int64_t cached = hooks_.cached ? hooks_.cached(r.id, r.tokens) : 0;
     const int64_t worst = cache_.pages_for(r.worst_tokens()),
                   now = std::min<int64_t>(worst, cache_.pages_for(std::ssize(r.tokens)) + 1);
     int64_t wanted = (options_.optimistic ? now : worst) - cached / cache_.options().page_rows;
     for (const Request* other : running_) wanted += promised(*other);
-    return make_free(wanted);
+    return make_free(r, wanted);
 }
 
-bool Scheduler::make_free(int64_t pages) {
+bool Scheduler::make_free(const Request& r, int64_t pages) {
     const int64_t lacking = pages - cache_.pool().free_count();
-    if (lacking > 0 && hooks_.evict) hooks_.evict(static_cast<int32_t>(lacking));
+    if (lacking > 0 && hooks_.evict) hooks_.evict(r.id, static_cast<int32_t>(lacking));
     return pages <= cache_.pool().free_count();
 }
 
@@ -176,7 +182,8 @@ bool Scheduler::make_room(const Request& r) {
 Scheduler::Request* Scheduler::first_waiting(int above) const {
     Request* first = nullptr;
     for (Request* r : waiting_)
-        if (r->asked.priority > above && (first == nullptr || before(*r, *first))) first = r;
+        if (r->asked.priority > above && (admit_new_ || r->begun()) && (first == nullptr || before(*r, *first)))
+            first = r;
     return first;
 }
 

@@ -46,11 +46,20 @@ class Scheduler {
 
     /// Ends what is past its deadline, starts requests, chooses rows. REQUIRES the last plan settled or abandoned.
     const StepPlan& plan(int64_t now_us);
+    /// Room for more steps like the planned one before settle(), if all that run decode a row each without drafts: each
+    /// step feeds what the one before it drew. Takes pages that no sequence needs, but preempts nobody. Returns how
+    /// many steps may run, from 1 to `most`.
+    int64_t run_ahead(int64_t most);
     /// REQUIRES one result for each item that wanted logits, except of requests cancelled since. Answers end at
     /// max_tokens: what a path brings beyond is dropped.
     void settle(std::span<const StepResult> results);
     /// The step failed: nothing of it counts.
     void abandon();
+
+    /// Whether requests that have never run may start. They may at first.
+    void admit_new(bool may) { admit_new_ = may; }
+    /// Requests that have run and have not left: the running and the preempted.
+    int64_t begun() const;
 
     /// Prompt and answer of a request that has not left.
     std::span<const int32_t> tokens(RequestId id) const;
@@ -59,6 +68,8 @@ class Scheduler {
     /// Sessions whose share is remembered.
     int64_t sessions() const { return share_.known(); }
     const SchedulerCounts& counts() const { return counts_; }
+    /// When a place in a full queue should be free, as fast as places have become free lately.
+    int64_t retry_after_us() const;
 
   private:
     struct Request;
@@ -67,7 +78,7 @@ class Scheduler {
     void admit();
     bool make_room(const Request& request);
     bool fits(const Request& request);
-    bool make_free(int64_t pages);
+    bool make_free(const Request& request, int64_t pages);
     Request* first_waiting(int above) const;
     void start(Request& request);
     void plan_decode();
@@ -95,7 +106,7 @@ class Scheduler {
     int64_t now_ = 0, step_ = 0;
     int64_t last_start_ = 0, start_gap_ = 0;  // of requests that waited
     int64_t decode_left_ = 0;
-    bool in_step_ = false;
+    bool in_step_ = false, admit_new_ = true;
 };
 
 }  // namespace riptide

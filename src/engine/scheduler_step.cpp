@@ -26,10 +26,10 @@ int64_t Scheduler::reserve(Request& r, int64_t most) {
     const PagePool& pool = cache_.pool();
     for (;;) {
         int64_t rows = most;
-        make_free(r.state->pages_needed(r.rows + most));
+        make_free(r, r.state->pages_needed(r.rows + most));
         while (rows > 0 && r.state->pages_needed(r.rows + rows) > pool.free_count())
             rows -= std::min(rows, (r.state->length() + r.rows + rows - 1) % cache_.options().page_rows + 1);
-        if (rows == 0 && make_free(r.state->pages_needed(r.rows + 1))) rows = 1;
+        if (rows == 0 && make_free(r, r.state->pages_needed(r.rows + 1))) rows = 1;
         if (rows > 0) {
             RT_ASSERT(r.state->try_reserve(r.rows + rows));
             r.rows += rows;
@@ -73,8 +73,8 @@ void Scheduler::plan_prompts() {
     Requests stuck;
     const auto wanted = [&](const Request& r) -> int64_t {
         if (r.decodes() || std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
-        const int64_t rows = r.in_prompt() ? std::min(prefill_left, r.prompt_size - r.state->length() - r.rows)
-                                           : std::min(decode_left_, r.pending() - r.rows);
+        const int64_t rows =
+            r.in_prompt() ? std::min(prefill_left, r.prompt_left()) : std::min(decode_left_, r.pending() - r.rows);
         return std::min<int64_t>({rows, options_.quantum, cache_.options().max_step_rows - r.rows});
     };
     for (;;) {
@@ -134,6 +134,25 @@ void Scheduler::build_items() {
     counts_.stalled += plan_.stalled;
 }
 
+int64_t Scheduler::run_ahead(int64_t most) {
+    RT_ASSERT(in_step_ && most >= 1);
+    int64_t steps = std::min<int64_t>(most, cache_.options().max_step_rows);
+    for (const Request* r : running_) {
+        if (r->rows != 1 || r->drafts > 0 || !r->decodes()) return 1;
+        steps = std::min(steps, r->asked.max_tokens - r->answer());
+    }
+    if (running_.empty()) return 1;
+    for (; steps > 1; steps /= 2) {
+        int64_t pages = 0;
+        for (const Request* r : running_) pages += r->state->pages_needed(steps);
+        if (steps > cache_.options().page_rows ? pages <= cache_.pool().free_count()
+                                               : make_free(*running_.back(), pages))
+            break;
+    }
+    for (Request* r : running_) RT_ASSERT(steps <= 1 || r->state->try_reserve(steps));
+    return std::max<int64_t>(1, steps);
+}
+
 void Scheduler::settle(std::span<const StepResult> results) {
     RT_ASSERT(in_step_);
     for (const StepResult& result : results) {
@@ -152,10 +171,16 @@ void Scheduler::finish_step(Request& r, const StepResult* result) {
     r.draft_tokens.clear();
     r.draft_parents.clear();
     if (r.cancelled) return remove(r, Leaving::cancelled);
+    const bool prompt = r.in_prompt();
     const bool last = rows == r.pending();
     RT_ASSERT(last == (result != nullptr));
     if (!last || result->path.empty()) {
-        r.state->commit_prefix(rows);
+        const std::span<const int32_t> ahead = last ? result->ahead : std::span<const int32_t>();
+        r.state->commit_prefix(rows + std::ssize(ahead));
+        r.tokens.insert(r.tokens.end(), ahead.begin(), ahead.end());
+        r.computed_once = std::max(r.computed_once, r.state->length());
+        counts_.rows += std::ssize(ahead);
+        share_.charge(r.asked.session, std::ssize(ahead));
     } else {
         RT_ASSERT(result->path[0] == 0 && rows == 1);
         const auto most = static_cast<size_t>(1 + r.asked.max_tokens - r.answer());
@@ -168,6 +193,7 @@ void Scheduler::finish_step(Request& r, const StepResult* result) {
         }
         r.state->commit(path);
     }
+    if (prompt && hooks_.computed) hooks_.computed(r.id, r.tokens, *r.state);
     if (!last) return;
     RT_ASSERT(result->next >= 0 || result->end);
     if (result->next >= 0 && r.answer() < r.asked.max_tokens) r.tokens.push_back(result->next);

@@ -351,6 +351,62 @@ TEST(scheduler, equal_calls_give_equal_plans) {
     EXPECT_NE(story(16), story(17));
 }
 
+TEST(scheduler, steps_run_ahead_leave_what_single_steps_leave) {
+    SchedulerWorld world(small(60, 5), 21);
+    int64_t ahead = 0;
+    for (uint64_t i = 0; i < 40; ++i) {
+        world.submit(request(world.invent(1 + world.pick(12)), static_cast<int64_t>(1 + world.pick(30)), i % 3));
+        for (int s = 0; s < 4; ++s) ahead += world.step_ahead(9) > 1;
+        if (i % 7 == 0) world.cancel(static_cast<RequestId>(1 + i / 2));
+    }
+    while (world.alive() > 0 && !testing::Test::HasFatalFailure()) ahead += world.step_ahead(9) > 1;
+    EXPECT_GT(ahead, 20);
+}
+
+TEST(scheduler, nothing_runs_ahead_of_a_prompt_or_of_one_that_has_no_page) {
+    SchedulerWorld world(small(40, 3), 22);
+    world.submit(request(world.invent(4, 20), 20));
+    world.step();
+    EXPECT_EQ(world.step_ahead(6), 6);
+    EXPECT_EQ(std::ssize(world.scheduler().tokens(1)), 4 + 7);
+    world.submit(request(world.invent(30, 20), 20));
+    EXPECT_EQ(world.step_ahead(6), 1);
+    while (world.scheduler().decoding().size() < 2) world.step();
+    world.steal(1000);
+    const int64_t most = world.step_ahead(16);
+    EXPECT_LE(most, 4) << "a page holds four rows";
+    world.give_back();
+    drain(world);
+}
+
+TEST(scheduler, a_prompt_is_seen_at_each_of_its_cuts) {
+    for (const bool beside : {false, true}) {
+        SchedulerWorld world(small(60, 3), 23);
+        if (beside) world.submit(request(world.invent(3, 40), 40));
+        world.step();
+        ScheduledRequest cut = request(world.invent(30, 4), 4);
+        cut.cuts = {1, 2, 13, 14, 29, 30, 99};
+        const RequestId id = world.submit(std::move(cut));
+        drain(world);
+        for (const int64_t at : {1, 2, 13, 14, 29, 30}) EXPECT_TRUE(world.asked().at(id).computed.contains(at)) << at;
+    }
+}
+
+TEST(scheduler, while_nobody_new_may_start_those_that_have_begun_end) {
+    SchedulerWorld world(small(12, 4), 24);
+    for (int i = 0; i < 3; ++i) world.submit(request(world.invent(8, 20), 20));
+    for (int i = 0; i < 4; ++i) world.step();
+    world.scheduler().admit_new(false);
+    const RequestId late = world.submit(request(world.invent(3), 3));
+    const int64_t begun = world.scheduler().begun();
+    EXPECT_GE(begun, 2);
+    for (int i = 0; i < 200 && world.scheduler().begun() > 0; ++i) world.step();
+    EXPECT_EQ(world.scheduler().begun(), 0);
+    EXPECT_FALSE(world.asked().at(late).why);
+    world.scheduler().admit_new(true);
+    drain(world);
+}
+
 TEST(fair_share, sessions_are_forgotten_when_the_clock_has_passed_them) {
     FairShare share(100);
     for (uint64_t round = 0; round < 1000; ++round) {

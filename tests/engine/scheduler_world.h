@@ -29,6 +29,7 @@ class SchedulerWorld {
         int64_t left = -1;      // step
         int preemptions = 0;
         bool cancelled = false;
+        std::set<int64_t> computed;  // lengths after a step of the prompt
         std::optional<Leaving> why;
     };
 
@@ -117,6 +118,28 @@ class SchedulerWorld {
         }
     }
 
+    /// A step of up to `most` rows for each request, run ahead of settle(); how many they were.
+    int64_t step_ahead(int64_t most) {
+        ++steps_;
+        const StepPlan& plan = scheduler_.plan(now());
+        plan_ = &plan;
+        check_plan(plan);
+        const int64_t steps = scheduler_.run_ahead(most);
+        results_.clear();
+        std::vector<std::vector<int32_t>> ahead(plan.decode.size());
+        if (steps == 1) {
+            paths_.clear();
+            if (!plan.decode.empty()) read(plan.decode, plan.decode_ids, Family::decode);
+            if (!plan.prefill.empty()) read(plan.prefill, plan.prefill_ids, Family::prefill);
+        } else {
+            for (size_t i = 0; i < plan.decode.size(); ++i) decode_ahead(plan, i, steps, ahead[i]);
+        }
+        for (size_t i = 0; steps > 1 && i < results_.size(); ++i) results_[i].ahead = ahead[i];
+        for (size_t i = 0; steps == 1 && i < results_.size(); ++i) results_[i].path = paths_[i];
+        scheduler_.settle(results_);
+        return steps;
+    }
+
     /// One step. `between`: called while it runs. `fails`: 1: before the decode part, 2: before the prefill part.
     template <class Between>
     void step(Between&& between, int fails = 0) {
@@ -165,6 +188,36 @@ class SchedulerWorld {
         }
         for (size_t i = 0; i < plan.decode.size(); ++i)
             ASSERT_GE(plan.decode[i].sequence->length(), std::ssize(asked_.at(plan.decode_ids[i]).prompt));
+    }
+
+    /// The definition of what the model would say: rows beyond the answer's end are dropped.
+    void decode_ahead(const StepPlan& plan, size_t i, int64_t steps, std::vector<int32_t>& ahead) {
+        const RequestId id = plan.decode_ids[i];
+        ASSERT_GE(plan.decode[i].sequence->reserved(), steps);
+        const std::span<const int32_t> known = scheduler_.tokens(id);
+        std::vector<int32_t> past(known.begin(), known.end());
+        StepResult result{.id = id};
+        SequenceState& state = *plan.decode[i].sequence;
+        for (int64_t s = 0; s < steps && !result.end; ++s) {
+            if (s > 0) ahead.push_back(result.next);
+            write(state, state.length() + s, past);
+            result.next = FakeModel::next(past);
+            result.end = result.next == FakeModel::kEnd;
+            past.push_back(result.next);
+        }
+        if (result.end) result.next = -1;
+        results_.push_back(result);
+    }
+    /// What a step would have stored for the last of `tokens`.
+    void write(const SequenceState& state, int64_t index, std::span<const int32_t> tokens) {
+        const std::vector<int32_t> token(tokens.end() - 1, tokens.end()),
+            position = {static_cast<int32_t>(index)}, zero = {0}, begin = {0, 1}, committed = position,
+            slot = {state.slot()};
+        Batch batch;
+        batch.tokens = token, batch.positions = position, batch.row_sequence = zero, batch.row_begin = begin;
+        batch.committed = committed, batch.page_table = state.pages(), batch.state_slot = slot;
+        batch.max_pages = static_cast<int32_t>(state.pages().size());
+        fake_append(cache_.views(), batch);
     }
 
     void read(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
@@ -252,8 +305,12 @@ class SchedulerWorld {
     SchedulerHooks hooks() {
         SchedulerHooks hooks;
         hooks.leave = [this](auto... arguments) { left(arguments...); };
+        hooks.computed = [this](RequestId id, std::span<const int32_t>, const SequenceState& state) {
+            ASSERT_EQ(state.reserved(), 0);
+            asked_.at(id).computed.insert(state.length());
+        };
         if (!options_.keep_prefixes) return hooks;
-        hooks.cached = [this](std::span<const int32_t> tokens) {
+        hooks.cached = [this](RequestId, std::span<const int32_t> tokens) {
             const Kept* kept = match(tokens);
             return kept == nullptr ? int64_t{0} : std::ssize(kept->tokens);
         };
@@ -263,7 +320,7 @@ class SchedulerWorld {
             state.restore(kept->saved, kept->pages);
             ++restored;
         };
-        hooks.evict = [this](int32_t pages) {
+        hooks.evict = [this](RequestId, int32_t pages) {
             std::map<int32_t, int32_t> held;  // page -> references of ours
             for (const Kept& kept : kept_)
                 for (const int32_t page : kept.pages) ++held[page];
