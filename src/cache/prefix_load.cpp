@@ -137,7 +137,8 @@ bool PrefixCache::load_pages(std::span<const Found> found, std::span<const int32
             reads.push_back({one.id, {to}});
             from.push_back(to.data());
         }
-        ThreadPool* const team = threads(bytes * std::ssize(part));
+        const bool copies = cache_.gpu() == nullptr;
+        ThreadPool* const team = copies || !reads.empty() ? threads(bytes * std::ssize(part)) : nullptr;
         if (!reads.empty()) {
             heap_->wait(*buffer);
             disk_->read(reads, team);
