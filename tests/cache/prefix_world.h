@@ -60,6 +60,7 @@ class HostViews {
     void write_back() {
         for (size_t i = 0; i < copies_.size(); ++i) {
             const KvView& view = device_[i / 2];
+            if (copies_[i].empty()) continue;
             gpu_->to_device(i % 2 == 0 ? view.k : view.v, copies_[i].data(), std::ssize(copies_[i]));
         }
     }
