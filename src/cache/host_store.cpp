@@ -4,47 +4,57 @@
 
 namespace riptide {
 
-bool HostStore::has(const Digest& group, const std::string& key) const {
-    return index_.find(record_name(group, key), group, key) != nullptr;
+Record HostStore::record(const Digest& name) const {
+    const RecordIndex::Entry& entry = *index_.find(name);
+    return {{entry.group, entry.key, name}, entry.rank, entry.tag, payloads_.at(name)};
 }
 
-std::vector<Record> HostStore::put(Record record) {
+bool HostStore::touch(const RecordKey& id, int32_t rank) {
+    if (!has(id)) return false;
+    index_.touch(id.name, rank);
+    return true;
+}
+
+std::vector<Record> HostStore::put(Record record_in) {
     std::vector<Record> out;
-    const Digest name = record_name(record.group, record.key);
-    if (index_.find(name) != nullptr) {
-        index_.touch(name, record.rank);
-        return out;
-    }
-    const auto bytes = static_cast<int64_t>(record.payload.size() + record.key.size());
+    if (touch(record_in.id, record_in.rank)) return out;
+    const Digest name = record_in.id.name;
+    const auto bytes = record_in.payload_bytes() + static_cast<int64_t>(record_in.id.key.size());
     while (bytes <= budget_ && index_.bytes() + bytes > budget_) {
-        const std::optional<Digest> victim = index_.victim(record.rank);
+        const std::optional<Digest> victim = index_.victim(record_in.rank);
         if (!victim) break;
-        const RecordIndex::Entry& entry = *index_.find(*victim);
-        out.push_back({entry.group, entry.key, entry.rank, std::move(payloads_.at(*victim))});
+        out.push_back(record(*victim));
         payloads_.erase(*victim);
         index_.erase(*victim);
     }
     if (index_.bytes() + bytes > budget_) {
-        out.push_back(std::move(record));
+        out.push_back(std::move(record_in));
         return out;
     }
-    index_.insert(name, {.group = record.group, .key = std::move(record.key), .rank = record.rank, .bytes = bytes});
-    payloads_.emplace(name, std::move(record.payload));
+    index_.insert(name, {.group = record_in.id.group,
+                         .key = std::move(record_in.id.key),
+                         .rank = record_in.rank,
+                         .tag = record_in.tag,
+                         .bytes = bytes});
+    payloads_.emplace(name, std::move(record_in.parts));
     return out;
 }
 
-const std::vector<std::byte>* HostStore::get(const Digest& group, const std::string& key) {
-    const Digest name = record_name(group, key);
-    if (index_.find(name, group, key) == nullptr) return nullptr;
-    index_.touch(name, 0);
-    return &payloads_.at(name);
+std::optional<Record> HostStore::get(const RecordKey& id) {
+    if (!touch(id, 0)) return std::nullopt;
+    return record(id.name);
 }
 
-void HostStore::erase(const Digest& group, const std::string& key) {
-    const Digest name = record_name(group, key);
-    if (index_.find(name, group, key) == nullptr) return;
-    index_.erase(name);
-    payloads_.erase(name);
+void HostStore::erase(const RecordKey& id) {
+    if (!has(id)) return;
+    index_.erase(id.name);
+    payloads_.erase(id.name);
+}
+
+std::vector<Record> HostStore::all() const {
+    std::vector<Record> records;
+    for (const Digest& name : index_.names()) records.push_back(record(name));
+    return records;
 }
 
 }  // namespace riptide

@@ -8,8 +8,6 @@
 
 #include "base/error.h"
 #include "cache/prefix_tree.h"
-#include "cache/saved_page.h"
-#include "cache/saved_state.h"
 
 namespace riptide {
 
@@ -21,13 +19,14 @@ void add_text(std::string& to, std::string_view text) {
     to += text;
 }
 
-/// What the bytes of pages and checkpoints mean, in words.
+/// A name for what the bytes of pages and checkpoints mean.
 std::string geometry_of(const KvCache& cache) {
     std::string text;
     for (const KvView& view : cache.views())
         text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype), view.num_kv_heads,
                             view.head_dim, view.page_rows, view.window);
-    return text;
+    const Digest digest = sha256(std::as_bytes(std::span(text)));
+    return {digest.begin(), digest.end()};
 }
 
 int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -60,9 +59,12 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       disk_(disk),
       page_rows_(static_cast<size_t>(cache.options().page_rows)),
       geometry_(geometry_of(cache)),
+      heap_(HostHeap::make(cache.gpu())),
+      transfer_(cache, *heap_),
       held_(static_cast<size_t>(cache.pool().size()), 0) {
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
+    heap_->reserve(options.pinned_at_start);
 }
 
 PrefixCache::~PrefixCache() {
@@ -97,8 +99,8 @@ PrefixCache::Checkpoint* PrefixCache::checkpoint_of(const Node& node, std::span<
     return nullptr;
 }
 
-bool PrefixCache::in_tiers(const Digest& group, const std::string& key) const {
-    return (host_ != nullptr && host_->has(group, key)) || (disk_ != nullptr && disk_->has(group, key));
+bool PrefixCache::in_tiers(const RecordKey& id) const {
+    return (host_ != nullptr && host_->has(id)) || (disk_ != nullptr && disk_->has(id));
 }
 
 /// Improves the plan by the checkpoints that hang after `depth` pages. One in memory wins over one in a tier.
@@ -121,7 +123,7 @@ void PrefixCache::consider(Plan& plan, const PrefixRequest& request, size_t dept
     const std::string front = record_key('C', plan.salt, {});
     const auto look = [&](const std::vector<std::string>& keys) {
         for (const std::string& key : keys) {
-            if (!key.starts_with(front) || (key.size() - front.size()) % sizeof(int32_t) != 0) continue;
+            if ((key.size() - front.size()) % sizeof(int32_t) != 0) continue;
             std::vector<int32_t> tail((key.size() - front.size()) / sizeof(int32_t));
             if (tail.size() >= page_rows_) continue;
             if (!tail.empty()) std::memcpy(tail.data(), key.data() + front.size(), tail.size() * sizeof(int32_t));
@@ -131,11 +133,11 @@ void PrefixCache::consider(Plan& plan, const PrefixRequest& request, size_t dept
             plan.depth = depth;
             plan.node = nullptr;
             plan.checkpoint = nullptr;
-            plan.checkpoint_key = key;
+            plan.checkpoint_id = RecordKey::of(plan.names[depth], key);
         }
     };
-    if (host_ != nullptr) look(host_->keys(plan.names[depth]));
-    if (disk_ != nullptr) look(disk_->keys(plan.names[depth]));
+    if (host_ != nullptr) look(host_->keys(plan.names[depth], front));
+    if (disk_ != nullptr) look(disk_->keys(plan.names[depth], front));
 }
 
 PrefixCache::Plan PrefixCache::plan(const PrefixRequest& request, bool tiers) const {
@@ -143,7 +145,7 @@ PrefixCache::Plan PrefixCache::plan(const PrefixRequest& request, bool tiers) co
     plan.salt = salt_text(request.salt);
     const auto root = roots_.find(plan.salt);
     if (root != roots_.end()) plan.path.push_back(root->second.get());
-    plan.names.push_back(root != roots_.end() ? root->second->name : record_name({}, plan.salt));
+    plan.names.push_back(root != roots_.end() ? root->second->name : RecordKey::of({}, plan.salt).name);
     for (size_t depth = 0;; ++depth) {
         consider(plan, request, depth, tiers);
         const size_t begin = depth * page_rows_;
@@ -154,18 +156,17 @@ PrefixCache::Plan PrefixCache::plan(const PrefixRequest& request, bool tiers) co
             plan.path.push_back(child);
             plan.names.push_back(child->name);
         } else {
-            std::string key = record_key('P', plan.salt, page);
-            if (!tiers || !in_tiers(plan.names.back(), key)) break;
-            plan.names.push_back(record_name(plan.names.back(), key));
-            plan.below.push_back(std::move(key));
+            if (!tiers || (host_ == nullptr && disk_ == nullptr)) break;
+            RecordKey id = RecordKey::of(plan.names.back(), record_key('P', plan.salt, page));
+            if (!in_tiers(id)) break;
+            plan.names.push_back(id.name);
+            plan.below.push_back(std::move(id));
         }
         plan.known = static_cast<int64_t>(begin + page_rows_);
     }
     plan.known = std::max(plan.known, plan.length);
-    if (plan.length > 0 && plan.checkpoint == nullptr && cache_.has_pages()) {
-        const size_t held = plan.path.empty() ? 0 : std::min(plan.depth, plan.path.size() - 1);
-        plan.pages_to_load = cache_.pages_for(plan.length) - static_cast<int32_t>(held);
-    }
+    if (plan.length > 0 && plan.checkpoint == nullptr && cache_.has_pages())
+        plan.pages_to_load = cache_.pages_for(plan.length) - static_cast<int32_t>(plan.held());
     return plan;
 }
 
@@ -227,124 +228,6 @@ PrefixMatch PrefixCache::explain(const Plan& plan, const PrefixRequest& request)
 }
 
 PrefixMatch PrefixCache::find(const PrefixRequest& request) const { return explain(plan(request, true), request); }
-
-PrefixMatch PrefixCache::attach(const PrefixRequest& request, SequenceState& sequence) {
-    RT_ASSERT(sequence.length() == 0 && sequence.reserved() == 0 && &sequence.cache() == &cache_);
-    PrefixMatch match = find(request);
-    match.cached = 0;
-    // A record that a tier has lost leaves a shorter plan; no room leaves the tiers out, and so does bad luck.
-    int attempts = 0;
-    for (bool tiers = true;;) {
-        const Plan best = plan(request, tiers);
-        if (best.length == 0) break;
-        if (best.checkpoint != nullptr) {
-            restore_held(best, sequence);
-            touch(*best.node, best.checkpoint, request.side);
-            match.cached = best.length;
-            break;
-        }
-        const Loaded loaded = restore_loaded(best, request, sequence);
-        if (loaded == Loaded::done) {
-            match.cached = best.length;
-            break;
-        }
-        tiers = loaded == Loaded::lost && ++attempts < 100;
-    }
-    stats_.prompts += 1;
-    stats_.hits += match.cached > 0;
-    stats_.prompt_tokens += static_cast<int64_t>(request.tokens.size());
-    stats_.cached_tokens += match.cached;
-    return match;
-}
-
-void PrefixCache::restore_held(const Plan& best, SequenceState& sequence) {
-    std::vector<int32_t> pages;
-    if (cache_.has_pages()) {
-        for (size_t i = 1; i <= best.depth; ++i) pages.push_back(best.path[i]->page);
-        if (best.checkpoint->page >= 0) pages.push_back(best.checkpoint->page);
-    }
-    sequence.restore(best.checkpoint->state, pages);
-}
-
-/// Loads the missing pages and the checkpoint of the plan, restores from them, and keeps them.
-PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRequest& request,
-                                                SequenceState& sequence) {
-    PagePool& pool = cache_.pool();
-    std::vector<int32_t> pages;  // one reference each, so that nothing below evicts them
-    struct Release {
-        PagePool& pool;
-        std::vector<int32_t>& pages;
-        ~Release() {
-            for (const int32_t page : pages) pool.release(page);
-        }
-    } const release{pool, pages};
-    const size_t held = best.path.empty() ? 0 : std::min(best.depth, best.path.size() - 1);
-    const size_t tail = static_cast<size_t>(best.length) - best.depth * page_rows_;
-    if (cache_.has_pages()) {
-        for (size_t i = 1; i <= held; ++i) {
-            pool.retain(best.path[i]->page);
-            pages.push_back(best.path[i]->page);
-        }
-        if (!make_room(best.pages_to_load, request.side)) return Loaded::no_room;
-    }
-    std::vector<std::byte> buffer;
-    const auto rows = static_cast<int32_t>(page_rows_);
-    for (size_t i = held; i < best.depth; ++i) {
-        const std::string& key = best.below[i - (best.path.empty() ? 0 : best.path.size() - 1)];
-        const auto page = fetch(best.names[i], key, saved_page_bytes(cache_, rows), buffer);
-        if (!page) return Loaded::lost;
-        if (!cache_.has_pages()) continue;
-        pages.push_back(pool.acquire());
-        load_page(cache_, pages.back(), rows, *page);
-        ++stats_.loaded_pages;
-    }
-    const Digest group = best.names[best.depth];
-    const auto found = fetch(group, best.checkpoint_key, -1, buffer);
-    if (!found) return Loaded::lost;
-    const std::vector<std::byte> bytes(found->begin(), found->end());  // keeping it may change the tiers
-    // K/V of the tail, the state, one byte of Mark.
-    const auto tail_bytes = static_cast<size_t>(saved_page_bytes(cache_, static_cast<int32_t>(tail)));
-    std::span<const std::byte> state;
-    try {
-        RT_CHECK(bytes.size() > tail_bytes && bytes.back() <= static_cast<std::byte>(Mark::pinned), "no mark");
-        state = std::span(bytes).subspan(tail_bytes, bytes.size() - tail_bytes - 1);
-        RT_CHECK(saved_length(cache_, state) == best.length, "another length");
-    } catch (const Error&) {  // a record that another version wrote under the same key: a miss
-        discard(group, best.checkpoint_key);
-        return Loaded::lost;
-    }
-    if (tail > 0 && cache_.has_pages()) {
-        pages.push_back(pool.acquire());
-        load_page(cache_, pages.back(), static_cast<int32_t>(tail), std::span(bytes).first(tail_bytes));
-    }
-    sequence.restore(state, pages);
-    ++stats_.loaded_checkpoints;
-    keep(request, sequence, state, static_cast<Mark>(bytes.back()));
-    return Loaded::done;
-}
-
-/// The payload, in a tier's memory (until the tier changes) or read into `buffer`. Nothing when no tier has the record
-/// or it is not of `bytes` bytes (-1: any number).
-std::optional<std::span<const std::byte>> PrefixCache::fetch(const Digest& group, const std::string& key, int64_t bytes,
-                                                             std::vector<std::byte>& buffer) {
-    const std::vector<std::byte>* payload = host_ != nullptr ? host_->get(group, key) : nullptr;
-    if (payload == nullptr && disk_ != nullptr) {
-        if (auto read = disk_->get(group, key)) {
-            buffer = std::move(*read);
-            payload = &buffer;
-        }
-    }
-    if (payload == nullptr) return std::nullopt;
-    if (bytes < 0 || static_cast<int64_t>(payload->size()) == bytes) return *payload;
-    discard(group, key);
-    return std::nullopt;
-}
-
-void PrefixCache::discard(const Digest& group, const std::string& key) {
-    if (host_ != nullptr) host_->erase(group, key);
-    if (disk_ != nullptr) disk_->erase(group, key);
-    ++stats_.damaged;
-}
 
 int64_t PrefixCache::next_boundary(int64_t from, std::span<const int64_t> message_ends) const {
     const int64_t multiple = (from / options_.checkpoint_every + 1) * options_.checkpoint_every;

@@ -2,17 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cache/disk_store.h"
+#include "cache/host_heap.h"
 #include "cache/host_store.h"
 #include "cache/kv_cache.h"
+#include "cache/kv_transfer.h"
 #include "cache/sequence_state.h"
 
 namespace riptide {
@@ -56,6 +59,7 @@ struct PrefixMatch {
 struct PrefixCacheOptions {
     int64_t checkpoint_every = 4096;          // tokens; the most that a match computes again
     int64_t state_budget = int64_t{4} << 30;  // bytes of checkpoints held beside the pages
+    int64_t pinned_at_start = 0;              // bytes of host memory taken at once: later each 128 MiB cost a pause
     int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
 };
 
@@ -66,9 +70,12 @@ struct PrefixCacheOptions {
 /// Classes of what may go when room is wanted, least recently used and leaves first: what no live session uses; then,
 /// never for a side request, the prefixes of live sessions and what is pinned for ended ones; last the pinned
 /// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null.
-/// Copies to and from the tiers are synchronous.
 ///
-/// Deterministic: the same calls give the same result. Not thread-safe: the engine thread owns it. Never throws for
+/// On a GPU copies between its memory and the host's are put on the stream and nobody waits for them (KvTransfer).
+/// Files are read on a few threads while the engine thread waits, and written on another one while it does not. (With
+/// `disk` but no `host` it waits for the device before each write.)
+///
+/// Deterministic, but for what a slow or full disk drops. Not thread-safe: the engine thread owns it. Never throws for
 /// anything that a tier returns: what does not fit is removed, and counts as absent.
 class PrefixCache {
   public:
@@ -85,7 +92,8 @@ class PrefixCache {
         int64_t damaged = 0;  // records of the tiers that did not fit
     };
 
-    /// All must outlive the cache; sequences passed in must be of `cache`.
+    /// All must outlive the cache; sequences passed in must be of `cache`. On a GPU it takes KvTransfer::kStagingBytes
+    /// of device memory; throws Error (unavailable) when they are not there.
     PrefixCache(KvCache& cache, const PrefixCacheOptions& options, HostStore* host = nullptr,
                 DiskStore* disk = nullptr);
     ~PrefixCache();
@@ -101,7 +109,9 @@ class PrefixCache {
     /// False when the checkpoint was not worth, or had no right to, the room.
     /// The sequence's partly filled page becomes shared: its next try_reserve takes a page to copy it.
     bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark);
-    /// Evicts until the pool has `pages` free ones. False, with as much evicted as the class allows, if it cannot.
+    /// Evicts until the pool has `pages` free ones, and when it has to begin, 1/128 of the pool more of no higher
+    /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it
+    /// cannot.
     bool make_room(int32_t pages, bool side);
     /// Where to cut prefill or decode for the next publish: the next message end or multiple of checkpoint_every.
     int64_t next_boundary(int64_t from, std::span<const int64_t> message_ends) const;
@@ -110,7 +120,7 @@ class PrefixCache {
     void end_session(uint64_t session);
     /// Drops all entries of these weights from memory. The tiers' entries cannot be found under other weights.
     void forget_weights(const std::string& weights);
-    /// Writes everything held to the disk tier, for the next start.
+    /// Writes everything held here and in the host tier to the disk tier, for the next start.
     void persist();
 
     const Stats& stats() const { return stats_; }
@@ -122,6 +132,7 @@ class PrefixCache {
     struct Checkpoint;
     struct Session;
     struct Plan;
+    struct Found;
     struct Victim;
 
     std::string salt_text(const PrefixSalt& salt) const;
@@ -131,18 +142,20 @@ class PrefixCache {
 
     Plan plan(const PrefixRequest& request, bool tiers) const;
     void consider(Plan& plan, const PrefixRequest& request, size_t depth, bool tiers) const;
-    bool in_tiers(const Digest& group, const std::string& key) const;
+    bool in_tiers(const RecordKey& id) const;
     int64_t shared_beyond(const Plan& plan, std::span<const int32_t> tokens, int32_t& other) const;
     PrefixMatch explain(const Plan& plan, const PrefixRequest& request) const;
 
     enum class Loaded { done, lost, no_room };
     void restore_held(const Plan& plan, SequenceState& sequence);
     Loaded restore_loaded(const Plan& plan, const PrefixRequest& request, SequenceState& sequence);
-    std::optional<std::span<const std::byte>> fetch(const Digest& group, const std::string& key, int64_t bytes,
-                                                    std::vector<std::byte>& buffer);
-    void discard(const Digest& group, const std::string& key);
+    std::optional<Found> look_up(const RecordKey& id, std::initializer_list<int64_t> sizes);
+    bool load_pages(std::span<const Found> found, std::span<const int32_t> pages);
+    bool load_checkpoint(Found& found, std::initializer_list<int64_t> sizes);
+    ThreadPool* threads(int64_t bytes);
+    void discard(const RecordKey& id);
 
-    bool keep(const PrefixRequest& request, const SequenceState& sequence, std::span<const std::byte> state, Mark mark);
+    bool keep(const PrefixRequest& request, const SequenceState& sequence, HostBytes state, Mark mark);
     Node& grow(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length);
     void share_tails(Node& parent, const Node& child);
     void touch(Node& node, Checkpoint* checkpoint, bool side);
@@ -161,7 +174,8 @@ class PrefixCache {
     void forget_head(const Node& node);
     std::vector<Node*> all_nodes() const;
     void erase_tree(std::unique_ptr<Node> root);
-    Record record_of(const Node& node, const Checkpoint* checkpoint, bool with_payload) const;
+    RecordKey key_of(const Node& node, const Checkpoint* checkpoint) const;
+    std::optional<Record> record_of(const Node& node, const Checkpoint* checkpoint);
     void spill(const Node& node, const Checkpoint* checkpoint);
 
     KvCache& cache_;
@@ -169,9 +183,13 @@ class PrefixCache {
     HostStore* host_;
     DiskStore* disk_;
     size_t page_rows_;
-    std::string geometry_;
+    std::string geometry_;  // SHA-256 of what the bytes of pages and checkpoints mean
+    std::shared_ptr<HostHeap> heap_;
+    KvTransfer transfer_;
+    std::unique_ptr<ThreadPool> threads_;
     std::map<std::string, std::unique_ptr<Node>> roots_;  // by the whole salt
     std::map<uint64_t, Session> sessions_;
+    std::vector<std::pair<Node*, Checkpoint*>> checkpoints_;  // all of them
     std::vector<int32_t> held_;
     uint64_t clock_ = 0;
     Stats stats_;

@@ -1,4 +1,4 @@
-// The half of PrefixCache that keeps and lets go: publish, eviction, spilling.
+// The part of PrefixCache that keeps and lets go: publish, eviction, spilling.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -6,8 +6,6 @@
 #include "base/error.h"
 #include "cache/prefix_cache.h"
 #include "cache/prefix_tree.h"
-#include "cache/saved_page.h"
-#include "cache/saved_state.h"
 
 namespace riptide {
 
@@ -16,7 +14,7 @@ namespace riptide {
 bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark) {
     RT_ASSERT(sequence.reserved() == 0 && &sequence.cache() == &cache_);
     RT_ASSERT(sequence.length() >= 1 && static_cast<int64_t>(request.tokens.size()) >= sequence.length());
-    const bool kept = keep(request, sequence, {}, mark);
+    const bool kept = keep(request, sequence, nullptr, mark);
     const auto session = sessions_.find(request.session);
     if (kept && session != sessions_.end() && !request.side) {
         const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
@@ -25,31 +23,36 @@ bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& seq
     return kept;
 }
 
-/// `state`: the sequence's saved state, where it is at hand; empty: it is saved when it turns out to be wanted.
-bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, std::span<const std::byte> state,
-                       Mark mark) {
+/// `state`: the sequence's packed rings, where they are at hand; null: they are saved when it turns out to be wanted.
+bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, HostBytes state, Mark mark) {
     const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
     const size_t depth = tokens.size() / page_rows_;
     const std::span<const int32_t> tail = tokens.subspan(depth * page_rows_);
     // Room first: making it may remove nodes.
     const Plan there = plan({request.salt, tokens, {}}, false);
     const bool known = there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
-    if (!known && !make_state_room(saved_bytes(cache_, sequence.length()), request.side)) {
-        ++stats_.refused;
-        return false;
+    if (!known) {
+        const int64_t bytes = transfer_.ring_bytes(sequence.length());
+        const bool room = make_state_room(bytes, request.side);
+        if (room && state == nullptr && (state = heap_->take(bytes)) != nullptr)
+            transfer_.save_rings(sequence.slot(), sequence.length(), *state);
+        if (!room || state == nullptr) {
+            ++stats_.refused;
+            return false;
+        }
     }
     Node& node = grow(request, sequence.pages(), static_cast<int64_t>(depth * page_rows_));
     Checkpoint* checkpoint = checkpoint_of(node, tail);
     if (checkpoint == nullptr) {
         auto fresh = std::make_unique<Checkpoint>();
         fresh->tail.assign(tail.begin(), tail.end());
-        if (state.empty()) fresh->state = sequence.save();
-        else fresh->state.assign(state.begin(), state.end());
+        fresh->state = std::move(state);
         fresh->mark = mark;
         if (!tail.empty() && cache_.has_pages()) hold(fresh->page = sequence.pages()[depth]);
-        stats_.state_bytes += static_cast<int64_t>(fresh->state.size());
+        stats_.state_bytes += fresh->state->bytes;
         ++stats_.checkpoints;
         checkpoint = fresh.get();
+        checkpoints_.emplace_back(&node, checkpoint);
         node.checkpoints.push_back(std::move(fresh));
     }
     checkpoint->mark = std::max(checkpoint->mark, mark);
@@ -65,7 +68,7 @@ PrefixCache::Node& PrefixCache::grow(const PrefixRequest& request, std::span<con
         at->second = std::make_unique<Node>();
         at->second->salt = &at->first;
         at->second->weights = request.salt.weights;
-        at->second->name = record_name({}, at->first);
+        at->second->name = RecordKey::of({}, at->first).name;
     }
     Node* node = at->second.get();
     for (size_t i = 0; i < static_cast<size_t>(length) / page_rows_; ++i) {
@@ -79,7 +82,7 @@ PrefixCache::Node& PrefixCache::grow(const PrefixRequest& request, std::span<con
             child->tokens.assign(tokens.begin(), tokens.end());
             child->length = node->length + static_cast<int64_t>(page_rows_);
             child->salt = node->salt;
-            child->name = record_name(node->name, record_key('P', *node->salt, tokens));
+            child->name = RecordKey::of(node->name, record_key('P', *node->salt, tokens)).name;
             hold(child->page = page);
             ++stats_.pages;
             node->children.push_back(std::move(fresh));
@@ -197,8 +200,13 @@ bool PrefixCache::make_room(int32_t pages, bool side) {
     std::vector<Victim> heap;
     for (Node* node : all_nodes()) add_victims(*node, heap);
     std::make_heap(heap.begin(), heap.end(), later);
-    while (pool.free_count() < pages) {
-        if (heap.empty() || (side && heap.front().rank > 0)) return false;
+    const int32_t more = pages + pool.size() / 128;
+    int32_t worst = 0;  // class that had to go
+    while (pool.free_count() < more) {
+        const bool enough = pool.free_count() >= pages;
+        if (heap.empty() || (side && heap.front().rank > 0)) return enough;
+        if (enough && heap.front().rank > worst) return true;
+        worst = std::max(worst, heap.front().rank);
         std::pop_heap(heap.begin(), heap.end(), later);
         const Victim victim = heap.back();
         heap.pop_back();
@@ -230,17 +238,12 @@ bool PrefixCache::make_room(int32_t pages, bool side) {
 bool PrefixCache::make_state_room(int64_t bytes, bool side) {
     if (bytes > options_.state_budget) return false;
     while (stats_.state_bytes + bytes > options_.state_budget) {
-        Node* node = nullptr;
-        Checkpoint* victim = nullptr;
-        const auto order = [this](const Node& n, const Checkpoint& c) {
-            return std::tuple(class_of(n, &c), c.mark != Mark::interval, c.stamp);
+        const auto order = [this](const std::pair<Node*, Checkpoint*>& one) {
+            return std::tuple(class_of(*one.first, one.second), one.second->mark != Mark::interval, one.second->stamp);
         };
-        for (Node* at : all_nodes())
-            for (const auto& one : at->checkpoints)
-                if (victim == nullptr || order(*at, *one) < order(*node, *victim)) {
-                    node = at;
-                    victim = one.get();
-                }
+        const auto [node, victim] =
+            *std::min_element(checkpoints_.begin(), checkpoints_.end(),
+                              [&](const auto& a, const auto& b) { return order(a) < order(b); });
         if (side && class_of(*node, victim) > 0) return false;
         evict(*node, *victim);
         prune(node);
@@ -251,9 +254,10 @@ bool PrefixCache::make_state_room(int64_t bytes, bool side) {
 void PrefixCache::evict(Node& node, Checkpoint& checkpoint) {
     spill(node, &checkpoint);
     drop(checkpoint.page);
-    stats_.state_bytes -= static_cast<int64_t>(checkpoint.state.size());
+    stats_.state_bytes -= checkpoint.state->bytes;
     --stats_.checkpoints;
     ++stats_.evicted_checkpoints;
+    std::erase(checkpoints_, std::pair(&node, &checkpoint));
     std::erase_if(node.checkpoints, [&](const auto& one) { return one.get() == &checkpoint; });
 }
 
@@ -293,8 +297,9 @@ void PrefixCache::erase_tree(std::unique_ptr<Node> root) {
         for (auto& child : node->children) nodes.push_back(std::move(child));
         for (const auto& one : node->checkpoints) {
             drop(one->page);
-            stats_.state_bytes -= static_cast<int64_t>(one->state.size());
+            stats_.state_bytes -= one->state->bytes;
             --stats_.checkpoints;
+            std::erase(checkpoints_, std::pair(node.get(), one.get()));
         }
         if (node->parent != nullptr) --stats_.pages;
         node->parent = nullptr;
@@ -316,20 +321,23 @@ void PrefixCache::forget_weights(const std::string& weights) {
 
 // --- Tiers ---
 
-Record PrefixCache::record_of(const Node& node, const Checkpoint* checkpoint, bool with_payload) const {
-    Record record;
-    record.rank = class_of(node, checkpoint);
-    const bool page = checkpoint == nullptr;
-    record.group = page ? node.parent->name : node.name;
-    record.key = record_key(page ? 'P' : 'C', *node.salt, page ? node.tokens : checkpoint->tail);
-    if (!with_payload) return record;
-    const auto rows = static_cast<int32_t>(page ? page_rows_ : checkpoint->tail.size());
-    record.payload.resize(static_cast<size_t>(saved_page_bytes(cache_, rows)));
-    const int32_t id = page ? node.page : checkpoint->page;
-    if (id >= 0) save_page(cache_, id, rows, record.payload);
-    if (!page) {
-        record.payload.insert(record.payload.end(), checkpoint->state.begin(), checkpoint->state.end());
-        record.payload.push_back(static_cast<std::byte>(checkpoint->mark));
+RecordKey PrefixCache::key_of(const Node& node, const Checkpoint* checkpoint) const {
+    if (checkpoint == nullptr) return {node.parent->name, record_key('P', *node.salt, node.tokens), node.name};
+    return RecordKey::of(node.name, record_key('C', *node.salt, checkpoint->tail));
+}
+
+/// A page's record is its K/V; a checkpoint's the K/V of its tail, then its state. Nothing when memory for it is
+/// lacking.
+std::optional<Record> PrefixCache::record_of(const Node& node, const Checkpoint* checkpoint) {
+    const auto rows = static_cast<int64_t>(checkpoint == nullptr ? page_rows_ : checkpoint->tail.size());
+    const int32_t page = checkpoint == nullptr ? node.page : checkpoint->page;
+    const HostBytes stored = heap_->take(transfer_.page_bytes(rows));
+    if (stored == nullptr) return std::nullopt;
+    if (page >= 0) transfer_.save_page(page, rows, *stored);
+    Record record{.id = key_of(node, checkpoint), .rank = class_of(node, checkpoint), .parts = {stored}};
+    if (checkpoint != nullptr) {
+        record.tag = static_cast<int32_t>(checkpoint->mark);
+        record.parts.push_back(checkpoint->state);
     }
     return record;
 }
@@ -337,29 +345,40 @@ Record PrefixCache::record_of(const Node& node, const Checkpoint* checkpoint, bo
 /// Into the host tier if there is one, else onto disk. A record that is there already is only marked as used.
 void PrefixCache::spill(const Node& node, const Checkpoint* checkpoint) {
     if (host_ == nullptr && disk_ == nullptr) return;
-    Record record = record_of(node, checkpoint, false);
-    const bool held = host_ != nullptr ? host_->has(record.group, record.key) : disk_->has(record.group, record.key);
-    if (!held) record = record_of(node, checkpoint, true);
-    if (host_ == nullptr) {
-        disk_->put(record);
-        return;
+    const RecordKey id = key_of(node, checkpoint);
+    const int32_t rank = class_of(node, checkpoint);
+    if (host_ != nullptr ? host_->touch(id, rank) : disk_->touch(id, rank)) return;
+    std::optional<Record> record = record_of(node, checkpoint);
+    if (!record) return;
+    std::vector<Record> down;
+    if (host_ != nullptr) down = host_->put(std::move(*record));
+    else down.push_back(std::move(*record));
+    if (disk_ == nullptr) return;
+    for (Record& one : down) {
+        for (const HostBytes& part : one.parts) heap_->wait(*part);
+        disk_->put_later(std::move(one));
     }
-    for (const Record& out : host_->put(std::move(record)))
-        if (disk_ != nullptr) disk_->put(out);
 }
 
 void PrefixCache::persist() {
     if (disk_ == nullptr) return;
+    const auto write = [&](const Record& record) {
+        for (const HostBytes& part : record.parts) heap_->wait(*part);
+        disk_->put(record);
+    };
+    if (host_ != nullptr)
+        for (const Record& record : host_->all()) write(record);
     std::vector<Node*> nodes = all_nodes();
     std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->stamp < b->stamp; });
-    const auto write = [&](const Node& node, const Checkpoint* checkpoint) {
-        Record record = record_of(node, checkpoint, false);
-        disk_->put(disk_->has(record.group, record.key) ? record : record_of(node, checkpoint, true));
+    const auto save = [&](const Node& node, const Checkpoint* checkpoint) {
+        if (disk_->touch(key_of(node, checkpoint), class_of(node, checkpoint))) return;
+        if (const std::optional<Record> record = record_of(node, checkpoint)) write(*record);
     };
     for (const Node* node : nodes) {
-        for (const auto& one : node->checkpoints) write(*node, one.get());
-        if (node->parent != nullptr) write(*node, nullptr);
+        for (const auto& one : node->checkpoints) save(*node, one.get());
+        if (node->parent != nullptr) save(*node, nullptr);
     }
+    disk_->flush();
 }
 
 }  // namespace riptide

@@ -1,6 +1,7 @@
 // The insides of PrefixCache, shared by its two source files.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,9 +12,9 @@
 namespace riptide {
 
 struct PrefixCache::Checkpoint {
-    std::vector<int32_t> tail;     // tokens after the node's pages, fewer than a page
-    int32_t page = -1;             // holds their K/V; -1 without a tail
-    std::vector<std::byte> state;  // SequenceState::save
+    std::vector<int32_t> tail;  // tokens after the node's pages, fewer than a page
+    int32_t page = -1;          // holds their K/V; -1 without a tail
+    HostBytes state;            // packed rings
     Mark mark = Mark::message;
     bool side = true;  // only side requests have used it
     uint64_t stamp = 0;
@@ -45,16 +46,24 @@ struct PrefixCache::Session {
 /// Which state a prompt can start from.
 struct PrefixCache::Plan {
     std::string salt;
-    std::vector<Node*> path;         // root and pages in memory; empty without a root
-    std::vector<Digest> names;       // of root and pages in memory and then in the tiers
-    std::vector<std::string> below;  // keys of the pages in the tiers
+    std::vector<Node*> path;       // root and pages in memory; empty without a root
+    std::vector<Digest> names;     // of root and pages in memory and then in the tiers
+    std::vector<RecordKey> below;  // the pages in the tiers
     int64_t known = 0;
     int64_t length = 0;    // of the best checkpoint; 0: none
     size_t depth = 0;      // pages before its tail
     Node* node = nullptr;  // where it hangs, when it is in memory
     Checkpoint* checkpoint = nullptr;
-    std::string checkpoint_key;  // when it is in a tier
+    RecordKey checkpoint_id;  // when it is in a tier
     int32_t pages_to_load = 0;
+    size_t held() const { return path.empty() ? 0 : std::min(depth, path.size() - 1); }  // pages that it starts with
+};
+
+/// Where the tiers hold a record: blocks of the host tier, or (no parts) on disk.
+struct PrefixCache::Found {
+    const RecordKey* id = nullptr;
+    std::vector<HostBytes> parts;
+    int32_t tag = 0;
 };
 
 struct PrefixCache::Victim {

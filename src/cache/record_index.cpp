@@ -1,15 +1,23 @@
 #include "cache/record_index.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
 namespace riptide {
 
-Digest record_name(const Digest& group, std::string_view key) {
+RecordKey RecordKey::of(const Digest& group, std::string key) {
     std::string text(reinterpret_cast<const char*>(group.data()), group.size());
     text += key;
-    return sha256(std::as_bytes(std::span(text)));
+    const Digest name = sha256(std::as_bytes(std::span(text)));
+    return {group, std::move(key), name};
+}
+
+int64_t Record::payload_bytes() const {
+    int64_t bytes = 0;
+    for (const HostBytes& part : parts) bytes += part->bytes;
+    return bytes;
 }
 
 void RecordIndex::insert(const Digest& name, Entry entry) {
@@ -26,9 +34,9 @@ const RecordIndex::Entry* RecordIndex::find(const Digest& name) const {
     return at == entries_.end() ? nullptr : &at->second;
 }
 
-const RecordIndex::Entry* RecordIndex::find(const Digest& name, const Digest& group, std::string_view key) const {
-    const Entry* entry = find(name);
-    return entry != nullptr && entry->group == group && entry->key == key ? entry : nullptr;
+const RecordIndex::Entry* RecordIndex::find(const RecordKey& id) const {
+    const Entry* entry = find(id.name);
+    return entry != nullptr && entry->group == id.group && entry->key == id.key ? entry : nullptr;
 }
 
 void RecordIndex::touch(const Digest& name, int32_t rank) {
@@ -57,10 +65,18 @@ std::optional<Digest> RecordIndex::victim(int32_t max_rank) const {
     return std::get<2>(*order_.begin());
 }
 
-std::vector<std::string> RecordIndex::keys(const Digest& group) const {
+std::vector<Digest> RecordIndex::names() const {
+    std::vector<Digest> names;
+    for (const auto& [rank, stamp, name] : order_) names.push_back(name);
+    return names;
+}
+
+std::vector<std::string> RecordIndex::keys(const Digest& group, std::string_view front) const {
     std::vector<std::string> keys;
-    if (const auto at = groups_.find(group); at != groups_.end())
-        for (const Digest& name : at->second) keys.push_back(entries_.at(name).key);
+    const auto at = groups_.find(group);
+    if (at == groups_.end()) return keys;
+    for (const Digest& name : at->second)
+        if (const std::string& key = entries_.at(name).key; key.starts_with(front)) keys.push_back(key);
     return keys;
 }
 

