@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests, memory checks and speed on an NVIDIA GPU; leaves a report.
 # usage: gpu_suite.sh [--bin FOLDER] [--out FOLDER] [--model FILE.gguf] [--steps LIST] [--groups REGEX] [--minutes N] [--jobs N] [--kv TYPE]
-#   --bin      riptide, test_* and bench_gpu_* of a CUDA build (build/cuda, built if it is not there)
+#   --bin      riptide, test_* and bench_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
 #   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile; left out: all but kv and profile
@@ -79,16 +79,18 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date
 
 if has tests; then
   run test_base 60 "$(binary test_base)"
-  for name in quant ops engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
+  for name in quant ops cache engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
 fi
 has models && run test_models 240 "$(binary test_models)" --device cuda
 if has portable; then
-  for name in quant ops engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
+  for name in quant ops cache engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
 fi
 
 # The whole of the op tests under memcheck, and small models.
 if has memcheck; then
   sanitize memcheck simple test_ops 'elementwise*:embed*:rms_norm*:rope*:topk*:RouteSigmoid*:kv_append*'
+  sanitize memcheck packs test_ops 'kv_pack*'
+  sanitize memcheck tiers test_cache 'kv_transfer*:prefix_cache.evicted*'
   sanitize memcheck decode test_ops 'DecodeCuda*'
   sanitize memcheck products test_ops 'Matmul*:SwigluFfn*'
   sanitize memcheck experts test_ops 'Moe*'
@@ -130,6 +132,7 @@ if has errors; then  # exit codes are those of ErrorKind (base/error.h)
   refused budget_for_weights 69 'of the budget of' "$bin/riptide" run "$demo" --device cuda --memory-budget 4MB -p x -n 4
   refused budget_for_the_rest 69 'GiB of GPU memory are free after' "$bin/riptide" run "$demo" --device cuda --memory-budget 100MB -p x -n 4
 fi
+has ops && run bench_cache_restore 120 "$(binary bench_cache_restore)" --device cuda
 has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" 120 "$b"; done
 has kv && run kv_quality 240 scripts/kv_quality.sh --bin "$bin/riptide" --device cuda && cat "$out/kv_quality.log" >>"$report"
 if has bench || has profile; then

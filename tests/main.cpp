@@ -10,9 +10,10 @@ namespace riptide {
 
 namespace {
 std::unique_ptr<Gpu> gpu;
+bool full = false;
 
 [[noreturn]] void usage(const char* program, const char* argument) {
-    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--gtest_...]\n", program,
+    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full] [--gtest_...]\n", program,
                  argument, program);
     std::exit(64);
 }
@@ -24,6 +25,7 @@ void read_arguments(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string_view argument = argv[i];
         if (argument == "--portable") options.portable = true;
+        else if (argument == "--full") full = true;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cuda") == 0) cuda = true, ++i;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cpu") == 0) ++i;
         else usage(argv[0], argv[i]);
@@ -41,6 +43,7 @@ void read_arguments(int argc, char** argv) {
 }  // namespace
 
 Gpu* test_gpu() { return gpu.get(); }
+bool full_counts() { return full; }
 
 }  // namespace riptide
 

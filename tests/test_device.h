@@ -1,4 +1,5 @@
-// What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips.
+// What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
+// --full for the counts of what is claimed where the usual run makes do with fewer.
 #pragma once
 
 #include <vector>
@@ -9,6 +10,8 @@ namespace riptide {
 
 /// The GPU that was asked for; null: the CPU. Opened once, before the first test.
 Gpu* test_gpu();
+/// --full was given.
+bool full_counts();
 
 /// The kernel sets to test: one on the CPU, two on a GPU.
 inline std::vector<Family> test_families() {

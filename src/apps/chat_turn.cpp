@@ -1,7 +1,7 @@
 #include "apps/chat_turn.h"
 
-#include "apps/loaded_text.h"
 #include "base/error.h"
+#include "engine/loaded_text.h"
 #include "text/dialect_laguna.h"
 
 namespace riptide::apps {

@@ -7,8 +7,8 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
-#include "apps/loaded_text.h"
 #include "apps/terminal.h"
+#include "engine/loaded_text.h"
 #include "text/chat.h"
 
 namespace riptide::apps {

@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "apps/commands.h"
-#include "apps/loaded_text.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "engine/loaded_text.h"
 
 namespace riptide::apps {
 

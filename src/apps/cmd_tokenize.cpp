@@ -6,9 +6,9 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
-#include "apps/loaded_text.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "engine/loaded_text.h"
 
 namespace riptide::apps {
 

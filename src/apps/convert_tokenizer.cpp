@@ -2,8 +2,8 @@
 #include <vector>
 
 #include "apps/convert.h"
-#include "apps/loaded_text.h"
 #include "base/error.h"
+#include "engine/loaded_text.h"
 #include "text/pretokenizer.h"
 
 namespace riptide::apps {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/loaded_text.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "engine/loaded_text.h"
 #include "ops/topk.h"
 
 namespace riptide::apps {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "ops/kv_append.h"
+#include "ops/kv_pack.h"
 #include "quant/kv_codec.h"
 
 namespace riptide {
@@ -99,28 +99,10 @@ int64_t KvCache::total_bytes() const {
            options_.max_sequences * bytes_per_sequence_;
 }
 
-void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) {
-    RT_ASSERT(rows >= 0 && rows <= options_.page_rows);
-    for (const KvView& view : views_) {
-        if (view.page_rows == 0) continue;
-        const auto copy = [&](void* base, int64_t slot_bytes) {
-            char* memory = static_cast<char*>(base);
-            const int64_t page_bytes = slot_bytes * view.page_rows;
-            copy_bytes(gpu_, memory + to * page_bytes, memory + from * page_bytes, rows * slot_bytes);
-        };
-        copy(view.k, view.k_slot_bytes);
-        copy(view.v, view.v_slot_bytes);
-    }
-}
+void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) { ops::copy_page(gpu_, views_, from, to, rows); }
 
 void KvCache::copy_rings(int32_t from_slot, int32_t to_slot, int64_t length) {
-    for (const KvView& view : views_) {
-        if (view.window == 0) continue;
-        for (int64_t index = std::max<int64_t>(0, length - (view.window - 1)); index < length; ++index) {
-            const int64_t place = index % view.ring_rows;
-            ops::kv_move(gpu_, view, int64_t{from_slot} * view.ring_rows + place, int64_t{to_slot} * view.ring_rows + place);
-        }
-    }
+    ops::copy_rings(gpu_, views_, from_slot, to_slot, length);
 }
 
 }  // namespace riptide

@@ -1,9 +1,9 @@
 #include "cache/saved_state.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
+#include "ops/kv_pack.h"
 
 namespace riptide {
 
@@ -37,46 +37,21 @@ uint64_t geometry_of(const KvCache& cache) {
     return hash;
 }
 
-int64_t payload_bytes(const KvCache& cache, int64_t length) {
-    int64_t bytes = 0;
-    for (const KvView& view : cache.views())
-        if (view.window > 0)
-            bytes += std::min<int64_t>(length, view.window - 1) * (view.k_slot_bytes + view.v_slot_bytes);
-    return bytes;
-}
-
-/// Calls copy(address in the ring, place in the payload, bytes) for each contiguous run of stored K or V slots.
-template <class Copy>
-void for_each_run(const KvCache& cache, int32_t slot, int64_t length, const Copy& copy) {
-    int64_t offset = 0;
-    for (const KvView& view : cache.views()) {
-        if (view.window == 0) continue;
-        const auto array = [&](void* base, int64_t bytes) {
-            for (int64_t i = std::max<int64_t>(0, length - (view.window - 1)); i < length;) {
-                const int64_t place = i % view.ring_rows;
-                const int64_t run = std::min(length - i, view.ring_rows - place);
-                copy(static_cast<std::byte*>(base) + (int64_t{slot} * view.ring_rows + place) * bytes, offset,
-                     run * bytes);
-                i += run;
-                offset += run * bytes;
-            }
-        };
-        array(view.k, view.k_slot_bytes);
-        array(view.v, view.v_slot_bytes);
-    }
-}
-
 }  // namespace
 
 std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t length) {
-    const SavedHeader header{kMagic, kVersion, geometry_of(cache), length, payload_bytes(cache, length)};
-    std::vector<std::byte> saved(sizeof header + static_cast<size_t>(header.payload_bytes));
+    const int64_t bytes = ops::packed_ring_bytes(cache.views(), length);
+    const SavedHeader header{kMagic, kVersion, geometry_of(cache), length, bytes};
+    std::vector<std::byte> saved(sizeof header + static_cast<size_t>(bytes));
     std::memcpy(saved.data(), &header, sizeof header);
-    std::byte* payload = saved.data() + sizeof header;
-    for_each_run(cache, slot, length, [&](const std::byte* ring, int64_t offset, int64_t bytes) {
-        if (cache.gpu() == nullptr) std::memcpy(payload + offset, ring, static_cast<size_t>(bytes));
-        else cache.gpu()->to_host(payload + offset, ring, bytes);
-    });
+    std::byte* const payload = saved.data() + sizeof header;
+    if (cache.gpu() == nullptr || bytes == 0) {
+        ops::pack_rings(nullptr, cache.views(), slot, length, payload);
+        return saved;
+    }
+    const DeviceMemory packed(cache.gpu(), bytes, "saved state");
+    ops::pack_rings(cache.gpu(), cache.views(), slot, length, packed.data());
+    cache.gpu()->to_host(payload, packed.data(), bytes);
     return saved;
 }
 
@@ -91,7 +66,7 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     RT_CHECK(header.geometry == geometry_of(cache),
              "the saved state belongs to a cache with other layers or K/V types");
     RT_CHECK(header.length >= 0 && header.length <= INT32_MAX, "a saved state of {} tokens", header.length);
-    const int64_t expected = payload_bytes(cache, header.length);
+    const int64_t expected = ops::packed_ring_bytes(cache.views(), header.length);
     RT_CHECK(header.payload_bytes == expected && saved.size() - sizeof header == static_cast<size_t>(expected),
              "a saved state of {} tokens has {} bytes after its header, expected {}", header.length,
              saved.size() - sizeof header, expected);
@@ -99,11 +74,14 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
 }
 
 void load_rings(KvCache& cache, int32_t slot, std::span<const std::byte> saved) {
-    const std::byte* payload = saved.data() + sizeof(SavedHeader);
-    for_each_run(cache, slot, saved_length(cache, saved), [&](std::byte* ring, int64_t offset, int64_t bytes) {
-        if (cache.gpu() == nullptr) std::memcpy(ring, payload + offset, static_cast<size_t>(bytes));
-        else cache.gpu()->to_device(ring, payload + offset, bytes);
-    });
+    const int64_t length = saved_length(cache, saved);
+    const std::span<const std::byte> payload = saved.subspan(sizeof(SavedHeader));
+    if (cache.gpu() == nullptr || payload.empty())
+        return ops::unpack_rings(nullptr, cache.views(), slot, length, payload.data());
+    const DeviceMemory packed(cache.gpu(), std::ssize(payload), "saved state");
+    cache.gpu()->to_device(packed.data(), payload.data(), std::ssize(payload));
+    ops::unpack_rings(cache.gpu(), cache.views(), slot, length, packed.data());
+    cache.gpu()->synchronize();  // before the memory goes
 }
 
 }  // namespace riptide

@@ -11,7 +11,8 @@
 namespace riptide {
 
 // Layout: SavedHeader; then for each window layer the K slots of the last min(length, window - 1) tokens in order, then
-// their V slots. Bytes of this process only: the formats are those of the machine.
+// their V slots. Bytes of this process only: the formats are those of the machine. On a GPU these wait for the device;
+// KvTransfer does not.
 
 /// The state of ring slot `slot` for a sequence of `length` tokens.
 std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t length);

@@ -161,9 +161,15 @@ void SequenceState::restore(std::span<const std::byte> saved, std::span<const in
     const int64_t wanted = cache_->has_pages() ? cache_->pages_for(length) : 0;
     RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}",
              length, pages.size(), wanted);
+    adopt(length, pages);
+    load_rings(*cache_, slot_, saved);
+}
+
+void SequenceState::adopt(int64_t length, std::span<const int32_t> pages) {
+    RT_ASSERT(length_ == 0 && reserved_ == 0 && pages_.empty());
+    RT_ASSERT(std::ssize(pages) == (cache_->has_pages() ? cache_->pages_for(length) : 0));
     for (const int32_t page : pages) cache_->pool().retain(page);
     pages_.assign(pages.begin(), pages.end());
-    load_rings(*cache_, slot_, saved);
     adopt_rings(length);
 }
 

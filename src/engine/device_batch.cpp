@@ -9,7 +9,7 @@ namespace riptide {
 
 namespace {
 
-// Sections of the memory, in order: per sequence (row_begin has one entry more), the page table, then five per row.
+// Per sequence (row_begin has one entry more), the page table, then five per row. Packed: a step copies what it has.
 int64_t words(int64_t rows, int64_t sequences, int64_t pages) {
     return 3 * sequences + 1 + sequences * pages + 5 * rows;
 }
@@ -30,15 +30,15 @@ const Batch& DeviceBatch::upload(const Batch& host) {
              host.sequences(), host.max_pages, rows_, sequences_, pages_);
     auto* const base = reinterpret_cast<int32_t*>(memory_.data());
     int64_t next = 0;
-    const auto put = [&](std::span<const int32_t> values, int64_t room) {
+    const auto put = [&](std::span<const int32_t> values) {
         std::copy(values.begin(), values.end(), staging_.begin() + next);
         const std::span<const int32_t> on_device(base + next, values.size());
-        next += room;
+        next += std::ssize(values);
         return on_device;
     };
-    batch_.row_begin = put(host.row_begin, sequences_ + 1);
-    batch_.committed = put(host.committed, sequences_);
-    batch_.state_slot = put(host.state_slot, sequences_);
+    batch_.row_begin = put(host.row_begin);
+    batch_.committed = put(host.committed);
+    batch_.state_slot = put(host.state_slot);
     for (int64_t s = 0; s < host.sequences(); ++s) {
         const auto row =
             host.page_table.subspan(static_cast<size_t>(s * host.max_pages), static_cast<size_t>(host.max_pages));
@@ -47,12 +47,12 @@ const Batch& DeviceBatch::upload(const Batch& host) {
     }
     batch_.page_table = {base + next, static_cast<size_t>(host.sequences() * pages_)};
     batch_.max_pages = static_cast<int32_t>(pages_);
-    next += sequences_ * pages_;
-    batch_.tokens = put(host.tokens, rows_);
-    batch_.positions = put(host.positions, rows_);
-    batch_.row_sequence = put(host.row_sequence, rows_);
-    batch_.parent = put(host.parent, rows_);
-    batch_.logit_rows = put(host.logit_rows, rows_);
+    next += host.sequences() * pages_;
+    batch_.tokens = put(host.tokens);
+    batch_.positions = put(host.positions);
+    batch_.row_sequence = put(host.row_sequence);
+    batch_.parent = put(host.parent);
+    batch_.logit_rows = put(host.logit_rows);
     gpu_.to_device(base, staging_.data(), next * int64_t{sizeof(int32_t)});
     return batch_;
 }

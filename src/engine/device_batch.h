@@ -9,11 +9,11 @@
 
 namespace riptide {
 
-/// Copies of a Batch's arrays at fixed addresses in device memory, so that a recorded graph can be launched again for
-/// another step of the same numbers of rows and sequences. Not thread-safe.
+/// Copies of a Batch's arrays in device memory, at addresses that depend only on the arrays' sizes, so that a recorded
+/// graph can be launched again for another step of the same numbers of rows and sequences. Not thread-safe.
 class DeviceBatch {
   public:
-    /// Room for steps of this many rows and sequences, with this many pages a sequence.
+    /// Room for steps of this many rows and sequences, with this many pages in a sequence.
     DeviceBatch(Gpu& gpu, int64_t rows, int64_t sequences, int64_t pages);
 
     /// One copy, in stream order. The result points to device memory and has max_pages = `pages`; its sizes are those

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "engine/device_draw.h"
 #include "engine/session.h"
 #include "engine/stop_matcher.h"
 #include "text/detokenizer.h"
@@ -152,38 +153,6 @@ class Answer {
     int64_t most_;
 };
 
-/// Whether the answer is nothing but the largest logit each time.
-bool plainly_greedy(const SamplingParams& p) {
-    return p.temperature == 0 && p.logprobs < 0 && p.logit_bias.empty() && p.min_tokens == 0 &&
-           p.repetition_penalty == 1 && p.frequency_penalty == 0 && p.presence_penalty == 0;
-}
-
-/// Whether ops::sample can draw the answer. For all else the logits of each step go to the host: log-probabilities are
-/// made there, and the device has room for so many biases only.
-bool device_draws(const SamplingParams& p, int64_t vocab_size) {
-    return p.logprobs < 0 && std::ssize(p.logit_bias) <= ops::SampleState::kMaxBiases &&
-           vocab_size <= ops::SampleState::kMostVocab;
-}
-
-ops::SampleStart sample_start(const GenerateRequest& request, const Answer& answer, const GenerationResult& result) {
-    const SamplingParams& p = request.sampling;
-    ops::SampleStart start;
-    start.params = {.temperature = p.temperature,
-                    .top_p = p.top_p,
-                    .min_p = p.min_p,
-                    .repetition = p.repetition_penalty,
-                    .frequency = p.frequency_penalty,
-                    .presence = p.presence_penalty,
-                    .top_k = p.top_k,
-                    .min_tokens = p.min_tokens,
-                    .seed = p.seed};
-    start.logit_bias = p.logit_bias;
-    start.stop_ids = answer.stop_ids();
-    start.prompt = request.prompt;
-    start.answer = result.tokens;
-    return start;
-}
-
 }  // namespace
 
 GenerationResult Session::generate(const GenerateRequest& request) {
@@ -212,7 +181,7 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     if (!logits.empty()) more = answer.take(draw(), std::ssize(tokens_) >= context_);
     if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
         // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
-        const ops::SampleStart start = sample_start(request, answer, result);
+        const ops::SampleStart start = sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);
         decode_ahead(
             result.tokens.back(), answer.wanted(),
             [&](int32_t token) {

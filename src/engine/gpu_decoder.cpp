@@ -19,23 +19,34 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       sampled_(static_cast<size_t>(sequences)),
       slots_(*context.gpu, sequences, model.info().vocab_size),
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
-      step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + kForced * int64_t{sizeof(int32_t)}, "step counter") {
+      step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
+                   "step counter") {
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
     auto* const words = reinterpret_cast<int64_t*>(step_memory_.data());
-    ring_ = {reinterpret_cast<uint64_t*>(ring_memory_.data()), kRingSteps, words,
-             reinterpret_cast<const int32_t*>(words + 2), words + 1};
+    auto* const slots = reinterpret_cast<int32_t*>(words + 2);
+    ring_ = {reinterpret_cast<uint64_t*>(ring_memory_.data()), kRingSteps, words, slots + sequences, words + 1};
+    row_slots_ = {slots, static_cast<size_t>(sequences)};
 }
 
 void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced) {
     RT_ASSERT(pending() == 0 && std::ssize(forced) <= kForced && !rows.empty() && std::ssize(rows) <= sequences_);
-    std::byte* const words = step_memory_.data();
     const int64_t size = std::ssize(forced);
-    context_.gpu->to_device(words + sizeof(int64_t), &size, sizeof size);
-    if (size > 0) context_.gpu->to_device(words + 2 * sizeof(int64_t), forced.data(), size * int64_t{sizeof(int32_t)});
-    std::vector<StepRows> step;
-    for (const DecodeRow& row : rows)
-        step.push_back({row.sequence, std::span(&row.token, 1), {}, StepRows::Logits::last, {}});
-    device_batch_.upload(builder_.build(step));
+    begin_words_.resize(sizeof size + rows.size() * sizeof(int32_t));
+    std::memcpy(begin_words_.data(), &size, sizeof size);
+    step_.clear();
+    for (size_t r = 0; r < rows.size(); ++r) {
+        const DecodeRow& row = rows[r];
+        const int32_t slot = row.slot < 0 ? static_cast<int32_t>(r) : row.slot;
+        RT_ASSERT(slot < sequences_);
+        std::memcpy(begin_words_.data() + sizeof size + r * sizeof slot, &slot, sizeof slot);
+        step_.push_back({row.sequence, std::span(&row.token, 1), {}, StepRows::Logits::last, {}});
+    }
+    std::byte* const words = step_memory_.data() + sizeof(int64_t);  // forced_size, and the slots behind it
+    context_.gpu->to_device(words, begin_words_.data(), std::ssize(begin_words_));
+    if (size > 0)
+        context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
+                                size * int64_t{sizeof(int32_t)});
+    device_batch_.upload(builder_.build(step_));
     rows_ = std::ssize(rows);
     draw_ = draw;
 }
@@ -47,7 +58,8 @@ void GpuDecoder::launch() {
     (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         const Batch& batch = device_batch_.batch();
         const Tensor logits = model_.forward(context_, batch, States{cache_.views()});
-        const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions)
+        const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
+                                                    row_slots_.first(static_cast<size_t>(rows_)))
                                       : ops::most_likely(context_, logits);
         ops::advance(context_, tokens, batch, ring_);
         return tokens;

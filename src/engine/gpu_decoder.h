@@ -18,6 +18,7 @@ namespace riptide {
 struct DecodeRow {
     SequenceState* sequence = nullptr;
     int32_t token = -1;
+    int32_t slot = -1;  // where start_answer() put its parameters; -1: the row's own number
 };
 
 /// Runs steps of one row for each of some sequences. The device draws the tokens and feeds them to the next step by
@@ -25,16 +26,16 @@ struct DecodeRow {
 /// (RecordedStep). Not thread-safe. All arguments must outlive the decoder.
 class GpuDecoder {
   public:
-    /// For at most `sequences` rows a step.
+    /// For at most `sequences` rows a step, and as many slots.
     GpuDecoder(const Model& model, KvCache& cache, Context& context, DeviceBatch& device_batch, int64_t sequences);
 
     enum class Draw {
         largest,  // the largest logit
-        sampled,  // by the parameters and the history that start_answer() gave each row: ops/sample.h
+        sampled,  // by the parameters and the history that start_answer() gave each row's slot: ops/sample.h
     };
-    /// Begins an answer in row `row` of the next begin(). REQUIRES nothing pending. Throws what SampleSlots::start
-    /// does.
-    void start_answer(int64_t row, const ops::SampleStart& start) { slots_.start(row, start); }
+    /// Begins an answer in a slot. What is drawn for the slot joins its history. REQUIRES nothing pending. Throws what
+    /// SampleSlots::start does.
+    void start_answer(int64_t slot, const ops::SampleStart& start) { slots_.start(slot, start); }
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
     /// every launched step; the caller commits what it keeps. For measurements `forced` are fed in turn, to all rows,
@@ -66,8 +67,11 @@ class GpuDecoder {
     int64_t rows_ = 0;  // of the running begin()
     ops::SampleSlots slots_;
     PinnedMemory ring_memory_;
-    DeviceMemory step_memory_;  // step, forced_size, forced tokens
+    DeviceMemory step_memory_;  // step, forced_size, slot of each row, forced tokens
     ops::TokenRing ring_;
+    std::vector<StepRows> step_;
+    std::vector<std::byte> begin_words_;  // forced_size and slots, on their way to the device
+    std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     std::vector<int32_t> tokens_;
     int64_t launched_ = 0, taken_ = 0;
 };

@@ -15,7 +15,7 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 struct KvCost {
     int64_t per_token = 0;  // paged layers
-    int64_t rings = 0;      // window layers, for one sequence
+    int64_t rings = 0;      // window layers, for all sequences
 };
 
 KvCost kv_cost(const MemoryRequest& r, int32_t chunk) {
@@ -24,7 +24,8 @@ KvCost kv_cost(const MemoryRequest& r, int32_t chunk) {
         const int64_t token =
             spec.num_kv_heads * (row_bytes(r.k_dtype, spec.head_dim) + row_bytes(r.v_dtype, spec.head_dim));
         if (spec.kind == StateSpec::Kind::paged) cost.per_token += token;
-        if (spec.kind == StateSpec::Kind::window) cost.rings += (spec.window - 1 + chunk + 63) / 64 * 64 * token;
+        if (spec.kind == StateSpec::Kind::window)
+            cost.rings += r.sequences * ((spec.window - 1 + chunk + 63) / 64 * 64) * token;
     }
     return cost;
 }
@@ -58,6 +59,7 @@ MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
         // A large chunk is faster, but a context that the model offers is worth more.
         const int64_t hoped = r.context > 0 ? r.context : r.max_context;
         for (const int32_t candidate : kChunks) {
+            if (candidate > r.max_chunk_rows) continue;
             chunk = candidate;
             if (needed(r, candidate, hoped) <= r.available) break;
         }
@@ -77,6 +79,7 @@ MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
     plan.chunk_rows = chunk;
     plan.weights = r.weights;
     const KvCost kv = kv_cost(r, chunk);
+    plan.per_token = kv.per_token;
     plan.kv = kv.rings + round_up(plan.context, r.page_rows) * kv.per_token;
     plan.workspace = workspace(r, chunk, plan.context);
     plan.spare = r.available - plan.kv - plan.workspace;

@@ -15,7 +15,9 @@ namespace riptide {
 struct MemoryRequest {
     int64_t context = 0;      // 0: as much as fits
     int64_t max_context = 0;  // of the model
-    int32_t chunk_rows = 0;   // 0: as large as fits, up to 8192
+    int32_t sequences = 1;    // that have rings at a time
+    int32_t max_chunk_rows = 8192;
+    int32_t chunk_rows = 0;  // 0: as large as fits, up to max_chunk_rows
     int32_t page_rows = 64;
     int64_t available = 0;
     int64_t weights = 0;
@@ -29,14 +31,15 @@ struct MemoryPlan {
     int64_t context = 0;
     int32_t chunk_rows = 0;
     int64_t weights = 0;
-    int64_t kv = 0;         // pages and rings
+    int64_t kv = 0;         // pages of one context, and rings
+    int64_t per_token = 0;  // of it, K/V bytes of one token in the pages
     int64_t workspace = 0;  // temporaries of the largest step
     int64_t spare = 0;      // of what was available
 };
 
-/// Takes the largest chunk of 8192, 4096, ... 512 rows that fits, then the largest context, a multiple of page_rows, or
-/// the asked-for ones. Throws Error (unavailable) that says what is needed, what is there, what would fit and the flag
-/// to ask for it. Pure.
+/// Takes the largest chunk of 8192, 4096, ... 512 rows that is allowed and fits, then the largest context, a multiple
+/// of page_rows, or the asked-for ones. Throws Error (unavailable) that says what is needed, what is there, what would
+/// fit and the flag to ask for it. Pure.
 MemoryPlan plan_gpu_memory(const MemoryRequest& request);
 
 /// "weights 18.9 GiB + K/V 5.3 GiB (131072 tokens, f16) + workspace 1.9 GiB, 112.3 GiB spare"

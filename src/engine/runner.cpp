@@ -30,7 +30,7 @@ constexpr int64_t kFirstArenaBytes = int64_t{1} << 20, kFirstGpuArenaBytes = int
 
 }  // namespace
 
-Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads)
+Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t sequence_tokens)
     : model_(model),
       cache_(cache),
       arena_(cache.gpu() == nullptr ? kFirstArenaBytes : kFirstGpuArenaBytes, cache.gpu()) {
@@ -39,7 +39,8 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads)
     context_.arena = &arena_;
     if (cache.gpu() == nullptr) return;
     const KvCacheOptions& o = cache.options();
-    device_batch_.emplace(*cache.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences, o.pages);
+    device_batch_.emplace(*cache.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences,
+                          sequence_tokens > 0 ? std::min(o.pages, cache.pages_for(sequence_tokens)) : o.pages);
     decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, o.max_sequences)));
 }
 

@@ -13,34 +13,16 @@ namespace {
 constexpr int32_t kCpuChunkRows = 512;
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
 
-void check_options(const SessionOptions& o) {
-    const auto range = [](std::string_view name, int64_t value, int64_t low, int64_t high) {
-        if (value < low || value > high) fail(ErrorKind::usage, "{} is {}, expected {} to {}", name, value, low, high);
-    };
-    range("threads", o.threads, 0, 4096);
-    range("context", o.context, 0, INT32_MAX - 1);
-    range("chunk_rows", o.chunk_rows, 0, 65536);
-    range("page_rows", o.page_rows, 1, 65536);
-}
-
 }  // namespace
 
-DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu) {
-    if (!on_gpu) return DType::f32;
-    const bool fits = std::all_of(specs.begin(), specs.end(), [](const StateSpec& spec) {
-        return spec.kind == StateSpec::Kind::none || spec.head_dim % dtype_info(DType::q8_0).block_elements == 0;
-    });
-    return fits ? DType::q8_0 : DType::f16;
-}
-
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options) {
-    check_options(options);
+    check_session_options(options);
     return std::make_unique<Session>(open_checkpoint(path), options);
 }
 
 Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options)
     : options_(options), checkpoint_(std::move(checkpoint)) {
-    check_options(options);
+    check_session_options(options);
     if (options.gpu) gpu_ = Gpu::open(*options.gpu);
     options_.model.gpu = gpu_.get();
     model_ = load_model(*checkpoint_, options_.model);

@@ -10,33 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "engine/finish_reason.h"
 #include "engine/gpu_decoder.h"
 #include "engine/logits_hash.h"
 #include "engine/memory_plan.h"
 #include "engine/runner.h"
 #include "engine/sampler.h"
+#include "engine/session_options.h"
 #include "io/checkpoint.h"
 #include "models/model.h"
 #include "text/tokenizer.h"
 
 namespace riptide {
-
-struct SessionOptions {
-    int threads = 0;             // 0: one for each hardware thread
-    int64_t context = 0;         // tokens of prompt and answer together; 0: the model's max_position_embeddings
-    DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
-    DType v_dtype = DType::f16;
-    bool choose_kv = false;  // by default_kv_type() instead
-    int32_t chunk_rows = 0;  // prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU
-    int32_t page_rows = 64;  // tokens in a K/V page
-    ModelOptions model;
-    std::optional<GpuOptions> gpu;  // run on this GPU
-};
-
-/// How K and V are stored unless someone says otherwise. On a GPU, whose memory is scarce and read for each token, the
-/// cheapest type without measurable loss (docs/results/kv.md): q8_0, or f16 where heads are no whole blocks of it. On
-/// the CPU f32: exact, and memory is only touched as it is used.
-DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu);
 
 /// A question. Everything but the prompt may stay as it is.
 struct GenerateRequest {
@@ -53,10 +38,6 @@ struct GenerateRequest {
     /// The answer's text as far as it cannot be part of a stop string any more. Valid UTF-8, never empty.
     std::function<void(std::string_view)> on_text = {};
 };
-
-enum class FinishReason { stop_id, stop_string, length, context, cancelled };
-/// "stop_id", "stop_string", "length", "context", "cancelled"
-const char* finish_reason_name(FinishReason reason);
 
 struct GenerationResult {
     std::vector<int32_t> tokens;    // without the stop id; with the tokens that spell a stop string

@@ -11,6 +11,7 @@
 
 #include "ops/batch.h"
 #include "ops/gated_attention.h"
+#include "ops/kv_pack_job.h"
 #include "ops/kv_view.h"
 #include "ops/matmul.h"
 #include "ops/moe.h"
@@ -36,6 +37,8 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
 // K/V (kv_append.cu).
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
+// kv_pack.cu. Addresses are of device memory.
+void kv_pack(Gpu& gpu, const PackJob& job);
 
 // Dispatch on ctx.family to the functions of decode:: and prefill:: (dispatch.cu).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);

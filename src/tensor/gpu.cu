@@ -189,7 +189,12 @@ void Gpu::check() {
 
 PinnedMemory::PinnedMemory(Gpu&, int64_t bytes) : bytes_(bytes) {
     void* p = nullptr;
-    RT_CUDA(cudaMallocHost(&p, static_cast<size_t>(bytes)));
+    const cudaError_t error = cudaMallocHost(&p, static_cast<size_t>(bytes));
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        fail(ErrorKind::unavailable, "{} bytes of pinned host memory are not to be had", bytes);
+    }
+    RT_CUDA(error);
     data_ = static_cast<std::byte*>(p);
 }
 
@@ -299,6 +304,29 @@ std::vector<double> GpuMarks::take() {
     }
     used_ = 0;
     return seconds;
+}
+
+GpuClock::~GpuClock() {
+    for (void* event : events_) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+uint64_t GpuClock::mark() {
+    if (gpu_ == nullptr) return 0;
+    while (events_.size() < kEvents) {
+        cudaEvent_t event = nullptr;
+        RT_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        events_.push_back(event);
+    }
+    RT_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(events_[(last_ + 1) % kEvents]), gpu_->stream()));
+    return ++last_;
+}
+
+void GpuClock::wait(uint64_t point) {
+    RT_ASSERT(point <= last_);
+    if (point <= done_) return;
+    if (last_ >= kEvents) point = std::max(point, last_ - kEvents + 1);  // its event means a later point by now
+    RT_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[point % kEvents])));
+    done_ = point;
 }
 
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) {

@@ -169,6 +169,27 @@ class GpuMarks {
     size_t used_ = 0;
 };
 
+/// Numbered points of the stream that the host can wait for. On a null Gpu everything has always happened already.
+class GpuClock {
+  public:
+    explicit GpuClock(Gpu* gpu) : gpu_(gpu) {}
+    ~GpuClock();
+    GpuClock(const GpuClock&) = delete;
+    GpuClock& operator=(const GpuClock&) = delete;
+
+    /// The stream as it is now. Numbers grow from 1.
+    uint64_t mark();
+    /// Returns when all that was in the stream at mark() has ended; it may wait for somewhat more. 0: at once.
+    void wait(uint64_t point);
+
+  private:
+    static constexpr uint64_t kEvents = 64;  // marks further back are waited for by a later one
+    Gpu* gpu_;
+    std::vector<void*> events_;  // point n has events_[n % kEvents]
+    uint64_t last_ = 0;
+    uint64_t done_ = 0;
+};
+
 /// Milliseconds between two points of the stream.
 class GpuTimer {
   public:

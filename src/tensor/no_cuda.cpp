@@ -57,6 +57,13 @@ void GpuMarks::add() { no_cuda(); }
 void GpuMarks::hold() { no_cuda(); }
 std::vector<double> GpuMarks::take() { no_cuda(); }
 
+GpuClock::~GpuClock() = default;
+uint64_t GpuClock::mark() {
+    if (gpu_ != nullptr) no_cuda();
+    return 0;
+}
+void GpuClock::wait(uint64_t) {}
+
 GpuTimer::GpuTimer(Gpu& gpu) : gpu_(gpu) { no_cuda(); }
 GpuTimer::~GpuTimer() = default;
 void GpuTimer::start() { no_cuda(); }

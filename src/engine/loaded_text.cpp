@@ -1,8 +1,8 @@
-#include "apps/loaded_text.h"
+#include "engine/loaded_text.h"
 
 #include "base/error.h"
 
-namespace riptide::apps {
+namespace riptide {
 
 namespace {
 
@@ -46,4 +46,4 @@ std::vector<int32_t> stop_ids(const Checkpoint& checkpoint, const Tokenizer& tok
     return tokenizer.stop_ids(more);
 }
 
-}  // namespace riptide::apps
+}  // namespace riptide

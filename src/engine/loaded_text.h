@@ -8,7 +8,7 @@
 #include "io/checkpoint.h"
 #include "text/tokenizer.h"
 
-namespace riptide::apps {
+namespace riptide {
 
 /// The checkpoint has a vocabulary that load_tokenizer can read.
 bool has_tokenizer(const Checkpoint& checkpoint);
@@ -19,4 +19,4 @@ std::string chat_template_source(const Checkpoint& checkpoint);
 /// The ids that end an answer: the tokenizer's eos and eot and generation_config.json's eos_token_id.
 std::vector<int32_t> stop_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer);
 
-}  // namespace riptide::apps
+}  // namespace riptide

@@ -1,0 +1,103 @@
+// The third tier: records as files in one folder, under a byte budget, that may be killed at any instant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cache/disk_writer.h"
+#include "cache/record_index.h"
+
+namespace riptide {
+
+/// One file for each record, named by record_name: a checksummed header with the format's version, the key, the payload
+/// with its own checksum. A file is written under a temporary name and then renamed. It is not forced to disk: what a
+/// power cut leaves half-written fails its checksum and is a miss. A file that is cut, changed, misnamed or of another
+/// version is removed and never read as data; files that are not named as ours are left alone.
+///
+/// Checksums are of 64 bits and run at memory speed; only names, where collisions could be sought, are SHA-256.
+///
+/// A cache must never stop an engine: nothing here throws. A folder that cannot be used, or is used by another process,
+/// gives a store that holds nothing and says why in problem(); a failed write or read counts and is a miss.
+/// Files and folder are for the owner only. Not thread-safe.
+class DiskStore {
+  public:
+    static constexpr int64_t kMostPending = int64_t{256} << 20;
+
+    struct Stats {
+        int64_t damaged = 0;  // files removed because they were not what they should be
+        int64_t failed_writes = 0;
+        int64_t dropped = 0;  // put_later: more was to be written than the disk takes
+        int64_t evicted = 0;
+    };
+
+    /// Reads the headers of all files in `folder` (made if it is missing), removes leftovers, damage, and the least
+    /// recently used files beyond `budget` bytes.
+    DiskStore(std::string folder, int64_t budget);
+    ~DiskStore();
+    DiskStore(const DiskStore&) = delete;
+    DiskStore& operator=(const DiskStore&) = delete;
+
+    bool has(const RecordKey& id) const { return index_.find(id) != nullptr; }
+    /// Bytes of a record's payload; -1: it is not held.
+    int64_t payload_bytes(const RecordKey& id) const;
+    /// Counts a record as used; its rank may rise, until the next start. False when it is not held.
+    bool touch(const RecordKey& id, int32_t rank = 0);
+    /// Whether the record is on disk afterwards. Removes less recently used records of no higher rank to make room.
+    /// REQUIRES that the host may read the parts.
+    bool put(const Record& record);
+    /// The same without waiting for the disk: the record counts as held, and is written on another thread. Not taken
+    /// when kMostPending bytes are waiting to be written already.
+    void put_later(Record record);
+    /// Waits until everything is written.
+    void flush();
+
+    struct Read {
+        const RecordKey* id = nullptr;
+        std::vector<std::span<std::byte>> to;  // one for each part, of its size
+        int32_t tag = 0;                       // out
+        bool done = false;                     // out: all bytes are there and fit their checksum
+    };
+    /// Reads records, on several threads if there are some. One that turns out to be damaged, or of other sizes, is
+    /// removed and not done. Does not count as a use.
+    void read(std::span<Read> reads, ThreadPool* threads = nullptr);
+    void erase(const RecordKey& id);
+    std::vector<std::string> keys(const Digest& group, std::string_view front) const {
+        return index_.keys(group, front);
+    }
+
+    /// Bytes of all files.
+    int64_t bytes() const { return index_.bytes(); }
+    int64_t count() const { return index_.count(); }
+    const Stats& stats() const { return stats_; }
+    /// What went wrong last; empty when nothing did.
+    const std::string& problem() const { return problem_; }
+
+  private:
+    std::string path_of(const Digest& name) const;
+    bool read_one(Read& read) const;
+    void scan();
+    void remove(const Digest& name);
+    bool make_room(const Record& record);
+    DiskWrite write_of(Record record);
+    void insert(const Record& record);
+    void settle(const Digest& name);
+    void reap();
+    void failed(const DiskWrite& write);
+
+    std::string folder_;
+    int64_t budget_;
+    int lock_ = -1;  // held while open; -1: the store is off
+    int64_t written_ = 0;
+    RecordIndex index_;
+    Stats stats_;
+    std::string problem_;
+    std::unique_ptr<DiskWriter> writer_;  // once it is wanted
+};
+
+}  // namespace riptide

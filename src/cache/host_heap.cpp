@@ -1,0 +1,97 @@
+#include "cache/host_heap.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr int64_t kAlign = 256;
+
+}  // namespace
+
+std::shared_ptr<HostHeap> HostHeap::make(Gpu* gpu) { return std::shared_ptr<HostHeap>(new HostHeap(gpu)); }
+
+/// A further region of at least `bytes`. False when the system refuses.
+bool HostHeap::grow(int64_t bytes) {
+    const int64_t size = std::max(bytes, kRegionBytes);
+    Region region;
+    try {
+        if (gpu_ != nullptr) region.pinned = PinnedMemory(*gpu_, size);
+        else region.plain = HostMemory(size, "cached state");
+    } catch (const Error&) {  // no more memory: less is cached
+        return false;
+    }
+    add_free(region.data(), {size, regions_.size()});
+    regions_.push_back(std::move(region));
+    reserved_ += size;
+    return true;
+}
+
+void HostHeap::reserve(int64_t bytes) {
+    while (reserved_ < bytes && grow(kRegionBytes)) {
+    }
+}
+
+void HostHeap::add_free(std::byte* at, Free range) {
+    free_.emplace(at, range);
+    by_size_.emplace(range.bytes, at);
+}
+
+void HostHeap::remove_free(std::map<std::byte*, Free>::iterator at) {
+    by_size_.erase({at->second.bytes, at->first});
+    free_.erase(at);
+}
+
+HostBytes HostHeap::take(int64_t bytes) {
+    RT_ASSERT(bytes >= 0);
+    const int64_t size = std::max((bytes + kAlign - 1) / kAlign * kAlign, kAlign);
+    auto best = by_size_.lower_bound({size, nullptr});
+    if (best == by_size_.end()) {
+        if (!grow(size)) return nullptr;
+        best = by_size_.lower_bound({size, nullptr});
+    }
+    const auto found = free_.find(best->second);
+    std::byte* const data = found->first;
+    const Free range = found->second;
+    remove_free(found);
+    if (range.bytes > size) add_free(data + size, {range.bytes - size, range.region});
+    used_ += size;
+    return HostBytes(new HostBlock{data, bytes},
+                     [heap = shared_from_this(), size, region = range.region](HostBlock* block) {
+                         heap->give_back(block->data, size, region, block->ready);
+                         delete block;
+                     });
+}
+
+HostBytes HostHeap::take_for_host(int64_t bytes) {
+    HostBytes block = take(bytes);
+    if (block != nullptr) clock_.wait(freed_ready_);
+    return block;
+}
+
+void HostHeap::give_back(std::byte* at, int64_t bytes, size_t region, uint64_t ready) {
+    used_ -= bytes;
+    freed_ready_ = std::max(freed_ready_, ready);
+    Free range{bytes, region};
+    const auto next = free_.lower_bound(at);
+    if (next != free_.end() && next->second.region == region && next->first == at + range.bytes) {
+        range.bytes += next->second.bytes;
+        remove_free(next);
+    }
+    const auto after = free_.lower_bound(at);
+    if (after != free_.begin()) {
+        const auto before = std::prev(after);
+        if (before->second.region == region && before->first + before->second.bytes == at) {
+            at = before->first;
+            range.bytes += before->second.bytes;
+            remove_free(before);
+        }
+    }
+    add_free(at, range);
+}
+
+}  // namespace riptide

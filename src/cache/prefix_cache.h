@@ -1,0 +1,198 @@
+// From tokens to the longest state that was computed before: shared pages, checkpoints of the windows, tiers below.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache/disk_store.h"
+#include "cache/host_heap.h"
+#include "cache/host_store.h"
+#include "cache/kv_cache.h"
+#include "cache/kv_transfer.h"
+#include "cache/sequence_state.h"
+
+namespace riptide {
+
+/// What besides the tokens decides the values of K/V, and who may share them. Entries under different salts never meet.
+struct PrefixSalt {
+    std::string weights;    // identity and version of weights and numerics
+    std::string prompt;     // tokenizer and chat template
+    std::string isolation;  // whoever must not see, nor time, the others' entries; empty: everybody shares
+};
+
+/// One prompt, or one sequence to be kept, and on whose behalf.
+struct PrefixRequest {
+    const PrefixSalt& salt;
+    std::span<const int32_t> tokens;
+    std::span<const int64_t> message_ends;  // ascending token counts; the last message may be followed by more tokens
+    uint64_t session = 0;                   // 0: none
+    bool side = false;  // a title, a sub-agent: shares what is there, but never drives out what a live session uses
+};
+
+/// How much of a prompt need not be computed, and why not more.
+struct PrefixMatch {
+    enum class Rest {
+        new_tokens,  // the cache knows no other way to go on: the prompt is longer than what was computed
+        differs,     // something that was computed goes on with another token
+        evicted,     // the first first_difference tokens were computed before, but what is held of them is less
+        nothing,     // there is no entry under this salt
+    };
+    int64_t cached = 0;         // tokens restored; a prompt's last token is always computed again
+    int64_t known = 0;          // leading tokens whose pages are held; the newest checkpoint inside them gives `cached`
+    int32_t pages_to_load = 0;  // pages that attach takes from the pool for state in lower tiers
+    Rest rest = Rest::nothing;
+    int64_t first_difference = -1;  // differs, evicted: index of the token,
+    int32_t message = -1;           // the message that it is in (message_ends.size(): after the last),
+    int32_t cached_token = -1;      // and what was there before
+    int32_t prompt_token = -1;
+    /// One sentence for a log or a reply.
+    std::string why() const;
+};
+
+struct PrefixCacheOptions {
+    int64_t checkpoint_every = 4096;          // tokens; the most that a match computes again
+    int64_t state_budget = int64_t{4} << 30;  // bytes of checkpoints held beside the pages
+    int64_t pinned_at_start = 0;              // bytes of host memory taken at once: later each 128 MiB cost a pause
+    int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
+};
+
+/// A tree of full pages for each salt. A page is found by its parent and its tokens, compared in full; a checkpoint
+/// hangs at the page before it with the tokens of the last, partly filled page. The tree holds a reference to each of
+/// its pages; sequences share them and copy on write (SequenceState).
+///
+/// Classes of what may go when room is wanted, least recently used and leaves first: what no live session uses; then,
+/// never for a side request, the prefixes of live sessions and what is pinned for ended ones; last the pinned
+/// checkpoints of live sessions. What goes is kept in `host`, what falls out there in `disk`; either may be null.
+///
+/// On a GPU copies between its memory and the host's are put on the stream and nobody waits for them (KvTransfer).
+/// Files are read on a few threads while the engine thread waits, and written on another one while it does not. (With
+/// `disk` but no `host` it waits for the device before each write.)
+///
+/// Deterministic, but for what a slow or full disk drops. Not thread-safe: the engine thread owns it. Never throws for
+/// anything that a tier returns: what does not fit is removed, and counts as absent.
+class PrefixCache {
+  public:
+    enum class Mark {
+        interval,  // every checkpoint_every tokens; the first to go
+        message,   // the end of a message or of a turn
+        pinned,    // the end of system prompt and tools
+    };
+    struct Stats {
+        int64_t prompts = 0, hits = 0, prompt_tokens = 0, cached_tokens = 0;
+        int64_t pages = 0, checkpoints = 0, state_bytes = 0;  // held now; pages: nodes of the trees
+        int64_t evicted_pages = 0, evicted_checkpoints = 0, loaded_pages = 0, loaded_checkpoints = 0;
+        int64_t refused = 0;  // checkpoints that would have driven out something of a higher class
+        int64_t damaged = 0;  // records of the tiers that did not fit
+    };
+
+    /// All must outlive the cache; sequences passed in must be of `cache`. On a GPU it takes KvTransfer::kStagingBytes
+    /// of device memory; throws Error (unavailable) when they are not there.
+    PrefixCache(KvCache& cache, const PrefixCacheOptions& options, HostStore* host = nullptr,
+                DiskStore* disk = nullptr);
+    ~PrefixCache();
+    PrefixCache(const PrefixCache&) = delete;
+    PrefixCache& operator=(const PrefixCache&) = delete;
+
+    /// What attach would find; changes nothing. Cost: one comparison of the tokens.
+    PrefixMatch find(const PrefixRequest& request) const;
+    /// Restores the longest held state into an empty sequence; `cached` is then its length.
+    PrefixMatch attach(const PrefixRequest& request, SequenceState& sequence);
+    /// Keeps the pages of a sequence and a checkpoint at its length, which becomes the prefix in use of the session
+    /// unless the request is a side one. REQUIRES tokens to begin with the sequence's tokens and no step running.
+    /// False when the checkpoint was not worth, or had no right to, the room.
+    /// The sequence's partly filled page becomes shared: its next try_reserve takes a page to copy it.
+    bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark);
+    /// Evicts until the pool has `pages` free ones, and when it has to begin, 1/128 of the pool more of no higher
+    /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it
+    /// cannot.
+    bool make_room(int32_t pages, bool side);
+    /// Where to cut prefill or decode for the next publish: the next message end or multiple of checkpoint_every.
+    int64_t next_boundary(int64_t from, std::span<const int64_t> message_ends) const;
+
+    /// The session's prefix is from now on like any other entry.
+    void end_session(uint64_t session);
+    /// Drops all entries of these weights from memory. The tiers' entries cannot be found under other weights.
+    void forget_weights(const std::string& weights);
+    /// Writes everything held here and in the host tier to the disk tier, for the next start.
+    void persist();
+
+    const Stats& stats() const { return stats_; }
+    /// For each page, how many references the cache holds.
+    std::span<const int32_t> page_references() const { return held_; }
+
+  private:
+    struct Node;
+    struct Checkpoint;
+    struct Session;
+    struct Plan;
+    struct Found;
+    struct Victim;
+
+    std::string salt_text(const PrefixSalt& salt) const;
+    static std::string record_key(char kind, const std::string& salt, std::span<const int32_t> tokens);
+    static Node* child_of(const Node& node, std::span<const int32_t> tokens);
+    static Checkpoint* checkpoint_of(const Node& node, std::span<const int32_t> tail);
+
+    Plan plan(const PrefixRequest& request, bool tiers) const;
+    void consider(Plan& plan, const PrefixRequest& request, size_t depth, bool tiers) const;
+    bool in_tiers(const RecordKey& id) const;
+    int64_t shared_beyond(const Plan& plan, std::span<const int32_t> tokens, int32_t& other) const;
+    PrefixMatch explain(const Plan& plan, const PrefixRequest& request) const;
+
+    enum class Loaded { done, lost, no_room };
+    void restore_held(const Plan& plan, SequenceState& sequence);
+    Loaded restore_loaded(const Plan& plan, const PrefixRequest& request, SequenceState& sequence);
+    std::optional<Found> look_up(const RecordKey& id, std::initializer_list<int64_t> sizes);
+    bool load_pages(std::span<const Found> found, std::span<const int32_t> pages);
+    bool load_checkpoint(Found& found, std::initializer_list<int64_t> sizes);
+    ThreadPool* threads(int64_t bytes);
+    void discard(const RecordKey& id);
+
+    bool keep(const PrefixRequest& request, const SequenceState& sequence, HostBytes state, Mark mark);
+    Node& grow(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length);
+    void share_tails(Node& parent, const Node& child);
+    void touch(Node& node, Checkpoint* checkpoint, bool side);
+    void set_head(const PrefixRequest& request, Node& node);
+    void move_head(Session& session, Node* head);
+
+    bool unused(int32_t page) const;
+    void hold(int32_t page);
+    void drop(int32_t page);
+    int32_t class_of(const Node& node, const Checkpoint* checkpoint) const;
+    void add_victims(Node& node, std::vector<Victim>& heap) const;
+    bool make_state_room(int64_t bytes, bool side);
+    void evict(Node& node, Checkpoint& checkpoint);
+    void evict(Node& node);
+    void prune(Node* node);
+    void forget_head(const Node& node);
+    std::vector<Node*> all_nodes() const;
+    void erase_tree(std::unique_ptr<Node> root);
+    RecordKey key_of(const Node& node, const Checkpoint* checkpoint) const;
+    std::optional<Record> record_of(const Node& node, const Checkpoint* checkpoint);
+    void spill(const Node& node, const Checkpoint* checkpoint);
+
+    KvCache& cache_;
+    PrefixCacheOptions options_;
+    HostStore* host_;
+    DiskStore* disk_;
+    size_t page_rows_;
+    std::string geometry_;  // SHA-256 of what the bytes of pages and checkpoints mean
+    std::shared_ptr<HostHeap> heap_;
+    KvTransfer transfer_;
+    std::unique_ptr<ThreadPool> threads_;
+    std::map<std::string, std::unique_ptr<Node>> roots_;  // by the whole salt
+    std::map<uint64_t, Session> sessions_;
+    std::vector<std::pair<Node*, Checkpoint*>> checkpoints_;  // all of them
+    std::vector<int32_t> held_;
+    uint64_t clock_ = 0;
+    Stats stats_;
+};
+
+}  // namespace riptide

@@ -1,0 +1,135 @@
+#include "engine/answer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace riptide {
+
+namespace {
+
+SamplingParams with_seed(SamplingParams params, int32_t index) {
+    params.seed += static_cast<uint64_t>(index);
+    return params;
+}
+
+double seconds(int64_t from_us, int64_t to_us) {
+    return static_cast<double>(std::max<int64_t>(0, to_us - from_us)) / 1e6;
+}
+
+}  // namespace
+
+void Job::emit(const Answer& answer, EventBody body, bool ends) {
+    if (sink_failed) return;
+    try {
+        sink({id, answer.index(), ends, std::move(body)});
+    } catch (...) {  // whoever listens has gone: nobody is left to tell
+        sink_failed = true;
+    }
+}
+
+AnswerText::AnswerText(const ModelText& text, const EncodedPrompt& prompt, const std::vector<std::string>& stops)
+    : tokenizer_(text.tokenizer()), matcher_(stops) {
+    if (prompt.make_parser) parser_ = prompt.make_parser();
+    else if (tokenizer_ != nullptr) detokenizer_.emplace(*tokenizer_);
+}
+
+void AnswerText::push(int32_t token, bool armed, std::vector<EventBody>& out) {
+    if (detokenizer_) return deliver_text(detokenizer_->push(token), armed, out);
+    if (!parser_) return;
+    parser_->push_token(tokenizer_->piece(token), tokenizer_->is_added(token), events_);
+    for (StreamEvent& event : events_) deliver(std::move(event), armed, out);
+    events_.clear();
+}
+
+void AnswerText::finish(std::vector<EventBody>& out) {
+    if (detokenizer_) deliver_text(detokenizer_->finish(), true, out);
+    if (parser_) {
+        parser_->finish(events_);
+        for (StreamEvent& event : events_) deliver(std::move(event), true, out);
+        events_.clear();
+    }
+    flush(out);
+}
+
+void AnswerText::deliver(StreamEvent&& event, bool armed, std::vector<EventBody>& out) {
+    if (stopped()) return;
+    if (auto* text = std::get_if<TextDelta>(&event)) return deliver_text(std::move(text->text), armed, out);
+    flush(out);  // a stop string does not reach across other things
+    if (const auto* end = std::get_if<Finish>(&event)) tool_calls_ = end->tool_calls;
+    else
+        std::visit(
+            [&](auto& body) {
+                if constexpr (!std::is_same_v<std::decay_t<decltype(body)>, Finish>) out.emplace_back(std::move(body));
+            },
+            event);
+}
+
+void AnswerText::deliver_text(std::string text, bool armed, std::vector<EventBody>& out) {
+    if (armed) text = matcher_.push(text);
+    if (!text.empty()) out.emplace_back(TextDelta{std::move(text)});
+}
+
+void AnswerText::flush(std::vector<EventBody>& out) {
+    if (std::string rest = matcher_.finish(); !rest.empty()) out.emplace_back(TextDelta{std::move(rest)});
+}
+
+Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_size)
+    : job_(&job),
+      index_(index),
+      sampling_(with_seed(job.sampling, index)),
+      sampler_(sampling_, vocab_size, job.stop_ids, job.prompt.tokens),
+      text_(text, job.prompt, job.sampling.stop_strings) {
+    usage.prompt = std::ssize(job.prompt.tokens);
+}
+
+bool Answer::take(const Sampled& sampled) {
+    if (std::find(job_->stop_ids.begin(), job_->stop_ids.end(), sampled.token) != job_->stop_ids.end()) {
+        reason = FinishReason::stop_id;
+        stop_token_ = sampled.token;
+        return false;
+    }
+    sampler_.accept(sampled.token);
+    tokens_.push_back(sampled.token);
+    const int64_t produced = ++usage.completion;
+    if (job_->want_tokens) out_.emplace_back(TokensDrawn{{sampled}});
+    text_.push(sampled.token, produced > sampling_.min_tokens, out_);
+    send();
+    if (text_.stopped()) {
+        reason = FinishReason::stop_string;
+        return false;
+    }
+    if (produced < job_->max_tokens) return true;
+    reason = job_->until_full ? FinishReason::context : FinishReason::length;
+    return false;
+}
+
+void Answer::finish() {
+    text_.finish(out_);
+    send();
+    if (text_.stopped() && reason != FinishReason::cancelled) reason = FinishReason::stop_string;
+}
+
+void Answer::send() {
+    for (EventBody& body : out_) job_->emit(*this, std::move(body));
+    out_.clear();
+}
+
+void Answer::close(int64_t now_us, int64_t version) {
+    closed_ = true;
+    const bool last = --job_->open == 0;
+    if (failure) return job_->emit(*this, *failure, last);
+    finish();
+    Done done;
+    done.reason = reason;
+    if (reason == FinishReason::stop_string) done.stop_string = text_.stop();
+    if (reason == FinishReason::stop_id) done.stop_token = stop_token_;
+    done.tool_calls = text_.tool_calls();
+    done.usage = usage;
+    const int64_t start = start_us < 0 ? now_us : start_us, first = first_us < 0 ? now_us : first_us;
+    done.timings = {seconds(job_->submitted_us, start), seconds(start, first), seconds(first, now_us)};
+    done.cache_note = cache_note;
+    done.version = version;
+    job_->emit(*this, std::move(done), last);
+}
+
+}  // namespace riptide

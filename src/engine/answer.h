@@ -1,0 +1,127 @@
+// One request and its answers while they are being made. Internal to the engine.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "engine/model_text.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/stop_matcher.h"
+#include "text/detokenizer.h"
+
+namespace riptide {
+
+class Answer;
+
+/// A request that has been checked.
+struct Job {
+    RequestId id = 0;
+    Sink sink;
+    EncodedPrompt prompt;
+    std::vector<int64_t> cuts;  // of the prompt, where its state is kept
+    SamplingParams sampling;
+    std::vector<int32_t> stop_ids;  // that end the answer
+    int64_t max_tokens = 0;         // of the answer
+    bool until_full = false;        // max_tokens is what the context leaves
+    PrefixSalt salt;
+    uint64_t share = 0;          // for whom the scheduler counts
+    uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
+    int priority = 1;
+    bool side = false, deterministic = false, want_tokens = false;
+    int64_t submitted_us = 0;
+    int64_t deadline_us = std::numeric_limits<int64_t>::max();
+    std::optional<std::chrono::milliseconds> deadline;  // as asked
+
+    // The engine thread's.
+    std::vector<std::unique_ptr<Answer>> answers;
+    int64_t open = 0;          // answers that have not ended
+    int64_t held_from = 0;     // answers from here on wait until the first has read the prompt
+    bool prompt_kept = false;  // the last cut is in the cache
+    bool sink_failed = false;
+
+    /// Calls the sink, unless it has thrown before.
+    void emit(const Answer& answer, EventBody body, bool ends = false);
+    PrefixRequest prefix(std::span<const int32_t> tokens) const {
+        return {salt, tokens, prompt.message_ends, cache_session, side};
+    }
+};
+
+/// The answer's text: tokens go in, events come out as soon as they cannot belong to a stop string.
+class AnswerText {
+  public:
+    /// `text` must outlive this. Without tokenizer there are no events.
+    AnswerText(const ModelText& text, const EncodedPrompt& prompt, const std::vector<std::string>& stops);
+
+    /// `armed`: stop strings end the answer; else they are text like any other. Appends to `out`.
+    void push(int32_t token, bool armed, std::vector<EventBody>& out);
+    /// The answer is over: what was held back.
+    void finish(std::vector<EventBody>& out);
+    bool stopped() const { return matcher_.matched(); }
+    const std::string& stop() const { return matcher_.match(); }
+    int32_t tool_calls() const { return tool_calls_; }
+
+  private:
+    void deliver(StreamEvent&& event, bool armed, std::vector<EventBody>& out);
+    void deliver_text(std::string text, bool armed, std::vector<EventBody>& out);
+    void flush(std::vector<EventBody>& out);
+
+    const Tokenizer* tokenizer_;
+    std::unique_ptr<StreamParser> parser_;    // of a chat
+    std::optional<Detokenizer> detokenizer_;  // of plain text
+    StopMatcher matcher_;
+    StreamEvents events_;
+    int32_t tool_calls_ = 0;
+};
+
+/// One answer of a request: what each drawn token means for it.
+class Answer {
+  public:
+    Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_size);
+
+    Job& job() const { return *job_; }
+    int32_t index() const { return index_; }
+    const SamplingParams& sampling() const { return sampling_; }
+    /// Draws for `position` from the raw logits. Throws Error if no token can be drawn.
+    Sampled draw(std::span<const float> logits, int64_t position) { return sampler_.sample(logits, position); }
+    /// Takes the next token and sends events. True if another is wanted.
+    bool take(const Sampled& sampled);
+    /// Sends what was held back.
+    void finish();
+    /// The last event: Failed if `failure` is set, else Done.
+    void close(int64_t now_us, int64_t version);
+
+    bool closed() const { return closed_; }
+
+    const std::vector<int32_t>& tokens() const { return tokens_; }
+
+    int64_t scheduled = 0;  // the scheduler's number; 0: held back, or over
+    FinishReason reason = FinishReason::cancelled;
+    std::optional<Failed> failure;
+    Usage usage;
+    std::string cache_note;
+    int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
+    uint64_t cached_at = 0;                // when cached_tokens was looked up
+    int64_t cached_tokens = 0;
+    /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
+    bool ends = false;
+    std::vector<int32_t> ahead;
+
+  private:
+    void send();
+
+    Job* job_;
+    int32_t index_;
+    SamplingParams sampling_;
+    Sampler sampler_;
+    AnswerText text_;
+    std::vector<int32_t> tokens_;
+    int32_t stop_token_ = -1;
+    bool closed_ = false;
+    std::vector<EventBody> out_;
+};
+
+}  // namespace riptide

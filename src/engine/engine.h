@@ -1,0 +1,119 @@
+// The engine: many requests, one model, one device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/session_options.h"
+#include "io/checkpoint.h"
+#include "text/tokenizer.h"
+
+namespace riptide {
+
+/// `chunk_rows` is also the room that each running request has in the rings of window layers: more is faster for long
+/// prompts and costs memory; 0: 512 on the CPU, up to 4096 on a GPU.
+/// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
+/// from one context to four.
+struct EngineOptions : SessionOptions {
+    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
+    int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see below
+    int32_t max_queue = 512;          // answers that wait for their turn
+    int32_t prefill_rows_beside = 0;  // prompt rows of a step beside decoding requests; 0: 64 on the CPU, 256 on a GPU
+    bool deterministic = false;       // Request::deterministic
+
+    bool prefix_cache = true;
+    int32_t checkpoint_every = 4096;              // tokens; the most that a hit computes again
+    int64_t checkpoint_bytes = int64_t{4} << 30;  // host memory for checkpoints of what is held on the device
+    int64_t host_cache_bytes = int64_t{4} << 30;  // second tier; 0: none
+    std::string disk_cache;                       // third tier: a folder; empty: none
+    int64_t disk_cache_bytes = int64_t{64} << 30;
+};
+
+/// Facts for whoever offers the model to others.
+struct EngineInfo {
+    ModelInfo model;
+    std::string path;            // of the checkpoint
+    int64_t version = 1;         // of the weights: 1, and one more with each reload
+    int64_t context_length = 0;  // tokens of prompt and answer together
+    int64_t kv_tokens = 0;
+    int32_t max_running = 0, chunk_rows = 0;
+    DType k_dtype = DType::f16, v_dtype = DType::f16;
+    std::string device;  // "NVIDIA H200", "CPU, 8 threads"
+    bool chat = false;   // there is a template in a dialect that the engine can parse
+    ChatTraits chat_traits;
+    std::vector<int32_t> stop_ids;
+};
+
+struct EngineStats {
+    int64_t waiting = 0, running = 0;  // answers, now
+    int64_t submitted = 0, finished = 0, cancelled = 0, failed = 0, refused = 0;
+    int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+    int64_t preempted = 0, recomputed_rows = 0;
+    int64_t pages = 0, free_pages = 0, cached_pages = 0, checkpoints = 0, checkpoint_bytes = 0;
+    int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0;
+    int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
+    double step_seconds = 0;  // of all steps
+    double host_seconds = 0;  // of them, not spent in the model or waiting for the device
+    int64_t version = 1;
+    bool paused = false;
+};
+
+/// Owns model, device, K/V and a thread that runs them. **Thread safety:** all functions, from any thread, except that
+/// a Sink may call submit and cancel only.
+///
+/// **Determinism.** An answer is a function of its request and the weights: its tokens do not depend on other requests,
+/// their arrival, preemption or cancellation; except that on a GPU what was found in the prefix cache can change
+/// rounding, unless the request is deterministic.
+/// **Failure.** What goes wrong with one request fails that request alone. When the device fails, or the checkpoint's
+/// file shrinks, every request gets Failed and later calls of submit throw: the process should end.
+class Engine {
+  public:
+    /// Loads the model and starts. Throws Error; see open_checkpoint, load_model, plan_gpu_memory.
+    static std::unique_ptr<Engine> open(const std::string& path, const EngineOptions& options = {});
+    explicit Engine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options = {});
+    /// A model without checkpoint, on the CPU: for TokenPrompt only. For tests.
+    explicit Engine(std::unique_ptr<Model> model, const EngineOptions& options);
+    /// Cancels what is left, writes the cache to the disk tier, stops.
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    /// Renders, tokenises and checks the request on the caller's thread, and queues it. Throws QueueFull,
+    /// Error (unavailable) while draining or after a failure, or Error that names the field, its value and the limit: a
+    /// prompt that is empty, leaves no room for an answer in the context, or holds ids outside the vocabulary, messages
+    /// that the template refuses, parameters out of range, stop strings or text without a tokenizer.
+    RequestId submit(Request request, Sink sink);
+    /// Ends a request within one step: Done with reason cancelled for each answer not complete. An id that has ended is
+    /// ignored.
+    void cancel(RequestId id);
+
+    EngineStats stats() const;
+    EngineInfo info() const;
+    /// Null if the model has none. They live as long as the engine.
+    const Tokenizer* tokenizer() const;
+    const ChatTemplate* chat_template() const;
+    /// The tokens that submit would feed.
+    std::vector<int32_t> tokenize(const Prompt& prompt) const;
+
+    /// Stops between two steps; requests keep their K/V and their place. Returns when no step runs.
+    void pause();
+    /// Goes on after pause, takes requests again after drain.
+    void resume();
+    /// Refuses new requests, lets the others end (a paused engine goes on), returns when none is left.
+    void drain();
+    /// Other weights of the same model (sizes, vocabulary), in place of these. Running answers end with the old weights
+    /// first (even if paused), waiting requests start with the new ones; what the prefix cache holds is forgotten.
+    /// Returns the new version. Throws Error with the old weights back in place if the new ones cannot be used.
+    int64_t reload(const std::string& path);
+    int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace riptide

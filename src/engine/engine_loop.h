@@ -1,0 +1,137 @@
+// The engine's steps: what runs next, what came of it, who is told. Internal to the engine.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/answer.h"
+#include "engine/engine.h"
+#include "engine/machine.h"
+#include "engine/scheduler.h"
+
+namespace riptide {
+
+/// The name under which the prefix cache keeps state of these weights. `exact`: only what prefill has computed.
+std::string cache_name(const std::string& weights, bool exact);
+
+/// A step: scheduler.plan -> decode part and prompt part -> draw -> settle -> publish to the prefix cache -> events.
+///
+/// On a GPU the device draws for all rows that it can (ops/sample.h): such a step is begun, the prompts' step is put
+/// behind it, and only then its tokens are waited for. While nothing but such rows is planned, steps run ahead of the
+/// host until an answer ends or `interrupted` says that there is news: settle then sees them as one.
+/// Other rows (log-probabilities, first tokens, answers computed again) are drawn here from copied logits, as all are
+/// on the CPU.
+///
+/// Not thread-safe: the engine's thread owns it. Functions throw only what ends the engine; errors of one request
+/// become its Failed.
+class EngineLoop {
+  public:
+    /// All must outlive the loop.
+    EngineLoop(Machine& machine, std::function<bool()> interrupted);
+    ~EngineLoop();
+
+    void add(std::unique_ptr<Job> job);
+    void cancel(RequestId id);
+    /// Runs one step, or several ahead. REQUIRES !idle().
+    void step();
+    /// Ends everything, each answer with Failed, or (null) Done as cancelled. The loop cannot step afterwards.
+    void end_all(const Failed* failure, std::vector<std::unique_ptr<Job>> never_added);
+    /// Whether no request is left.
+    bool idle() const { return jobs_.empty(); }
+
+    /// While held, requests that have not begun stay in the queue.
+    void hold(bool held) { scheduler_.admit_new(!held); }
+    /// Requests that have begun and have not ended.
+    int64_t begun() const { return scheduler_.begun(); }
+    /// The machine has other weights; what is cached of those called `old` is forgotten, answers carry `version`.
+    /// REQUIRES begun() == 0.
+    void change_weights(const std::string& old, int64_t version);
+
+    /// Microseconds of the clock that requests are measured by.
+    int64_t now_us() const;
+    /// What the loop knows.
+    void report(EngineStats& stats) const;
+    /// Answers that have not begun. Who submits adds to it; the loop takes away.
+    std::atomic<int64_t> waiting = 0;
+    int64_t retry_after_us() const { return scheduler_.retry_after_us(); }
+
+  private:
+    /// A row that the device draws for.
+    struct DeviceRow {
+        Answer* answer;
+        bool over = false;
+        int32_t next = -1;  // the last token drawn
+    };
+
+    SchedulerHooks hooks();
+    int64_t cached(Answer& answer);
+    void restore(Answer& answer, SequenceState& state);
+    void computed(Answer& answer, const SequenceState& state);
+    void leave(RequestId id, Leaving why, std::span<const int32_t> tokens, const SequenceState* state);
+    void evict(Answer& answer, int32_t pages);
+    void publish(const Job& job, std::span<const int32_t> tokens, const SequenceState& state, PrefixCache::Mark mark);
+    template <class Action>
+    void guarded(const Action& action);
+
+    void schedule(Answer& answer);
+    void release_held(Job& job);
+    void cancel(Job& job);
+    void fail(Answer& answer, ErrorKind kind, const std::string& message);
+    void close_departed();
+    void relieve();
+    void forget(const std::string& weights);
+
+    Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
+    void split(const StepPlan& plan);
+    bool device_can_draw(const Answer& answer, const StepItem& item);
+    void begin_on_device();
+    bool next_from_device();
+    void run_on_device(int64_t steps);
+    void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
+    void run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
+    bool try_step(std::span<const StepItem> items, Family family);
+    void draw_all(std::span<const StepItem> items, std::span<const RequestId> ids);
+    bool take(Answer& answer, const Sampled& sampled);
+    void conclude(Answer& answer, int32_t next);
+    void damaged(Answer& answer, const std::string& message);
+    int64_t nearest_deadline() const;
+
+    Machine& machine_;
+    std::function<bool()> interrupted_;
+    std::chrono::steady_clock::time_point epoch_ = std::chrono::steady_clock::now();
+    int64_t version_ = 1;
+    std::map<RequestId, std::unique_ptr<Job>> jobs_;
+    std::unordered_map<RequestId, Answer*> answers_;  // by the scheduler's number
+
+    // The step at hand.
+    std::vector<DeviceRow> device_rows_;
+    std::vector<StepItem> host_items_;
+    std::vector<RequestId> host_ids_;
+    std::vector<DecodeRow> decode_rows_;
+    bool device_samples_ = false;  // by its slots' parameters; else the largest logits
+    std::optional<Error> step_error_;
+    std::vector<StepResult> results_;
+    std::vector<std::pair<Answer*, Leaving>> departed_;
+    std::exception_ptr fault_;  // thrown inside a hook: ends the engine
+    bool damage_ = false;       // K/V may be: the cache must go
+
+    struct SlotUse {
+        RequestId scheduled = 0;
+        int64_t tokens = 0;  // of the answer, that the slot's history has
+    };
+    std::vector<SlotUse> slots_;  // of the device's sampler, numbered as ring slots
+
+    uint64_t cache_changes_ = 1;   // what cached() has found holds until the next
+    bool evict_anything_ = false;  // nothing can run otherwise
+    EngineStats stats_;
+    double waited_ = 0;    // seconds of this step in the model or for the device
+    Scheduler scheduler_;  // last: its end frees pages
+};
+
+}  // namespace riptide

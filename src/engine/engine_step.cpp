@@ -1,0 +1,258 @@
+// EngineLoop: a step.
+#include <algorithm>
+
+#include "base/error.h"
+#include "engine/device_draw.h"
+#include "engine/engine_loop.h"
+
+namespace riptide {
+
+namespace {
+
+/// Steps that the device may be ahead of the host, and that settle may be behind the device.
+constexpr int64_t kAhead = 3, kMostAhead = 256;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Adds the time of its life to a sum.
+class Waiting {
+  public:
+    explicit Waiting(double& sum) : sum_(sum) {}
+    ~Waiting() { sum_ += seconds_since(start_); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+  private:
+    double& sum_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+int64_t rows_of(std::span<const StepItem> items) {
+    int64_t rows = 0;
+    for (const StepItem& item : items) rows += std::ssize(item.tokens);
+    return rows;
+}
+
+}  // namespace
+
+void EngineLoop::step() {
+    const auto start = std::chrono::steady_clock::now();
+    waited_ = 0;
+    results_.clear();
+    const StepPlan& plan = scheduler_.plan(now_us());
+    if (fault_) {
+        scheduler_.abandon();
+        std::rethrow_exception(fault_);
+    }
+    close_departed();  // past their deadline
+    if (!plan.stalled) {
+        evict_anything_ = false;
+        split(plan);
+        stats_.decode_rows += rows_of(plan.decode);
+        stats_.prefill_rows += rows_of(plan.prefill);
+        const bool alone = host_items_.empty() && plan.prefill.empty() && !device_rows_.empty();
+        const int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1;
+        if (!device_rows_.empty()) begin_on_device();
+        if (!host_items_.empty()) run_part(host_items_, host_ids_, Family::decode);
+        const bool prompts = !plan.prefill.empty() && try_step(plan.prefill, Family::prefill);
+        if (!device_rows_.empty()) run_on_device(steps);  // its tokens come while prompts are still being read
+        if (prompts) draw_all(plan.prefill, plan.prefill_ids);
+        else if (!plan.prefill.empty()) run_each(plan.prefill, plan.prefill_ids, Family::prefill);
+    }
+    const bool stalled = plan.stalled;
+    scheduler_.settle(results_);
+    if (fault_) std::rethrow_exception(fault_);
+    if (std::exchange(damage_, false)) forget(machine_.weights_name());
+    if (stalled) relieve();
+    for (const auto& [id, job] : jobs_)
+        if (job->prompt_kept && job->held_from < std::ssize(job->answers)) release_held(*job);
+    close_departed();
+    ++stats_.steps;
+    const double seconds = seconds_since(start);
+    stats_.step_seconds += seconds;
+    stats_.host_seconds += seconds - waited_;
+}
+
+/// Which rows of the decode part the device draws for.
+void EngineLoop::split(const StepPlan& plan) {
+    device_rows_.clear();
+    decode_rows_.clear();
+    host_items_.clear();
+    host_ids_.clear();
+    for (size_t i = 0; i < plan.decode.size(); ++i) {
+        const StepItem& item = plan.decode[i];
+        Answer& answer = answer_of(plan.decode_ids[i]);
+        answer.ahead.clear();
+        if (device_can_draw(answer, item)) {
+            device_rows_.push_back({&answer});
+            decode_rows_.push_back({item.sequence, item.tokens[0], item.sequence->slot()});
+        } else {
+            host_items_.push_back(item);
+            host_ids_.push_back(plan.decode_ids[i]);
+        }
+    }
+    for (const RequestId id : plan.prefill_ids) answer_of(id).ahead.clear();
+}
+
+bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
+    return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
+           item.logits == StepRows::Logits::last && device_draws(answer.sampling(), machine_.model().info().vocab_size);
+}
+
+/// Starts the first step of device_rows_.
+void EngineLoop::begin_on_device() {
+    const DecodeDevice& decoder = *machine_.decoder();
+    device_samples_ = std::any_of(device_rows_.begin(), device_rows_.end(),
+                                  [](const DeviceRow& row) { return !plainly_greedy(row.answer->sampling()); });
+    for (size_t r = 0; device_samples_ && r < device_rows_.size(); ++r) {
+        const Answer& answer = *device_rows_[r].answer;
+        SlotUse& use = slots_[static_cast<size_t>(decode_rows_[r].slot)];
+        if (use.scheduled == answer.scheduled && use.tokens == std::ssize(answer.tokens())) continue;
+        const Job& job = answer.job();
+        decoder.start_answer(decode_rows_[r].slot,
+                             sample_start(answer.sampling(), job.stop_ids, job.prompt.tokens, answer.tokens()));
+        use = {answer.scheduled, std::ssize(answer.tokens())};
+    }
+    decoder.begin(decode_rows_, device_samples_ ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest);
+    decoder.launch();
+}
+
+/// Takes the tokens of the oldest step from the device. False if an answer has ended.
+bool EngineLoop::next_from_device() {
+    std::span<const int32_t> tokens;
+    {
+        const Waiting waiting_for(waited_);
+        tokens = machine_.decoder()->next();
+    }
+    bool all = true;
+    for (size_t r = 0; r < device_rows_.size(); ++r) {
+        DeviceRow& row = device_rows_[r];
+        if (row.over) continue;
+        if (row.next >= 0) row.answer->ahead.push_back(row.next);
+        row.next = tokens[r];
+        if (row.next < 0)
+            damaged(*row.answer, fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or "
+                                             "none is above -infinity; the model's weights or its K/V are damaged",
+                                             row.answer->usage.prompt + std::ssize(row.answer->tokens())));
+        Sampled drawn;
+        drawn.token = row.next;
+        row.over = row.next < 0 || !take(*row.answer, drawn);
+        all = all && !row.over;
+    }
+    return all;
+}
+
+/// One step, or as many as there is room for, each launched before its predecessors' tokens are known here.
+void EngineLoop::run_on_device(int64_t steps) {
+    const DecodeDevice& decoder = *machine_.decoder();
+    const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
+    bool more = true;
+    for (int64_t launched = 1, taken = 0; taken < launched; ++taken) {
+        for (; more && launched < std::min(steps, taken + kAhead); ++launched) decoder.launch();
+        more = next_from_device() && more;
+        if (more && steps > 1) more = !interrupted_() && now_us() < deadline;
+    }
+    for (const DeviceRow& row : device_rows_) {
+        conclude(*row.answer, row.next);
+        if (device_samples_ && !row.over)
+            slots_[static_cast<size_t>(decode_rows_[static_cast<size_t>(&row - device_rows_.data())].slot)].tokens =
+                std::ssize(row.answer->tokens());
+    }
+}
+
+/// Runs a step; step_error_ says why not. Throws what must end the engine.
+bool EngineLoop::try_step(std::span<const StepItem> items, Family family) {
+    const Waiting waiting_for(waited_);
+    try {
+        machine_.step(items, family);
+    } catch (const Error& error) {
+        machine_.check();
+        if (error.kind() == ErrorKind::system) throw;
+        step_error_.emplace(error);
+        return false;
+    }
+    machine_.check();
+    return true;
+}
+
+void EngineLoop::run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
+    if (try_step(items, family)) draw_all(items, ids);
+    else run_each(items, ids, family);
+}
+
+/// After a step that failed: each alone, so that only those that cannot run fail.
+void EngineLoop::run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
+    for (size_t i = 0; i < items.size(); ++i) {
+        if (try_step(items.subspan(i, 1), family)) draw_all(items.subspan(i, 1), ids.subspan(i, 1));
+        else fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
+    }
+}
+
+/// The tokens that follow a step's rows, drawn here.
+void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const RequestId> ids) {
+    Tensor logits;
+    {
+        const Waiting waiting_for(waited_);
+        logits = machine_.logits();
+    }
+    int64_t row = 0;
+    for (size_t i = 0; i < items.size(); ++i) {
+        const StepItem& item = items[i];
+        Answer& answer = answer_of(ids[i]);
+        const int64_t end = item.sequence->length() + std::ssize(item.tokens);
+        if (end <= answer.usage.prompt)
+            answer.job().emit(answer, PromptProgress{end, answer.usage.cached, answer.usage.prompt});
+        if (item.logits == StepRows::Logits::none) {
+            if (answer.job().sink_failed) cancel(answer.job());
+            continue;
+        }
+        const std::span<const float> values(logits.row(row++), static_cast<size_t>(logits.row_elements()));
+        Sampled sampled;
+        try {
+            sampled = answer.draw(values, end);
+        } catch (const Error& error) {
+            damaged(answer, error.what());
+            continue;
+        }
+        take(answer, sampled);
+        conclude(answer, sampled.token);
+    }
+}
+
+/// True if another token is wanted.
+bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
+    if (answer.first_us < 0) answer.first_us = now_us();
+    bool more = false;
+    try {
+        more = answer.take(sampled);
+    } catch (const std::exception& error) {
+        fail(answer, ErrorKind::system, error.what());
+    }
+    ++stats_.answer_tokens;
+    if (answer.job().sink_failed) cancel(answer.job());
+    answer.ends = !more;
+    return more && !answer.job().sink_failed;
+}
+
+/// Tells the scheduler what came of an answer's row, unless it has been cancelled for it.
+void EngineLoop::conclude(Answer& answer, int32_t next) {
+    if (answer.failure || answer.job().sink_failed) return;
+    const bool stop = answer.ends && answer.reason == FinishReason::stop_id;
+    results_.push_back({.id = answer.scheduled, .ahead = answer.ahead, .next = stop ? -1 : next, .end = answer.ends});
+}
+
+/// K/V may hold what is no number, and so may what was kept of it.
+void EngineLoop::damaged(Answer& answer, const std::string& message) {
+    damage_ = true;
+    fail(answer, ErrorKind::system, message);
+}
+
+int64_t EngineLoop::nearest_deadline() const {
+    int64_t nearest = std::numeric_limits<int64_t>::max();
+    for (const auto& [id, job] : jobs_) nearest = std::min(nearest, job->deadline_us);
+    return nearest;
+}
+
+}  // namespace riptide

@@ -1,0 +1,259 @@
+#include "engine/machine.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "engine/loaded_text.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr int32_t kCpuChunk = 512, kGpuMostChunk = 4096;
+constexpr int32_t kCpuRunning = 8, kGpuRunning = 32;
+constexpr int32_t kCpuBeside = 64, kGpuBeside = 256;
+// Cached pages stay in memory: on the CPU as much as this, from one context up to four.
+constexpr int64_t kCpuContexts = 4, kCpuPageBytes = int64_t{4} << 30;
+/// Of a GPU's memory that no plan has claimed, for graphs, sampling and the temporaries of unusual steps.
+constexpr double kSpare = 0.2;
+/// One more with every change of kernels that changes the bits of K/V.
+constexpr int kNumerics = 1;
+
+void check_options(const EngineOptions& o) {
+    check_session_options(o);
+    const auto range = [](std::string_view name, int64_t value, int64_t low, int64_t high) {
+        if (value < low || value > high) fail(ErrorKind::usage, "{} is {}, expected {} to {}", name, value, low, high);
+    };
+    range("max_running", o.max_running, 0, 256);
+    range("kv_tokens", o.kv_tokens, 0, INT32_MAX - o.page_rows);
+    range("max_queue", o.max_queue, 1, 1 << 20);
+    range("prefill_rows_beside", o.prefill_rows_beside, 0, 65536);
+    range("checkpoint_every", o.checkpoint_every, 1, INT32_MAX);
+    range("checkpoint_bytes", o.checkpoint_bytes, 0, INT64_MAX);
+    range("host_cache_bytes", o.host_cache_bytes, 0, INT64_MAX);
+    range("disk_cache_bytes", o.disk_cache_bytes, 0, INT64_MAX);
+}
+
+/// Names and dates of the files behind a path; nothing for an image in memory.
+std::string file_facts(const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code failed;
+    std::vector<fs::path> files;
+    if (fs::is_directory(path, failed)) {
+        for (const auto& entry : fs::directory_iterator(path, failed))
+            if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    } else if (fs::exists(path, failed)) {
+        files.push_back(path);
+    }
+    std::sort(files.begin(), files.end());
+    std::string facts;
+    for (const fs::path& file : files) {
+        const auto size = fs::file_size(file, failed);
+        const auto date = fs::last_write_time(file, failed).time_since_epoch().count();
+        facts += fmt::format("{} {} {};", fs::absolute(file, failed).string(), size, date);
+    }
+    return facts;
+}
+
+/// A name for the weights' content that reads little of it: every tensor's name, type, shape and 16 short samples,
+/// beside the dates of the files.
+std::string content_name(const Checkpoint& checkpoint) {
+    constexpr size_t kSamples = 16, kSample = 64;
+    std::string facts = file_facts(checkpoint.path());
+    for (const TensorInfo& tensor : checkpoint.tensors()) {
+        facts += fmt::format("{} {} {} {};", tensor.name, dtype_name(tensor.dtype), fmt::join(tensor.shape, "x"),
+                             tensor.bytes.size());
+        for (size_t i = 0; i < kSamples && !tensor.bytes.empty(); ++i) {
+            const size_t size = std::min(kSample, tensor.bytes.size());
+            const size_t at = (tensor.bytes.size() - size) / (kSamples - 1) * i;
+            facts.append(reinterpret_cast<const char*>(tensor.bytes.data() + at), size);
+        }
+    }
+    return to_hex(sha256(std::as_bytes(std::span(facts))));
+}
+
+}  // namespace
+
+Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options)
+    : options_(options), checkpoint_(std::move(checkpoint)) {
+    check_options(options);
+    if (options.gpu) gpu_ = Gpu::open(*options.gpu);
+    options_.model.gpu = gpu_.get();
+    model_ = load_model(*checkpoint_, options_.model);
+    options_.model.on_progress = {};  // belongs to whoever opens the engine
+    open();
+}
+
+Machine::Machine(std::unique_ptr<Model> model, const EngineOptions& options)
+    : options_(options), model_(std::move(model)) {
+    check_options(options);
+    RT_CHECK(!options.gpu, ErrorKind::usage, "a model without checkpoint runs on the CPU");
+    open();
+}
+
+void Machine::open() {
+    info_ = model_->info();
+    if (options_.context > info_.max_position_embeddings)
+        fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options_.context, info_.name,
+             info_.max_position_embeddings);
+    if (options_.choose_kv)
+        options_.k_dtype = options_.v_dtype = default_kv_type(model_->state_specs(), gpu_ != nullptr);
+    if (options_.max_running == 0) options_.max_running = gpu_ ? kGpuRunning : kCpuRunning;
+    if (options_.prefill_rows_beside == 0) options_.prefill_rows_beside = gpu_ ? kGpuBeside : kCpuBeside;
+    plan_memory();
+    threads_ = std::make_unique<ThreadPool>(options_.threads);
+    KvCacheOptions kv;
+    kv.k_dtype = options_.k_dtype;
+    kv.v_dtype = options_.v_dtype;
+    kv.page_rows = options_.page_rows;
+    kv.pages = static_cast<int32_t>((options_.kv_tokens + options_.page_rows - 1) / options_.page_rows);
+    kv.max_sequences = options_.max_running;
+    kv.max_step_rows = options_.chunk_rows;
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
+    make_runner();
+    make_prefix_cache();
+}
+
+int64_t Machine::page_bytes_per_token() const {
+    int64_t bytes = 1;
+    for (const StateSpec& spec : model_->state_specs())
+        if (spec.kind == StateSpec::Kind::paged)
+            bytes += spec.num_kv_heads *
+                     (row_bytes(options_.k_dtype, spec.head_dim) + row_bytes(options_.v_dtype, spec.head_dim));
+    return bytes;
+}
+
+/// Decides context, chunk and the tokens that all requests and the cache hold together.
+void Machine::plan_memory() {
+    if (!gpu_) {
+        context_ = options_.context > 0 ? options_.context : info_.max_position_embeddings;
+        if (options_.chunk_rows == 0) options_.chunk_rows = kCpuChunk;
+        if (options_.kv_tokens == 0)
+            options_.kv_tokens = std::min<int64_t>(
+                INT32_MAX - options_.page_rows,
+                std::clamp(kCpuPageBytes / page_bytes_per_token(), context_, kCpuContexts * context_));
+    } else {
+        MemoryRequest request;
+        request.context = options_.context;
+        request.max_context = info_.max_position_embeddings;
+        request.sequences = options_.max_running;
+        request.chunk_rows = options_.chunk_rows;
+        request.max_chunk_rows = kGpuMostChunk;
+        request.page_rows = options_.page_rows;
+        request.available = gpu_->available();
+        request.weights = gpu_->allocated();
+        request.specs = model_->state_specs();
+        request.k_dtype = options_.k_dtype;
+        request.v_dtype = options_.v_dtype;
+        request.workspace = model_->workspace();
+        const MemoryPlan plan = plan_gpu_memory(request);
+        context_ = plan.context;
+        options_.chunk_rows = plan.chunk_rows;
+        const auto spare = static_cast<int64_t>(static_cast<double>(plan.spare) * (1 - kSpare));
+        const int64_t wanted = std::min<int64_t>(INT32_MAX - options_.page_rows, context_ * options_.max_running);
+        const int64_t most = plan.per_token > 0 ? context_ + spare / plan.per_token : INT32_MAX - options_.page_rows;
+        if (options_.kv_tokens > most)
+            fail(ErrorKind::unavailable, "kv_tokens is {}, but beside the weights the GPU's memory holds {}",
+                 options_.kv_tokens, most);
+        if (options_.kv_tokens == 0) options_.kv_tokens = std::min(most, wanted);
+    }
+    if (options_.kv_tokens < context_)
+        fail(ErrorKind::usage, "kv_tokens is {}: less than the context of {} tokens", options_.kv_tokens, context_);
+}
+
+void Machine::make_runner() {
+    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_);
+    if (gpu_) {
+        decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
+                                                options_.max_running);
+        use_decoder({[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
+                     [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
+                     [this] { decoder_->launch(); }, [this] { return decoder_->next(); }});
+    }
+    weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
+                                gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);
+    if (gpu_ && gpu_->options().portable) weights_name_ += " portable";
+    if (reloads_ > 0 && file_facts(checkpoint_->path()).empty())  // no date tells images in memory apart
+        weights_name_ += fmt::format(" {:x} {}", std::random_device()(), reloads_);
+}
+
+void Machine::make_prefix_cache() {
+    if (!options_.prefix_cache) return;
+    if (options_.host_cache_bytes > 0) host_.emplace(options_.host_cache_bytes);
+    if (!options_.disk_cache.empty())
+        disk_ = std::make_unique<DiskStore>(options_.disk_cache, options_.disk_cache_bytes);
+    PrefixCacheOptions o;
+    o.checkpoint_every = options_.checkpoint_every;
+    o.state_budget = options_.checkpoint_bytes;
+    prefix_ = std::make_unique<PrefixCache>(*cache_, o, host_ ? &*host_ : nullptr, disk_.get());
+}
+
+std::string Machine::device() const {
+    return gpu_ ? gpu_->info().name : fmt::format("CPU, {} threads", threads_->size());
+}
+
+Tensor Machine::logits() {
+    if (!gpu_ || logits_.rows() == 0) return logits_;
+    host_logits_.resize(static_cast<size_t>(logits_.elements()));
+    gpu_->to_host(host_logits_.data(), logits_.data, logits_.elements() * int64_t{sizeof(float)});
+    Tensor host = logits_;
+    host.data = host_logits_.data();
+    return host;
+}
+
+void Machine::check() const {
+    if (gpu_) gpu_->check();
+    else if (checkpoint_) checkpoint_->check_intact();
+}
+
+void Machine::check_same_model(const Checkpoint& checkpoint, const Model& model) const {
+    const auto same = [&](const char* what, const auto& now, const auto& before) {
+        RT_CHECK(now == before,
+                 "{}: {} is {}, but the engine was opened with {}; reload takes other weights of the same "
+                 "model",
+                 checkpoint.path(), what, now, before);
+    };
+    const ModelInfo& info = model.info();
+    same("the architecture", info.architecture, info_.architecture);
+    same("the number of layers", info.num_hidden_layers, info_.num_hidden_layers);
+    same("hidden_size", info.hidden_size, info_.hidden_size);
+    same("vocab_size", info.vocab_size, info_.vocab_size);
+    same("max_position_embeddings", info.max_position_embeddings, info_.max_position_embeddings);
+    const auto views = cache_->views();
+    for (size_t l = 0; l < views.size(); ++l) {
+        const StateSpec& spec = model.state_specs()[l];
+        if (spec.kind == StateSpec::Kind::none) continue;
+        same("the number of K/V heads", int64_t{spec.num_kv_heads}, int64_t{views[l].num_kv_heads});
+        same("head_dim", int64_t{spec.head_dim}, int64_t{views[l].head_dim});
+        same("the window of a layer", spec.kind == StateSpec::Kind::window ? int64_t{spec.window} : int64_t{0},
+             int64_t{views[l].window});
+    }
+}
+
+void Machine::replace(std::unique_ptr<Checkpoint> checkpoint) {
+    RT_CHECK(checkpoint_, "an engine that was opened without a checkpoint cannot take one");
+    if (has_tokenizer(*checkpoint) && has_tokenizer(*checkpoint_))
+        RT_CHECK(load_tokenizer(*checkpoint).fingerprint() == load_tokenizer(*checkpoint_).fingerprint(),
+                 "{}: another vocabulary than the engine was opened with", checkpoint->path());
+    // One set of weights at a time: there may not be memory for two.
+    decoder_.reset();
+    runner_.reset();
+    model_.reset();
+    try {
+        auto model = load_model(*checkpoint, options_.model);
+        check_same_model(*checkpoint, *model);
+        model_ = std::move(model);
+    } catch (...) {
+        model_ = load_model(*checkpoint_, options_.model);
+        make_runner();
+        throw;
+    }
+    checkpoint_ = std::move(checkpoint);
+    ++reloads_;
+    make_runner();
+}
+
+}  // namespace riptide

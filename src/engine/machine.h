@@ -1,0 +1,97 @@
+// What an engine runs on: the model, its memory, its device and the prefix cache.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "engine/engine.h"
+#include "engine/gpu_decoder.h"
+#include "engine/memory_plan.h"
+#include "engine/runner.h"
+
+namespace riptide {
+
+/// Decoding steps that draw their own tokens: the functions of a GpuDecoder, or a test's.
+struct DecodeDevice {
+    std::function<void(int64_t slot, const ops::SampleStart&)> start_answer;
+    std::function<void(std::span<const DecodeRow>, GpuDecoder::Draw)> begin;
+    std::function<void()> launch;
+    std::function<std::span<const int32_t>()> next;
+};
+
+/// Not thread-safe: whoever steps owns it.
+class Machine {
+  public:
+    /// Loads the model and takes the memory. Throws Error; see load_model and plan_gpu_memory.
+    Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options);
+    /// A model without checkpoint, on the CPU.
+    Machine(std::unique_ptr<Model> model, const EngineOptions& options);
+
+    /// With what was chosen where they left a choice.
+    const EngineOptions& options() const { return options_; }
+    const Model& model() const { return *model_; }
+    const Checkpoint* checkpoint() const { return checkpoint_.get(); }
+    int64_t context_length() const { return context_; }
+    /// "NVIDIA H200", "CPU, 8 threads"
+    std::string device() const;
+    /// Null if options say so.
+    PrefixCache* prefix() { return prefix_.get(); }
+    const HostStore* host_tier() const { return host_ ? &*host_ : nullptr; }
+    const DiskStore* disk_tier() const { return disk_ ? &*disk_ : nullptr; }
+    /// Null on the CPU.
+    const DecodeDevice* decoder() const { return device_ ? &*device_ : nullptr; }
+    void use_decoder(DecodeDevice device) { device_ = std::move(device); }
+    KvCache& cache() { return *cache_; }
+    /// What the prefix cache knows these weights by: their content as far as a sample and the file's date tell, and the
+    /// numerics.
+    const std::string& weights_name() const { return weights_name_; }
+
+    /// Runs a step (Runner::step); on a GPU it may still run when this returns.
+    void step(std::span<const StepItem> items, Family family) { logits_ = runner_->step(items, family); }
+    /// The logits of the last step where the host can read them, [wanted rows, vocab_size], valid until the next step
+    /// or call. Waits for the device.
+    Tensor logits();
+    /// Throws Error if nothing that was computed, or will be, can be trusted: the device has failed or the checkpoint's
+    /// file has shrunk.
+    void check() const;
+
+    /// Swaps the weights. The K/V memory stays; nothing may run. Throws Error, with the old weights in place again, for
+    /// a model of other sizes or another vocabulary, or what load_model throws.
+    void replace(std::unique_ptr<Checkpoint> checkpoint);
+    /// False after a replace() that could not even put the old weights back.
+    bool usable() const { return runner_ != nullptr; }
+
+  private:
+    void open();
+    void plan_memory();
+    int64_t page_bytes_per_token() const;
+    void make_prefix_cache();
+    void make_runner();
+    void check_same_model(const Checkpoint& checkpoint, const Model& model) const;
+
+    EngineOptions options_;
+    std::unique_ptr<Gpu> gpu_;
+    std::unique_ptr<Checkpoint> checkpoint_;
+    std::unique_ptr<Model> model_;
+    ModelInfo info_;  // of the first model: reloaded ones are alike
+    int64_t context_ = 0;
+    std::unique_ptr<ThreadPool> threads_;
+    std::unique_ptr<KvCache> cache_;
+    std::optional<HostStore> host_;
+    std::unique_ptr<DiskStore> disk_;
+    std::unique_ptr<PrefixCache> prefix_;
+    std::unique_ptr<Runner> runner_;
+    std::unique_ptr<GpuDecoder> decoder_;
+    std::optional<DecodeDevice> device_;
+    Tensor logits_;
+    std::vector<float> host_logits_;
+    std::string weights_name_;
+    int64_t reloads_ = 0;
+};
+
+}  // namespace riptide

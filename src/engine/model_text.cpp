@@ -1,0 +1,141 @@
+#include "engine/model_text.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "engine/loaded_text.h"
+#include "text/dialect_laguna.h"
+
+namespace riptide {
+
+namespace {
+
+/// What ends a message in the templates of Laguna and Qwen.
+constexpr std::array<std::string_view, 6> kMessageEnds = {"</system>", "</user>",      "</tool_response>",
+                                                          "</tool>",   "</assistant>", "<|im_end|>"};
+/// Prompts shorter than this are not worth a checkpoint.
+constexpr int64_t kShortPrompt = 256;
+/// A message that ends so near to the prompt's end serves as well as the end.
+constexpr int64_t kNearEnd = 64;
+
+std::string special_text(const Tokenizer& tokenizer, int32_t id) {
+    return id < 0 ? "" : std::string(tokenizer.piece(id));
+}
+
+/// Byte offsets behind each end of a message that the template, not a client, wrote.
+std::vector<int64_t> message_ends(const jinja::Rendered& prompt) {
+    std::vector<int64_t> ends;
+    for (const TextSpan& span : prompt.trusted) {
+        const std::string_view text =
+            std::string_view(prompt.text)
+                .substr(static_cast<size_t>(span.begin), static_cast<size_t>(span.end - span.begin));
+        for (const std::string_view marker : kMessageEnds)
+            for (size_t at = text.find(marker); at != std::string_view::npos; at = text.find(marker, at + 1))
+                ends.push_back(span.begin + static_cast<int64_t>(at + marker.size()));
+    }
+    std::sort(ends.begin(), ends.end());
+    return ends;
+}
+
+bool opens_with_system(const ChatPrompt& chat, const jinja::Rendered& prompt) {
+    if (!chat.tools.empty()) return true;
+    if (chat.messages.empty() || !chat.messages[0].is_object()) return false;
+    const json::value* role = chat.messages[0].get_object().if_contains("role");
+    if (role != nullptr && role->is_string() && (role->get_string() == "system" || role->get_string() == "developer"))
+        return true;
+    const std::vector<int64_t> ends = message_ends(prompt);  // the template may have a system prompt of its own
+    return !ends.empty() &&
+           std::string_view(prompt.text).substr(0, static_cast<size_t>(ends[0])).ends_with("</system>");
+}
+
+}  // namespace
+
+ModelText::ModelText(const Checkpoint& checkpoint) {
+    if (!has_tokenizer(checkpoint)) return;
+    tokenizer_.emplace(load_tokenizer(checkpoint));
+    stop_ids_ = riptide::stop_ids(checkpoint, *tokenizer_);
+    const std::string source = chat_template_source(checkpoint);
+    if (!source.empty())
+        template_.emplace(source, checkpoint.path() + ": chat template", special_text(*tokenizer_, tokenizer_->bos()),
+                          special_text(*tokenizer_, tokenizer_->eos()));
+    chats_ = template_ && tokenizer_->id_of("<assistant>") >= 0 && tokenizer_->id_of("</think>") >= 0;
+    const std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), source);
+    fingerprint_ = to_hex(sha256(std::as_bytes(std::span(facts))));
+}
+
+EncodedPrompt ModelText::encode(const Prompt& prompt) const {
+    if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) return encode_chat(*chat);
+    EncodedPrompt out;
+    if (const auto* tokens = std::get_if<TokenPrompt>(&prompt)) {
+        out.tokens = *tokens;
+        return out;
+    }
+    const auto& text = std::get<TextPrompt>(prompt);
+    RT_CHECK(tokenizer_, "this model has no tokenizer: it takes prompts as token ids only");
+    EncodeOptions options;
+    options.add_special = text.add_special;
+    options.parse_special = text.parse_special;
+    out.tokens = tokenizer_->encode(text.text, options);
+    return out;
+}
+
+EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
+    RT_CHECK(template_, "this model has no chat template: it takes prompts as text or token ids only");
+    RT_CHECK(chats_,
+             "the vocabulary of this model has no <assistant> or </think>, so its answers cannot be parsed as a "
+             "chat: it takes prompts as text or token ids only");
+    const jinja::Rendered rendered = template_->render(chat.messages, chat.tools, chat.options);
+    EncodedPrompt out;
+    EncodeOptions options;
+    options.trusted = rendered.trusted;
+    out.tokens = tokenizer_->encode(rendered.text, options);
+    out.message_ends =
+        token_ends(*tokenizer_, out.tokens, message_ends(rendered), static_cast<int64_t>(rendered.text.size()));
+    out.opens_with_system = opens_with_system(chat, rendered);
+    LagunaParserOptions parser;
+    parser.thinking = ends_inside_thinking(rendered);
+    parser.newline_framing = template_->traits().newlines_in_tags;
+    parser.tools = ToolSchemas(chat.tools);
+    out.make_parser = [parser = std::move(parser)] { return make_laguna_parser(parser); };
+    return out;
+}
+
+std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int32_t> tokens,
+                                std::span<const int64_t> ends, int64_t text_bytes) {
+    std::vector<int64_t> counts;
+    int64_t bytes = 0;
+    size_t next = 0;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        bytes += static_cast<int64_t>(tokenizer.piece(tokens[i]).size());
+        for (; next < ends.size() && ends[next] <= bytes; ++next) {
+            const auto count = static_cast<int64_t>(ends[next] == bytes ? i + 1 : i);
+            if (count > 0 && (counts.empty() || counts.back() < count)) counts.push_back(count);
+        }
+    }
+    if (bytes != text_bytes) counts.clear();  // the tokenizer normalises
+    return counts;
+}
+
+std::vector<int64_t> choose_cuts(const EncodedPrompt& prompt, int64_t every) {
+    const int64_t size = std::ssize(prompt.tokens);
+    std::vector<int64_t> cuts;
+    for (int64_t at = every; at < size; at += every) cuts.push_back(at);
+    const std::vector<int64_t>& ends = prompt.message_ends;
+    const int64_t count = std::ssize(ends);
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t end = ends[static_cast<size_t>(i)];
+        const bool wanted = (i == 0 && prompt.opens_with_system) || i >= count - 2 || end - last >= kCutDistance;
+        if (!wanted || end >= size) continue;
+        cuts.push_back(end);
+        last = end;
+    }
+    if (size >= kShortPrompt && size - 1 - last >= kNearEnd) cuts.push_back(size - 1);
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    return cuts;
+}
+
+}  // namespace riptide

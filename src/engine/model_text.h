@@ -1,0 +1,70 @@
+// The text side of a model: from a prompt to tokens, from tokens to events.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "io/checkpoint.h"
+#include "text/chat.h"
+#include "text/stream_parser.h"
+#include "text/tokenizer.h"
+
+namespace riptide {
+
+/// A prompt as it is fed.
+struct EncodedPrompt {
+    std::vector<int32_t> tokens;
+    /// Ascending token counts: the ends of a chat's messages as they stand in the prompt. Empty for other prompts.
+    std::vector<int64_t> message_ends;
+    bool opens_with_system = false;                                   // the first of them ends system prompt and tools
+    std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
+};
+
+/// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.
+class ModelText {
+  public:
+    /// A model without any.
+    ModelText() = default;
+    /// Throws Error for a tokenizer or template that is there but cannot be used.
+    explicit ModelText(const Checkpoint& checkpoint);
+
+    const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
+    /// Whether chats can be rendered and their answers parsed.
+    bool chats() const { return chats_; }
+    const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+    /// Of what decides the tokens of a prompt; the same for equal tokenizers and templates.
+    const std::string& fingerprint() const { return fingerprint_; }
+
+    /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
+    EncodedPrompt encode(const Prompt& prompt) const;
+
+  private:
+    EncodedPrompt encode_chat(const ChatPrompt& chat) const;
+
+    std::optional<Tokenizer> tokenizer_;
+    std::optional<ChatTemplate> template_;
+    bool chats_ = false;
+    std::vector<int32_t> stop_ids_;
+    std::string fingerprint_;
+};
+
+/// The token counts at which `ends` (of messages, as byte offsets in the text that the tokens spell) lie: the most
+/// tokens that do not go beyond each. Empty if the tokens do not spell `text_bytes` bytes.
+std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int32_t> tokens,
+                                std::span<const int64_t> ends, int64_t text_bytes);
+
+/// Lengths at which a prompt's state is worth keeping, ascending, at least 1 and less than the whole: the end of system
+/// prompt and tools, the last two message ends (an edited last message leaves the one before it), earlier ones where
+/// `kCutDistance` tokens lie between, multiples of `every`, and (unless a message ends near there) all but the last
+/// token, for those who ask the same again. Each costs a step of its own and a checkpoint.
+std::vector<int64_t> choose_cuts(const EncodedPrompt& prompt, int64_t every);
+inline constexpr int64_t kCutDistance = 1024;
+
+}  // namespace riptide

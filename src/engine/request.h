@@ -1,0 +1,119 @@
+// What the engine is asked, and what it answers with.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "engine/finish_reason.h"
+#include "engine/sampler.h"
+#include "text/chat.h"
+#include "text/stream_parser.h"
+
+namespace riptide {
+
+using RequestId = int64_t;  // 1, 2, 3, ... in the order of submission
+
+/// A conversation, rendered with the model's chat template; the answer is parsed by its dialect.
+struct ChatPrompt {
+    json::array messages, tools;  // as ChatTemplate::render takes them
+    ChatOptions options;
+};
+/// Plain text to continue; the answer is text.
+struct TextPrompt {
+    std::string text;
+    bool add_special = true;     // put BOS in front, if the tokenizer has it so
+    bool parse_special = false;  // read <think> and the like as control tokens
+};
+/// Token ids, fed as they are. The answer is text if the model has a tokenizer.
+using TokenPrompt = std::vector<int32_t>;
+using Prompt = std::variant<ChatPrompt, TextPrompt, TokenPrompt>;
+
+struct Request {
+    Prompt prompt;
+    /// Stop strings are looked for in what the client reads: of a chat the visible text, not reasoning or tool calls.
+    SamplingParams sampling;
+    int32_t n = 1;  // answers, at most 128; answer i draws with seed + i
+
+    /// Requests of one conversation (or agent). They have one share of the device together, and what the last of them
+    /// left in the prefix cache is kept longest. Empty: a request for itself.
+    std::string session;
+    /// Only requests with the same key share prefixes, and so can learn from timing what others have asked.
+    std::string isolation;
+    int32_t priority = 1;  // 0 background, 1 normal, 2 interactive
+    bool side = false;     // a title, a sub-agent: never drives a live session's prefix out of the cache
+    std::optional<std::chrono::milliseconds> deadline;  // from submit() on; then the request fails
+    /// The same tokens whether prefixes were cached or not, in any tier, before or after a restart: a finished answer
+    /// is kept for the next turn only as prefill computes it. Empty: EngineOptions::deterministic.
+    std::optional<bool> deterministic;
+
+    bool want_tokens = false;      // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0
+    bool prompt_logprobs = false;  // not yet: refused
+};
+
+/// The prompt is being read: so many tokens are done, of them so many came from the cache.
+struct PromptProgress {
+    int64_t done = 0, cached = 0, total = 0;
+};
+/// Tokens of the answer, except the stop id that ends it.
+struct TokensDrawn {
+    std::vector<Sampled> tokens;
+};
+
+struct Usage {
+    int64_t prompt = 0;      // tokens
+    int64_t cached = 0;      // of them, restored from the prefix cache
+    int64_t completion = 0;  // tokens of the answer, without the stop id
+    int64_t drafted = 0, accepted = 0;
+};
+struct Timings {  // seconds
+    double queue = 0, prefill = 0, decode = 0;
+};
+/// The answer is complete.
+struct Done {
+    FinishReason reason = FinishReason::length;
+    std::string stop_string;  // reason == stop_string
+    int32_t stop_token = -1;  // reason == stop_id
+    int32_t tool_calls = 0;
+    Usage usage;
+    Timings timings;
+    std::string cache_note;  // why not more of the prompt was cached, in a sentence
+    int64_t version = 0;     // of the weights: EngineInfo::version
+};
+/// There is no answer, or it stays incomplete. `kind`: data, usage: the request's own fault; unavailable: try again
+/// later; else the machine's. A cancelled request is not Failed: it is Done with reason cancelled.
+struct Failed {
+    ErrorKind kind = ErrorKind::data;
+    std::string message;
+};
+
+/// For each answer: PromptProgress, then deltas and TokensDrawn, then one Done or Failed.
+using EventBody = std::variant<PromptProgress, TextDelta, ReasoningDelta, ToolCallBegin, ToolCallArguments, ToolCallEnd,
+                               TokensDrawn, Done, Failed>;
+struct Event {
+    RequestId id = 0;
+    int32_t answer = 0;  // 0 .. n - 1
+    bool last = false;   // no event of this request follows
+    EventBody body;
+};
+
+/// The queue cannot take the request.
+class QueueFull : public Error {
+  public:
+    QueueFull(const std::string& message, int64_t wait)
+        : Error(message, ErrorKind::unavailable), retry_after_us(wait) {}
+    int64_t retry_after_us;  // when a place should be free, as fast as places have become free lately
+};
+
+/// Called on the engine's thread, never before submit() has begun and possibly before it returns. It must not block:
+/// all requests wait for it. It may call submit() and cancel(), nothing else of the engine. If it throws, the request
+/// is cancelled and it is not called again.
+using Sink = std::function<void(const Event&)>;
+
+}  // namespace riptide

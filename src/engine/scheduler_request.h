@@ -1,0 +1,50 @@
+// A request as the scheduler keeps it. Internal to scheduler*.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/scheduler.h"
+
+namespace riptide {
+
+struct Scheduler::Request {
+    RequestId id = 0;
+    ScheduledRequest asked;  // the prompt has moved to tokens
+    std::vector<int32_t> tokens;
+    int64_t prompt_size = 0;
+    int64_t arrival = 0;
+    std::optional<SequenceState> state;  // while it runs
+    int64_t computed_once = 0;           // tokens whose K/V have been planned before
+    int32_t preemptions = 0;
+    int64_t last_step = 0;
+    std::vector<int32_t> draft_tokens, draft_parents;
+    // The running step.
+    int64_t rows = 0;    // without drafts
+    int64_t drafts = 0;  // the first of draft_tokens
+    std::vector<int32_t> fed_tokens, fed_parents;
+    bool cancelled = false;
+    const StepResult* result = nullptr;
+
+    int64_t pending() const { return std::ssize(tokens) - state->length(); }
+    bool in_prompt() const { return state->length() < prompt_size; }
+    bool begun() const { return state || preemptions > 0; }
+    /// Prompt rows of this step that are left until the prompt ends or is cut.
+    int64_t prompt_left() const {
+        const int64_t at = state->length() + rows;
+        const auto cut = std::lower_bound(asked.cuts.begin(), asked.cuts.end(), rows > 0 ? at : at + 1);
+        return std::min(cut == asked.cuts.end() ? prompt_size : *cut, prompt_size) - at;
+    }
+    bool decodes() const { return !in_prompt() && pending() == 1; }
+    bool recomputes_answer() const { return !in_prompt() && pending() > 1; }
+    int64_t answer() const { return std::ssize(tokens) - prompt_size; }
+    bool wants_logits() const { return rows == pending(); }
+    int64_t worst_tokens() const { return prompt_size + asked.max_tokens; }
+    int victim_priority(int32_t max_preemptions) const {
+        return preemptions >= max_preemptions ? ScheduledRequest::kHighest : asked.priority;
+    }
+};
+
+}  // namespace riptide

@@ -1,0 +1,35 @@
+// Where and how a model runs: what a Session and an Engine are both told.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cache/state_spec.h"
+#include "models/model.h"
+#include "tensor/dtype.h"
+#include "tensor/gpu.h"
+
+namespace riptide {
+
+struct SessionOptions {
+    int threads = 0;             // 0: one for each hardware thread
+    int64_t context = 0;         // tokens of prompt and answer together; 0: the model's max_position_embeddings
+    DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
+    DType v_dtype = DType::f16;
+    bool choose_kv = false;  // by default_kv_type() instead
+    int32_t chunk_rows = 0;  // prompt tokens of one sequence in one step; 0: 512 on the CPU, up to 8192 on a GPU
+    int32_t page_rows = 64;  // tokens in a K/V page
+    ModelOptions model;
+    std::optional<GpuOptions> gpu;  // run on this GPU
+};
+
+/// Throws Error (usage) for an option out of range.
+void check_session_options(const SessionOptions& options);
+
+/// How K and V are stored unless someone says otherwise. On a GPU, whose memory is scarce and read for each token, the
+/// cheapest type without measurable loss (docs/results/kv.md): q8_0, or f16 where heads are no whole blocks of it. On
+/// the CPU f32: exact, and memory is only touched as it is used.
+DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu);
+
+}  // namespace riptide
