@@ -22,7 +22,7 @@ template <DType T, int kRows, int kA, int kB, int kSpans>
 struct Stages {
     static constexpr DType kType = T;
     static constexpr int kRowsA = kRows, kStagesA = kA, kStagesB = kB, kStagesSpan = kSpans;
-    static constexpr int kStageA = kRows * kTileK * 2;
+    static constexpr int kStageA = kRows * kTileK * 2, kSpanBytes = Span<T>::kBytes;
     static constexpr int kShared = 1024 + kA * kStageA + kB * kStageB + kSpans * Span<T>::kBytes + 256;
     static_assert(Span<T>::kBytes % 1024 == 0 && 16 * (kA + kB + kSpans) <= 256 && kShared <= 227 * 1024);
 };
@@ -61,7 +61,7 @@ struct Layout {
         : a(base),
           b(a + S::kStagesA * S::kStageA),
           spans(b + S::kStagesB * kStageB),
-          full_a(spans + S::kStagesSpan * Span<S::kType>::kBytes),
+          full_a(spans + S::kStagesSpan * S::kSpanBytes),
           empty_a(full_a + 8 * S::kStagesA),
           full_b(empty_a + 8 * S::kStagesA),
           empty_b(full_b + 8 * S::kStagesB),
