@@ -116,37 +116,49 @@ __device__ __forceinline__ Worker<R> worker(const Layout<R>& at, const FragmentP
     return {at, place, static_cast<int>(threadIdx.x % 4), threadIdx.x % 32 == 0, {}, {}};
 }
 
+/// What a thread needs of a sub-block of its two rows.
+template <class S>
+struct SubBlock {
+    ShareWords words[2];
+    Affine f[2][2];  // [columns 16 part ..][row]
+
+    /// Sub-block 4 half + s.
+    __device__ __forceinline__ void load(uint32_t from, const FragmentPlace& place, int t, int half, int s,
+                                         HalfScales<S>& scales) {
+        SharedMemory memory;
+        if (s % 2 == 0) scales.step(from, place.row, 2 * half + s / 2);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            words[i] = load_share<S::kType, S>(memory, from, place.row[i], 4 * half + s, t);
+            f[0][i] = scales.get(i, s, 0);
+            f[1][i] = S::kSixBits ? scales.get(i, s, 1) : f[0][i];
+        }
+    }
+};
+
 /// d += the sums over the 256 columns of a span at `from`. S: Span.
 template <int kN, bool kQuick, class S, class R>
 __device__ __forceinline__ void add_span(float (&d)[kN / 2], uint32_t (&fragment)[2][4], Worker<R>& me, uint32_t from,
                                          const SpanScales<S>& span_scales) {
-    constexpr DType T = S::kType;
-    SharedMemory memory;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         HalfScales<S> scales(span_scales, half);
+        SubBlock<S> sub[2];  // the next one is read before this one is decoded
+        sub[0].load(from, me.place, me.t, half, 0, scales);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {  // 64 columns
-            scales.step(from, me.place.row, 2 * half + step);
             barrier_wait(me.at.full_a + 8 * me.a.stage, me.a.parity);
             const uint64_t da = rows_descriptor(me.at.a + me.a.stage * R::kStageA);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {  // 32 columns
                 const int s = 2 * step + j;
-                ShareWords words[2];
-                Affine f[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    words[i] = load_share<T, S>(memory, from, me.place.row[i], 4 * half + s, me.t);
-                    f[i] = scales.get(i, s, 0);
-                }
+                if (s < 3) sub[(s + 1) % 2].load(from, me.place, me.t, half, s + 1, scales);
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {  // 16 columns
-                    if (S::kSixBits && part == 1) f[0] = scales.get(0, s, 1), f[1] = scales.get(1, s, 1);
-                    wgmma_wait<1>();  // all but the product before this one
+                    wgmma_wait<1>();                    // all but the product before this one
                     pin(fragment[part]);
                     if (j == 0 && part == 1 && me.before != 0 && me.leader) barrier_arrive(me.before);
-                    decode_fragment<T, kQuick>(fragment[part], words, f, me.t, part);
+                    decode_fragment<S::kType, kQuick>(fragment[part], sub[s % 2].words, sub[s % 2].f[part], me.t, part);
                     wgmma_fence();
                     wgmma<__nv_bfloat16, kN, false>(d, fragment[part], da + 4 * j + 2 * part, 1);  // 32 bytes on
                     wgmma_commit();
