@@ -86,11 +86,13 @@ struct Turn {
     }
 };
 
-/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time.
+/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time. The first tiles have
+/// the most rows (the shared expert's): the blocks that get them are the last to get one of the tiles left over.
 template <int kRows, class Body>
 __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body) {
-    const int tiles = tile_count(p, kTileN);
-    for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
+    const int tiles = tile_count(p, kTileN), blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x), later = blocks + blocks - 1 - block;
+    for (int t = block; t < tiles; t = t < blocks ? later : t + blocks) {
         Tile tile = tile_at(p, kTileN, tiles - 1 - t);
         const int end = min(tile.row_end, tile.row + kTileM);
         for (; tile.row < end; tile.row += kRows) body(tile);
