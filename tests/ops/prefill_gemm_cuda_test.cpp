@@ -512,7 +512,7 @@ TEST(PrefillExpand, together_as_one_by_one) {
 
 TEST(PrefillInput, is_the_norm_rounded_and_padded) {
     RT_GPU_ONLY();
-    for (const int64_t d : {40, 64, 97, 2048, 2052}) {
+    for (const int64_t d : {40, 64, 97, 2048, 2052, 2056, 8192, 8200}) {
         OpContext op;
         const int64_t n = 5, k = round_up(d, 64);
         const Tensor x = op.tensor(normals(static_cast<size_t>(n * d), 4, 3.0f), {n, d});
