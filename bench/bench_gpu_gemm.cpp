@@ -270,6 +270,48 @@ void experts_from_planes(benchmark::State& state, Product which, How how) {
     rate(state, "TB/s", static_cast<double>((kExperts + 1) * n * k) * each);
 }
 
+/// q, k, v and gate, or o with its residual: decoded in the product (up to kShortRows rows), or expanded and
+/// multiplied.
+void dense_from_planes(benchmark::State& state, bool qkvg, bool decoded) {
+    Device d;
+    const int64_t n = state.range(0), k = qkvg ? kHidden : 8192;
+    std::vector<Weight> w;
+    if (qkvg)
+        w = {d.matrix(DType::q4_k, 8192, k), d.matrix(DType::q4_k, 1024, k), d.matrix(DType::q6_k, 1024, k),
+             d.matrix(DType::q4_k, 64, k)};
+    else w = {d.matrix(DType::q4_k, kHidden, k)};
+    d.store.finish();
+    std::vector<const Weight*> weights;
+    std::vector<Tensor> results;
+    int64_t rows = 0;
+    for (const Weight& m : w) {
+        weights.push_back(&m);
+        results.push_back(d.ctx.alloc(DType::f32, {n, m.rows}));
+        rows += m.rows;
+    }
+    if (decoded && !can_multiply_short(*d.gpu, n, weights)) return state.SkipWithError("not so many rows, or not here");
+    auto* a = static_cast<uint16_t*>(d.arena.allocate(2 * n * k));
+    to_bf16(*d.gpu, d.rows(n, k), nullptr, 0, a, k, nullptr);
+    auto* b = static_cast<uint16_t*>(d.arena.allocate(2 * rows * k));
+    Tensor residual = d.rows(n, kHidden);
+    measure(state, d, [&] {
+        if (decoded) return multiply_short(*d.gpu, a, n, weights, results, qkvg ? nullptr : &residual);
+        std::vector<Expansion> jobs(w.size());
+        OutF32 out;
+        int64_t used = 0;
+        for (size_t i = 0; i < w.size(); ++i) {
+            jobs[i].w = w[i], jobs[i].rows = static_cast<int>(w[i].rows), jobs[i].b = b + used * k;
+            jobs[i].k = static_cast<int>(k);
+            out.add(results[i].row(0), static_cast<int>(used), static_cast<int>(w[i].rows), w[i].rows,
+                    qkvg ? nullptr : residual.row(0));
+            used += w[i].rows;
+        }
+        expand(*d.gpu, jobs);
+        gemm(*d.gpu, {a, b, static_cast<int>(n), static_cast<int>(used), static_cast<int>(k)}, out);
+    });
+    rate(state, "TFLOP/s", 2.0 * static_cast<double>(n * rows * k));
+}
+
 void op_qkv(benchmark::State& state) {
     Device d;
     const Weight q = d.matrix(DType::q4_k, 8192, kHidden), k = d.matrix(DType::q4_k, 1024, kHidden),
@@ -339,6 +381,11 @@ int main(int argc, char** argv) {
         add_rows(("experts/gate_up_q4_k/" + name).c_str(), experts_from_planes, Product::gate_up, how);
         add_rows(("experts/down_q4_k/" + name).c_str(), experts_from_planes, Product::down_q4_k, how);
         add_rows(("experts/down_q6_k/" + name).c_str(), experts_from_planes, Product::down_q6_k, how);
+    }
+    for (const bool decoded : {true, false}) {
+        const std::string name = decoded ? "decoded" : "expanded";
+        add_rows(("dense/qkvg/" + name).c_str(), dense_from_planes, true, decoded);
+        add_rows(("dense/o/" + name).c_str(), dense_from_planes, false, decoded);
     }
     add_rows("op/router_f32", op_router, DType::f32);
     add_rows("op/router_bf16", op_router, DType::bf16);

@@ -90,6 +90,17 @@ __device__ __forceinline__ Place find_tile(const Plan& plan, int index, bool key
     return {};
 }
 
+/// How many query tiles the sequences have. By a whole warp.
+__device__ __forceinline__ int count_tiles(const Plan& plan) {
+    int tiles = 0;
+    for (int s = plan.first + static_cast<int>(threadIdx.x % 32); s < plan.end; s += 32)
+        tiles += count_query_tiles(plan.batch.row_begin[static_cast<size_t>(s) + 1] -
+                                   plan.batch.row_begin[static_cast<size_t>(s)]);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) tiles += __shfl_xor_sync(0xFFFFFFFFu, tiles, mask);
+    return tiles;
+}
+
 #endif
 
 enum class Storage { f16, bf16, f32 };  // of the scratch and of q; f32: plain layouts

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const AttendArgs args)
     pdl_wait();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     extern __shared__ uint4 memory[];
-    const QueryTile tile(args, static_cast<int>(blockIdx.x));
+    const QueryTile tile(args, static_cast<int>(blockIdx.x), args.plan.query_tiles);
     if (tile.rows == 0) return;
     attend<T, kDim>(args, tile, static_cast<uint32_t>(__cvta_generic_to_shared(memory)));
 #endif

@@ -133,7 +133,7 @@ __device__ __forceinline__ void store_rows(const AttendArgs& args, const float (
     }
 }
 
-/// What a query tile of one head is to do.
+/// What a query tile of one head is to do. Item i of `tiles` times the heads: the longest first, of the last tile.
 struct QueryTile {
     int head = 0;
     int row = 0;                       // of the step
@@ -142,9 +142,9 @@ struct QueryTile {
     int first_tile = 0, end_tile = 0;  // key tiles, by absolute index
     int64_t scratch_tile = 0;          // of first_tile, with the KV head's tiles before it
 
-    __device__ __forceinline__ QueryTile(const AttendArgs& args, int item) {
+    __device__ __forceinline__ QueryTile(const AttendArgs& args, int item, int tiles) {
         const Plan& plan = args.plan;
-        const Place place = find_tile(plan, plan.query_tiles - 1 - item / args.heads, false);  // the longest first
+        const Place place = find_tile(plan, tiles - 1 - item / args.heads, false);
         if (place.rows == 0) return;
         head = item % args.heads;  // heads of a group are neighbours: they share K/V in L2
         row = place.row + place.tile * kTile;

@@ -9,8 +9,9 @@
 // One persistent block on each SM. Warpgroup 0: one thread copies; queries 32 KiB, and K and V in rings of three tiles
 // each, every tile one bulk copy because the scratch is laid out as shared memory wants it. Warpgroups 1 and 2: 64
 // query rows each; queries as A fragments in registers, scores and output in registers. Query tiles are dealt in turn,
-// the longest first, forth and back. The producer runs ahead into the next query tile, so blocks do not drain between
-// tiles.
+// the longest first, forth and back; only those that exist, or short chunks would be unevenly dealt (512 rows: the host
+// plans for a fifth tile, and some blocks had 7 of 640 tiles of keys, now 5). The producer runs ahead into the next
+// query tile, so blocks do not drain between tiles.
 #include <algorithm>
 
 #include "base/error.h"
@@ -66,7 +67,8 @@ __device__ __forceinline__ int item_of(int round) {
 
 /// One warp. Lane 0 copies.
 template <int kDim>
-__device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDim>& shared, int items) {
+__device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDim>& shared, int tiles) {
+    const int items = tiles * args.heads;
     constexpr uint32_t kBytes = Shared<kDim>::kBytes;
     const bool leader = threadIdx.x % 32 == 0;
     Ring ring;
@@ -74,7 +76,7 @@ __device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDi
     for (int round = 0; round * static_cast<int>(gridDim.x) < items; ++round) {
         const int item = item_of(round);
         if (item >= items) continue;
-        const QueryTile tile(args, item);
+        const QueryTile tile(args, item, tiles);
         if (tile.rows == 0 || !leader) continue;
         barrier_wait(shared.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
@@ -137,7 +139,8 @@ __device__ __forceinline__ void start_values(float (&o)[kDim / 2], const uint32_
 
 /// One warpgroup: 64 rows of each query tile. `group` 0 or 1.
 template <class T, int kDim>
-__device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDim>& shared, int items, int group) {
+__device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDim>& shared, int tiles, int group) {
+    const int items = tiles * args.heads;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
     const int warp_row = group * 64 + warp * 16, window = args.plan.window;
     const float scale = __fmul_rn(args.scale, 1.44269504f);
@@ -146,7 +149,7 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
     for (int round = 0; round * static_cast<int>(gridDim.x) < items; ++round) {
         const int item = item_of(round);
         if (item >= items) continue;
-        const QueryTile tile(args, item);
+        const QueryTile tile(args, item, tiles);
         if (tile.rows == 0) continue;
         const int position = tile.position + warp_row + lane / 4;
 
@@ -227,13 +230,13 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
     }
     __syncthreads();
     pdl_wait();
-    const int items = args.plan.query_tiles * args.heads;
+    const int tiles = count_tiles(args.plan);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) produce<kDim>(args, shared, items);
+        if (threadIdx.x < 32) produce<kDim>(args, shared, tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume<T, kDim>(args, shared, items, static_cast<int>(threadIdx.x / 128) - 1);
+        consume<T, kDim>(args, shared, tiles, static_cast<int>(threadIdx.x / 128) - 1);
     }
 #endif
 }

@@ -148,13 +148,14 @@ RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
 }
 
-/// One span of 256 columns of 256 rows in shared memory, one plane behind the other, each row by row.
-template <DType T>
+/// One span of 256 columns of kRows rows in shared memory, one plane behind the other, each row by row.
+template <DType T, int kRows = kDecodeRows>
 struct Span {
+    static constexpr DType kType = T;
     static constexpr bool kSixBits = T == DType::planes_q6_k;
     static constexpr int kHighRow = kSixBits ? 64 : T == DType::planes_q5_k ? 32 : 0;
-    static constexpr int kData = kDecodeRows * 128, kHigh = kDecodeRows * kHighRow, kScales = kDecodeRows * 16;
-    static constexpr int kMostD = kSixBits ? 4096 : 0;  // binary16 d of all spans of the rows
+    static constexpr int kData = kRows * 128, kHigh = kRows * kHighRow, kScales = kRows * 16;
+    static constexpr int kMostD = kSixBits ? kRows * 16 : 0;  // binary16 d of all spans of the rows: eight
     static constexpr int kBytes = kData + kHigh + kScales + kMostD;
     static constexpr int kAtHigh = kData, kAtScales = kData + kHigh, kAtD = kAtScales + kScales;
 };
@@ -168,11 +169,11 @@ struct StepWords {
 
 // What a thread reads of a span at address `from`, and writes. `memory` has read16, read4, read2 and write16.
 
-template <DType T, class Memory>
+template <DType T, class S = Span<T>, class Memory>
 RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
-    if constexpr (Span<T>::kSixBits)
-        return row_scales<T>({}, memory.read2(from + Span<T>::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
-    else return row_scales<T>(memory.read16(from + Span<T>::kAtScales + static_cast<uint32_t>(row) * 16), 0);
+    if constexpr (S::kSixBits)
+        return row_scales<T>({}, memory.read2(from + S::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
+    else return row_scales<T>(memory.read16(from + S::kAtScales + static_cast<uint32_t>(row) * 16), 0);
 }
 
 /// Columns 64 step .. + 63 of the span.
@@ -244,7 +245,7 @@ struct ShareWords {
     uint32_t nibbles;
     uint32_t high[2];  // [half]: bits 4 and 5 of the codes once shifted (share_codes)
 };
-template <DType T, class Memory>
+template <DType T, class S = Span<T>, class Memory>
 RT_HD ShareWords load_share(Memory& memory, uint32_t from, int row, int sub, int t) {
     const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u;
     const uint32_t at =
@@ -252,12 +253,12 @@ RT_HD ShareWords load_share(Memory& memory, uint32_t from, int row, int sub, int
     ShareWords words = {};
     words.nibbles = pick_bytes(memory.read4(at), memory.read4(at + 8), selector);
     if constexpr (T == DType::planes_q5_k) {
-        const uint32_t high = memory.read4(from + Span<T>::kAtHigh + static_cast<uint32_t>(row * 32 + 4 * sub));
+        const uint32_t high = memory.read4(from + S::kAtHigh + static_cast<uint32_t>(row * 32 + 4 * sub));
         words.high[0] = words.high[1] = pick_bytes(high, high >> 2, selector);
     }
     if constexpr (T == DType::planes_q6_k) {
         const Words2 high =
-            memory.read8(from + Span<T>::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(sub / 2) << 4) +
+            memory.read8(from + S::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(sub / 2) << 4) +
                          static_cast<uint32_t>(sub % 2) * 8);
         for (int half = 0; half < 2; ++half) words.high[half] = pick_bytes(high.w[half], high.w[half] >> 4, selector);
     }

@@ -5,7 +5,7 @@
 // neighbouring columns of kRows rows, a lane sixteen columns (those of q4_k, q5_k, q6_k as in prefill_decode.cuh): one
 // 16-byte load of codes for two lanes; lanes 2 i and 2 i + 1 swap halves so that every store writes whole 32-byte
 // sectors. (64 bytes a thread, stored as they come, reached 1.94 TB/s; contiguous stores 3.9 TB/s, in h200
-// microbenchmarks, 2026-11-21.) to_bf16: bytes: 4 in (8, the second time from L1) + 2 out (+ 4). One block for a row.
+// microbenchmarks, 2026-11-21.) to_bf16: bytes: 4 in + 2 out (+ 4). One block for a row.
 #include "base/error.h"
 #include "ops/decode_act.cuh"
 #include "ops/prefill_decode.cuh"
@@ -203,6 +203,66 @@ __global__ void __launch_bounds__(kNormThreads)
     }
 }
 
+/// The same where columns come in aligned eights and kPieces x 2048 hold them: a thread keeps its pieces of eight in
+/// registers from the sum of squares to the end, and all of them are under way at once.
+template <int kPieces>
+__global__ void __launch_bounds__(kNormThreads)
+    to_bf16_pieces(const float* x, int64_t stride, int d, const float* weight, float eps, uint16_t* bf16, int k,
+                   float* f32) {
+    pdl_trigger();
+    const int first = 8 * static_cast<int>(threadIdx.x);
+    uint4 w[kPieces][2] = {};
+    if (weight != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            if (first + 2048 * i < d) {
+                w[i][0] = load_weights(weight + first + 2048 * i);
+                w[i][1] = load_weights(weight + first + 2048 * i + 4);
+            }
+    }
+    pdl_wait();
+    const int64_t row = blockIdx.x;
+    x += row * stride;
+    float v[kPieces][8];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+        float4 a = {}, b = {};
+        if (first + 2048 * i < d) {
+            a = *reinterpret_cast<const float4*>(x + first + 2048 * i);
+            b = *reinterpret_cast<const float4*>(x + first + 2048 * i + 4);
+        }
+        v[i][0] = a.x, v[i][1] = a.y, v[i][2] = a.z, v[i][3] = a.w;
+        v[i][4] = b.x, v[i][5] = b.y, v[i][6] = b.z, v[i][7] = b.w;
+    }
+    if (weight != nullptr) {  // as block_rms_scale
+        __shared__ float partial[8];
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            if (first + 2048 * i < d) sum = decode::add_squares(v[i], sum);
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+        __syncthreads();
+        const float scale = decode::row_scale(partial, d, eps);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (first + 2048 * i >= d) continue;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[i][j] = rms_value(v[i][j], scale, __uint_as_float((&w[i][j / 4].x)[j % 4]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+        const int c = first + 2048 * i;
+        if (f32 != nullptr && c < d) {
+            float* const to = f32 + row * d + c;
+            *reinterpret_cast<float4*>(to) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            *reinterpret_cast<float4*>(to + 4) = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
+        }
+        if (c < k) *reinterpret_cast<uint4*>(bf16 + row * k + c) = pack_bf16(v[i]);
+    }
+}
+
 }  // namespace
 
 void expand(const Gpu& gpu, const Expansion& job) {
@@ -248,9 +308,16 @@ void expand(const Gpu& gpu, std::span<const Expansion> jobs) {
 void to_bf16(const Gpu& gpu, const Tensor& x, const float* norm_weight, float eps, void* bf16, int64_t k, float* f32) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && k % 64 == 0 && k >= x.shape[1]);
     if (x.rows() == 0) return;
-    launch(gpu, to_bf16_kernel, static_cast<unsigned>(x.rows()), kNormThreads, 0, static_cast<const float*>(x.data),
-           x.row_stride, static_cast<int>(x.shape[1]), norm_weight, eps, static_cast<uint16_t*>(bf16),
-           static_cast<int>(k), f32);
+    const auto d = static_cast<int>(x.shape[1]);
+    const auto* const from = static_cast<const float*>(x.data);
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+    const bool eights = d % 8 == 0 && x.row_stride % 4 == 0 && aligned(from) && aligned(norm_weight) && aligned(f32);
+    const auto start = [&](auto kernel) {
+        launch(gpu, kernel, static_cast<unsigned>(x.rows()), kNormThreads, 0, from, x.row_stride, d, norm_weight, eps,
+               static_cast<uint16_t*>(bf16), static_cast<int>(k), f32);
+    };
+    if (!eights || k > 8192) return start(to_bf16_kernel);
+    start(k <= 2048 ? to_bf16_pieces<1> : k <= 4096 ? to_bf16_pieces<2> : to_bf16_pieces<4>);
 }
 
 }  // namespace riptide::ops::cuda::prefill

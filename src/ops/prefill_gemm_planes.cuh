@@ -22,7 +22,7 @@ template <DType T, int kRows, int kA, int kB, int kSpans>
 struct Stages {
     static constexpr DType kType = T;
     static constexpr int kRowsA = kRows, kStagesA = kA, kStagesB = kB, kStagesSpan = kSpans;
-    static constexpr int kStageA = kRows * kTileK * 2;
+    static constexpr int kStageA = kRows * kTileK * 2, kSpanBytes = Span<T>::kBytes;
     static constexpr int kShared = 1024 + kA * kStageA + kB * kStageB + kSpans * Span<T>::kBytes + 256;
     static_assert(Span<T>::kBytes % 1024 == 0 && 16 * (kA + kB + kSpans) <= 256 && kShared <= 227 * 1024);
 };
@@ -61,7 +61,7 @@ struct Layout {
         : a(base),
           b(a + S::kStagesA * S::kStageA),
           spans(b + S::kStagesB * kStageB),
-          full_a(spans + S::kStagesSpan * Span<S::kType>::kBytes),
+          full_a(spans + S::kStagesSpan * S::kSpanBytes),
           empty_a(full_a + 8 * S::kStagesA),
           full_b(empty_a + 8 * S::kStagesA),
           empty_b(full_b + 8 * S::kStagesB),
@@ -86,11 +86,13 @@ struct Turn {
     }
 };
 
-/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time.
+/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time. The first tiles have
+/// the most rows (the shared expert's): the blocks that get them are the last to get one of the tiles left over.
 template <int kRows, class Body>
 __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body) {
-    const int tiles = tile_count(p, kTileN);
-    for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
+    const int tiles = tile_count(p, kTileN), blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x), later = blocks + blocks - 1 - block;
+    for (int t = block; t < tiles; t = t < blocks ? later : t + blocks) {
         Tile tile = tile_at(p, kTileN, tiles - 1 - t);
         const int end = min(tile.row_end, tile.row + kTileM);
         for (; tile.row < end; tile.row += kRows) body(tile);

@@ -361,6 +361,75 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights_in_many_tiles) {
     for (const DType type : {DType::q4_k, DType::q6_k}) expect_decoding_equals_expanding(type, counts, true, 1536, 256);
 }
 
+/// One matrix of a group.
+struct Part {
+    DType type;
+    int64_t rows;
+};
+
+/// multiply_short against expand and gemm, bit by bit.
+void expect_short_equals_expanding(const std::vector<Part>& parts, int64_t k, int64_t n, bool with_residual) {
+    SCOPED_TRACE(std::to_string(parts.size()) + " matrices of " + std::to_string(parts[0].rows) + " rows, k " +
+                 std::to_string(k) + ", n " + std::to_string(n));
+    OpContext op(1, int64_t{256} << 20);
+    const Gpu& gpu = *op.ctx.gpu;
+    std::vector<RandomWeight> owned;
+    std::vector<Weight> placed;
+    int64_t all = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        owned.emplace_back(WeightKind{parts[i].type}, parts[i].rows, k, 60 + i);
+        placed.push_back(op.weight(owned.back().w));
+        all += round_up(parts[i].rows, 64);
+    }
+    std::vector<const Weight*> weights;
+    for (const Weight& w : placed) weights.push_back(&w);
+    if (!can_multiply_short(gpu, n, weights)) GTEST_SKIP() << "not on this device";
+    uint16_t* a = upload(op, bits_of(normals(static_cast<size_t>(n * k), 1)));
+    auto* b = upload(op, std::vector<uint16_t>(static_cast<size_t>(all * k)));
+    const std::vector<float> stream = normals(static_cast<size_t>(n * parts[0].rows), 2);
+    std::vector<Tensor> first, second;
+    Tensor residuals[2];
+    for (Tensor& residual : residuals) residual = op.tensor(stream, {n, parts[0].rows});
+    OutF32 out;
+    int64_t used = 0;
+    for (const Weight& w : placed) {
+        const std::vector<float> untouched(static_cast<size_t>(n * w.rows), kUntouched);
+        first.push_back(op.tensor(untouched, {n, w.rows}));
+        second.push_back(op.tensor(untouched, {n, w.rows}));
+        Expansion job;
+        job.w = w;
+        job.rows = static_cast<int>(w.rows);
+        job.b = b + used * k;
+        job.k = static_cast<int>(k);
+        expand(gpu, job);
+        out.add(first.back().row(0), static_cast<int>(used), static_cast<int>(w.rows), w.rows,
+                with_residual ? residuals[0].row(0) : nullptr);
+        used += round_up(w.rows, 64);
+    }
+    gemm(gpu, {a, b, static_cast<int>(n), static_cast<int>(used), static_cast<int>(k)}, out);
+    multiply_short(gpu, a, n, weights, second, with_residual ? &residuals[1] : nullptr);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const std::vector<float> expected = values_of(first[i]);
+        EXPECT_EQ(std::count(expected.begin(), expected.end(), kUntouched), 0) << "left out";
+        EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](float v) { return v != 0; }), n);
+        expect_same_bits(values_of(second[i]), expected, "decoded");
+    }
+    expect_same_bits(values_of(residuals[1]), values_of(residuals[0]), "residual");
+}
+
+TEST(PrefillShort, has_the_bits_of_expanded_weights) {
+    RT_GPU_ONLY();
+    const std::vector<Part> mixed = {{DType::q4_k, 320}, {DType::q4_k, 136}, {DType::q6_k, 200}, {DType::q5_k, 48}};
+    for (const int64_t n : {1, 16, 63, 64, 65, 200, 500}) {
+        expect_short_equals_expanding(mixed, 512, n, false);
+        expect_short_equals_expanding({{DType::q4_k, 256}}, 2048, n, true);
+    }
+    // More tiles than a device has multiprocessors; tiles of 128 rows of A.
+    expect_short_equals_expanding({{DType::q6_k, 2560}, {DType::q4_k, 64}}, 256, 500, false);
+    expect_short_equals_expanding({{DType::q4_k, 6144}, {DType::q5_k, 2048}}, 256, 333, false);
+    expect_short_equals_expanding({{DType::q4_k, 2048}}, 8192, 70, true);
+}
+
 class PrefillExpand : public testing::TestWithParam<WeightKind> {};
 
 TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
@@ -443,7 +512,7 @@ TEST(PrefillExpand, together_as_one_by_one) {
 
 TEST(PrefillInput, is_the_norm_rounded_and_padded) {
     RT_GPU_ONLY();
-    for (const int64_t d : {40, 64, 97, 2048, 2052}) {
+    for (const int64_t d : {40, 64, 97, 2048, 2052, 2056, 8192, 8200}) {
         OpContext op;
         const int64_t n = 5, k = round_up(d, 64);
         const Tensor x = op.tensor(normals(static_cast<size_t>(n * d), 4, 3.0f), {n, d});
