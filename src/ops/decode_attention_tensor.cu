@@ -40,19 +40,22 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
     __syncthreads();
     if (s.last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    constexpr int kAtOnce = 8;
+    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
+    constexpr int kAtOnce = 16;
+    const float2 ml = __ldcg(
+        reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
     for (int first = 0; first < chunks; first += kAtOnce) {
         float4 x[kAtOnce];
-        float2 ml[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const float* from = all + int64_t{min(first + i, chunks - 1)} * kPartialFloats;
             x[i] = __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
-            ml[i] = __ldcg(reinterpret_cast<const float2*>(from + kHeads * kD + 2 * warp));
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const SoftmaxState<4> next = {ml[i].x, ml[i].y, {x[i].x, x[i].y, x[i].z, x[i].w}};
+            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
+                                          __shfl_sync(kAllLanes, ml.y, first + i),
+                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
             if (first + i == 0) state = next;
             else if (first + i < chunks) merge(state, next);
         }
@@ -132,6 +135,7 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
     // row.
     int items = a.rows > 1 && a.split ? s.first_chunk[a.rows] * a.kv_heads : a.rows * a.kv_heads;
+    int prepared = -1;  // the row and head whose query fragments are in shared memory
     for (int i = static_cast<int>(blockIdx.x);; i += static_cast<int>(gridDim.x)) {
         if (i >= items && !(a.split && a.rows == 1)) break;
         const int unit = i / a.kv_heads, row = !a.split ? unit : a.rows == 1 ? 0 : row_of_chunk(a, s, unit);
@@ -142,13 +146,15 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         if (first >= chunks) break;  // one row, all its chunks taken
         make_turns(a, s, item.position);
         const int end = a.split ? first + 1 : chunks;
+        const bool queries = prepared != row * a.kv_heads + item.head;
+        prepared = row * a.kv_heads + item.head;
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
             if (!started) start_chunk<PlainLoad>(a, s, item, loads);
             started = false;
             __syncthreads();
-            const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, chunk == first, loads);
+            const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, queries && chunk == first, loads);
             if (chunk == first) state = next;
             else merge(state, next);
             __syncthreads();
@@ -167,7 +173,9 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
     a.split = pairs < ctas;
     ArenaScope scope(*ctx.arena);
     if (a.split && a.most_chunks > 1) a.partial = ctx.alloc(DType::f32, {pairs * a.most_chunks, kPartialFloats}).row(0);
-    const int64_t grid = a.split ? std::min(ctas, pairs * a.most_chunks) : std::min(ctas, pairs);
+    // A CTA keeps its KV head, and so its queries while the row stays the same.
+    const int64_t even = std::max<int64_t>(ctas / a.kv_heads, 1) * a.kv_heads;
+    const int64_t grid = a.split ? std::min(even, pairs * a.most_chunks) : std::min(ctas, pairs);
     launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
 }
 
