@@ -210,6 +210,19 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
         }
 }
 
+TEST(decode_attention, many_long_rows_equal_few) {
+    RT_GPU_ONLY();
+    // 140 rows of two KV heads: more than there are CTAs, so each takes all chunks of a row; 7 rows: a chunk.
+    for (const DType type : {DType::f8_e4m3, DType::q8_0, DType::f16}) {
+        Layer many(shape_of(6, type, type), 1), few(shape_of(6, type, type), 2);
+        WorldSequence a = many.world.sequence(), b = few.world.sequence();
+        const std::vector<uint64_t> prefix = token_ids(4300, 31), next = token_ids(140, 32);
+        many.feed(a, prefix, 256);
+        few.feed(b, prefix, 200);
+        expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), dtype_name(type));
+    }
+}
+
 TEST(decode_attention, ring_wraps_change_nothing) {
     RT_GPU_ONLY();
     WorldShape tight = shape_of(8, DType::f16, DType::f16, 512), wide = tight;
