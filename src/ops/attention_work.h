@@ -16,20 +16,17 @@ inline constexpr int kStepKeys = 16;
 inline constexpr int kAttentionWarps = 8;
 inline constexpr int kMostDecodeRows = 256;
 inline constexpr int kShortChunk = kStepKeys * kAttentionWarps;  // a step for each warp
-inline constexpr int kMostShortKeys = 16 * kShortChunk;          // visible keys that make chunks of that size
+inline constexpr int kMostChunks = 32;
+inline constexpr int kMostShortKeys = kMostChunks * kShortChunk;  // visible keys that make chunks of that size
 
 /// Keys that a row at `position` sees.
 RT_HD constexpr int visible_keys(int position, int window) {
     return window > 0 && position >= window ? window : position + 1;
 }
 
-/// Keys of a chunk: the least multiple of 128 that makes at most 16 chunks (up to 4096 keys) or 32: times 8 KV heads,
-/// what an H200 takes at once. (64 made two rounds of them, each with heads to prepare and results to exchange.)
-RT_HD constexpr int chunk_keys(int count) {
-    constexpr int kUnit = kShortChunk;
-    const int most = count <= 4096 ? 16 : 32;
-    return (count + most * kUnit - 1) / (most * kUnit) * kUnit;
-}
+/// Keys of a chunk: the least multiple of 128 that makes at most 32 chunks: times 8 KV heads, what an H200 takes at
+/// once. (64 made two rounds of them, each with heads to prepare and results to exchange.)
+RT_HD constexpr int chunk_keys(int count) { return (count + kMostShortKeys - 1) / kMostShortKeys * kShortChunk; }
 
 RT_HD constexpr int chunk_count(int count) {
     const int keys = chunk_keys(count);
@@ -38,9 +35,8 @@ RT_HD constexpr int chunk_count(int count) {
 
 /// The most chunks of any row that sees at most `count` keys.
 RT_HD constexpr int most_chunks(int64_t count) {
-    const int keys = kShortChunk;
-    if (count <= kMostShortKeys) return count <= keys ? 1 : static_cast<int>((count + keys - 1) / keys);
-    return count <= 4096 ? 16 : 32;
+    if (count > kMostShortKeys) return kMostChunks;
+    return count <= kShortChunk ? 1 : static_cast<int>((count + kShortChunk - 1) / kShortChunk);
 }
 
 /// The keys of one chunk: ranks [first, first + keys) counted from position 0, `keys` at least 1.

@@ -56,7 +56,6 @@ void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
     if (a.rows > 1) {
         launch_rows_attention(ctx, a);
         if (a.most_keys <= kMostShortKeys) return;
-        a.long_only = true;
     }
     launch_tensor_attention(ctx, a);
 }

@@ -33,11 +33,9 @@ struct DecodeAttentionArgs {
     int kv_heads = 0;
     int d = 0;
     bool fused = false;
-    bool long_only = false;    // leave out rows that see at most kMostShortKeys keys
-    bool split = false;        // chunks are separate items; otherwise a CTA takes all chunks of a row and KV head
-    int most_chunks = 0;       // of a row, if split
     int64_t most_keys = 0;     // that a row can see
-    float* partial = nullptr;  // [rows, kv_heads, most_chunks, kPartialFloats], if split
+    int most_chunks = 0;       // of a row
+    float* partial = nullptr;  // [row, KV head][most_chunks][kPartialFloats]
     int* counters = nullptr;
     float* out = nullptr;           // [rows, heads * d]
     unsigned char* out8 = nullptr;  // ActRow rows, or null
@@ -45,14 +43,14 @@ struct DecodeAttentionArgs {
 
 /// True if decode_attention_tensor.cu has a kernel for the shapes and types.
 bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
-/// A chunk on tensor cores. REQUIRES has_tensor_attention.
+/// One row, or those of several that launch_rows_attention leaves. REQUIRES has_tensor_attention.
 void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a);
 /// The rows that see at most kMostShortKeys keys. REQUIRES has_tensor_attention.
 void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// One row for each sequence (`fused`), very few, over a short window, in clusters of CTAs. False: nothing was done.
 /// REQUIRES has_tensor_attention.
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
-/// Any shapes and types, one CTA for each head of each row. Ignores `fused` and `split`.
+/// Any shapes and types, one CTA for each head of each row. Ignores `fused`.
 void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
 
 #ifdef __CUDACC__

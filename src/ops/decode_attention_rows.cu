@@ -1,4 +1,4 @@
-// Decode attention of several rows, sm_80 and later, heads of 128: rows that see at most 2,048 keys, so window layers
+// Decode attention of several rows, sm_80 and later, heads of 128: rows that see at most 4,096 keys, so window layers
 // always. Longer rows stay with decode_attention_tensor.cu, whose arithmetic and bits these are.
 //
 // Bytes: 2 x 128 x (bits of K/V) / 8 for each key and KV head, once for each row. FP8, 8 KV heads, 64 rows of 1,024
@@ -142,11 +142,12 @@ __device__ __forceinline__ void weigh_step(float (&p)[4], int step, int left, St
 /// x += (P V) factor, f0 for head 2 t and f1 for head 2 t + 1; P as weigh_step leaves it, x as in add_values.
 template <DType TV>
 __device__ __forceinline__ void add_step(const ValueUnits<TV>& v, uint4 p, float f0, float f1, float (&x)[8][4]) {
+    const int u = static_cast<int>(threadIdx.x % 32) / 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         uint32_t first[4], second[4];
-        kv_pair_decode(v.unit[0], v.unit[1], i, first);
-        kv_pair_decode(v.unit[2], v.unit[3], i, second);
+        kv_pair_decode(v.unit[0], v.unit[1], u, i, first);
+        kv_pair_decode(v.unit[2], v.unit[3], u, i, second);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t *a = first + 2 * j, *b = second + 2 * j;

@@ -14,16 +14,24 @@
 #include "ops/decode_attention_row.cuh"
 
 #include <algorithm>
+#include <climits>
 
 namespace riptide::ops {
 
 namespace {
 
-/// Stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`.
-__device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s, const Item& item, int chunk,
-                                         int chunks, SoftmaxState<4>& state) {
+struct ItemShared : Shared {
+    int32_t first_chunk[kMostDecodeRows + 1];  // chunks in front of a row
+    int32_t rank[kMostDecodeRows];             // rows with chunks in front of it
+    int32_t long_rows;
+    int32_t last;
+};
+
+/// Stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`. pair: of
+/// a row and KV head.
+__device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, ItemShared& s, int pair, int chunk, int chunks,
+                                         SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int pair = item.row * a.kv_heads + item.head;
     float* all = a.partial + int64_t{pair} * a.most_chunks * kPartialFloats;
     if (warp < a.heads / a.kv_heads) {
         float* mine = all + int64_t{chunk} * kPartialFloats;
@@ -40,19 +48,22 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
     __syncthreads();
     if (s.last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    constexpr int kAtOnce = 8;
+    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
+    constexpr int kAtOnce = 16;
+    const float2 ml = __ldcg(
+        reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
     for (int first = 0; first < chunks; first += kAtOnce) {
         float4 x[kAtOnce];
-        float2 ml[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const float* from = all + int64_t{min(first + i, chunks - 1)} * kPartialFloats;
             x[i] = __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
-            ml[i] = __ldcg(reinterpret_cast<const float2*>(from + kHeads * kD + 2 * warp));
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const SoftmaxState<4> next = {ml[i].x, ml[i].y, {x[i].x, x[i].y, x[i].z, x[i].w}};
+            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
+                                          __shfl_sync(kAllLanes, ml.y, first + i),
+                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
             if (first + i == 0) state = next;
             else if (first + i < chunks) merge(state, next);
         }
@@ -63,15 +74,19 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, Shared& s
 /// Chunks of a row here: none of one that rows_attention_kernel takes.
 __device__ __forceinline__ int chunks_here(const DecodeAttentionArgs& a, int position) {
     const int count = visible_keys(position, a.places.window);
-    return a.long_only && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
+    return a.rows > 1 && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
 }
 
-/// Chunks in front of each row, and in all.
-__device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Shared& s) {
+/// Chunks, and rows that have some, in front of each row and in all.
+__device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, ItemShared& s) {
     const int lane = static_cast<int>(threadIdx.x);
     if (lane < 32)
-        for (int base = 0, before = 0; base < a.rows; base += 32) {
+        for (int base = 0, before = 0, rows = 0; base < a.rows; base += 32) {
             int sum = base + lane < a.rows ? chunks_here(a, a.places.positions[base + lane]) : 0;
+            const uint32_t some = __ballot_sync(kAllLanes, sum > 0);
+            if (base + lane < a.rows) s.rank[base + lane] = rows + __popc(some & ((1u << lane) - 1));
+            rows += __popc(some);
+            if (lane == 0) s.long_rows = rows;
 #pragma unroll
             for (int by = 1; by < 32; by *= 2) {
                 const int other = __shfl_up_sync(kAllLanes, sum, by);
@@ -85,7 +100,7 @@ __device__ __forceinline__ void count_chunks(const DecodeAttentionArgs& a, Share
 }
 
 /// The row whose chunk is `unit`, counted over all rows: the last with no more chunks in front of it.
-__device__ __forceinline__ int row_of_chunk(const DecodeAttentionArgs& a, const Shared& s, int unit) {
+__device__ __forceinline__ int row_of_chunk(const DecodeAttentionArgs& a, const ItemShared& s, int unit) {
     int row = 0;
     for (int end = a.rows; end - row > 1;) {
         const int middle = (row + end) / 2;
@@ -112,12 +127,12 @@ constexpr int kCtasPerSm = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
-    __shared__ Shared s;
+    __shared__ ItemShared s;
     HeadNorms norms;
     load_norms(a, norms);
     StepLoads<TK, TV> loads;
     bool started = false;
-    if (a.fused && a.split && a.rows == 1) {  // all but the row's own key was complete before the step began
+    if (a.fused && a.rows == 1) {  // all but the row's own key was complete before the step began
         Item item = find_row<EarlyLoad>(a, 0, static_cast<int>(blockIdx.x) % a.kv_heads);
         const int chunk = static_cast<int>(blockIdx.x) / a.kv_heads;
         started = chunk < chunk_count(visible_keys(item.position, a.places.window));
@@ -128,34 +143,38 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
     pdl_wait();
-    if (a.split && a.rows > 1) count_chunks(a, s);
-    // Split: an item is a chunk of a row and KV head; else all chunks of them. How many there are is known with the
-    // row.
-    int items = a.rows > 1 && a.split ? s.first_chunk[a.rows] * a.kv_heads : a.rows * a.kv_heads;
-    for (int i = static_cast<int>(blockIdx.x);; i += static_cast<int>(gridDim.x)) {
-        if (i >= items && !(a.split && a.rows == 1)) break;
-        const int unit = i / a.kv_heads, row = !a.split ? unit : a.rows == 1 ? 0 : row_of_chunk(a, s, unit);
+    const bool one = a.rows == 1;
+    if (!one) count_chunks(a, s);
+    // Split: an item is a chunk of a row and KV head; else, if that makes enough of them, all chunks. Of one row, how
+    // many there are is known with the row.
+    const bool split = one || s.long_rows * a.kv_heads < static_cast<int>(gridDim.x);
+    const int items = one ? INT_MAX : split ? s.first_chunk[a.rows] * a.kv_heads : a.rows * a.kv_heads;
+    int prepared = -1;  // the row and head whose query fragments are in shared memory
+    for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+        const int unit = i / a.kv_heads, row = one ? 0 : split ? row_of_chunk(a, s, unit) : unit;
         Item item = find_row<PlainLoad>(a, row, i % a.kv_heads);
         const int chunks = chunks_here(a, item.position);
         if (chunks == 0) continue;  // not split
-        const int first = !a.split ? 0 : unit - (a.rows == 1 ? 0 : s.first_chunk[row]);
+        const int first = one ? unit : split ? unit - s.first_chunk[row] : 0;
         if (first >= chunks) break;  // one row, all its chunks taken
         make_turns(a, s, item.position);
-        const int end = a.split ? first + 1 : chunks;
+        const int end = split ? first + 1 : chunks, pair = (one ? 0 : s.rank[row]) * a.kv_heads + item.head;
+        const bool queries = prepared != row * a.kv_heads + item.head;
+        prepared = row * a.kv_heads + item.head;
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
             if (!started) start_chunk<PlainLoad>(a, s, item, loads);
             started = false;
             __syncthreads();
-            const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, chunk == first, loads);
+            const SoftmaxState<4> next = attend_chunk<false>(a, s, item, norms, queries && chunk == first, loads);
             if (chunk == first) state = next;
             else merge(state, next);
             __syncthreads();
         }
         const int warp = static_cast<int>(threadIdx.x / 32);
         const float4 gate = load_gate(a, item, warp);  // while the CTAs meet
-        if (!a.split || chunks == 1 || exchange(a, s, item, first, chunks, state))
+        if (!split || chunks == 1 || exchange(a, s, pair, first, chunks, state))
             finish<TV>(a, s, item, warp, state, gate);
         __syncthreads();
     }
@@ -164,10 +183,12 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
 template <DType TK, DType TV>
 void launch_types(Context& ctx, DecodeAttentionArgs& a) {
     const int64_t pairs = int64_t{a.rows} * a.kv_heads, ctas = int64_t{ctx.gpu->info().sm_count} * kCtasPerSm<TK, TV>;
-    a.split = pairs < ctas;
+    // A CTA keeps its KV head, and so its queries while the row stays the same.
+    const int64_t most = std::max<int64_t>(ctas / a.kv_heads, 1) * a.kv_heads;
+    const int64_t grid = std::min(most, pairs * a.most_chunks);
     ArenaScope scope(*ctx.arena);
-    if (a.split && a.most_chunks > 1) a.partial = ctx.alloc(DType::f32, {pairs * a.most_chunks, kPartialFloats}).row(0);
-    const int64_t grid = a.split ? std::min(ctas, pairs * a.most_chunks) : std::min(ctas, pairs);
+    if (a.most_chunks > 1)
+        a.partial = ctx.alloc(DType::f32, {std::min(most, pairs) * a.most_chunks, kPartialFloats}).row(0);
     launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
 }
 

@@ -31,30 +31,41 @@ struct HeadShared {
 struct Shared : HeadShared {
     alignas(16) float x[kAttentionWarps][kHeads][kHeadFloats];
     float2 ml[kAttentionWarps][kHeads];
-    int32_t first_chunk[kMostDecodeRows + 1];
-    int32_t last;
 };
 
 /// A slot's row of the head.
 __device__ __forceinline__ const unsigned char* slot_row(const unsigned char* head, int64_t slot_bytes, int32_t slot) {
-    return head + static_cast<uint64_t>(static_cast<uint32_t>(slot)) * static_cast<uint32_t>(slot_bytes);
+    // Both factors have 32 bits, which the compiler forgets: one instruction, not five.
+    const unsigned char* row;
+    asm("mad.wide.u32 %0, %1, %2, %3;"
+        : "=l"(row)
+        : "r"(static_cast<uint32_t>(slot)), "r"(static_cast<uint32_t>(slot_bytes)), "l"(head));
+    return row;
 }
 
 template <DType T>
 struct KeyUnits {  // lane 4 g + t: keys g and g + 8, units t and t + 4
     KvUnit<T> unit[2][2];
 };
+/// Whether all rows of the head are aligned to 16 bytes. q8_0: those of every other head are.
+__device__ __forceinline__ bool wide_rows(const unsigned char* head, int64_t slot_bytes) {
+    return (reinterpret_cast<uintptr_t>(head) | static_cast<uintptr_t>(slot_bytes)) % 16 == 0;
+}
 /// slot: that of the step's key i in lane first + i.
 template <class Load = PlainLoad, DType T>
 __device__ __forceinline__ void load_keys(KeyUnits<T>& k, const unsigned char* head, int64_t slot_bytes, int32_t slot,
                                           int first = 0) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const unsigned char* rows[2];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        const unsigned char* row = slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + lane / 4 + 8 * j));
-        kv_unit_load<T, Load>(k.unit[j][0], row, lane % 4);
-        kv_unit_load<T, Load>(k.unit[j][1], row, lane % 4 + 4);
-    }
+    for (int j = 0; j < 2; ++j)
+        rows[j] = slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + lane / 4 + 8 * j));
+    const auto load = [&]<bool kWide>(std::bool_constant<kWide>) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) kv_load_units<T, Load, kWide>(k.unit[j], rows[j], lane % 4);
+    };
+    if (T == DType::q8_0 && wide_rows(head, slot_bytes)) load(std::true_type());
+    else load(std::false_type());
 }
 template <DType T>
 struct ValueUnits {  // lane 4 g + t: keys value_key(t, 0..3), unit g
@@ -64,11 +75,16 @@ template <class Load = PlainLoad, DType T>
 __device__ __forceinline__ void load_values(ValueUnits<T>& v, const unsigned char* head, int64_t slot_bytes,
                                             int32_t slot, int first = 0) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const unsigned char* rows[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        kv_unit_load<T, Load>(v.unit[j],
-                              slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + value_key(lane % 4, j))),
-                              lane / 4);
+        rows[j] = slot_row(head, slot_bytes, __shfl_sync(kAllLanes, slot, first + value_key(lane % 4, j)));
+    const auto load = [&]<bool kWide>(std::bool_constant<kWide>) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) kv_load_unit<T, Load, kWide>(v.unit[j], rows[j], lane / 4);
+    };
+    if (T == DType::q8_0 && wide_rows(head, slot_bytes)) load(std::true_type());
+    else load(std::false_type());
 }
 
 /// The own row takes the place of what was loaded for the step's key `own` (and for the keys behind it).
@@ -77,17 +93,14 @@ __device__ __forceinline__ void take_own_key(KeyUnits<T>& k, const HeadShared& s
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-        if (lane / 4 + 8 * j >= own) {
-            kv_unit_load(k.unit[j][0], s.own_k, lane % 4);
-            kv_unit_load(k.unit[j][1], s.own_k, lane % 4 + 4);
-        }
+        if (lane / 4 + 8 * j >= own) kv_load_units(k.unit[j], s.own_k, lane % 4);
 }
 template <DType T>
 __device__ __forceinline__ void take_own_value(ValueUnits<T>& v, const HeadShared& s, int own) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        if (value_key(lane % 4, j) >= own) kv_unit_load(v.unit[j], s.own_v, lane / 4);
+        if (value_key(lane % 4, j) >= own) kv_load_unit(v.unit[j], s.own_v, lane / 4);
 }
 
 /// (a, b) rounded to 16 bits, and what that left, rounded again.
@@ -132,8 +145,8 @@ __device__ __forceinline__ void scores(const KeyUnits<TK>& k, const HeadShared& 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint32_t b[2][8];
-        kv_unit_decode(k.unit[0][half], b[0]);
-        kv_unit_decode(k.unit[1][half], b[1]);
+        kv_unit_decode(k.unit[0][half], lane % 4 + 4 * half, b[0]);
+        kv_unit_decode(k.unit[1][half], lane % 4 + 4 * half, b[1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint4 q = s.q_fragments[4 * half + i][lane];
@@ -152,14 +165,15 @@ __device__ __forceinline__ void scores(const KeyUnits<TK>& k, const HeadShared& 
 /// e1).
 template <DType TV>
 __device__ __forceinline__ void add_values(const ValueUnits<TV>& v, const float (&p)[4], float (&x)[8][4]) {
+    const int u = static_cast<int>(threadIdx.x % 32) / 4;
     uint32_t high[2], low[2];
     split_pair<TV == DType::bf16>(p[0], p[1], high[0], low[0]);
     split_pair<TV == DType::bf16>(p[2], p[3], high[1], low[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         uint32_t first[4], second[4];
-        kv_pair_decode(v.unit[0], v.unit[1], i, first);
-        kv_pair_decode(v.unit[2], v.unit[3], i, second);
+        kv_pair_decode(v.unit[0], v.unit[1], u, i, first);
+        kv_pair_decode(v.unit[2], v.unit[3], u, i, second);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             float(&c)[4] = x[2 * i + j];

@@ -137,7 +137,42 @@ __device__ __forceinline__ float kv_fit_tq3(float x) {
     return best;
 }
 
-/// Block k of a row of a block type.
+/// The largest of a word over the warp.
+__device__ __forceinline__ uint32_t kv_warp_max(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(kAllLanes, v);
+#else
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) v = max(v, __shfl_xor_sync(kAllLanes, v, mask));
+    return v;
+#endif
+}
+
+/// A row of q8_0. Its blocks side by side: lane k works out the scale of block k.
+template <int R>
+__device__ __forceinline__ void kv_encode_q8(const float (&x)[R], int d, unsigned char* row) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t most[R], mine = 0;
+#pragma unroll
+    for (int k = 0; k < R; ++k) most[k] = 32 * k < d ? kv_warp_max(__float_as_uint(x[k]) & 0x7FFFFFFFu) : 0u;
+#pragma unroll
+    for (int k = 0; k < R; ++k)
+        if (lane == k) mine = most[k];
+    const bool bad = mine >= 0x7F800000u;
+    const __half scale = kv_half_scale(__fdiv_rn(bad ? 0.0f : __uint_as_float(mine), 127.0f));
+    const float inverse = kv_inverse(__half2float(scale));
+    if (32 * lane < d)
+        reinterpret_cast<uint16_t*>(row + kv_scales_at(DType::q8_0, d))[lane] =
+            bad ? kKvPoison : __half_as_ushort(scale);
+#pragma unroll
+    for (int k = 0; k < R; ++k) {
+        const float v = __fmul_rn(most[k] >= 0x7F800000u ? 0.0f : x[k], __shfl_sync(kAllLanes, inverse, k));
+        if (32 * k < d)
+            row[32 * k + lane] = static_cast<unsigned char>(__float2int_rn(fminf(fmaxf(v, -127.0f), 127.0f)));
+    }
+}
+
+/// Block k of a row of q4_0 or tq3_0.
 __device__ __forceinline__ void kv_encode_block(DType type, float x, int k, int d, unsigned char* row) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     auto* scales = reinterpret_cast<uint16_t*>(row + kv_scales_at(type, d));
@@ -145,11 +180,7 @@ __device__ __forceinline__ void kv_encode_block(DType type, float x, int k, int 
     if (bad) x = 0.0f;
     const float most = kv_warp_max(fabsf(x));
     __half scale;
-    if (type == DType::q8_0) {
-        scale = kv_half_scale(__fdiv_rn(most, 127.0f));
-        const float v = __fmul_rn(x, kv_inverse(__half2float(scale)));
-        row[32 * k + lane] = static_cast<unsigned char>(__float2int_rn(fminf(fmaxf(v, -127.0f), 127.0f)));
-    } else if (type == DType::q4_0) {
+    if (type == DType::q4_0) {
         const int first = __ffs(static_cast<int>(__ballot_sync(kAllLanes, fabsf(x) == most))) - 1;
         const float extreme = __shfl_sync(kAllLanes, x, first);
         scale = kv_half_scale(__fmul_rn(most == 0.0f ? 0.0f : extreme, -0.125f));
@@ -182,10 +213,11 @@ __device__ __forceinline__ void kv_encode_block(DType type, float x, int k, int 
 template <int R>
 __device__ __forceinline__ void kv_encode_lanes(DType type, const float (&x)[R], int d, unsigned char* row) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    if (type == DType::q8_0) return kv_encode_q8(x, d, row);
 #pragma unroll
     for (int k = 0; k < R; ++k) {
         const int i = 32 * k + lane;
-        if (type == DType::q8_0 || type == DType::q4_0 || type == DType::tq3_0) {
+        if (type == DType::q4_0 || type == DType::tq3_0) {
             if (32 * k < d) kv_encode_block(type, x[k], k, d, row);
         } else if (i < d) {
             if (type == DType::f32) reinterpret_cast<float*>(row)[i] = x[k];
@@ -229,16 +261,18 @@ __device__ __forceinline__ float kv_value(DType type, const unsigned char* row, 
     return __fmul_rn(scale, positive ? level : -level);
 }
 
-/// The bytes of one unit, as loaded. f16, bf16, f8_e4m3 rows are aligned to 16 bytes, others to 8.
+/// The bytes of one unit, as loaded. f16, bf16, f8_e4m3 rows are aligned to 16 bytes, others to 8. Block types: the
+/// last word holds the scales of two blocks, that of unit u and its neighbour's: loads of 16 bits would need another
+/// instruction each that waits for them.
 template <DType T>
 struct KvUnit {
     static constexpr int kWords = T == DType::f16 || T == DType::bf16 ? 8
                                   : T == DType::f8_e4m3               ? 4
                                   : T == DType::q8_0                  ? 5
-                                  : T == DType::q4_0                  ? 3
-                                                                      : 2;
+                                                                      : 3;
     uint32_t w[kWords];
 };
+constexpr bool kv_has_scales(DType type) { return type == DType::q8_0 || type == DType::q4_0 || type == DType::tq3_0; }
 
 /// Loads that stay where they are in the order of memory operations, from the L2 cache: device memory that an earlier
 /// kernel wrote and that is known to be complete, also above pdl_wait().
@@ -261,23 +295,17 @@ struct EarlyLoad {
         asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
         return v;
     }
-    static __device__ __forceinline__ uint32_t half(const void* p) {
-        uint16_t v;
-        asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
-        return v;
-    }
 };
 /// Plain loads, in device or shared memory: never above pdl_wait().
 struct PlainLoad {
     static __device__ __forceinline__ uint4 four(const void* p) { return *static_cast<const uint4*>(p); }
     static __device__ __forceinline__ uint2 two(const void* p) { return *static_cast<const uint2*>(p); }
     static __device__ __forceinline__ uint32_t one(const void* p) { return *static_cast<const uint32_t*>(p); }
-    static __device__ __forceinline__ uint32_t half(const void* p) { return *static_cast<const uint16_t*>(p); }
 };
 
-/// Reads unit u of a row of 128 values.
-template <DType T, class Load = PlainLoad>
-__device__ __forceinline__ void kv_unit_load(KvUnit<T>& unit, const unsigned char* row, int u) {
+/// Reads unit u of a row of 128 values, but for scales. kWide: the row is aligned to 16 bytes.
+template <DType T, class Load, bool kWide>
+__device__ __forceinline__ void kv_load_codes(KvUnit<T>& unit, const unsigned char* row, int u) {
     const auto put4 = [&unit](int at, const unsigned char* p) {
         const uint4 v = Load::four(p);
         unit.w[at] = v.x, unit.w[at + 1] = v.y, unit.w[at + 2] = v.z, unit.w[at + 3] = v.w;
@@ -286,23 +314,43 @@ __device__ __forceinline__ void kv_unit_load(KvUnit<T>& unit, const unsigned cha
         const uint2 v = Load::two(p);
         unit.w[at] = v.x, unit.w[at + 1] = v.y;
     };
-    const auto half_at = [row](int byte) -> uint32_t { return Load::half(row + byte); };
     if constexpr (T == DType::f16 || T == DType::bf16) {
         put4(0, row + 128 * (u / 4) + 16 * (u % 4));
         put4(4, row + 128 * (u / 4) + 16 * (u % 4) + 64);
-    } else if constexpr (T == DType::f8_e4m3) {
+    } else if constexpr (T == DType::f8_e4m3 || (T == DType::q8_0 && kWide)) {
         put4(0, row + 16 * u);
     } else if constexpr (T == DType::q8_0) {
         put2(0, row + 16 * u);
         put2(2, row + 16 * u + 8);
-        unit.w[4] = half_at(128 + 2 * (u / 2));
     } else if constexpr (T == DType::q4_0) {
         put2(0, row + 8 * u);
-        unit.w[2] = half_at(64 + 2 * (u / 2));
     } else {
         unit.w[0] = Load::one(row + 4 * u);
-        unit.w[1] = half_at(32 + 2 * u) | half_at(48 + 2 * (u / 2)) << 16;
+        unit.w[1] = Load::one(row + 32 + 4 * (u / 2));
     }
+}
+/// Reads unit u.
+template <DType T, class Load = PlainLoad, bool kWide = false>
+__device__ __forceinline__ void kv_load_unit(KvUnit<T>& unit, const unsigned char* row, int u) {
+    kv_load_codes<T, Load, kWide>(unit, row, u);
+    if constexpr (kv_has_scales(T)) unit.w[unit.kWords - 1] = Load::one(row + kv_scales_at(T, 128) + 4 * (u / 4));
+}
+/// Reads units u and u + 4, u < 4.
+template <DType T, class Load = PlainLoad, bool kWide = false>
+__device__ __forceinline__ void kv_load_units(KvUnit<T> (&units)[2], const unsigned char* row, int u) {
+    kv_load_codes<T, Load, kWide>(units[0], row, u);
+    kv_load_codes<T, Load, kWide>(units[1], row, u + 4);
+    if constexpr (kv_has_scales(T)) {
+        const uint2 scales = Load::two(row + kv_scales_at(T, 128));
+        units[0].w[units[0].kWords - 1] = scales.x;
+        units[1].w[units[1].kWords - 1] = scales.y;
+    }
+}
+
+/// Unit u's scale in each half of a pair of values of rows a (low half) and b. The same row twice: of two values.
+template <DType T>
+__device__ __forceinline__ uint32_t kv_scale_pair(const KvUnit<T>& a, const KvUnit<T>& b, int u) {
+    return __byte_perm(a.w[a.kWords - 1], b.w[b.kWords - 1], u / 2 % 2 == 0 ? 0x5410 : 0x7632);
 }
 
 /// d * (u - z) for two codes u in f16 bits 0x6400 | u, that is 1024 + u. The difference is exact; the product is
@@ -325,9 +373,10 @@ __device__ __forceinline__ uint32_t kv_spread1(uint32_t x) {  // 8 bits -> bit 0
     return (x | x << 3) & 0x11111111u;
 }
 
-/// Sixteen values as pairs of f16 (bf16 rows: of bf16), rounded once from the exact values (tq3_0: twice).
+/// The sixteen values of unit u as pairs of f16 (bf16 rows: of bf16), rounded once from the exact values (tq3_0:
+/// twice).
 template <DType T>
-__device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, uint32_t (&h)[8]) {
+__device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, int u, uint32_t (&h)[8]) {
     if constexpr (T == DType::f16 || T == DType::bf16) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) h[i] = unit.w[i];
@@ -339,29 +388,29 @@ __device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, uint32_t (
             h[i] = static_cast<uint32_t>(v.x) | static_cast<uint32_t>(v.y) << 16;
         }
     } else if constexpr (T == DType::q8_0) {
-        const uint32_t d = unit.w[4] * 0x10001u;
+        const uint32_t d = kv_scale_pair(unit, unit, u);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint32_t u = unit.w[i] ^ 0x80808080u;
-            h[2 * i] = kv_scaled(__byte_perm(u, 0x64646464u, 0x4140), 0x64806480u, d);  // 1152 = 1024 + 128
-            h[2 * i + 1] = kv_scaled(__byte_perm(u, 0x64646464u, 0x4342), 0x64806480u, d);
+            const uint32_t codes = unit.w[i] ^ 0x80808080u;
+            h[2 * i] = kv_scaled(__byte_perm(codes, 0x64646464u, 0x4140), 0x64806480u, d);  // 1152 = 1024 + 128
+            h[2 * i + 1] = kv_scaled(__byte_perm(codes, 0x64646464u, 0x4342), 0x64806480u, d);
         }
     } else if constexpr (T == DType::q4_0) {
-        const uint32_t d = unit.w[2] * 0x10001u;
+        const uint32_t d = kv_scale_pair(unit, unit, u);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // low nibbles of both words, then high nibbles
-            const uint32_t u = unit.w[i % 2] >> (4 * (i / 2)) & 0x0F0F0F0Fu;
-            h[2 * i] = kv_scaled(__byte_perm(u, 0x64646464u, 0x4140), 0x64086408u, d);  // 1032 = 1024 + 8
-            h[2 * i + 1] = kv_scaled(__byte_perm(u, 0x64646464u, 0x4342), 0x64086408u, d);
+            const uint32_t codes = unit.w[i % 2] >> (4 * (i / 2)) & 0x0F0F0F0Fu;
+            h[2 * i] = kv_scaled(__byte_perm(codes, 0x64646464u, 0x4140), 0x64086408u, d);  // 1032 = 1024 + 8
+            h[2 * i + 1] = kv_scaled(__byte_perm(codes, 0x64646464u, 0x4342), 0x64086408u, d);
         }
     } else {
         // The eight levels as f16: their low bytes in one pair of words, their high bytes in another.
         constexpr uint32_t kLow0 = 0x7E358B1Au, kLow1 = 0x1A8B357Eu, kHigh0 = 0xA5ACAFB2u, kHigh1 = 0x322F2C25u;
-        const uint32_t d = (unit.w[1] >> 16) * 0x10001u;
+        const uint32_t d = kv_scale_pair(unit, unit, u), high_bits = unit.w[1] >> (16 * (u % 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t codes =
-                kv_spread2(unit.w[0] >> (16 * i) & 0xFFFFu) | kv_spread1(unit.w[1] >> (8 * i) & 0xFFu) << 2;
+                kv_spread2(unit.w[0] >> (16 * i) & 0xFFFFu) | kv_spread1(high_bits >> (8 * i) & 0xFFu) << 2;
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const uint32_t four = codes >> (16 * j);
@@ -374,10 +423,10 @@ __device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, uint32_t (
     }
 }
 
-/// Values 4 i .. 4 i + 3 of a unit of two rows side by side: h[j] = value 4 i + j of a (low half) and of b, as
+/// Values 4 i .. 4 i + 3 of unit u of two rows side by side: h[j] = value 4 i + j of a (low half) and of b, as
 /// kv_unit_decode gives them. Bytes are paired before they become floats: half as many instructions as behind it.
 template <DType T>
-__device__ __forceinline__ void kv_pair_decode(const KvUnit<T>& a, const KvUnit<T>& b, int i, uint32_t (&h)[4]) {
+__device__ __forceinline__ void kv_pair_decode(const KvUnit<T>& a, const KvUnit<T>& b, int u, int i, uint32_t (&h)[4]) {
     const auto interleave = [](uint32_t x, uint32_t y, uint32_t(&z)[2]) {
         z[0] = __byte_perm(x, y, 0x5140);
         z[1] = __byte_perm(x, y, 0x7362);
@@ -401,15 +450,15 @@ __device__ __forceinline__ void kv_pair_decode(const KvUnit<T>& a, const KvUnit<
     } else if constexpr (T == DType::q8_0) {
         interleave(a.w[i], b.w[i], z);
         z[0] ^= 0x80808080u, z[1] ^= 0x80808080u;
-        scaled(z, 0x64806480u, __byte_perm(a.w[4], b.w[4], 0x5410));
+        scaled(z, 0x64806480u, kv_scale_pair(a, b, u));
     } else if constexpr (T == DType::q4_0) {
         interleave(a.w[i % 2], b.w[i % 2], z);
         z[0] = z[0] >> (4 * (i / 2)) & 0x0F0F0F0Fu, z[1] = z[1] >> (4 * (i / 2)) & 0x0F0F0F0Fu;
-        scaled(z, 0x64086408u, __byte_perm(a.w[2], b.w[2], 0x5410));
+        scaled(z, 0x64086408u, kv_scale_pair(a, b, u));
     } else {
         uint32_t x[8], y[8];
-        kv_unit_decode(a, x);
-        kv_unit_decode(b, y);
+        kv_unit_decode(a, u, x);
+        kv_unit_decode(b, u, y);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             h[2 * j] = __byte_perm(x[2 * i + j], y[2 * i + j], 0x5410);

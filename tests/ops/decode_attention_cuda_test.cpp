@@ -75,7 +75,7 @@ WorldShape shape_of(int64_t group, DType k, DType v, int32_t window = 0) {
             .window = window,
             .page_rows = 64,
             .ring_rows = window == 0 ? 0 : (window + 320) / 64 * 64,
-            .capacity = window == 0 ? 60 : 6};
+            .capacity = window == 0 ? 70 : 6};
 }
 
 /// A layer's attention over a world: projections are a function of the token.
@@ -143,7 +143,7 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
     RT_GPU_ONLY();
     for (const auto& [k, v] : type_pairs())
         for (const int32_t window : {0, 512})
-            for (const size_t start : {0, 120, 505, 2043}) {
+            for (const size_t start : {0, 120, 505, 4091}) {
                 if (window == 0 && start == 505) continue;
                 const std::vector<uint64_t> ids = token_ids(start + 12, 7);
                 const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
@@ -189,13 +189,13 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
     for (const auto& [k, v] : type_pairs())
         for (const int32_t window : {0, 512}) {
             WorldShape shape = shape_of(6, k, v, window);
-            shape.capacity = window == 0 ? 120 : 8;
+            shape.capacity = window == 0 ? 190 : 8;
             Layer layer(shape, 1);
             // Around one and two rounds of chunks, and behind the last length that makes chunks of 128 keys.
             std::vector<WorldSequence> sequences;
             std::vector<WorldSequence*> pointers;
             std::vector<std::vector<FedToken>> fed;
-            for (const size_t committed : {0, 127, 511, 1023, 1024, 2047, 2048}) {
+            for (const size_t committed : {0, 127, 511, 1023, 1024, 4095, 4096}) {
                 sequences.push_back(layer.world.sequence());
                 layer.feed(sequences.back(), token_ids(committed, 21 + committed), 256);
                 fed.push_back({{committed + 5, -1}});
@@ -208,6 +208,19 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
             expect_same_rows(layer.step(pointers, fed), alone,
                              fmt::format("{}/{}, window {}", dtype_name(k), dtype_name(v), window));
         }
+}
+
+TEST(decode_attention, many_long_rows_equal_few) {
+    RT_GPU_ONLY();
+    // 140 rows of two KV heads: more than there are CTAs, so each takes all chunks of a row; 7 rows: a chunk.
+    for (const DType type : {DType::f8_e4m3, DType::q8_0, DType::f16}) {
+        Layer many(shape_of(6, type, type), 1), few(shape_of(6, type, type), 2);
+        WorldSequence a = many.world.sequence(), b = few.world.sequence();
+        const std::vector<uint64_t> prefix = token_ids(4300, 31), next = token_ids(140, 32);
+        many.feed(a, prefix, 256);
+        few.feed(b, prefix, 200);
+        expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), dtype_name(type));
+    }
 }
 
 TEST(decode_attention, ring_wraps_change_nothing) {
