@@ -50,10 +50,14 @@ Tensor make_output(Context& ctx, DecodeAttentionArgs& a) {
     return o;
 }
 
+/// Up to so many rows a chunk for each CTA is faster than one for each warp: there are SMs enough.
+constexpr int kFewRows = 8;
+
 /// REQUIRES has_tensor_attention.
 void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
     if (launch_cluster_attention(ctx, a)) return;
-    if (a.rows > 1) {
+    a.apart = a.rows > kFewRows;
+    if (a.apart) {
         launch_rows_attention(ctx, a);
         if (a.most_keys <= kMostShortKeys) return;
     }

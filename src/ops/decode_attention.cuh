@@ -29,6 +29,7 @@ struct DecodeAttentionArgs {
     int64_t v_slot_bytes = 0;
     float scale = 1;  // of scores, to units of log2
     int rows = 0;
+    bool apart = false;  // rows that see at most kMostShortKeys keys are launch_rows_attention's
     int heads = 0;
     int kv_heads = 0;
     int d = 0;
@@ -43,7 +44,7 @@ struct DecodeAttentionArgs {
 
 /// True if decode_attention_tensor.cu has a kernel for the shapes and types.
 bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
-/// One row, or those of several that launch_rows_attention leaves. REQUIRES has_tensor_attention.
+/// All rows, or (`apart`) those that launch_rows_attention leaves. REQUIRES has_tensor_attention.
 void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a);
 /// The rows that see at most kMostShortKeys keys. REQUIRES has_tensor_attention.
 void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);

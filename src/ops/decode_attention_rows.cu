@@ -1,4 +1,4 @@
-// Decode attention of several rows, sm_80 and later, heads of 128: rows that see at most 4,096 keys, so window layers
+// Decode attention of many rows, sm_80 and later, heads of 128: rows that see at most 4,096 keys, so window layers
 // always. Longer rows stay with decode_attention_tensor.cu, whose arithmetic and bits these are.
 //
 // Bytes: 2 x 128 x (bits of K/V) / 8 for each key and KV head, once for each row. FP8, 8 KV heads, 64 rows of 1,024

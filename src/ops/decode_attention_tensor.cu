@@ -74,7 +74,7 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, ItemShare
 /// Chunks of a row here: none of one that rows_attention_kernel takes.
 __device__ __forceinline__ int chunks_here(const DecodeAttentionArgs& a, int position) {
     const int count = visible_keys(position, a.places.window);
-    return a.rows > 1 && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
+    return a.apart && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
 }
 
 /// Chunks, and rows that have some, in front of each row and in all.
