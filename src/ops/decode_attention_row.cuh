@@ -12,7 +12,8 @@ namespace {
 struct Item {
     int row, head, sequence, position;
     int32_t ring, committed;
-    bool own;  // this CTA makes the row's own K and V
+    int32_t page;  // of the row's own key, on full layers
+    bool own;      // this CTA makes the row's own K and V
     bool tree;
     KeyChunk chunk;
 
@@ -101,7 +102,10 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
             if (values) kv_encode_lanes(TV, x, kD, own);
             else kv_encode_lanes(TK, x, kD, own);
             __syncwarp();
-            const int64_t slot = a.places.slot(item.sequence, item.ring, item.position);
+            const auto position = static_cast<uint32_t>(item.position);
+            const int64_t slot = a.places.window > 0 ? item.ring + position % static_cast<uint32_t>(a.places.ring_rows)
+                                                     : int64_t{item.page} * a.places.page_rows +
+                                                           position % static_cast<uint32_t>(a.places.page_rows);
             const int64_t bytes = kv_row_bytes(values ? TV : TK, kD);
             unsigned char* to = values ? a.v_cache + slot * a.v_slot_bytes : a.k_cache + slot * a.k_slot_bytes;
             if (8 * lane < bytes)
@@ -123,6 +127,9 @@ __device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, 
     item.position = read(a.places.positions + row);
     item.sequence = a.fused ? row : read(a.places.row_sequence + row);
     if (a.places.window > 0) item.ring = read(a.places.state_slot + item.sequence) * a.places.ring_rows;
+    else if (a.fused)
+        item.page = read(a.places.page_table + int64_t{item.sequence} * a.places.max_pages +
+                         item.position / a.places.page_rows);
     if (a.places.parent != nullptr) item.committed = read(a.places.committed + item.sequence);
     return item;
 }
