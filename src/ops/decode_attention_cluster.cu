@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     pdl_wait();
     const int local = warp * cluster + rank;  // the query head that this warp will finish
-    const float4 gate = load_gate(a, item, local);
+    const float4 projected = load_gate(a, item, local);
     SoftmaxState<4> state = {};
     if (rank < chunks) state = attend_chunk<true>(a, s, item, norms, true, loads);
     cluster_wait();  // all CTAs of the cluster have started
@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (lane == 0) store_there(in_cta(&meeting.ml[slot], warp % cluster), make_float2(state.m, state.l));
     }
     cluster_arrive();
+    const float4 gate = gate_factors(a, projected);
     cluster_wait();
     if (local >= group) return;
     for (int chunk = 0; chunk < chunks; ++chunk) {

@@ -12,7 +12,8 @@ namespace {
 struct Item {
     int row, head, sequence, position;
     int32_t ring, committed;
-    bool own;  // this CTA makes the row's own K and V
+    int32_t page;  // of the row's own key, on full layers
+    bool own;      // this CTA makes the row's own K and V
     bool tree;
     KeyChunk chunk;
 
@@ -66,12 +67,30 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
     };
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) load(heads[i], first_task + i * kWarps);
-    for (int task = first_task; task < tasks; task += kWarps) {
+    // norm_head, all tasks side by side: lane i works out the scale of task i.
+    float squares[kTasks] = {}, mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTasks; ++i)
+#pragma unroll
+        for (int k = 0; k < kRegs; ++k) squares[i] = __fmaf_rn(heads[i][k], heads[i][k], squares[i]);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2)
+#pragma unroll
+        for (int i = 0; i < kTasks; ++i)
+            squares[i] = __fadd_rn(squares[i], __shfl_xor_sync(kAllLanes, squares[i], mask));
+#pragma unroll
+    for (int i = 0; i < kTasks; ++i)
+        if (lane == i) mine = squares[i];
+    const float eps = first_task + lane * kWarps < group ? a.q_norm.eps : a.k_norm.eps;
+    const float scales = rms_scale(mine, kD, eps);
+    for (int task = first_task, i = 0; task < tasks; task += kWarps, ++i) {
         float(&x)[kRegs] = heads[0];
         const bool values = task > group;
         if (!values) {
-            if (task < group) norm_head(x, norms.q, a.q_norm, kD);
-            else norm_head(x, norms.k, a.k_norm, kD);
+            const float scale = __shfl_sync(kAllLanes, scales, i);
+            if ((task < group ? a.q_norm : a.k_norm).weight != nullptr)
+#pragma unroll
+                for (int k = 0; k < kRegs; ++k) x[k] = rms_value(x[k], scale, task < group ? norms.q[k] : norms.k[k]);
             rope(x);
         }
         if ((values ? TV : TK) == DType::tq3_0) kv_rotate_lanes(x, kD, false);
@@ -83,7 +102,10 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
             if (values) kv_encode_lanes(TV, x, kD, own);
             else kv_encode_lanes(TK, x, kD, own);
             __syncwarp();
-            const int64_t slot = a.places.slot(item.sequence, item.ring, item.position);
+            const auto position = static_cast<uint32_t>(item.position);
+            const int64_t slot = a.places.window > 0 ? item.ring + position % static_cast<uint32_t>(a.places.ring_rows)
+                                                     : int64_t{item.page} * a.places.page_rows +
+                                                           position % static_cast<uint32_t>(a.places.page_rows);
             const int64_t bytes = kv_row_bytes(values ? TV : TK, kD);
             unsigned char* to = values ? a.v_cache + slot * a.v_slot_bytes : a.k_cache + slot * a.k_slot_bytes;
             if (8 * lane < bytes)
@@ -105,6 +127,9 @@ __device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, 
     item.position = read(a.places.positions + row);
     item.sequence = a.fused ? row : read(a.places.row_sequence + row);
     if (a.places.window > 0) item.ring = read(a.places.state_slot + item.sequence) * a.places.ring_rows;
+    else if (a.fused)
+        item.page = read(a.places.page_table + int64_t{item.sequence} * a.places.max_pages +
+                         item.position / a.places.page_rows);
     if (a.places.parent != nullptr) item.committed = read(a.places.committed + item.sequence);
     return item;
 }
@@ -216,19 +241,23 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
     return state;
 }
 
-/// softplus of the gates of elements 4 lane .. 4 lane + 3 of the query head `local` of the item's KV head; ones without
-/// gates (a product with one is exact). one_each: the heads' gates if gate_width is 1; null: from device memory.
-__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local,
-                                            const float* one_each = nullptr) {
+/// The gates of elements 4 lane .. 4 lane + 3 of the query head `local` of the item's KV head, as projected. Nothing
+/// here waits for them: what does, waits for loads behind it too.
+__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
-    if (a.gate == nullptr || local >= group) return {1.0f, 1.0f, 1.0f, 1.0f};
-    const float* gate = a.gate + item.row * a.gate_stride + (item.head * group + local) * a.gate_width;
-    if (a.gate_width == 1) {
-        const float g = softplus(one_each != nullptr ? one_each[local] : gate[0]);
-        return {g, g, g, g};
-    }
-    gate += 4 * lane;
-    return {softplus(gate[0]), softplus(gate[1]), softplus(gate[2]), softplus(gate[3])};
+    float4 gate = {};
+    if (a.gate == nullptr || local >= group) return gate;
+    const float* from = a.gate + item.row * a.gate_stride + (item.head * group + local) * a.gate_width;
+    if (a.gate_width == 1) gate.x = from[0];
+    else gate = {from[4 * lane], from[4 * lane + 1], from[4 * lane + 2], from[4 * lane + 3]};
+    return gate;
+}
+/// What they multiply by: softplus; ones without gates (a product with one is exact).
+__device__ __forceinline__ float4 gate_factors(const DecodeAttentionArgs& a, float4 gate) {
+    if (a.gate == nullptr) return {1.0f, 1.0f, 1.0f, 1.0f};
+    const float first = softplus(gate.x);
+    if (a.gate_width == 1) return {first, first, first, first};
+    return {first, softplus(gate.y), softplus(gate.z), softplus(gate.w)};
 }
 
 /// Query head `local` of the item's KV head, by one warp: o = x / l, out of the stored domain, times the gate; as

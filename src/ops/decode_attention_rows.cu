@@ -250,9 +250,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     ChunkLoads<TK, TV> loads;
     if (mine && warp < chunks) start_chunk(a, s, item, warp, loads);
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
+    if (mine) make_turns(a, s, item.position);
     if (a.fused) pdl_wait();
     if (!mine) return;
-    make_turns(a, s, item.position);
     __syncthreads();
     item.own = a.fused;
     const bool one_gate = a.gate != nullptr && a.gate_width == 1 && static_cast<int>(threadIdx.x) < group;
@@ -280,7 +280,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
 #pragma unroll
     for (int i = 0; i < kOwnHeads; ++i) {
         const int local = warp + i * kWarps;
-        if (local < group) finish<TV>(a, s, item, local, state[i], load_gate(a, item, local, s.gate));
+        if (local >= group) break;
+        const float4 projected = a.gate_width == 1 ? float4{s.gate[local]} : load_gate(a, item, local);
+        finish<TV>(a, s, item, local, state[i], gate_factors(a, projected));
     }
 }
 

@@ -131,14 +131,16 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     HeadNorms norms;
     load_norms(a, norms);
     StepLoads<TK, TV> loads;
+    Item item = {};
     bool started = false;
     if (a.fused && a.rows == 1) {  // all but the row's own key was complete before the step began
-        Item item = find_row<EarlyLoad>(a, 0, static_cast<int>(blockIdx.x) % a.kv_heads);
+        item = find_row<EarlyLoad>(a, 0, static_cast<int>(blockIdx.x) % a.kv_heads);
         const int chunk = static_cast<int>(blockIdx.x) / a.kv_heads;
         started = chunk < chunk_count(visible_keys(item.position, a.places.window));
         if (started) {
             item.chunk = key_chunk(item.position, a.places.window, chunk);
             start_chunk<EarlyLoad>(a, s, item, loads);
+            make_turns(a, s, item.position);
         }
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
@@ -152,15 +154,17 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
     int prepared = -1;  // the row and head whose query fragments are in shared memory
     for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
         const int unit = i / a.kv_heads, row = one ? 0 : split ? row_of_chunk(a, s, unit) : unit;
-        Item item = find_row<PlainLoad>(a, row, i % a.kv_heads);
+        if (!started) item = find_row<PlainLoad>(a, row, i % a.kv_heads);
         const int chunks = chunks_here(a, item.position);
         if (chunks == 0) continue;  // not split
         const int first = one ? unit : split ? unit - s.first_chunk[row] : 0;
         if (first >= chunks) break;  // one row, all its chunks taken
-        make_turns(a, s, item.position);
+        if (!started) make_turns(a, s, item.position);
         const int end = split ? first + 1 : chunks, pair = (one ? 0 : s.rank[row]) * a.kv_heads + item.head;
         const bool queries = prepared != row * a.kv_heads + item.head;
         prepared = row * a.kv_heads + item.head;
+        const int warp = static_cast<int>(threadIdx.x / 32);
+        const float4 gate = load_gate(a, item, warp);
         SoftmaxState<4> state = {};
         for (int chunk = first; chunk < end; ++chunk) {
             enter_chunk(a, s, item, chunk);
@@ -172,10 +176,8 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
             else merge(state, next);
             __syncthreads();
         }
-        const int warp = static_cast<int>(threadIdx.x / 32);
-        const float4 gate = load_gate(a, item, warp);  // while the CTAs meet
         if (!split || chunks == 1 || exchange(a, s, pair, first, chunks, state))
-            finish<TV>(a, s, item, warp, state, gate);
+            finish<TV>(a, s, item, warp, state, gate_factors(a, gate));
         __syncthreads();
     }
 }
