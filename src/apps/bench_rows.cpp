@@ -14,19 +14,6 @@ namespace {
 
 constexpr int64_t kProfiledSteps = 8;
 
-/// Token ids that differ from place to place and list to list, the same in each run; small ids (special tokens) are
-/// left out where there are others. A longer list begins like a shorter one.
-std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t list = 0) {
-    std::vector<int32_t> ids(static_cast<size_t>(count));
-    const int64_t first = vocab_size > 512 ? 256 : 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const uint64_t mixed = static_cast<uint64_t>(list * 0x40000000 + i + 1) * 0x9E3779B97F4A7C15u;
-        ids[static_cast<size_t>(i)] = static_cast<int32_t>(
-            first + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(vocab_size - first)));
-    }
-    return ids;
-}
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -146,6 +133,17 @@ class Together {
 };
 
 }  // namespace
+
+std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t list) {
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    const int64_t first = vocab_size > 512 ? 256 : 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t mixed = static_cast<uint64_t>(list * 0x40000000 + i + 1) * 0x9E3779B97F4A7C15u;
+        ids[static_cast<size_t>(i)] = static_cast<int32_t>(
+            first + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(vocab_size - first)));
+    }
+    return ids;
+}
 
 std::string BenchRow::name() const {
     if (kind == Kind::prefill) return fmt::format("prefill {}", tokens);

@@ -10,6 +10,10 @@
 
 namespace riptide::apps {
 
+/// Token ids that differ from place to place and list to list, the same in each run; small ids (special tokens) are
+/// left out where there are others. A longer list begins like a shorter one.
+std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t list = 0);
+
 struct BenchOptions {
     int64_t gen = 64;  // tokens to decode, for each sequence
     int repeat = 3;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "apps/bench_rows.h"
+#include "apps/cmd_bench_serve.h"
 #include "apps/commands.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
@@ -17,7 +18,8 @@ namespace {
 struct Options {
     ModelFlags model;
     BenchOptions bench;
-    std::vector<int64_t> prompts = {512}, depths = {0}, batches = {1};
+    ServeFlags serve;
+    std::vector<int64_t> prompts = {512}, depths = {0}, batches;
     std::string frontier;
     bool as_json = false;
 };
@@ -156,7 +158,12 @@ int bench(const Options& o) {
     RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
              "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
     catch_interrupts();
+    if (o.serve.serve) {
+        const LoadOptions load{o.bench.gen, o.bench.repeat, o.serve.seed, o.serve.temperature};
+        return bench_serve(o.model, o.serve, load, o.prompts, o.batches, o.as_json);
+    }
     const auto session = open_session(o.model);
+    const std::vector<int64_t> batches = o.batches.empty() ? std::vector<int64_t>{1} : o.batches;
     std::vector<int64_t> prompts = o.prompts, depths = o.depths;
     if (!o.frontier.empty()) prompts = depths = frontiers(o.frontier, session->context_length());
     const Roof roof = roof_of(*session);
@@ -172,7 +179,7 @@ int bench(const Options& o) {
     for (const int64_t prompt : prompts)
         if (!interrupted()) show(bench_prefill(*session, o.bench, prompt));
     for (const int64_t depth : depths)
-        for (const int64_t sequences : o.batches) {
+        for (const int64_t sequences : batches) {
             if (interrupted()) break;
             show(sequences == 1 ? bench_decode(*session, o.bench, depth)
                                 : bench_batch(*session, o.bench, std::max<int64_t>(1, depth), sequences));
@@ -189,29 +196,36 @@ int bench(const Options& o) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("bench", "Measure prefill and decode speed");
+    CLI::App* cmd = app.add_subcommand("bench", "Measure prefill and decode speed, alone or under load");
     auto options = std::make_shared<Options>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("--prompt", options->prompts, "Prompt lengths to prefill")
         ->delimiter(',')
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    cmd->add_option("--depth", options->depths, "Contexts to decode at")
+    CLI::Option* depth = cmd->add_option("--depth", options->depths, "Contexts to decode at")
+                             ->delimiter(',')
+                             ->check(CLI::NonNegativeNumber)
+                             ->capture_default_str();
+    CLI::Option* frontier =
+        cmd->add_flag("--frontier{all}", options->frontier,
+                      "Prompts and depths of 0.1K, 1K, 4K, 16K, 32K, 64K and 128K, or --frontier=LIST");
+    cmd->add_option(
+           "--batch", options->batches,
+           "Sequences that decode together; left out: 1, with --serve 1, 2, 4 ... 8 on the CPU or 128 on a GPU")
         ->delimiter(',')
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
-    cmd->add_flag("--frontier{all}", options->frontier,
-                  "Prompts and depths of 0.1K, 1K, 4K, 16K, 32K, 64K and 128K, or --frontier=LIST");
-    cmd->add_option("--batch", options->batches, "Sequences that decode together")
-        ->delimiter(',')
-        ->check(CLI::Range(1, 256))
-        ->capture_default_str();
+        ->check(CLI::Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
-    cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
+    CLI::Option* profile =
+        cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
     cmd->add_flag("--json", options->as_json, "Print JSON");
+    add_serve_flags(*cmd, options->serve);
+    for (CLI::Option* option : {depth, frontier, profile}) options->serve.option->excludes(option);
     cmd->footer(
         "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
+        "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
+        "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "
         "same. "
         "\"read\" is weights and K/V, of a prompt or a step.");

@@ -149,11 +149,14 @@ void EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
     const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
     bool more = true;
-    for (int64_t launched = 1, taken = 0; taken < launched; ++taken) {
+    int64_t taken = 0;
+    for (int64_t launched = 1; taken < launched; ++taken) {
         for (; more && launched < std::min(steps, taken + kAhead); ++launched) decoder.launch();
         more = next_from_device() && more;
         if (more && steps > 1) more = !interrupted_() && now_us() < deadline;
     }
+    stats_.steps += taken - 1;  // step() counts the first
+    stats_.decode_rows += (taken - 1) * std::ssize(device_rows_);
     for (const DeviceRow& row : device_rows_) {
         conclude(*row.answer, row.next);
         if (device_samples_ && !row.over)

@@ -1,0 +1,28 @@
+// The part of `riptide bench` behind --serve.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/bench_serve.h"
+#include "apps/model_flags.h"
+
+namespace riptide::apps {
+
+struct ServeFlags {
+    bool serve = false, deterministic = false, no_prefix_cache = false;
+    double rate = 0, temperature = 0;
+    int64_t requests = 64;
+    std::vector<int64_t> beside, agent;  // N,TOKENS and TURNS,TOKENS
+    int32_t prompt_rows = 0;
+    uint64_t seed = 1;
+    CLI::Option* option = nullptr;  // --serve
+};
+void add_serve_flags(CLI::App& cmd, ServeFlags& flags);
+
+/// Measures what the flags ask for and prints it. `batches` empty: 1, 2, 4 ... up to what the device runs by default.
+int bench_serve(const ModelFlags& model, const ServeFlags& flags, const LoadOptions& load,
+                const std::vector<int64_t>& prompts, std::vector<int64_t> batches, bool as_json);
+
+}  // namespace riptide::apps
