@@ -113,7 +113,7 @@ struct Unit {
                 raw.w[4 * i + 3] = eight.w;
             }
         } else {
-            kv_unit_load<kType>(raw, row, u);
+            kv_load_unit<kType>(raw, row, u);
         }
     }
     /// The image gets zeros if the key does not exist. Neighbouring lanes have neighbouring units: they swap halves so
@@ -122,7 +122,7 @@ struct Unit {
     __device__ __forceinline__ void store(T* image, int key, int u, bool exists) const {
         Sixteen x = {};
         if (exists) {
-            kv_unit_decode<kType>(raw, x.h);
+            kv_unit_decode<kType>(raw, u, x.h);
             if constexpr (!k16) {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) x.h[i] = saturate(x.h[i]);
