@@ -270,9 +270,8 @@ void experts_from_planes(benchmark::State& state, Product which, How how) {
     rate(state, "TB/s", static_cast<double>((kExperts + 1) * n * k) * each);
 }
 
-/// q, k, v and gate, or o with its residual: decoded in the product (up to kShortRows rows), or expanded and
-/// multiplied.
-void dense_from_planes(benchmark::State& state, bool qkvg, bool decoded) {
+/// q, k, v and gate, or o with its residual: expanded and multiplied.
+void dense_from_planes(benchmark::State& state, bool qkvg) {
     Device d;
     const int64_t n = state.range(0), k = qkvg ? kHidden : 8192;
     std::vector<Weight> w;
@@ -289,13 +288,11 @@ void dense_from_planes(benchmark::State& state, bool qkvg, bool decoded) {
         results.push_back(d.ctx.alloc(DType::f32, {n, m.rows}));
         rows += m.rows;
     }
-    if (decoded && !can_multiply_short(*d.gpu, n, weights)) return state.SkipWithError("not so many rows, or not here");
     auto* a = static_cast<uint16_t*>(d.arena.allocate(2 * n * k));
     to_bf16(*d.gpu, d.rows(n, k), nullptr, 0, a, k, nullptr);
     auto* b = static_cast<uint16_t*>(d.arena.allocate(2 * rows * k));
     Tensor residual = d.rows(n, kHidden);
     measure(state, d, [&] {
-        if (decoded) return multiply_short(*d.gpu, a, n, weights, results, qkvg ? nullptr : &residual);
         std::vector<Expansion> jobs(w.size());
         OutF32 out;
         int64_t used = 0;
@@ -382,11 +379,8 @@ int main(int argc, char** argv) {
         add_rows(("experts/down_q4_k/" + name).c_str(), experts_from_planes, Product::down_q4_k, how);
         add_rows(("experts/down_q6_k/" + name).c_str(), experts_from_planes, Product::down_q6_k, how);
     }
-    for (const bool decoded : {true, false}) {
-        const std::string name = decoded ? "decoded" : "expanded";
-        add_rows(("dense/qkvg/" + name).c_str(), dense_from_planes, true, decoded);
-        add_rows(("dense/o/" + name).c_str(), dense_from_planes, false, decoded);
-    }
+    add_rows("dense/qkvg", dense_from_planes, true);
+    add_rows("dense/o", dense_from_planes, false);
     add_rows("op/router_f32", op_router, DType::f32);
     add_rows("op/router_bf16", op_router, DType::bf16);
     add_rows("op/norm_qkvg", op_qkv);

@@ -105,14 +105,6 @@ bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out);
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutSwiglu& out);
 
-/// multiply() of few rows from weights as they lie on the device, decoded in the kernel: the bits of expand() and
-/// gemm(). a: bf16 [n, columns of the weights].
-void multiply_short(const Gpu& gpu, const void* a, int64_t n, std::span<const Weight* const> weights,
-                    std::span<const Tensor> results, Tensor* residual);
-/// Whether it takes them: Hopper, up to kShortRows rows; up to four matrices of q4_k, q5_k, q6_k (up to 2048 columns).
-bool can_multiply_short(const Gpu& gpu, int64_t n, std::span<const Weight* const> weights);
-constexpr int64_t kShortRows = 1024;
-
 /// Weight rows [row_begin, row_begin + rows) as bf16 rows of B, nearest even, in `order`; `which`: see RowOrder.
 /// With several experts (each `expert_stride` bytes behind the one before): expert e goes to row (e - expert_begin) *
 /// expert_rows of B; those without slots in the plan are left out. Cost: bandwidth, 0.56 + 2 bytes for a weight of
