@@ -15,15 +15,74 @@ constexpr int64_t kAlign = 256;
 
 std::shared_ptr<HostHeap> HostHeap::make(Gpu* gpu) { return std::shared_ptr<HostHeap>(new HostHeap(gpu)); }
 
+HostHeap::~HostHeap() {
+    if (!behind_.thread.joinable()) return;
+    {
+        const std::lock_guard lock(behind_.mutex);
+        behind_.stop = true;
+    }
+    behind_.thread.join();
+}
+
+HostHeap::Region HostHeap::make_region(int64_t bytes) const {
+    Region region;
+    if (gpu_ != nullptr) region.pinned = PinnedMemory(*gpu_, bytes);
+    else region.plain = HostMemory(bytes, "cached state");
+    return region;
+}
+
+void HostHeap::reserve_behind(int64_t bytes) {
+    RT_ASSERT(!behind_.thread.joinable());
+    const int64_t regions = (bytes + kRegionBytes - 1) / kRegionBytes;
+    if (regions > 0) behind_.thread = std::thread([this, regions] { make_behind(regions); });
+}
+
+/// On the thread. Ends early when the system gives no more memory: who needs it then hears that from grow().
+void HostHeap::make_behind(int64_t regions) {
+    bool more = true;
+    try {
+        if (gpu_ != nullptr) gpu_->use_on_this_thread();
+    } catch (const Error&) {
+        more = false;
+    }
+    for (int64_t i = 0; i < regions && more; ++i) {
+        Region region;
+        try {
+            region = make_region(kRegionBytes);
+        } catch (const Error&) {
+            break;
+        }
+        const std::lock_guard lock(behind_.mutex);
+        behind_.ready.push_back(std::move(region));
+        more = !behind_.stop;
+        behind_.changed.notify_one();
+    }
+    const std::lock_guard lock(behind_.mutex);
+    behind_.making = false;
+    behind_.changed.notify_one();
+}
+
+/// A region that the thread has made, or is about to make. False if there will be none.
+bool HostHeap::take_ready(Region& region) {
+    if (!behind_.thread.joinable()) return false;
+    std::unique_lock lock(behind_.mutex);
+    behind_.changed.wait(lock, [this] { return !behind_.ready.empty() || !behind_.making; });
+    if (behind_.ready.empty()) return false;
+    region = std::move(behind_.ready.front());
+    behind_.ready.pop_front();
+    return true;
+}
+
 /// A further region of at least `bytes`. False when the system refuses.
 bool HostHeap::grow(int64_t bytes) {
     const int64_t size = std::max(bytes, kRegionBytes);
     Region region;
-    try {
-        if (gpu_ != nullptr) region.pinned = PinnedMemory(*gpu_, size);
-        else region.plain = HostMemory(size, "cached state");
-    } catch (const Error&) {  // no more memory: less is cached
-        return false;
+    if (size > kRegionBytes || !take_ready(region)) {
+        try {
+            region = make_region(size);
+        } catch (const Error&) {  // no more memory: less is cached
+            return false;
+        }
     }
     add_free(region.data(), {size, regions_.size()});
     regions_.push_back(std::move(region));

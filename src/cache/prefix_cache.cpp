@@ -64,7 +64,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       held_(static_cast<size_t>(cache.pool().size()), 0) {
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
-    heap_->reserve(options.pinned_at_start);
+    heap_->reserve_behind(options.pinned_at_start);
 }
 
 PrefixCache::~PrefixCache() {

@@ -202,6 +202,11 @@ int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
 
 void Engine::Impl::run() {
     std::unique_lock lock(mutex);
+    try {
+        machine.use_on_this_thread();
+    } catch (const std::exception& error) {
+        failure = fmt::format("the engine has failed: {}", error.what());
+    }
     while (failure.empty()) {
         news = false;
         if (!inbox.empty() || !cancels.empty()) {

@@ -37,6 +37,10 @@ class Machine {
     const Model& model() const { return *model_; }
     const Checkpoint* checkpoint() const { return checkpoint_.get(); }
     int64_t context_length() const { return context_; }
+    /// For the thread that steps, once, if it is not the one that made the machine.
+    void use_on_this_thread() const {
+        if (gpu_) gpu_->use_on_this_thread();
+    }
     /// "NVIDIA H200", "CPU, 8 threads"
     std::string device() const;
     /// Null if options say so.

@@ -122,6 +122,7 @@ Gpu::~Gpu() {
 
 const GpuInfo& Gpu::info() const { return impl_->info; }
 const GpuOptions& Gpu::options() const { return impl_->options; }
+void Gpu::use_on_this_thread() const { RT_CUDA(cudaSetDevice(impl_->info.ordinal)); }
 CUstream_st* Gpu::stream() const { return impl_->stream; }
 bool Gpu::programmatic() const { return impl_->info.major >= 9 && !impl_->options.portable; }
 bool Gpu::hopper() const { return impl_->info.major == 9 && !impl_->options.portable; }

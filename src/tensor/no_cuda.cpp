@@ -23,6 +23,7 @@ Gpu::Gpu() = default;
 Gpu::~Gpu() = default;
 const GpuInfo& Gpu::info() const { no_cuda(); }
 const GpuOptions& Gpu::options() const { no_cuda(); }
+void Gpu::use_on_this_thread() const { no_cuda(); }
 CUstream_st* Gpu::stream() const { no_cuda(); }
 bool Gpu::programmatic() const { no_cuda(); }
 bool Gpu::hopper() const { no_cuda(); }

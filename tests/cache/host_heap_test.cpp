@@ -53,5 +53,33 @@ TEST(host_heap, a_block_larger_than_a_region_gets_one_of_its_own_and_outlives_th
     EXPECT_EQ(large->data[4095], std::byte{1});
 }
 
+TEST(host_heap, regions_made_behind_are_used_before_new_ones_and_each_once) {
+    constexpr int64_t kRegions = 3;
+    const std::shared_ptr<HostHeap> heap = HostHeap::make(test_gpu());
+    heap->reserve_behind((kRegions - 1) * HostHeap::kRegionBytes + 1);
+    std::vector<HostBytes> blocks;
+    for (int64_t i = 0; i < kRegions + 2; ++i) {  // the last two are made when they are wanted
+        blocks.push_back(heap->take(HostHeap::kRegionBytes));
+        ASSERT_NE(blocks.back(), nullptr);
+        std::memset(blocks.back()->data, static_cast<int>(i), 4096);
+        EXPECT_EQ(heap->reserved(), (i + 1) * HostHeap::kRegionBytes);
+    }
+    for (int64_t i = 0; i < kRegions + 2; ++i)
+        EXPECT_EQ(blocks[static_cast<size_t>(i)]->data[4095], static_cast<std::byte>(i));
+    blocks.clear();
+    EXPECT_EQ(heap->used(), 0);
+    EXPECT_EQ(heap->reserved(), (kRegions + 2) * HostHeap::kRegionBytes);
+}
+
+TEST(host_heap, a_heap_may_end_while_regions_are_being_made) {
+    for (int i = 0; i < 20; ++i) {
+        const std::shared_ptr<HostHeap> heap = HostHeap::make(test_gpu());
+        heap->reserve_behind(2 * HostHeap::kRegionBytes);
+        if (i % 2 == 0) {
+            EXPECT_NE(heap->take(1), nullptr);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace riptide

@@ -138,6 +138,9 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         EXPECT_EQ(loop.waiting, 0);
         EXPECT_GT(device.launched, 100);
         EXPECT_EQ(device.most_pending, 3);
+        EngineStats stats;
+        loop.report(stats);
+        EXPECT_GE(stats.steps, device.launched) << "steps run ahead are steps";
     }
 }
 
