@@ -4,10 +4,10 @@
 #   --bin      riptide, test_* and bench_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
-#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile; left out: all but kv and profile
+#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile,serve; left out: all but kv, profile, serve
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
-#   --kv       K/V type of bench and profile (f16)
+#   --kv       K/V type of bench, profile and serve (f16)
 #   --jobs     sanitizer commands that run side by side (6)
 # Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
 set -uo pipefail
@@ -135,7 +135,7 @@ fi
 has ops && run bench_cache_restore 120 "$(binary bench_cache_restore)" --device cuda
 has ops && for b in "$bin"/bench_gpu_* "$bin"/bench/bench_gpu_*; do [ -x "$b" ] && run "$(basename "$b")" 120 "$b"; done
 has kv && run kv_quality 240 scripts/kv_quality.sh --bin "$bin/riptide" --device cuda && cat "$out/kv_quality.log" >>"$report"
-if has bench || has profile; then
+if has bench || has profile || has serve; then
   if [ -z "$model" ]; then
     model=/dev/shm/laguna-xs.2-q4_k_m-random.gguf
     [ -f "$model" ] || run synth 300 "$bin/riptide" synth "$model" --shape laguna-xs.2 --type q4_k_m
@@ -143,7 +143,10 @@ if has bench || has profile; then
   cat "$model" >/dev/null
   has bench && run bench 240 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --frontier --gen 256 --repeat 3
   has profile && run profile 120 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --prompt 512,4096 --depth 128,4096,32768 --gen 128 --repeat 3 --profile
-  for log in bench profile; do [ -f "$out/$log.log" ] && cat "$out/$log.log" >>"$report"; done
+  has serve && run serve_decode 200 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --serve --prompt 2048 --batch 8,32,128
+  has serve && run serve_beside 120 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --serve --prompt 2048 --beside 8,32768
+  has serve && run serve_agent 120 "$bin/riptide" bench "$model" --device cuda --kv "$kv" --serve --agent 30,60000
+  for log in bench profile serve_decode serve_beside serve_agent; do [ -f "$out/$log.log" ] && cat "$out/$log.log" >>"$report"; done
 fi
 say "$((SECONDS / 60)) min $((SECONDS % 60)) s; $(cat "$out/failed" 2>/dev/null | wc -l) failed"
 [ ! -s "$out/failed" ]

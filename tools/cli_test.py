@@ -143,6 +143,16 @@ def synthetic_models():
                f"a bench row is complete: {row['what']}")
         expect(abs(sum(op["seconds"] for op in row["ops"]) - row["ops_seconds"]) < 1e-9, "the ops add up")
     bad(64, "--frontier", "bench", model, "--frontier=12,x")
+    load = json.loads(good("bench", model, "--device", "cpu", "--serve", "--prompt", 16, "--batch", "1,2", "--gen", 4,
+                           "--json", timeout=300))
+    expect([row["sequences"] for row in load["results"]] == [1, 2], "bench --serve measures each number of answers")
+    expect(all(len(row["tok_s"]["values"]) == 3 for row in load["results"]), "bench --serve measures each stretch")
+    load = json.loads(good("bench", model, "--device", "cpu", "--serve", "--prompt", 16, "--beside", "2,100", "--agent",
+                           "3,600", "--rate", 50, "--requests", 3, "--gen", 4, "--json", timeout=300))
+    expect([row["kind"] for row in load["results"]] == ["open", "beside", "agent"], "bench --serve measures what is asked")
+    expect(load["results"][2]["cached_share_of_known"] == 1, "an agent's turns come from the cache")
+    bad(64, "--serve", "bench", model, "--rate", 3)
+    bad(64, "--profile", "bench", model, "--serve", "--profile")
     text = work / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     expect("perplexity" in good("ppl", model, "--text", text, "--window", 64), "ppl prints a perplexity")

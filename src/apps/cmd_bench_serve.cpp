@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "apps/demo_model.h"
 #include "apps/load_report.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -22,6 +23,17 @@ EngineOptions engine_options(const ServeFlags& flags, const std::vector<int64_t>
     options.prefix_cache = !flags.no_prefix_cache;
     options.max_queue = 4096;
     return options;
+}
+
+/// Opens the model (or the demo) in an engine, with a progress bar. `options`: what SessionOptions does not have.
+std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
+    static_cast<SessionOptions&>(options) = session_options(flags);
+    auto checkpoint = open_model_or_demo(flags.model);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    return std::make_unique<Engine>(std::move(checkpoint), options);
 }
 
 }  // namespace

@@ -78,17 +78,6 @@ bool wants_gpu(const ModelFlags& flags) {
     return false;
 }
 
-/// Opens the model and makes `Owner` of it with these options; loading to a GPU shows its progress.
-template <class Owner, class Options>
-std::unique_ptr<Owner> open_with(const std::string& model, Options options) {
-    auto checkpoint = open_model_or_demo(model);
-    int64_t total = 0;
-    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
-    Progress progress("weights", "B");
-    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
-    return std::make_unique<Owner>(std::move(checkpoint), options);
-}
-
 }  // namespace
 
 SessionOptions session_options(const ModelFlags& flags) {
@@ -112,16 +101,17 @@ SessionOptions session_options(const ModelFlags& flags) {
 }
 
 std::unique_ptr<Session> open_session(const ModelFlags& flags) {
-    auto session = open_with<Session>(flags.model, session_options(flags));
+    SessionOptions options = session_options(flags);
+    auto checkpoint = open_model_or_demo(flags.model);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
         fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
                    describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
-}
-
-std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
-    static_cast<SessionOptions&>(options) = session_options(flags);
-    return open_with<Engine>(flags.model, options);
 }
 
 std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
 #include "engine/session.h"
 
 namespace riptide::apps {
@@ -22,14 +21,11 @@ struct ModelFlags {
     double yarn_attention_factor = -1;
 };
 void add_model_flags(CLI::App& cmd, ModelFlags& flags);
+/// Where and how the flags want the model to run. Throws Error naming the flag that is wrong.
+SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
 std::unique_ptr<Session> open_session(const ModelFlags& flags);
-
-/// What the flags say, with a GPU if one is asked for or, left open, there. Throws Error naming the flag that is wrong.
-SessionOptions session_options(const ModelFlags& flags);
-/// Opens the model (or the demo) in an engine, with a progress bar. `options`: all that SessionOptions does not have.
-std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options);
 
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);

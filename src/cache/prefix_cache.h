@@ -108,7 +108,12 @@ class PrefixCache {
     /// unless the request is a side one. REQUIRES tokens to begin with the sequence's tokens and no step running.
     /// False when the checkpoint was not worth, or had no right to, the room.
     /// The sequence's partly filled page becomes shared: its next try_reserve takes a page to copy it.
-    bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark);
+    bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark) {
+        return publish(request, sequence, mark, sequence.length());
+    }
+    /// The same for what the sequence was at an earlier length, which its rings must still hold: a step may go through
+    /// a place that is worth keeping and need not end there. REQUIRES sequence.can_truncate(length), length >= 1.
+    bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark, int64_t length);
     /// Evicts until the pool has `pages` free ones, and when it has to begin, 1/128 of the pool more of no higher
     /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it
     /// cannot.
@@ -155,7 +160,7 @@ class PrefixCache {
     ThreadPool* threads(int64_t bytes);
     void discard(const RecordKey& id);
 
-    bool keep(const PrefixRequest& request, const SequenceState& sequence, HostBytes state, Mark mark);
+    bool keep(const PrefixRequest& request, const SequenceState& sequence, int64_t length, HostBytes state, Mark mark);
     Node& grow(const PrefixRequest& request, std::span<const int32_t> pages, int64_t length);
     void share_tails(Node& parent, const Node& child);
     void touch(Node& node, Checkpoint* checkpoint, bool side);

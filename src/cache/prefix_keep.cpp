@@ -11,31 +11,32 @@ namespace riptide {
 
 // --- Keeping ---
 
-bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark) {
+bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark, int64_t length) {
     RT_ASSERT(sequence.reserved() == 0 && &sequence.cache() == &cache_);
-    RT_ASSERT(sequence.length() >= 1 && static_cast<int64_t>(request.tokens.size()) >= sequence.length());
-    const bool kept = keep(request, sequence, nullptr, mark);
+    RT_ASSERT(length >= 1 && std::ssize(request.tokens) >= length && sequence.can_truncate(length));
+    const bool kept = keep(request, sequence, length, nullptr, mark);
     const auto session = sessions_.find(request.session);
     if (kept && session != sessions_.end() && !request.side) {
-        const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
+        const auto tokens = request.tokens.first(static_cast<size_t>(length));
         session->second.tokens.assign(tokens.begin(), tokens.end());
     }
     return kept;
 }
 
 /// `state`: the sequence's packed rings, where they are at hand; null: they are saved when it turns out to be wanted.
-bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, HostBytes state, Mark mark) {
-    const auto tokens = request.tokens.first(static_cast<size_t>(sequence.length()));
+bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, int64_t length, HostBytes state,
+                       Mark mark) {
+    const auto tokens = request.tokens.first(static_cast<size_t>(length));
     const size_t depth = tokens.size() / page_rows_;
     const std::span<const int32_t> tail = tokens.subspan(depth * page_rows_);
     // Room first: making it may remove nodes.
     const Plan there = plan({request.salt, tokens, {}}, false);
     const bool known = there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
     if (!known) {
-        const int64_t bytes = transfer_.ring_bytes(sequence.length());
+        const int64_t bytes = transfer_.ring_bytes(length);
         const bool room = make_state_room(bytes, request.side);
         if (room && state == nullptr && (state = heap_->take(bytes)) != nullptr)
-            transfer_.save_rings(sequence.slot(), sequence.length(), *state);
+            transfer_.save_rings(sequence.slot(), length, *state);
         if (!room || state == nullptr) {
             ++stats_.refused;
             return false;

@@ -91,7 +91,7 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
     sequence.adopt(best.length, pages);
     transfer_.load_rings(sequence.slot(), best.length, *checkpoint->parts[1]);
     ++stats_.loaded_checkpoints;
-    keep(request, sequence, checkpoint->parts[1], static_cast<Mark>(checkpoint->tag));
+    keep(request, sequence, best.length, checkpoint->parts[1], static_cast<Mark>(checkpoint->tag));
     return Loaded::done;
 }
 

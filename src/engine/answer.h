@@ -22,7 +22,7 @@ struct Job {
     RequestId id = 0;
     Sink sink;
     EncodedPrompt prompt;
-    std::vector<int64_t> cuts;  // of the prompt, where its state is kept
+    std::vector<int64_t> cuts;  // lengths of the prompt at which its state is kept
     SamplingParams sampling;
     std::vector<int32_t> stop_ids;  // that end the answer
     int64_t max_tokens = 0;         // of the answer
@@ -106,6 +106,7 @@ class Answer {
     int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;
+    int64_t computed = 0;  // tokens of the prompt up to which the cache has been given what is worth keeping
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
     bool ends = false;
     std::vector<int32_t> ahead;

@@ -56,7 +56,6 @@ void EngineLoop::schedule(Answer& answer) {
     ScheduledRequest request;
     request.prompt = job.prompt.tokens;
     request.max_tokens = job.max_tokens;
-    request.cuts = job.cuts;
     request.session = job.share;
     request.priority = job.priority;
     request.deadline_us = job.deadline_us;
@@ -190,6 +189,7 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
     guarded([&] {
         const Job& job = answer.job();
         const PrefixMatch match = prefix->attach(job.prefix(job.prompt.tokens), state);
+        answer.computed = match.cached;
         ++cache_changes_;
         if (!first) return;
         answer.usage.cached = match.cached;
@@ -199,9 +199,16 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
 }
 
 void EngineLoop::computed(Answer& answer, const SequenceState& state) {
+    if (machine_.prefix() == nullptr) return;
     Job& job = answer.job();
-    const int64_t length = state.length();
-    if (machine_.prefix() == nullptr || !std::binary_search(job.cuts.begin(), job.cuts.end(), length)) return;
+    const int64_t before = std::exchange(answer.computed, state.length());
+    // No step ends at a cut for its own sake: after a step the rings hold what they held at any length in it.
+    for (auto cut = std::upper_bound(job.cuts.begin(), job.cuts.end(), before);
+         cut != job.cuts.end() && *cut <= state.length(); ++cut)
+        keep_prompt(job, state, *cut);
+}
+
+void EngineLoop::keep_prompt(Job& job, const SequenceState& state, int64_t length) {
     const std::vector<int64_t>& ends = job.prompt.message_ends;
     const bool opening = job.prompt.opens_with_system && !ends.empty() && length == ends[0];
     const bool end =
@@ -209,14 +216,15 @@ void EngineLoop::computed(Answer& answer, const SequenceState& state) {
     publish(job, job.prompt.tokens, state,
             opening ? PrefixCache::Mark::pinned
             : end   ? PrefixCache::Mark::message
-                    : PrefixCache::Mark::interval);
+                    : PrefixCache::Mark::interval,
+            length);
     if (length == job.cuts.back()) job.prompt_kept = true;
 }
 
 void EngineLoop::publish(const Job& job, std::span<const int32_t> tokens, const SequenceState& state,
-                         PrefixCache::Mark mark) {
+                         PrefixCache::Mark mark, int64_t length) {
     guarded([&] {
-        machine_.prefix()->publish(job.prefix(tokens), state, mark);
+        machine_.prefix()->publish(job.prefix(tokens), state, mark, length);
         ++cache_changes_;
     });
 }
@@ -228,7 +236,7 @@ void EngineLoop::leave(RequestId id, Leaving why, std::span<const int32_t> token
     const bool complete = why == Leaving::finished || why == Leaving::length;
     // Of several answers at most one will be gone on with: not worth a checkpoint each.
     if (complete && machine_.prefix() != nullptr && job.answers.size() == 1 && !job.deterministic && !damage_)
-        publish(job, tokens, *state, PrefixCache::Mark::message);
+        publish(job, tokens, *state, PrefixCache::Mark::message, state->length());
     answers_.erase(id);
     departed_.emplace_back(&answer, why);
 }

@@ -73,9 +73,11 @@ class EngineLoop {
     int64_t cached(Answer& answer);
     void restore(Answer& answer, SequenceState& state);
     void computed(Answer& answer, const SequenceState& state);
+    void keep_prompt(Job& job, const SequenceState& state, int64_t length);
     void leave(RequestId id, Leaving why, std::span<const int32_t> tokens, const SequenceState* state);
     void evict(Answer& answer, int32_t pages);
-    void publish(const Job& job, std::span<const int32_t> tokens, const SequenceState& state, PrefixCache::Mark mark);
+    void publish(const Job& job, std::span<const int32_t> tokens, const SequenceState& state, PrefixCache::Mark mark,
+                 int64_t length);
     template <class Action>
     void guarded(const Action& action);
 

@@ -63,7 +63,7 @@ std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int3
 /// Lengths at which a prompt's state is worth keeping, ascending, at least 1 and less than the whole: the end of system
 /// prompt and tools, the last two message ends (an edited last message leaves the one before it), earlier ones where
 /// `kCutDistance` tokens lie between, multiples of `every`, and (unless a message ends near there) all but the last
-/// token, for those who ask the same again. Each costs a step of its own and a checkpoint.
+/// token, for those who ask the same again. Each costs a checkpoint.
 std::vector<int64_t> choose_cuts(const EncodedPrompt& prompt, int64_t every);
 inline constexpr int64_t kCutDistance = 1024;
 

@@ -32,9 +32,6 @@ struct ScheduledRequest {
     static constexpr int kHighest = 2;
     std::vector<int32_t> prompt;
     int64_t max_tokens = 1;  // of the answer
-    /// Ascending lengths of the prompt at which a step of it ends, so that SchedulerHooks::computed sees the state
-    /// there.
-    std::vector<int64_t> cuts = {};
     uint64_t session = 0;  // requests with the same number have one share together
     int priority = 1;      // 0 background, 1 normal, 2 interactive
     int64_t deadline_us = std::numeric_limits<int64_t>::max();

@@ -31,12 +31,8 @@ struct Scheduler::Request {
     int64_t pending() const { return std::ssize(tokens) - state->length(); }
     bool in_prompt() const { return state->length() < prompt_size; }
     bool begun() const { return state || preemptions > 0; }
-    /// Prompt rows of this step that are left until the prompt ends or is cut.
-    int64_t prompt_left() const {
-        const int64_t at = state->length() + rows;
-        const auto cut = std::lower_bound(asked.cuts.begin(), asked.cuts.end(), rows > 0 ? at : at + 1);
-        return std::min(cut == asked.cuts.end() ? prompt_size : *cut, prompt_size) - at;
-    }
+    /// Prompt rows that are left behind those of this step.
+    int64_t prompt_left() const { return prompt_size - state->length() - rows; }
     bool decodes() const { return !in_prompt() && pending() == 1; }
     bool recomputes_answer() const { return !in_prompt() && pending() > 1; }
     int64_t answer() const { return std::ssize(tokens) - prompt_size; }

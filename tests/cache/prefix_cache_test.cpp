@@ -103,6 +103,44 @@ TEST(prefix_cache, salts_never_share) {
     EXPECT_EQ(world.cache->find({b, longer, {}}).known, 0);
 }
 
+TEST(prefix_cache, a_sequence_keeps_what_it_was_at_lengths_that_its_step_went_through) {
+    std::mt19937 rng(6);
+    const std::vector<int64_t> lengths = {1, 3, 4, 9, 12, 22, 23};  // inside pages, at their ends, before the window
+    for (const bool continued : {false, true}) {
+        World world(100);
+        const Conversation c = talk(rng, 0, 1, {23});
+        std::vector<std::unique_ptr<SequenceState>> running;
+        running.push_back(std::make_unique<SequenceState>(*world.kv));
+        ASSERT_TRUE(world.feed(*running[0], c.tokens, 0));
+        const PrefixSalt salt = salt_of(0);
+        for (const int64_t length : lengths) {
+            ASSERT_TRUE(running[0]->can_truncate(length));
+            EXPECT_TRUE(world.cache->publish({salt, c.tokens, {}}, *running[0], PrefixCache::Mark::message, length));
+        }
+        world.expect_exact(running);
+        Ints longer = c.tokens;
+        if (continued) {  // the tail page becomes another: what was kept stays
+            for (int32_t i = 0; i < 20; ++i) longer.push_back(500 + i);
+            ASSERT_TRUE(world.feed(*running[0], std::span(longer).subspan(23), 0));
+            EXPECT_EQ(wrong_rows(*running[0], longer, 0), 0);
+        }
+        for (const int64_t length : lengths) {
+            Ints other(c.tokens.begin(), c.tokens.begin() + length);
+            for (int32_t i = 0; i < 11; ++i) other.push_back(1500 + i);
+            SequenceState s(*world.kv);
+            EXPECT_EQ(world.cache->attach({salt, other, {}}, s).cached, length);
+            EXPECT_EQ(wrong_rows(s, other, 0), 0);
+            ASSERT_TRUE(world.feed(s, std::span(other).subspan(static_cast<size_t>(length)), 0));
+            EXPECT_EQ(wrong_rows(s, other, 0), 0);
+            EXPECT_EQ(wrong_rows(*running[0], longer, 0), 0);
+        }
+        world.expect_exact(running);
+        running.clear();
+        EXPECT_TRUE(world.cache->make_room(100, false));  // nothing is held twice for ever
+        world.expect_exact();
+    }
+}
+
 TEST(prefix_cache, forks_share_pages_and_copy_the_last_one_on_write) {
     std::mt19937 rng(5);
     World world(100);

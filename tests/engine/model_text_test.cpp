@@ -19,7 +19,7 @@ using Cuts = std::vector<int64_t>;
 
 TEST(ModelText, state_is_kept_behind_the_system_prompt_the_last_messages_and_every_so_often) {
     EXPECT_EQ(choose_cuts(prompt_of(1, {}), 4096), Cuts{});
-    EXPECT_EQ(choose_cuts(prompt_of(255, {}), 4096), Cuts{}) << "too short to be worth a step";
+    EXPECT_EQ(choose_cuts(prompt_of(255, {}), 4096), Cuts{}) << "too short to be worth a checkpoint";
     EXPECT_EQ(choose_cuts(prompt_of(300, {}), 4096), Cuts{299});
     EXPECT_EQ(choose_cuts(prompt_of(300, {290}), 4096), Cuts{290}) << "near enough to the end";
     EXPECT_EQ(choose_cuts(prompt_of(300, {20, 300}), 4096), (Cuts{20, 299}));

@@ -379,19 +379,6 @@ TEST(scheduler, nothing_runs_ahead_of_a_prompt_or_of_one_that_has_no_page) {
     drain(world);
 }
 
-TEST(scheduler, a_prompt_is_seen_at_each_of_its_cuts) {
-    for (const bool beside : {false, true}) {
-        SchedulerWorld world(small(60, 3), 23);
-        if (beside) world.submit(request(world.invent(3, 40), 40));
-        world.step();
-        ScheduledRequest cut = request(world.invent(30, 4), 4);
-        cut.cuts = {1, 2, 13, 14, 29, 30, 99};
-        const RequestId id = world.submit(std::move(cut));
-        drain(world);
-        for (const int64_t at : {1, 2, 13, 14, 29, 30}) EXPECT_TRUE(world.asked().at(id).computed.contains(at)) << at;
-    }
-}
-
 TEST(scheduler, while_nobody_new_may_start_those_that_have_begun_end) {
     SchedulerWorld world(small(12, 4), 24);
     for (int i = 0; i < 3; ++i) world.submit(request(world.invent(8, 20), 20));
