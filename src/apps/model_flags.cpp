@@ -80,7 +80,7 @@ bool wants_gpu(const ModelFlags& flags) {
 
 }  // namespace
 
-std::unique_ptr<Session> open_session(const ModelFlags& flags) {
+SessionOptions session_options(const ModelFlags& flags) {
     SessionOptions options;
     options.threads = flags.threads;
     options.context = flags.context;
@@ -97,6 +97,11 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
         options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
     }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
+    return options;
+}
+
+std::unique_ptr<Session> open_session(const ModelFlags& flags) {
+    SessionOptions options = session_options(flags);
     auto checkpoint = open_model_or_demo(flags.model);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());

@@ -21,6 +21,8 @@ struct ModelFlags {
     double yarn_attention_factor = -1;
 };
 void add_model_flags(CLI::App& cmd, ModelFlags& flags);
+/// Where and how the flags want the model to run. Throws Error naming the flag that is wrong.
+SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
 std::unique_ptr<Session> open_session(const ModelFlags& flags);
