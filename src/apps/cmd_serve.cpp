@@ -133,10 +133,12 @@ void add_server_flags(CLI::App& cmd, Options& o) {
         ->capture_default_str();
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
     cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
-    cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)");
+    cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
+        ->allow_extra_args(false);
     cmd.add_option("--api-key-file", o.key_file, "Keys, one a line");
     cmd.add_flag("--allow-no-auth", o.allow_no_auth, "Let other machines in without a key");
-    cmd.add_option("--allowed-host", o.server.allowed_hosts, "A further name of this server (repeatable)");
+    cmd.add_option("--allowed-host", o.server.allowed_hosts, "A further name of this server (repeatable)")
+        ->allow_extra_args(false);
     cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
         ->check(CLI::Range(0, 86400))
         ->capture_default_str();
@@ -179,6 +181,9 @@ void add_serve(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as OpenAI's API has it");
     auto options = std::make_shared<Options>();
     options->server.http.port = 8484;
+    auto format = std::make_shared<CLI::Formatter>();
+    format->column_width(46);  // one line for each flag
+    cmd->formatter(format);
     add_model_flags(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);

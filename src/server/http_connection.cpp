@@ -41,7 +41,6 @@ int status_of(const beast::error_code& ec) {
     if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return 431;
     if (ec == http::error::body_limit) return 413;
     if (ec == http::error::bad_version) return 505;
-    if (ec == beast::error::timeout) return 408;
     if (ec == http::error::end_of_stream || ec == http::error::partial_message) return 0;
     return ec.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
 }
@@ -138,11 +137,11 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     Parser parser;
     parser.header_limit(options.header_bytes);
     parser.body_limit(options.body_bytes);
-    stream_.expires_after(options.header_time);
     in.unread = true;
+    deadline(options.header_time);
     const auto [header_error, header_bytes] = co_await http::async_read_header(stream_, buffer_, parser, kAwait);
     if (header_error) {
-        in.status = status_of(header_error);
+        in.status = overdue_ ? 408 : status_of(header_error);
         in.problem = in.status == 408 ? "the request's header took too long"
                                       : "not a valid HTTP request: " + header_error.message();
         co_return in.status != 0;
@@ -153,23 +152,45 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     copy_header(parser, in.request);
     if (in.status == 0) in.reply = shared_.handlers.door(in.request);
     if (in.status != 0 || in.reply) {
+        in_time();
         in.unread = !parser.is_done();
         co_return true;
     }
     if (beast::iequals(parser.get()[http::field::expect], "100-continue") &&
         !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
         co_return false;
-    stream_.expires_after(options.body_time);
+    deadline(options.body_time);
     const auto [body_error, body_bytes] = co_await http::async_read(stream_, buffer_, parser, kAwait);
     if (body_error) {
-        in.status = status_of(body_error);
+        in.status = overdue_ ? 408 : status_of(body_error);
         in.problem =
             in.status == 408 ? "the request's body took too long" : "the request's body: " + body_error.message();
         co_return in.status != 0;
     }
+    in_time();
     in.unread = false;
     in.request.body = std::move(parser.get().body());
     co_return true;
+}
+
+/// Breaks off what is read, unless in_time() or another deadline comes before. (The stream's own timeouts close the
+/// socket, and then the client cannot be told.)
+void Connection::deadline(std::chrono::milliseconds time) {
+    stream_.expires_never();
+    overdue_ = false;
+    news_.expires_after(time);
+    news_.async_wait([self = weak_from_this(), number = ++deadline_](const beast::error_code&) {
+        const auto alive = self.lock();
+        if (!alive || alive->deadline_ != number) return;
+        alive->overdue_ = true;
+        beast::error_code ignored;
+        alive->stream_.socket().cancel(ignored);
+    });
+}
+
+void Connection::in_time() {
+    ++deadline_;
+    news_.cancel();
 }
 
 /// False: the connection is of no more use.

@@ -60,6 +60,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
     boost::asio::awaitable<bool> write(std::string_view bytes);
     boost::asio::awaitable<void> linger();
+    void deadline(std::chrono::milliseconds time);
+    void in_time();
     void watch();
     void unwatch();
     void shut();
@@ -67,8 +69,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     HttpShared& shared_;
     boost::beast::tcp_stream stream_;
     boost::beast::flat_buffer buffer_;
-    boost::asio::steady_timer news_;  // runs out, or is cancelled when there is something to do
+    boost::asio::steady_timer
+        news_;  // of reading a request; then of waiting for the engine: cancelled when there is something to do
     bool idle_ = false, following_ = false, stopping_ = false;
+    uint64_t deadline_ = 0;  // number of the one that is on
+    bool overdue_ = false;   // the request took too long
     bool gone_ = false;      // the client has closed its side
     uint64_t watching_ = 0;  // number of the watch that is on
 };
