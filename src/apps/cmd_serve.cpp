@@ -178,7 +178,7 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
 }  // namespace
 
 void add_serve(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as OpenAI's API has it");
+    CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
     auto options = std::make_shared<Options>();
     options->server.http.port = 8484;
     auto format = std::make_shared<CLI::Formatter>();

@@ -23,6 +23,8 @@ struct ApiContext {
 // All throw ApiError, or Error as Engine::submit does.
 Outcome post_chat(const ApiContext& ctx, const HttpRequest& request);
 Outcome post_completion(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_messages(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request);

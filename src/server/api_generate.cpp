@@ -2,6 +2,8 @@
 #include <ctime>
 #include <random>
 
+#include "server/anthropic_reply.h"
+#include "server/anthropic_request.h"
 #include "server/api.h"
 #include "server/openai_chat.h"
 #include "server/openai_completion.h"
@@ -105,11 +107,12 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
 namespace {
 
 template <class Reply>
-Outcome generate(const ApiContext& ctx, GenerationRequest asked, std::string_view id_prefix, const std::string& field) {
+Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shape, std::string_view id_prefix,
+                 const std::string& field) {
     check_model(ctx, asked.model);
     auto reply = std::make_shared<Reply>(facts_of(ctx, id_prefix), asked, ctx.engine.tokenizer());
     PendingReply out = pending(std::move(reply), asked.stream);
-    start(ctx, asked, ErrorShape::openai, field, out);
+    start(ctx, asked, shape, field, out);
     return out;
 }
 
@@ -123,12 +126,25 @@ RequestDefaults defaults_of(const ApiContext& ctx) {
 }  // namespace
 
 Outcome post_chat(const ApiContext& ctx, const HttpRequest& request) {
-    return generate<ChatReply>(ctx, parse_chat(parse_body(request.body), defaults_of(ctx)), "chatcmpl-", "messages");
+    GenerationRequest asked = parse_chat(parse_body(request.body), defaults_of(ctx));
+    return generate<ChatReply>(ctx, std::move(asked), ErrorShape::openai, "chatcmpl-", "messages");
 }
 
 Outcome post_completion(const ApiContext& ctx, const HttpRequest& request) {
-    return generate<CompletionReply>(
-        ctx, parse_completion(parse_body(request.body), defaults_of(ctx), ctx.engine.tokenizer()), "cmpl-", "prompt");
+    GenerationRequest asked = parse_completion(parse_body(request.body), defaults_of(ctx), ctx.engine.tokenizer());
+    return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
+}
+
+Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
+    GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx));
+    if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
+    return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
+}
+
+HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
+    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.options.defaults);
+    const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt));
+    return {200, json::serialize(json::object{{"input_tokens", tokens}})};
 }
 
 }  // namespace riptide::server

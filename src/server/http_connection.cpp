@@ -253,7 +253,7 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
     ending.complete = complete;
     if (!usable || reply.stream) co_return usable && !in.http_1_0;
     const HttpReply whole =
-        complete ? reply.finish() : HttpReply{503, shared_.handlers.error_body(503, "the server stops")};
+        complete ? reply.finish() : HttpReply{503, shared_.handlers.error_body(503, "the answer was broken off")};
     co_return co_await write_reply(whole, in);
 }
 
@@ -261,17 +261,22 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
 net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, bool& complete) {
     std::string out;
     auto last_write = Clock::now();
-    while (!complete && !gone_ && !stopping_) {
+    bool broken = false;  // the dialect could not make sense of the engine's events
+    while (!complete && !gone_ && !stopping_ && !broken) {
         const std::vector<Item> items = reply.events->take();
-        for (const Item& item : items)
-            if (!complete) complete = reply.take(item, out);
+        try {
+            for (const Item& item : items)
+                if (!complete) complete = reply.take(item, out);
+        } catch (const std::exception&) {
+            broken = true;
+        }
         if (items.empty()) {
             const auto beat = last_write + shared_.options.heartbeat_time;
             news_.expires_at(reply.stream ? beat : Clock::now() + std::chrono::hours(24));
             co_await news_.async_wait(kAwait);
             if (reply.stream && Clock::now() >= beat) reply.heartbeat(out);
         }
-        if (stopping_ && !complete && reply.stream) reply.abort(out);
+        if ((stopping_ || broken) && !complete && reply.stream) reply.abort(out);
         if (out.empty() || !reply.stream) continue;
         if (!co_await write(framed(out, in.http_1_0))) co_return false;
         out.clear();

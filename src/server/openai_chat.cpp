@@ -131,7 +131,7 @@ void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std
 void ChatReply::heartbeat(std::string& out) const { append_data(out, chunk(0, {}, nullptr, nullptr)); }
 
 void ChatReply::abort(std::string& out) const {
-    append_data(out, error_body(ApiError(503, "the server stops"), ErrorShape::openai));
+    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
 }
 
 json::object ChatReply::message(const Choice& choice) const {

@@ -105,7 +105,7 @@ void CompletionReply::heartbeat(std::string& out) const {
 }
 
 void CompletionReply::abort(std::string& out) const {
-    append_data(out, error_body(ApiError(503, "the server stops"), ErrorShape::openai));
+    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
 }
 
 HttpReply CompletionReply::finish() const {

@@ -23,7 +23,9 @@ enum class Route {
     completions,
     tokenize,
     detokenize,
-    apply_template
+    apply_template,
+    messages,
+    count_tokens
 };
 
 struct Known {
@@ -42,6 +44,8 @@ constexpr std::array kRoutes = {
     Known{"/metrics", Route::metrics, false, "/metrics"},
     Known{"/chat/completions", Route::chat, true, "/v1/chat/completions"},
     Known{"/completions", Route::completions, true, "/v1/completions"},
+    Known{"/messages", Route::messages, true, "/v1/messages"},
+    Known{"/messages/count_tokens", Route::count_tokens, true, "/v1/messages/count_tokens"},
     Known{"/tokenize", Route::tokenize, true, "/tokenize"},
     Known{"/detokenize", Route::detokenize, true, "/detokenize"},
     Known{"/apply-template", Route::apply_template, true, "/apply-template"},
@@ -61,6 +65,11 @@ const Known& find_route(std::string_view path) {
     const auto found =
         std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
     return found == kRoutes.end() ? kUnknown : *found;
+}
+
+ErrorShape shape_of(const Known& known) {
+    const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
+    return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
 }
 
 std::string session_of(const HttpRequest& request) {
@@ -122,10 +131,10 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
     try {
         reply = pass(request, known);
     } catch (const ApiError& error) {
-        reply = error_reply(error, ErrorShape::openai);
+        reply = error_reply(error, shape_of(known));
         if (error.status() == 405) reply->headers.emplace_back("Allow", known.post ? "POST" : "GET, HEAD");
     } catch (const std::exception&) {
-        reply = error_reply(ApiError(500, "the server has made a mistake"), ErrorShape::openai);
+        reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
     if (reply) metrics.replied(known.label, reply->status);
     return reply;
@@ -172,7 +181,7 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
     Outcome outcome;
     const auto refuse_with = [&](const ApiError& error) {
         if (error.status() == 500 && options.log) options.log(fmt::format("{}: {}", known.label, error.what()));
-        outcome = error_reply(error, ErrorShape::openai);
+        outcome = error_reply(error, shape_of(known));
     };
     try {
         outcome = dispatch(request, known);
@@ -198,6 +207,10 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
             return post_chat(ctx, request);
         case Route::completions:
             return post_completion(ctx, request);
+        case Route::messages:
+            return post_messages(ctx, request);
+        case Route::count_tokens:
+            return post_count_tokens(ctx, request);
         case Route::tokenize:
             return post_tokenize(ctx, request);
         case Route::detokenize:
