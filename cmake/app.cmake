@@ -14,6 +14,6 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES
   COMPILE_DEFINITIONS "${demo_definitions}" OBJECT_DEPENDS "${demo_files}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES COMPILE_OPTIONS "-Wno-pedantic")
 target_include_directories(riptide_apps PUBLIC ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(riptide_apps PUBLIC riptide_engine)
+target_link_libraries(riptide_apps PUBLIC riptide_server)
 add_executable(riptide ${CMAKE_SOURCE_DIR}/src/apps/main.cpp)
 target_link_libraries(riptide PRIVATE riptide_apps)

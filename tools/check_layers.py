@@ -69,11 +69,14 @@ def self_test() -> None:
             "src/stray/e.cpp": "\n",
             "src/text/f.cpp": "std::regex r;\n",
             "src/models/g.cu": "\n",
+            "src/server/h.cpp": '#include "engine/session.h"\n',
         }
         for name, text in planted.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
+        (root / "src/server/allowed.cpp").write_text('#include "engine/engine.h"\n#include "text/chat.h"\n')
         problems = check(root)
+        assert not any("allowed.cpp" in problem for problem in problems), problems
         for name in planted:
             assert any(problem.startswith(name) for problem in problems), f"{name} was not reported: {problems}"
 

@@ -51,7 +51,7 @@ def bad(code, needle, *arguments):
 
 
 def help_and_usage():
-    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "trace", "ppl"]:
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "trace", "ppl", "serve"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 50, f"{command} --help fits one screen and has examples")
     expect("riptide" in good("--version"), "--version")

@@ -21,6 +21,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  riptide run --prompt 'def fibonacci(n):' -n 64\n"
     "  riptide chat laguna-xs.2-q4_k_m.gguf --think\n"
+    "  riptide serve laguna-xs.2-q4_k_m.gguf\n"
     "  riptide inspect laguna-xs.2-q4_k_m.gguf\n"
     "  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
     "Each command explains itself: riptide COMMAND --help";
@@ -95,6 +96,7 @@ int riptide_main(int argc, const char* const* argv) {
     Action action;
     add_run(app, action);
     add_chat(app, action);
+    add_serve(app, action);
     add_bench(app, action);
     add_ppl(app, action);
     add_inspect(app, action);

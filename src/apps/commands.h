@@ -20,6 +20,7 @@ void add_synth(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 
 /// The whole program: parses, runs, prints `error: ...` on one line of stderr. Returns the exit code (base/error.h).
 int riptide_main(int argc, const char* const* argv);

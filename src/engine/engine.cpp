@@ -148,9 +148,10 @@ std::unique_ptr<Job> Engine::Impl::make_job(Request&& request, Sink&& sink) {
 void Engine::Impl::check_room(const Job& job) const {
     const std::vector<int32_t>& tokens = job.prompt.tokens;
     RT_CHECK(!tokens.empty(), "the prompt is empty: it needs at least one token");
-    RT_CHECK(std::ssize(tokens) < facts.context_length,
-             "the prompt has {} tokens, and the context holds {}: no room for an answer", tokens.size(),
-             facts.context_length);
+    if (std::ssize(tokens) >= facts.context_length)
+        throw PromptTooLong(fmt::format("the prompt has {} tokens, and the context holds {}: no room for an answer",
+                                        tokens.size(), facts.context_length),
+                            std::ssize(tokens), facts.context_length);
     for (size_t i = 0; i < tokens.size(); ++i)
         RT_CHECK(tokens[i] >= 0 && tokens[i] < facts.model.vocab_size, "token {} of the prompt is {}, expected 0 to {}",
                  i, tokens[i], facts.model.vocab_size - 1);

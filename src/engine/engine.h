@@ -83,9 +83,9 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     /// Renders, tokenises and checks the request on the caller's thread, and queues it. Throws QueueFull,
-    /// Error (unavailable) while draining or after a failure, or Error that names the field, its value and the limit: a
-    /// prompt that is empty, leaves no room for an answer in the context, or holds ids outside the vocabulary, messages
-    /// that the template refuses, parameters out of range, stop strings or text without a tokenizer.
+    /// PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that names the field,
+    /// its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages that the template
+    /// refuses, parameters out of range, stop strings or text without a tokenizer.
     RequestId submit(Request request, Sink sink);
     /// Ends a request within one step: Done with reason cancelled for each answer not complete. An id that has ended is
     /// ignored.

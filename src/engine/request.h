@@ -111,6 +111,14 @@ class QueueFull : public Error {
     int64_t retry_after_us;  // when a place should be free, as fast as places have become free lately
 };
 
+/// The prompt leaves no room for an answer in the context.
+class PromptTooLong : public Error {
+  public:
+    PromptTooLong(const std::string& message, int64_t prompt, int64_t context)
+        : Error(message), prompt_tokens(prompt), context_length(context) {}
+    int64_t prompt_tokens, context_length;
+};
+
 /// Called on the engine's thread, never before submit() has begun and possibly before it returns. It must not block:
 /// all requests wait for it. It may call submit() and cancel(), nothing else of the engine. If it throws, the request
 /// is cancelled and it is not called again.

@@ -1,0 +1,196 @@
+// riptide serve: the model over HTTP.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "apps/commands.h"
+#include "apps/demo_model.h"
+#include "apps/model_flags.h"
+#include "apps/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "engine/engine.h"
+#include "server/access.h"
+#include "server/server.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    ModelFlags model;
+    EngineOptions engine;
+    server::ServerOptions server;
+    std::string key_file, reasoning = "auto";
+    int64_t cache_ram_mib = 4096, cache_disk_gib = 64;
+    int grace_seconds = 30;
+    bool allow_no_auth = false, quiet = false;
+};
+
+/// One key a line; empty lines and lines that begin with # are skipped.
+void read_keys(const std::string& path, std::vector<std::string>& keys) {
+    const std::string text = read_file(path, 1 << 20);
+    const std::size_t before = keys.size();
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = std::min(text.find('\n', at), text.size());
+        std::string line = text.substr(at, end - at);
+        at = end + 1;
+        while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+        if (!line.empty() && line[0] != '#') keys.push_back(line);
+    }
+    RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
+}
+
+/// "laguna-xs.2-q4_k_m" of a path.
+std::string default_name(const std::string& path) {
+    if (path.empty()) return "laguna-demo";
+    std::filesystem::path name = std::filesystem::path(path).lexically_normal();
+    if (!name.has_filename()) name = name.parent_path();
+    return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
+}
+
+server::ServerOptions server_options(const Options& o) {
+    server::ServerOptions out = o.server;
+    if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
+    RT_CHECK(server::is_loopback(out.http.host) || !out.api_keys.empty() || o.allow_no_auth, ErrorKind::usage,
+             "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
+             out.http.host);
+    if (out.model.empty()) out.model = default_name(o.model.model);
+    if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
+    if (!o.quiet) out.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    try {
+        check_sampling_params(out.defaults.sampling, INT32_MAX);
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+    return out;
+}
+
+EngineOptions engine_options(const Options& o, Progress& progress, int64_t total) {
+    EngineOptions out = o.engine;
+    static_cast<SessionOptions&>(out) = session_options(o.model);
+    out.host_cache_bytes = o.cache_ram_mib << 20;
+    out.disk_cache_bytes = o.cache_disk_gib << 30;
+    if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
+    return out;
+}
+
+std::unique_ptr<Engine> open_engine(const Options& o) {
+    auto checkpoint = open_model_or_demo(o.model.model);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    return std::make_unique<Engine>(std::move(checkpoint), engine_options(o, progress, total));
+}
+
+void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds) {
+    const EngineInfo info = engine.info();
+    const bool v6 = options.http.host.find(':') != std::string::npos;
+    const std::string host = v6 ? fmt::format("[{}]", options.http.host) : options.http.host;
+    const std::string url = fmt::format("http://{}:{}", host, port);
+    const std::string kv = info.k_dtype == info.v_dtype
+                               ? dtype_name(info.k_dtype)
+                               : fmt::format("{}/{}", dtype_name(info.k_dtype), dtype_name(info.v_dtype));
+    fmt::print(stderr, "model   {}  {:.2f}B parameters, {:.2f}B active  {}\n", options.model,
+               static_cast<double>(info.model.parameters) / 1e9,
+               static_cast<double>(info.model.active_parameters) / 1e9, human_bytes(info.model.weight_bytes));
+    fmt::print(stderr, "device  {}\n", info.device);
+    fmt::print(stderr, "fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time\n",
+               grouped(info.context_length), grouped(info.kv_tokens), kv, info.max_running);
+    fmt::print(stderr, "access  {}\n",
+               options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
+    fmt::print(stderr, "ready   in {:.1f} s   {}/v1   metrics {}/metrics\n", seconds, url, url);
+    fmt::print(
+        stderr,
+        "try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
+        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'\n",
+        url);
+}
+
+int serve(const Options& o) {
+    catch_interrupts();
+    const auto begun = std::chrono::steady_clock::now();
+    const server::ServerOptions options = server_options(o);
+    std::unique_ptr<Engine> engine;  // outlives the server
+    server::Server server(options);
+    engine = open_engine(o);
+    server.serve(*engine);
+    announce(*engine, options, server.port(),
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+    while (!interrupted() && !server.engine_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (server.engine_failed()) fail(ErrorKind::system, "the engine has failed; start riptide serve again");
+    fmt::print(stderr, "stopping: answers may take {} s more (Ctrl-C again ends at once)\n", o.grace_seconds);
+    server.drain(std::chrono::seconds(o.grace_seconds));
+    return 0;
+}
+
+void add_server_flags(CLI::App& cmd, Options& o) {
+    cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
+    cmd.add_option("--port", o.server.http.port, "0: any that is free")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
+    cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
+    cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
+    cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
+        ->allow_extra_args(false);
+    cmd.add_option("--api-key-file", o.key_file, "Keys, one a line");
+    cmd.add_flag("--allow-no-auth", o.allow_no_auth, "Let other machines in without a key");
+    cmd.add_option("--allowed-host", o.server.allowed_hosts, "A further name of this server (repeatable)")
+        ->allow_extra_args(false);
+    cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
+        ->check(CLI::Range(0, 86400))
+        ->capture_default_str();
+    cmd.add_flag("--quiet", o.quiet, "No line for each answer");
+}
+
+void add_engine_flags(CLI::App& cmd, Options& o) {
+    SamplingParams& p = o.server.defaults.sampling;
+    p.temperature = 0.7;  // what Laguna's makers recommend
+    p.top_k = 20;
+    cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
+    cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd.add_option("--cache-ram", o.cache_ram_mib, "Prefix cache in main memory, MiB; 0: none")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 32))
+        ->capture_default_str();
+    cmd.add_option("--cache-dir", o.engine.disk_cache, "Prefix cache on disk, in this folder");
+    cmd.add_option("--cache-disk", o.cache_disk_gib, "Its size at most, GiB")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
+        ->capture_default_str();
+    cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
+    cmd.add_option("--reasoning", o.reasoning, "Where a request does not say: on | off | auto (as the template has it)")
+        ->check(CLI::IsMember({"on", "off", "auto"}))
+        ->capture_default_str();
+    cmd.add_option("--temperature", p.temperature, "Where a request does not say")->capture_default_str();
+    cmd.add_option("--top-k", p.top_k, "Where a request does not say; 0: all")->capture_default_str();
+    cmd.add_option("--top-p", p.top_p, "Where a request does not say")->capture_default_str();
+    cmd.add_option("--min-p", p.min_p, "Where a request does not say")->capture_default_str();
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
+    auto options = std::make_shared<Options>();
+    options->server.http.port = 8484;
+    auto format = std::make_shared<CLI::Formatter>();
+    format->column_width(46);  // one line for each flag
+    cmd->formatter(format);
+    add_model_flags(*cmd, options->model);
+    add_server_flags(*cmd, *options);
+    add_engine_flags(*cmd, *options);
+    cmd->footer(
+        "Examples:\n  riptide serve\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide\n"
+        "  riptide serve model.gguf --host 0.0.0.0 --api-key-file keys.txt");
+    cmd->callback([options, &action] { action = [options] { return serve(*options); }; });
+}
+
+}  // namespace riptide::apps

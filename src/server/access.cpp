@@ -1,0 +1,86 @@
+#include "server/access.h"
+
+#include <algorithm>
+#include <span>
+
+namespace riptide::server {
+
+namespace {
+
+Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text))); }
+
+/// "host:80" -> "host", "[::1]:80" -> "[::1]".
+std::string_view without_port(std::string_view authority) {
+    if (authority.starts_with('[')) return authority.substr(0, authority.find(']') + 1);
+    return authority.substr(0, authority.find(':'));
+}
+
+bool same_name(std::string_view a, std::string_view b) {
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
+}
+
+std::string_view key_of(const HttpRequest& request) {
+    std::string_view value = request.header("authorization");
+    const std::size_t space = value.find(' ');
+    if (space != std::string_view::npos && same_name(value.substr(0, space), "bearer")) {
+        value.remove_prefix(value.find_first_not_of(' ', space) == std::string_view::npos
+                                ? value.size()
+                                : value.find_first_not_of(' ', space));
+        return value;
+    }
+    return request.header("x-api-key");
+}
+
+}  // namespace
+
+bool is_loopback(std::string_view host) {
+    return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+Access::Access(const std::vector<std::string>& keys, const std::string& host, std::vector<std::string> names)
+    : names_(std::move(names)), check_host_(is_loopback(host) || !names_.empty()) {
+    for (const std::string& key : keys) {
+        RT_CHECK(!key.empty(), ErrorKind::usage, "an API key is empty");
+        keys_.push_back(digest_of(key));
+    }
+    for (const char* name : {"localhost", "127.0.0.1", "[::1]"}) names_.emplace_back(name);
+    names_.push_back(host.find(':') == std::string::npos ? host : fmt::format("[{}]", host));
+}
+
+bool Access::is_ours(std::string_view authority) const {
+    const std::string_view name = without_port(authority);
+    return std::any_of(names_.begin(), names_.end(), [&](const std::string& ours) { return same_name(ours, name); });
+}
+
+void Access::check_origin(const HttpRequest& request) const {
+    if (check_host_ && !is_ours(request.header("host")) && !request.header("host").empty())
+        throw ApiError(403, "this server is not called by the name in the Host header; --allowed-host NAME allows it");
+    const std::string_view origin = request.header("origin");
+    if (origin.empty()) return;
+    const std::size_t scheme = origin.find("://");
+    if (scheme == std::string_view::npos || !is_ours(origin.substr(scheme + 3)))
+        throw ApiError(403, "web pages of other origins may not use this server");
+}
+
+void Access::check_key(const HttpRequest& request) const {
+    if (keys_.empty()) return;
+    const auto fields = std::count_if(request.headers.begin(), request.headers.end(),
+                                      [](const auto& field) { return field.first == "authorization"; });
+    const std::string_view given = key_of(request);
+    const Digest digest = digest_of(given);
+    unsigned matches = 0;
+    for (const Digest& key : keys_) {
+        unsigned different = 0;
+        for (std::size_t i = 0; i < key.size(); ++i) different |= static_cast<unsigned>(key[i] ^ digest[i]);
+        matches |= static_cast<unsigned>(different == 0);
+    }
+    if (given.empty()) throw ApiError(401, "an API key is needed: send Authorization: Bearer KEY");
+    if (matches == 0 || fields > 1) throw ApiError(401, "the API key is not valid", "", "invalid_api_key");
+}
+
+std::string Access::isolation(const HttpRequest& request) const {
+    return keys_.empty() ? std::string() : to_hex(digest_of(key_of(request)));
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,48 @@
+// Replies of POST /v1/messages.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "server/generation_request.h"
+#include "server/reply_parts.h"
+
+namespace riptide::server {
+
+/// Turns the engine's events into the events of a stream, or into one message: the same blocks either way. Not
+/// thread-safe.
+class MessageReply {
+  public:
+    MessageReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);
+
+    /// message_start and ping. How long the prompt is stands in message_delta, at the end.
+    std::string opening() const;
+    bool take(const Item& item, std::string& out);
+    void heartbeat(std::string& out) const;
+    void abort(std::string& out) const;
+    HttpReply finish() const;
+
+  private:
+    enum class Block { none, thinking, text, tool_use };
+
+    json::object message(const json::array& content) const;
+    json::object usage() const;
+    void open(Block kind, const json::object& start, std::string& out);
+    void add(std::string_view delta_type, std::string_view key, const std::string& text, std::string& out);
+    void close(std::string& out);
+    void answer_ends(const Done& done, std::string& out);
+
+    ReplyFacts facts_;
+    bool stream_, one_tool_call_;
+    Block block_ = Block::none;
+    bool dropping_ = false;  // inside a call that one_tool_call leaves out
+    int64_t blocks_ = 0;     // opened so far
+    json::object current_;   // the block that is open
+    std::string text_;       // of it
+    json::array content_;    // blocks that are closed; not for a stream
+    json::value stop_reason_, stop_sequence_;
+    UsageSum usage_{1};
+    std::optional<ApiError> error_;
+};
+
+}  // namespace riptide::server

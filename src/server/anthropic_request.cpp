@@ -1,0 +1,216 @@
+#include "server/anthropic_request.h"
+
+#include <limits>
+
+namespace riptide::server {
+
+namespace {
+
+constexpr std::string_view kBilling = "x-anthropic-billing-header:";
+
+std::string_view type_of(const Fields& block) { return block.string("type").value_or("text"); }
+
+[[noreturn]] void refuse_type(const std::string& where, std::string_view type) {
+    refuse(where + ".type", "{}.type: '{}' is not supported: this model reads text only", where, type.substr(0, 40));
+}
+
+const json::object& need_block(const json::value& block, const std::string& where) {
+    if (!block.is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(block));
+    return block.get_object();
+}
+
+/// A string, or the texts of blocks with newlines between them.
+std::string text_of(const json::value& content, const std::string& where) {
+    if (content.is_string()) return std::string(content.get_string());
+    if (!content.is_array()) refuse(where, "{}: expected a string or an array, found {}", where, kind_of(content));
+    std::string out;
+    bool first = true;
+    for (std::size_t i = 0; i < content.get_array().size(); ++i) {
+        const std::string place = fmt::format("{}[{}]", where, i);
+        const Fields block(need_block(content.get_array()[i], place), place + ".");
+        if (type_of(block) != "text") refuse_type(place, type_of(block));
+        const std::string_view text = block.string("text").value_or("");
+        if (text.starts_with(kBilling)) continue;
+        if (!first) out += '\n';
+        first = false;
+        out += text;
+    }
+    return out;
+}
+
+/// Takes the blocks of one message apart.
+class MessageReader {
+  public:
+    MessageReader(std::string role, json::array& out) : role_(std::move(role)), out_(out) {}
+
+    void take(const json::object& object, const std::string& where) {
+        const Fields block(object, where + ".");
+        const std::string_view type = type_of(block);
+        if (type == "text") add_text(block.string("text").value_or(""));
+        else if (type == "thinking") reasoning_ += block.string("thinking").value_or("");
+        else if (type == "redacted_thinking") return;
+        else if (type == "tool_use") add_call(block);
+        else if (type == "tool_result") add_result(object, block, where);
+        else refuse_type(where, type);
+    }
+
+    /// What is left makes one message; an empty one only if there was nothing else.
+    void finish() { put(!only_results_); }
+
+  private:
+    void put(bool even_if_empty) {
+        if (!any_ && !even_if_empty) return;
+        json::object message = {{"role", role_}, {"content", text_}};
+        if (!reasoning_.empty()) {
+            message["reasoning_content"] = reasoning_;
+            message["reasoning"] = reasoning_;
+        }
+        if (!calls_.empty()) message["tool_calls"] = std::move(calls_);
+        out_.push_back(std::move(message));
+        text_.clear();
+        any_ = false;
+    }
+    void add_text(std::string_view text) {
+        if (any_) text_ += '\n';
+        any_ = true;
+        text_ += text;
+    }
+    void add_call(const Fields& block) {
+        const json::object* input = block.object("input");
+        const json::object function = {{"name", block.string("name").value_or("")},
+                                       {"arguments", input != nullptr ? *input : json::object()}};
+        calls_.push_back({{"id", block.string("id").value_or("")}, {"type", "function"}, {"function", function}});
+    }
+    /// A message of its own; what the user said before it comes first.
+    void add_result(const json::object& object, const Fields& block, const std::string& where) {
+        put(false);
+        const json::value* content = object.if_contains("content");
+        const bool there = content != nullptr && !content->is_null();
+        out_.push_back({{"role", "tool"},
+                        {"tool_call_id", block.string("tool_use_id").value_or("")},
+                        {"content", there ? text_of(*content, where + ".content") : std::string()}});
+        only_results_ = true;
+    }
+
+    std::string role_;
+    json::array& out_;
+    std::string text_, reasoning_;
+    json::array calls_;
+    bool any_ = false;           // text for a message
+    bool only_results_ = false;  // there was a result
+};
+
+void add_message(const json::object& message, const std::string& where, json::array& out) {
+    const Fields fields(message, where + ".");
+    const std::string role(fields.string("role").value_or(""));
+    if (role != "user" && role != "assistant" && role != "system")
+        refuse(where + ".role", "{}.role: unknown role '{}', expected user, assistant or system", where,
+               role.substr(0, 40));
+    const json::value* content = fields.find("content");
+    if (content == nullptr) refuse(where + ".content", "{}.content: missing", where);
+    if (content->is_string() || role == "system") {
+        out.push_back({{"role", role}, {"content", text_of(*content, where + ".content")}});
+        return;
+    }
+    const json::array* blocks = fields.array("content");
+    MessageReader reader(role, out);
+    for (std::size_t i = 0; i < blocks->size(); ++i) {
+        const std::string place = fmt::format("{}.content[{}]", where, i);
+        reader.take(need_block((*blocks)[i], place), place);
+    }
+    reader.finish();
+}
+
+json::array functions_of(const json::array& tools) {
+    json::array out;
+    for (std::size_t i = 0; i < tools.size(); ++i) {
+        const std::string where = fmt::format("tools[{}]", i);
+        const Fields tool(need_block(tools[i], where), where + ".");
+        if (tool.string("type").value_or("custom") != "custom") continue;  // web_search and the like
+        json::object function = {{"name", tool.string("name").value_or("")}};
+        if (const auto text = tool.string("description")) function["description"] = *text;
+        const json::object* schema = tool.object("input_schema");
+        function["parameters"] = schema != nullptr ? *schema : json::object();
+        out.push_back({{"type", "function"}, {"function", std::move(function)}});
+    }
+    return out;
+}
+
+/// False: no tools are to be offered.
+bool parse_tool_choice(const Fields& fields, GenerationRequest& out) {
+    const json::object* choice = fields.object("tool_choice");
+    if (choice == nullptr) return true;
+    const Fields inner(*choice, "tool_choice.");
+    out.one_tool_call = inner.boolean("disable_parallel_tool_use").value_or(false);
+    const std::string_view type = inner.string("type").value_or("auto");
+    if (type != "auto" && type != "none")
+        refuse("tool_choice", "tool_choice.type: only auto and none are supported so far, found '{}'",
+               type.substr(0, 40));
+    return type == "auto";
+}
+
+void parse_stop_sequences(const Fields& fields, SamplingParams& sampling) {
+    const json::array* stops = fields.array("stop_sequences");
+    if (stops == nullptr) return;
+    for (const json::value& stop : *stops) {
+        if (!stop.is_string()) refuse("stop_sequences", "stop_sequences: expected strings, found {}", kind_of(stop));
+        sampling.stop_strings.emplace_back(stop.get_string());
+    }
+}
+
+/// Of metadata.user_id, which may be the JSON of an object with a session_id.
+std::string session_of(const Fields& fields) {
+    const json::object* metadata = fields.object("metadata");
+    if (metadata == nullptr) return {};
+    const std::string user(Fields(*metadata, "metadata.").string("user_id").value_or("").substr(0, 1024));
+    if (!user.starts_with('{')) return user;
+    try {
+        const json::value parsed = parse_json(user, "metadata.user_id");
+        const json::value* session = parsed.is_object() ? parsed.get_object().if_contains("session_id") : nullptr;
+        if (session != nullptr && session->is_string()) return std::string(session->get_string());
+    } catch (const Error&) {  // then it is a name like any other
+    }
+    return user;
+}
+
+}  // namespace
+
+GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults) {
+    const Fields fields(body);
+    GenerationRequest out;
+    Request& request = out.prompts.emplace_back();
+    SamplingParams& sampling = request.sampling = defaults.sampling;
+    sampling.temperature = fields.number("temperature").value_or(sampling.temperature);
+    sampling.top_p = fields.number("top_p").value_or(sampling.top_p);
+    sampling.top_k = fields.integer("top_k", 0, std::numeric_limits<int32_t>::max()).value_or(sampling.top_k);
+    sampling.max_tokens = fields.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(-1);
+    parse_stop_sequences(fields, sampling);
+    out.stream = fields.boolean("stream").value_or(false);
+    out.model = std::string(fields.string("model").value_or(""));
+    out.session = session_of(fields);
+
+    ChatPrompt prompt;
+    prompt.options.enable_thinking = defaults.thinking;
+    if (const json::object* thinking = fields.object("thinking"))
+        prompt.options.enable_thinking =
+            Fields(*thinking, "thinking.").string("type").value_or("enabled") != "disabled";
+    const json::array* messages = fields.array("messages");
+    if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");
+    if (const json::value* system = fields.find("system")) {
+        const std::string text = text_of(*system, "system");
+        if (!text.empty()) prompt.messages.push_back({{"role", "system"}, {"content", text}});
+    }
+    for (std::size_t i = 0; i < messages->size(); ++i) {
+        const std::string where = fmt::format("messages[{}]", i);
+        add_message(need_block((*messages)[i], where), where, prompt.messages);
+    }
+    const bool offered = parse_tool_choice(fields, out);
+    if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
+        prompt.tools = functions_of(*tools);
+    prompt.messages = prepare_history(std::move(prompt.messages));
+    prompt.tools = prepare_tools(prompt.tools);
+    request.prompt = std::move(prompt);
+    return out;
+}
+
+}  // namespace riptide::server

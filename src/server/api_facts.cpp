@@ -1,0 +1,139 @@
+// Routes that tell about the model, and about tokens.
+#include "server/api.h"
+#include "server/reply_parts.h"
+#include "text/utf8.h"
+
+namespace riptide::server {
+
+namespace {
+
+HttpReply reply_of(const json::object& body) { return {200, json::serialize(body)}; }
+
+json::object model_entry(const ApiContext& ctx) {
+    const EngineInfo info = ctx.engine.info();
+    return {{"id", ctx.options.model},
+            {"object", "model"},
+            {"created", 0},
+            {"owned_by", "riptide"},
+            {"context_length", info.context_length},
+            {"max_model_len", info.context_length},
+            {"type", "model"},
+            {"display_name", info.model.name},
+            {"created_at", "1970-01-01T00:00:00Z"},
+            {"meta",
+             {{"architecture", info.model.architecture},
+              {"n_ctx", info.context_length},
+              {"n_ctx_train", info.model.max_position_embeddings},
+              {"n_vocab", info.model.vocab_size},
+              {"n_params", info.model.parameters},
+              {"n_active_params", info.model.active_parameters},
+              {"size", info.model.weight_bytes}}}};
+}
+
+const Tokenizer& need_tokenizer(const ApiContext& ctx) {
+    const Tokenizer* tokenizer = ctx.engine.tokenizer();
+    if (tokenizer == nullptr) throw ApiError(400, "this model has no tokenizer");
+    return *tokenizer;
+}
+
+/// The text of /tokenize, under any of the names that other servers have for it.
+std::optional<std::string_view> text_field(const Fields& fields) {
+    for (const char* key : {"content", "prompt", "text"})
+        if (const auto text = fields.string(key)) return text;
+    return std::nullopt;
+}
+
+}  // namespace
+
+HttpReply get_models(const ApiContext& ctx) {
+    return reply_of({{"object", "list"},
+                     {"data", json::array{model_entry(ctx)}},
+                     {"has_more", false},
+                     {"first_id", ctx.options.model},
+                     {"last_id", ctx.options.model}});
+}
+
+HttpReply get_model(const ApiContext& ctx, std::string_view id) {
+    if (id != ctx.options.model)
+        throw ApiError(
+            404,
+            fmt::format("the model '{}' does not exist; this server has '{}'", id.substr(0, 80), ctx.options.model),
+            "model", "model_not_found");
+    return reply_of(model_entry(ctx));
+}
+
+HttpReply get_props(const ApiContext& ctx) {
+    const EngineInfo info = ctx.engine.info();
+    const EngineStats stats = ctx.engine.stats();
+    const SamplingParams& p = ctx.options.defaults.sampling;
+    return reply_of({{"model", ctx.options.model},
+                     {"context_length", info.context_length},
+                     {"kv_tokens", info.kv_tokens},
+                     {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
+                     {"max_running", info.max_running},
+                     {"device", info.device},
+                     {"weights_version", info.version},
+                     {"chat",
+                      {{"template", info.chat},
+                       {"tools", info.chat_traits.tools},
+                       {"thinking", info.chat_traits.thinking},
+                       {"laguna_version", info.chat_traits.laguna_version}}},
+                     {"stop_ids", json::value_from(info.stop_ids)},
+                     {"default_sampling",
+                      {{"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p}, {"min_p", p.min_p}}},
+                     {"now", {{"waiting", stats.waiting}, {"running", stats.running}}}});
+}
+
+HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
+    const Tokenizer& tokenizer = need_tokenizer(ctx);
+    json::object body = parse_body(request.body);
+    const Fields fields(body);
+    std::vector<int32_t> ids;
+    if (fields.find("messages") != nullptr) {
+        ids = ctx.engine.tokenize(parse_chat(body, ctx.options.defaults).prompts.at(0).prompt);
+    } else {
+        const auto text = text_field(fields);
+        if (!text) refuse("content", "content: missing (a string; or messages)");
+        TextPrompt prompt{.text = std::string(*text)};
+        prompt.add_special = fields.boolean("add_special").value_or(false);
+        prompt.parse_special = fields.boolean("parse_special").value_or(true);
+        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt);
+    }
+    json::object out = {
+        {"tokens", json::value_from(ids)}, {"count", ids.size()}, {"max_model_len", ctx.engine.info().context_length}};
+    if (fields.boolean("with_pieces").value_or(false)) {
+        json::array pieces;
+        for (const int32_t id : ids) pieces.emplace_back(token_text(&tokenizer, id));
+        out["pieces"] = std::move(pieces);
+    }
+    return reply_of(out);
+}
+
+HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
+    const Tokenizer& tokenizer = need_tokenizer(ctx);
+    const json::object body = parse_body(request.body);
+    const json::array* list = Fields(body).array("tokens");
+    if (list == nullptr) refuse("tokens", "tokens: missing");
+    std::vector<int32_t> ids;
+    for (const json::value& id : *list) {
+        if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= tokenizer.vocab_size())
+            refuse("tokens", "tokens[{}] is {}, expected 0 to {}", ids.size(), json::serialize(id).substr(0, 40),
+                   tokenizer.vocab_size() - 1);
+        ids.push_back(static_cast<int32_t>(id.get_int64()));
+    }
+    std::string text;
+    Utf8Stream stream;
+    stream.push(tokenizer.decode(ids), text);
+    stream.finish(text);
+    return reply_of({{"content", text}, {"prompt", text}});
+}
+
+HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
+    const ChatTemplate* chat = ctx.engine.chat_template();
+    if (chat == nullptr) throw ApiError(400, "this model has no chat template");
+    GenerationRequest asked = parse_chat(parse_body(request.body), ctx.options.defaults);
+    const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
+    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options).text}});
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,301 @@
+#include "server/generation_request.h"
+
+#include <charconv>
+#include <limits>
+
+namespace riptide::server {
+
+namespace {
+
+constexpr std::size_t kMostMessages = 4096, kMostTools = 512, kMostBiases = 1024;
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+
+void parse_stop(const Fields& fields, SamplingParams& out) {
+    const json::value* stop = fields.find("stop");
+    if (stop == nullptr) return;
+    if (stop->is_string()) {
+        out.stop_strings.emplace_back(stop->get_string());
+        return;
+    }
+    const json::array* list = fields.array("stop");
+    for (std::size_t i = 0; i < list->size(); ++i) {
+        const json::value& text = (*list)[i];
+        if (!text.is_string())
+            refuse(fmt::format("stop[{}]", i), "stop[{}]: expected a string, found {}", i, kind_of(text));
+        out.stop_strings.emplace_back(text.get_string());
+    }
+}
+
+void parse_logit_bias(const Fields& fields, SamplingParams& out) {
+    const json::object* biases = fields.object("logit_bias");
+    if (biases == nullptr) return;
+    if (biases->size() > kMostBiases)
+        refuse("logit_bias", "logit_bias has {} entries, expected at most {}", biases->size(), kMostBiases);
+    for (const auto& [key, value] : *biases) {
+        int32_t id = 0;
+        const char* end = key.data() + key.size();
+        const auto [stopped, error] = std::from_chars(key.data(), end, id);
+        if (error != std::errc() || stopped != end || id < 0)
+            refuse("logit_bias", "logit_bias: '{}' is not a token id", std::string_view(key).substr(0, 40));
+        if (!value.is_number()) refuse("logit_bias", "logit_bias.{}: expected a number", id);
+        out.logit_bias.emplace_back(id, value.to_number<double>());
+    }
+}
+
+void copy_reasoning(json::object& message) {
+    const json::value* text = nullptr;
+    for (const std::string_view key : {"reasoning_content", "reasoning"})
+        if (const json::value* found = message.if_contains(key);
+            text == nullptr && found != nullptr && found->is_string())
+            text = found;
+    if (text == nullptr) return;
+    const json::string reasoning = text->get_string();
+    message["reasoning_content"] = reasoning;
+    message["reasoning"] = reasoning;
+}
+
+void keep_text_of_parts(json::object& message, const std::string& where) {
+    json::value* content = message.if_contains("content");
+    if (content == nullptr || !content->is_array()) return;
+    json::array parts;
+    for (std::size_t i = 0; i < content->get_array().size(); ++i) {
+        const json::value& part = content->get_array()[i];
+        const std::string place = fmt::format("{}.content[{}]", where, i);
+        if (!part.is_object()) refuse(place, "{}: expected an object, found {}", place, kind_of(part));
+        const Fields fields(part.get_object(), place + ".");
+        const std::string_view type = fields.string("type").value_or("");
+        if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
+            refuse(place + ".type", "{}.type: '{}' is not supported: this model reads text only", place,
+                   type.substr(0, 40));
+        const auto text = fields.string(type == "refusal" ? "refusal" : "text");
+        if (!text) refuse(place + ".text", "{}.text: missing", place);
+        parts.push_back({{"type", "text"}, {"text", *text}});
+    }
+    *content = std::move(parts);
+}
+
+bool holds_object(const json::value& arguments) {
+    if (arguments.is_object() || arguments.is_null()) return true;
+    if (!arguments.is_string()) return true;  // the template's own check names it
+    const std::string_view text = arguments.get_string();
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return true;
+    try {
+        return parse_json(text, "arguments").is_object();
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+void mend_arguments(json::object& message) {
+    json::value* calls = message.if_contains("tool_calls");
+    if (calls == nullptr || !calls->is_array()) return;
+    for (json::value& call : calls->get_array()) {
+        json::value* function = call.is_object() ? call.get_object().if_contains("function") : nullptr;
+        json::value* arguments =
+            function != nullptr && function->is_object() ? function->get_object().if_contains("arguments") : nullptr;
+        if (arguments != nullptr && !holds_object(*arguments)) *arguments = json::object{{"arguments", *arguments}};
+    }
+}
+
+/// Of tool_choice: whether tools are to be offered.
+bool offers_tools(const Fields& fields) {
+    const json::value* choice = fields.find("tool_choice");
+    if (choice == nullptr) return true;
+    if (choice->is_string() && choice->get_string() == "auto") return true;
+    if (choice->is_string() && choice->get_string() == "none") return false;
+    refuse("tool_choice", "tool_choice: only \"auto\" and \"none\" are supported so far, found {}",
+           json::serialize(*choice).substr(0, 80));
+}
+
+void parse_format(const Fields& fields) {
+    const json::object* format = fields.object("response_format");
+    if (format == nullptr) return;
+    const auto type = Fields(*format, "response_format.").string("type");
+    if (type && *type == "text") return;
+    refuse("response_format", "response_format.type: only \"text\" is supported so far, found '{}'",
+           type.value_or("").substr(0, 40));
+}
+
+ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defaults) {
+    ChatOptions options;
+    options.enable_thinking = defaults.thinking;
+    if (const auto effort = fields.string("reasoning_effort")) options.enable_thinking = *effort != "none";
+    if (const json::object* extra = fields.object("chat_template_kwargs")) options.template_kwargs = *extra;
+    return options;
+}
+
+void parse_stream(const Fields& fields, GenerationRequest& out) {
+    out.stream = fields.boolean("stream").value_or(false);
+    const json::object* options = fields.object("stream_options");
+    if (options != nullptr)
+        out.include_usage = Fields(*options, "stream_options.").boolean("include_usage").value_or(false);
+}
+
+int32_t parse_n(const Fields& fields) { return static_cast<int32_t>(fields.integer("n", 1, 128).value_or(1)); }
+
+std::string first_string(const Fields& fields, std::initializer_list<std::string_view> keys) {
+    for (const std::string_view key : keys)
+        if (const auto text = fields.string(key)) return std::string(*text);
+    return {};
+}
+
+}  // namespace
+
+SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
+    SamplingParams p = defaults.sampling;
+    p.temperature = f.number("temperature").value_or(p.temperature);
+    p.top_p = f.number("top_p").value_or(p.top_p);
+    p.min_p = f.number("min_p").value_or(p.min_p);
+    p.top_k = f.integer("top_k", -1, kMostTokens).value_or(p.top_k);
+    if (p.top_k == -1) p.top_k = 0;  // others' way to say "all"
+    p.frequency_penalty = f.number("frequency_penalty").value_or(p.frequency_penalty);
+    p.presence_penalty = f.number("presence_penalty").value_or(p.presence_penalty);
+    p.repetition_penalty = f.number("repetition_penalty").value_or(p.repetition_penalty);
+    if (const auto seed = f.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
+        p.seed = static_cast<uint64_t>(*seed);
+    if (const auto most = f.integer("max_tokens", 1, kMostTokens)) p.max_tokens = *most;
+    if (const auto most = f.integer("max_completion_tokens", 1, kMostTokens)) p.max_tokens = *most;
+    p.min_tokens = f.integer("min_tokens", 0, kMostTokens).value_or(0);
+    p.ignore_eos = f.boolean("ignore_eos").value_or(false);
+    parse_stop(f, p);
+    parse_logit_bias(f, p);
+    return p;
+}
+
+json::array prepare_history(json::array messages) {
+    if (messages.empty()) refuse("messages", "messages: expected at least one message");
+    if (messages.size() > kMostMessages)
+        refuse("messages", "messages: {} messages, expected at most {}", messages.size(), kMostMessages);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const std::string where = fmt::format("messages[{}]", i);
+        if (!messages[i].is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(messages[i]));
+        json::object& message = messages[i].get_object();
+        keep_text_of_parts(message, where);
+        copy_reasoning(message);
+        mend_arguments(message);
+    }
+    return messages;
+}
+
+json::array prepare_tools(const json::array& tools) {
+    if (tools.size() > kMostTools) refuse("tools", "tools: {} tools, expected at most {}", tools.size(), kMostTools);
+    json::array out;
+    for (std::size_t i = 0; i < tools.size(); ++i) {
+        const std::string where = fmt::format("tools[{}]", i);
+        if (!tools[i].is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(tools[i]));
+        const json::value* type = tools[i].get_object().if_contains("type");
+        const bool function = type == nullptr || (type->is_string() && type->get_string() == "function");
+        if (function) out.push_back(tools[i]);
+    }
+    return out;
+}
+
+GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults) {
+    const Fields fields(body);
+    GenerationRequest out;
+    Request& request = out.prompts.emplace_back();
+    request.sampling = parse_sampling(fields, defaults);
+    request.n = parse_n(fields);
+    parse_stream(fields, out);
+    parse_format(fields);
+    out.one_tool_call = !fields.boolean("parallel_tool_calls").value_or(true);
+    out.logprobs = fields.boolean("logprobs").value_or(false);
+    const auto top = fields.integer("top_logprobs", 0, 20);
+    if (top && *top > 0 && !out.logprobs) refuse("top_logprobs", "top_logprobs: needs \"logprobs\": true");
+    if (out.logprobs) {
+        request.sampling.logprobs = top.value_or(0);
+        request.want_tokens = true;
+    }
+    out.model = first_string(fields, {"model"});
+    out.session = first_string(fields, {"prompt_cache_key", "session_id"});
+    ChatPrompt prompt;
+    prompt.options = parse_chat_options(fields, defaults);
+    const bool offered = offers_tools(fields);
+    if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
+        prompt.tools = prepare_tools(*tools);
+    if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
+    prompt.messages = prepare_history(std::move(body["messages"].get_array()));
+    request.prompt = std::move(prompt);
+    return out;
+}
+
+namespace {
+
+std::vector<int32_t> token_ids(const json::array& ids, const std::string& where) {
+    std::vector<int32_t> out;
+    out.reserve(ids.size());
+    for (const json::value& id : ids) {
+        if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() > kMostTokens)
+            refuse("prompt", "{}[{}]: expected a token id, found {}", where, out.size(),
+                   json::serialize(id).substr(0, 40));
+        out.push_back(static_cast<int32_t>(id.get_int64()));
+    }
+    return out;
+}
+
+std::vector<Prompt> parse_prompts(const json::value& prompt) {
+    constexpr std::size_t kMostPrompts = 128;
+    const auto text = [](const json::value& value) { return TextPrompt{.text = std::string(value.get_string())}; };
+    if (prompt.is_string()) return {text(prompt)};
+    if (!prompt.is_array() || prompt.get_array().empty())
+        refuse("prompt", "prompt: expected a string, or an array of strings or token ids");
+    const json::array& list = prompt.get_array();
+    if (list[0].is_number()) return {token_ids(list, "prompt")};
+    if (list.size() > kMostPrompts)
+        refuse("prompt", "prompt: {} prompts, expected at most {}", list.size(), kMostPrompts);
+    std::vector<Prompt> out;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        if (list[i].is_string()) out.emplace_back(text(list[i]));
+        else if (list[i].is_array()) out.emplace_back(token_ids(list[i].get_array(), fmt::format("prompt[{}]", i)));
+        else refuse("prompt", "prompt[{}]: expected a string or an array of token ids, found {}", i, kind_of(list[i]));
+    }
+    return out;
+}
+
+std::string echo_of(const Prompt& prompt, const Tokenizer* tokenizer) {
+    if (const auto* text = std::get_if<TextPrompt>(&prompt)) return text->text;
+    const auto& ids = std::get<TokenPrompt>(prompt);
+    if (tokenizer == nullptr) refuse("echo", "echo of token ids needs a tokenizer, and this model has none");
+    for (const int32_t id : ids)
+        if (id >= tokenizer->vocab_size()) refuse("prompt", "prompt: token {} is not in the vocabulary", id);
+    return tokenizer->decode(ids);
+}
+
+void refuse_unsupported(const Fields& fields) {
+    if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty())
+        refuse("suffix", "suffix: filling in the middle is not supported");
+    if (fields.integer("best_of", 1, 128).value_or(1) > parse_n(fields))
+        refuse("best_of", "best_of: more answers than n are not supported");
+}
+
+}  // namespace
+
+GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
+    const Fields fields(body);
+    GenerationRequest out;
+    refuse_unsupported(fields);
+    Request request;
+    request.sampling = parse_sampling(fields, defaults);
+    if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
+    request.n = parse_n(fields);
+    parse_stream(fields, out);
+    parse_format(fields);
+    out.model = first_string(fields, {"model"});
+    out.session = first_string(fields, {"prompt_cache_key", "session_id"});
+    const bool echo = fields.boolean("echo").value_or(false);
+    if (const auto top = fields.integer("logprobs", 0, 20)) {
+        if (echo) refuse("echo", "echo with logprobs is not supported so far: there are none of the prompt's tokens");
+        out.logprobs = request.want_tokens = true;
+        request.sampling.logprobs = *top;
+    }
+    const json::value* prompt = fields.find("prompt");
+    if (prompt == nullptr) refuse("prompt", "prompt: missing");
+    for (Prompt& each : parse_prompts(*prompt)) {
+        if (echo) out.echo.push_back(echo_of(each, tokenizer));
+        request.prompt = std::move(each);
+        out.prompts.push_back(request);
+    }
+    return out;
+}
+
+}  // namespace riptide::server

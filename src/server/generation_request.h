@@ -1,0 +1,49 @@
+// What a client asks for, in any dialect, ready for the engine.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "engine/request.h"
+#include "server/fields.h"
+#include "text/tokenizer.h"
+
+namespace riptide::server {
+
+/// What requests get that do not say.
+struct RequestDefaults {
+    SamplingParams sampling;
+    std::optional<bool> thinking;  // enable_thinking of the template; absent: as the template has it
+};
+
+struct GenerationRequest {
+    std::vector<Request> prompts;   // one, or a completion's several; each with n answers
+    std::vector<std::string> echo;  // of each prompt, what stands in front of its answers; or empty
+    std::string model;              // as the client calls it; may be empty
+    std::string session;            // from the body; may be empty
+    bool stream = false;
+    bool include_usage = false;  // a last chunk of a stream with the usage
+    bool one_tool_call = false;  // further calls of an answer are dropped
+    bool logprobs = false;
+};
+
+/// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
+SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
+
+/// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
+/// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that
+/// a broken call in the history does not end the conversation. Throws ApiError naming the field.
+json::array prepare_history(json::array messages);
+
+/// The tools that are functions; others (web_search, ...) are of no use to a local model and are left out.
+/// Throws ApiError.
+json::array prepare_tools(const json::array& tools);
+
+/// POST /v1/chat/completions. Throws ApiError.
+GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults);
+/// POST /v1/completions; the tokenizer is for `echo` of token ids, and may be null. Throws ApiError.
+GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer);
+
+}  // namespace riptide::server

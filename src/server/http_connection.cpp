@@ -1,0 +1,361 @@
+#include "server/http_connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <cctype>
+
+#include "base/error.h"
+
+namespace riptide::server {
+
+namespace net = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using Parser = http::request_parser<http::string_body>;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr auto kAwait = net::as_tuple(net::use_awaitable);
+constexpr std::size_t kReadAtOnce = 16384;
+
+std::string lower(std::string_view text) {
+    std::string out(text);
+    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return out;
+}
+
+std::string text_of(beast::string_view view) { return {view.data(), view.size()}; }
+
+/// The status to refuse a request with that could not be read; 0: nobody is there to be told.
+int status_of(const beast::error_code& ec) {
+    if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return 431;
+    if (ec == http::error::body_limit) return 413;
+    if (ec == http::error::bad_version) return 505;
+    if (ec == http::error::end_of_stream || ec == http::error::partial_message) return 0;
+    return ec.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
+}
+
+/// What is wrong with a header that could be read: a status, or 0.
+int check_header(const Parser& parser, const HttpOptions& options, std::string& problem) {
+    const auto& message = parser.get();
+    const auto refuse = [&](int status, std::string text) {
+        problem = std::move(text);
+        return status;
+    };
+    if (message.target().size() > options.target_bytes) return refuse(414, "the request target is too long");
+    const bool star = message.target() == "*" && message.method() == http::verb::options;
+    if (!star && !message.target().starts_with('/'))
+        return refuse(400, "the request target must be a path that starts with '/'");
+    const auto fields = std::distance(message.begin(), message.end());
+    if (fields > static_cast<std::ptrdiff_t>(options.header_fields)) return refuse(431, "too many header fields");
+    const auto hosts = message.count(http::field::host);
+    if (hosts > 1 || (hosts == 0 && message.version() >= 11)) return refuse(400, "expected one Host header");
+    if (const auto encoding = message[http::field::content_encoding]; !encoding.empty() && encoding != "identity")
+        return refuse(415, "Content-Encoding is not supported: send the body as it is");
+    return 0;
+}
+
+void copy_header(const Parser& parser, HttpRequest& out) {
+    const auto& message = parser.get();
+    out.method = text_of(message.method_string());
+    const std::string target = text_of(message.target());
+    const std::size_t mark = target.find('?');
+    out.path = target.substr(0, mark);
+    if (mark != std::string::npos) out.query = target.substr(mark + 1);
+    for (const auto& field : message)
+        out.headers.emplace_back(lower(text_of(field.name_string())), text_of(field.value()));
+}
+
+std::string_view reason_of(int status) {
+    const auto reason = http::obsolete_reason(static_cast<http::status>(status));
+    return {reason.data(), reason.size()};
+}
+
+std::string head(int status, std::string_view type, const Headers& headers, bool keep_alive) {
+    std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, reason_of(status));
+    if (!type.empty()) out += fmt::format("Content-Type: {}\r\n", type);
+    for (const auto& [name, value] : headers) out += fmt::format("{}: {}\r\n", name, value);
+    if (!keep_alive) out += "Connection: close\r\n";
+    return out;
+}
+
+/// One chunk of a chunked body; for HTTP/1.0 the bytes as they are.
+std::string framed(std::string_view bytes, bool plain) {
+    return plain ? std::string(bytes) : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
+}
+
+}  // namespace
+
+Connection::Connection(net::ip::tcp::socket socket, HttpShared& shared)
+    : shared_(shared),
+      stream_(std::move(socket)),
+      buffer_(shared.options.header_bytes + 65536),
+      news_(stream_.get_executor()) {
+    beast::error_code ignored;
+    stream_.socket().set_option(net::ip::tcp::no_delay(true), ignored);
+}
+
+net::awaitable<void> Connection::run() {
+    bool more = true;
+    while (more && !stopping_) {
+        Input in;
+        idle_ = true;
+        const bool there = co_await wait_for_bytes();
+        idle_ = false;
+        if (!there) break;
+        if (!co_await read_request(in)) break;
+        more = co_await serve(in) && in.keep_alive && !in.unread && !shared_.draining;
+        if (!more && in.unread) co_await linger();
+    }
+    shut();
+}
+
+/// The first bytes of a request, for which a client may take its time.
+net::awaitable<bool> Connection::wait_for_bytes() {
+    if (buffer_.size() > 0) co_return true;
+    if (shared_.draining) co_return false;
+    stream_.expires_after(shared_.options.idle_time);
+    const auto [ec, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
+    if (ec) co_return false;
+    buffer_.commit(bytes);
+    co_return true;
+}
+
+/// False: the client has gone. A request that cannot be read has a status.
+net::awaitable<bool> Connection::read_request(Input& in) {
+    const HttpOptions& options = shared_.options;
+    Parser parser;
+    parser.header_limit(options.header_bytes);
+    parser.body_limit(options.body_bytes);
+    in.unread = true;
+    deadline(options.header_time);
+    const auto [header_error, header_bytes] = co_await http::async_read_header(stream_, buffer_, parser, kAwait);
+    if (header_error) {
+        in.status = overdue_ ? 408 : status_of(header_error);
+        in.problem = in.status == 408 ? "the request's header took too long"
+                                      : "not a valid HTTP request: " + header_error.message();
+        co_return in.status != 0;
+    }
+    in.http_1_0 = parser.get().version() < 11;
+    in.keep_alive = parser.keep_alive();
+    in.status = check_header(parser, options, in.problem);
+    copy_header(parser, in.request);
+    if (in.status == 0) in.reply = shared_.handlers.door(in.request);
+    if (in.status != 0 || in.reply) {
+        in_time();
+        in.unread = !parser.is_done();
+        co_return true;
+    }
+    if (beast::iequals(parser.get()[http::field::expect], "100-continue") &&
+        !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
+        co_return false;
+    deadline(options.body_time);
+    const auto [body_error, body_bytes] = co_await http::async_read(stream_, buffer_, parser, kAwait);
+    if (body_error) {
+        in.status = overdue_ ? 408 : status_of(body_error);
+        in.problem =
+            in.status == 408 ? "the request's body took too long" : "the request's body: " + body_error.message();
+        co_return in.status != 0;
+    }
+    in_time();
+    in.unread = false;
+    in.request.body = std::move(parser.get().body());
+    co_return true;
+}
+
+/// Breaks off what is read, unless in_time() or another deadline comes before. (The stream's own timeouts close the
+/// socket, and then the client cannot be told.)
+void Connection::deadline(std::chrono::milliseconds time) {
+    stream_.expires_never();
+    overdue_ = false;
+    news_.expires_after(time);
+    news_.async_wait([self = weak_from_this(), number = ++deadline_](const beast::error_code&) {
+        const auto alive = self.lock();
+        if (!alive || alive->deadline_ != number) return;
+        alive->overdue_ = true;
+        beast::error_code ignored;
+        alive->stream_.socket().cancel(ignored);
+    });
+}
+
+void Connection::in_time() {
+    ++deadline_;
+    news_.cancel();
+}
+
+/// False: the connection is of no more use.
+net::awaitable<bool> Connection::serve(Input& in) {
+    if (in.status != 0) {
+        in.keep_alive = in.keep_alive && !in.unread;
+        const HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        co_return co_await write_reply(refusal, in);
+    }
+    if (in.reply) {
+        if (in.unread) in.keep_alive = false;
+        co_return co_await write_reply(*in.reply, in);
+    }
+    // The handler runs elsewhere; this coroutine goes on here.
+    const bool is_head = in.request.method == "HEAD";
+    HttpShared& shared = shared_;
+    HttpRequest request = std::move(in.request);
+    in.request = {};
+    in.request.method = is_head ? "HEAD" : "";
+    auto work = [&shared, &request]() -> net::awaitable<Outcome> {
+        co_return shared.handlers.handle(std::move(request));
+    };
+    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    if (auto* reply = std::get_if<HttpReply>(&outcome)) co_return co_await write_reply(*reply, in);
+    co_return co_await answer(std::get<PendingReply>(outcome), in);
+}
+
+net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
+    /// Whatever happens, the engine learns that nobody waits any more.
+    struct Ending {
+        PendingReply& reply;
+        bool complete = false;
+        ~Ending() {
+            reply.events->close();
+            if (!complete) reply.cancel();
+            reply.ended(complete);
+        }
+    } ending{reply};
+    // The timer may be gone by the time that the I/O thread hears of it, the executor may not.
+    std::weak_ptr<Connection> self = weak_from_this();
+    reply.events->on_news([self, executor = stream_.get_executor()] {
+        net::post(executor, [self] {
+            if (const auto alive = self.lock()) alive->news_.cancel();
+        });
+    });
+    if (reply.stream) {
+        Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+        if (!in.http_1_0) headers.emplace_back("Transfer-Encoding", "chunked");
+        std::string begin = head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
+        begin += "\r\n";
+        if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
+        if (!co_await write(begin)) co_return false;
+    }
+    watch();
+    bool complete = false;
+    following_ = true;
+    const bool usable = co_await follow(reply, in, complete);
+    following_ = false;
+    unwatch();
+    ending.complete = complete;
+    if (!usable || reply.stream) co_return usable && !in.http_1_0;
+    const HttpReply whole =
+        complete ? reply.finish() : HttpReply{503, shared_.handlers.error_body(503, "the answer was broken off")};
+    co_return co_await write_reply(whole, in);
+}
+
+/// Passes events on until the reply is complete (or the server stops). False: the client has gone.
+net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, bool& complete) {
+    std::string out;
+    auto last_write = Clock::now();
+    bool broken = false;  // the dialect could not make sense of the engine's events
+    while (!complete && !gone_ && !stopping_ && !broken) {
+        const std::vector<Item> items = reply.events->take();
+        try {
+            for (const Item& item : items)
+                if (!complete) complete = reply.take(item, out);
+        } catch (const std::exception&) {
+            broken = true;
+        }
+        if (items.empty()) {
+            const auto beat = last_write + shared_.options.heartbeat_time;
+            news_.expires_at(reply.stream ? beat : Clock::now() + std::chrono::hours(24));
+            co_await news_.async_wait(kAwait);
+            if (reply.stream && Clock::now() >= beat) reply.heartbeat(out);
+        }
+        if ((stopping_ || broken) && !complete && reply.stream) reply.abort(out);
+        if (out.empty() || !reply.stream) continue;
+        if (!co_await write(framed(out, in.http_1_0))) co_return false;
+        out.clear();
+        last_write = Clock::now();
+    }
+    if (gone_ && !complete) co_return false;
+    if (reply.stream && !in.http_1_0) co_return co_await write("0\r\n\r\n");
+    co_return true;
+}
+
+net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input& in) {
+    const bool keep = in.keep_alive && !shared_.draining;
+    std::string out = head(reply.status, reply.body.empty() ? "" : reply.content_type, reply.headers, keep);
+    if (keep && in.http_1_0) out += "Connection: keep-alive\r\n";
+    if (reply.status != 204) out += fmt::format("Content-Length: {}\r\n", reply.body.size());
+    out += "\r\n";
+    if (in.request.method != "HEAD") out += reply.body;
+    co_return co_await write(out);
+}
+
+/// A client must take some bytes now and then; how many is its own affair.
+net::awaitable<bool> Connection::write(std::string_view bytes) {
+    while (!bytes.empty()) {
+        stream_.expires_after(shared_.options.write_time);
+        const auto [ec, sent] = co_await stream_.async_write_some(net::buffer(bytes.data(), bytes.size()), kAwait);
+        if (ec) co_return false;
+        bytes.remove_prefix(sent);
+    }
+    co_return true;
+}
+
+/// A refusal would be lost if the socket were closed while the client still sends: reads a little of it.
+net::awaitable<void> Connection::linger() {
+    beast::error_code ec;
+    stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, ec);
+    stream_.expires_after(std::chrono::seconds(1));
+    for (int i = 0; i < 256 && !ec; ++i) {
+        buffer_.clear();
+        const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
+        ec = error;
+    }
+}
+
+/// Notices, without reading, that the client closes its side. What a client sends ahead ends the watch.
+void Connection::watch() {
+    const uint64_t number = ++watching_;
+    stream_.socket().async_wait(
+        net::ip::tcp::socket::wait_read, [self = shared_from_this(), number](const beast::error_code& ec) {
+            if (ec || number != self->watching_) return;
+            char byte = 0;
+            const auto got = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+            if (got > 0) return;
+            if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->watch();
+            self->gone_ = true;
+            self->news_.cancel();
+        });
+}
+
+void Connection::unwatch() {
+    ++watching_;
+    beast::error_code ignored;
+    if (stream_.socket().is_open()) stream_.socket().cancel(ignored);
+}
+
+void Connection::close_when_idle() {
+    if (idle_) shut();
+}
+
+void Connection::stop() {
+    stopping_ = true;
+    if (following_) news_.cancel();
+    else shut();
+}
+
+void Connection::shut() {
+    beast::error_code ignored;
+    if (!stream_.socket().is_open()) return;
+    stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, ignored);
+    stream_.close();
+}
+
+}  // namespace riptide::server

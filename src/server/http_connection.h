@@ -1,0 +1,81 @@
+// One client's connection. Internal to the HTTP server.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "server/http_server.h"
+
+namespace riptide::server {
+
+/// What all connections have in common; outlives them.
+struct HttpShared {
+    HttpOptions options;
+    HttpHandlers handlers;
+    boost::asio::thread_pool workers;
+    std::atomic<bool> draining = false;
+
+    HttpShared(const HttpOptions& o, HttpHandlers h)
+        : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)) {}
+};
+
+/// Reads requests and writes replies, one after the other. Everything happens on the I/O thread, except
+/// HttpHandlers::handle and the wake-up from the engine.
+class Connection : public std::enable_shared_from_this<Connection> {
+  public:
+    Connection(boost::asio::ip::tcp::socket socket, HttpShared& shared);
+    /// Until the client leaves, a limit is reached, or close() or stop(). Needs a shared_ptr to this that lives as
+    /// long.
+    boost::asio::awaitable<void> run();
+
+    /// Ends the connection if it waits for a request; else it ends after the reply.
+    void close_when_idle();
+    /// Aborts the reply that is being made, and ends.
+    void stop();
+
+  private:
+    struct Input {
+        HttpRequest request;
+        bool keep_alive = false, http_1_0 = false;
+        bool unread = false;  // a body that nobody has read
+        int status = 0;       // not 0: the request is refused
+        std::string problem;
+        std::optional<HttpReply> reply;  // of the door
+    };
+
+    boost::asio::awaitable<bool> wait_for_bytes();
+    boost::asio::awaitable<bool> read_request(Input& in);
+    boost::asio::awaitable<bool> serve(Input& in);
+    boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
+    boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, bool& complete);
+    boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
+    boost::asio::awaitable<bool> write(std::string_view bytes);
+    boost::asio::awaitable<void> linger();
+    void deadline(std::chrono::milliseconds time);
+    void in_time();
+    void watch();
+    void unwatch();
+    void shut();
+
+    HttpShared& shared_;
+    boost::beast::tcp_stream stream_;
+    boost::beast::flat_buffer buffer_;
+    boost::asio::steady_timer
+        news_;  // of reading a request; then of waiting for the engine: cancelled when there is something to do
+    bool idle_ = false, following_ = false, stopping_ = false;
+    uint64_t deadline_ = 0;  // number of the one that is on
+    bool overdue_ = false;   // the request took too long
+    bool gone_ = false;      // the client has closed its side
+    uint64_t watching_ = 0;  // number of the watch that is on
+};
+
+}  // namespace riptide::server

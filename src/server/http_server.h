@@ -1,0 +1,50 @@
+// HTTP/1.1 on one I/O thread: keep-alive, limits on every size and time, server-sent events.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/http_message.h"
+
+namespace riptide::server {
+
+struct HttpOptions {
+    std::string host = "127.0.0.1";  // an address, or "localhost"
+    int port = 0;                    // 0: any that is free
+    int worker_threads = 2;          // parse, render and tokenise requests
+    int64_t max_connections = 16384;
+    uint64_t body_bytes = uint64_t{32} << 20;
+    uint32_t header_bytes = 32 << 10;
+    std::size_t header_fields = 100;
+    std::size_t target_bytes = 4096;
+    std::chrono::milliseconds header_time{10'000};    // from a request's first byte to the end of its header
+    std::chrono::milliseconds body_time{60'000};      // for the whole body
+    std::chrono::milliseconds idle_time{75'000};      // between requests
+    std::chrono::milliseconds write_time{30'000};     // without a byte taken by the client
+    std::chrono::milliseconds heartbeat_time{8'000};  // of silence in a stream
+};
+
+/// Listens from construction on. All functions may be called from any thread, but not from a handler.
+class HttpServer {
+  public:
+    /// Throws Error: the address cannot be bound (in use, not allowed, not of this machine).
+    HttpServer(const HttpOptions& options, HttpHandlers handlers);
+    /// Breaks off what is still going on.
+    ~HttpServer();
+    HttpServer(const HttpServer&) = delete;
+    HttpServer& operator=(const HttpServer&) = delete;
+
+    int port() const;
+    int64_t connections() const;
+
+    /// Accepts nobody any more, closes idle connections, lets replies end for as long as `grace`, then aborts them.
+    void drain(std::chrono::milliseconds grace);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace riptide::server

@@ -1,0 +1,47 @@
+// Counters of the server, in Prometheus' text format.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace riptide::server {
+
+/// Thread-safe.
+class Metrics {
+  public:
+    Metrics();
+    /// A reply of `route` ("/v1/chat/completions"; a fixed set: each makes a time series).
+    void replied(std::string_view route, int status);
+    /// A stream or a reply that nobody waited for.
+    void abandoned();
+    /// An answer is complete.
+    void answered(const Done& done);
+
+    /// The whole page. `engine` null: still loading.
+    std::string page(const Engine* engine, int64_t connections) const;
+
+  private:
+    struct Histogram {
+        std::string name, help;
+        std::vector<double> bounds;
+        std::vector<int64_t> counts;  // one more than bounds
+        double sum = 0;
+        void add(double value);
+    };
+
+    mutable std::mutex mutex_;
+    std::map<std::pair<std::string, int>, int64_t> replies_;
+    int64_t abandoned_ = 0;
+    std::map<std::string, int64_t> reasons_;
+    Histogram first_token_, between_tokens_, queue_, prompt_tokens_;
+};
+
+}  // namespace riptide::server

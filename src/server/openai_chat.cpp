@@ -1,0 +1,172 @@
+#include "server/openai_chat.h"
+
+#include <utility>
+
+namespace riptide::server {
+
+namespace {
+
+/// One token of logprobs.content, with its alternatives.
+json::object content_entry(const Tokenizer* tokenizer, const Sampled& sampled) {
+    json::object entry = logprob_entry(tokenizer, sampled.token, sampled.logprob);
+    json::array top;
+    for (const TokenLogprob& other : sampled.top) top.push_back(logprob_entry(tokenizer, other.token, other.logprob));
+    entry["top_logprobs"] = std::move(top);
+    return entry;
+}
+
+}  // namespace
+
+ChatReply::ChatReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer)
+    : facts_(std::move(facts)),
+      tokenizer_(tokenizer),
+      stream_(request.stream),
+      include_usage_(request.include_usage),
+      one_tool_call_(request.one_tool_call),
+      logprobs_(request.logprobs),
+      choices_(static_cast<std::size_t>(request.prompts.at(0).n)),
+      usage_(request.prompts.at(0).n) {}
+
+std::string ChatReply::chunk(int32_t index, const json::object& delta, const json::value& logprobs,
+                             const json::value& finish_reason) const {
+    json::object choice = {{"index", index}, {"delta", delta}};
+    if (logprobs_) choice["logprobs"] = logprobs;
+    choice["finish_reason"] = finish_reason;
+    json::object out = {{"id", facts_.id},
+                        {"object", "chat.completion.chunk"},
+                        {"created", facts_.created},
+                        {"model", facts_.model},
+                        {"choices", json::array{std::move(choice)}}};
+    if (include_usage_) out["usage"] = nullptr;
+    return json::serialize(out);
+}
+
+std::string ChatReply::opening() const {
+    std::string out;
+    for (int32_t i = 0; i < std::ssize(choices_); ++i)
+        append_data(out, chunk(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr));
+    return out;
+}
+
+/// A delta, with the log-probabilities of the tokens since the last one.
+void ChatReply::send(int32_t index, const json::object& delta, std::string& out) {
+    if (!stream_) return;
+    Choice& choice = choices_[static_cast<std::size_t>(index)];
+    json::value logprobs;
+    if (!choice.logprobs.empty()) logprobs = json::object{{"content", std::exchange(choice.logprobs, {})}};
+    append_data(out, chunk(index, delta, logprobs, nullptr));
+}
+
+bool ChatReply::take(const Item& item, std::string& out) {
+    const Event& event = item.event;
+    Choice& choice = choices_.at(static_cast<std::size_t>(event.answer));
+    usage_.add(item);
+    if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
+        error_ = error_of(event);
+        if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
+        return true;
+    }
+    if (const auto* text = std::get_if<TextDelta>(&event.body)) {
+        if (!stream_) choice.text += text->text;
+        send(event.answer, {{"content", text->text}}, out);
+    } else if (const auto* thought = std::get_if<ReasoningDelta>(&event.body)) {
+        if (!stream_) choice.reasoning += thought->text;
+        send(event.answer, {{"reasoning_content", thought->text}, {"reasoning", thought->text}}, out);
+    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body)) {
+        drawn(choice, *tokens);
+    } else if (const auto* call = std::get_if<ToolCallBegin>(&event.body)) {
+        call_begins(choice, event.answer, *call, out);
+    } else if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) {
+        call_goes_on(choice, event.answer, *part, out);
+    } else if (const auto* done = std::get_if<Done>(&event.body)) {
+        answer_ends(choice, event.answer, *done, out);
+    }
+    return usage_.complete();
+}
+
+void ChatReply::drawn(Choice& choice, const TokensDrawn& tokens) const {
+    if (!logprobs_) return;
+    for (const Sampled& sampled : tokens.tokens) choice.logprobs.push_back(content_entry(tokenizer_, sampled));
+}
+
+void ChatReply::call_begins(Choice& choice, int32_t index, const ToolCallBegin& call, std::string& out) {
+    choice.dropping = one_tool_call_ && call.index > 0;
+    if (choice.dropping) return;
+    const json::object function = {{"name", call.name}, {"arguments", ""}};
+    if (!stream_) {
+        choice.tool_calls.push_back({{"id", call.id}, {"type", "function"}, {"function", function}});
+        choice.arguments.emplace_back();
+    }
+    const json::object delta = {{"index", call.index}, {"id", call.id}, {"type", "function"}, {"function", function}};
+    send(index, {{"tool_calls", json::array{delta}}}, out);
+}
+
+void ChatReply::call_goes_on(Choice& choice, int32_t index, const ToolCallArguments& part, std::string& out) {
+    if (choice.dropping) return;
+    if (!stream_) choice.arguments.at(static_cast<std::size_t>(part.index)) += part.json_fragment;
+    const json::object delta = {{"index", part.index}, {"function", {{"arguments", part.json_fragment}}}};
+    send(index, {{"tool_calls", json::array{delta}}}, out);
+}
+
+void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std::string& out) {
+    choice.finish_reason = openai_finish_reason(done);
+    if (!stream_) return;
+    json::value logprobs;
+    if (!choice.logprobs.empty()) logprobs = json::object{{"content", std::exchange(choice.logprobs, {})}};
+    append_data(out, chunk(index, {}, logprobs, choice.finish_reason));
+    if (!usage_.complete()) return;
+    if (include_usage_) {
+        const json::object last = {{"id", facts_.id},
+                                   {"object", "chat.completion.chunk"},
+                                   {"created", facts_.created},
+                                   {"model", facts_.model},
+                                   {"choices", json::array()},
+                                   {"usage", usage_.openai()},
+                                   {"timings", usage_.timings()}};
+        append_data(out, json::serialize(last));
+    }
+    append_data(out, "[DONE]");
+}
+
+void ChatReply::heartbeat(std::string& out) const { append_data(out, chunk(0, {}, nullptr, nullptr)); }
+
+void ChatReply::abort(std::string& out) const {
+    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
+}
+
+json::object ChatReply::message(const Choice& choice) const {
+    json::object out = {{"role", "assistant"}, {"content", choice.text}};
+    if (choice.text.empty() && !choice.tool_calls.empty()) out["content"] = nullptr;
+    if (!choice.reasoning.empty()) {
+        out["reasoning_content"] = choice.reasoning;
+        out["reasoning"] = choice.reasoning;
+    }
+    if (choice.tool_calls.empty()) return out;
+    json::array calls = choice.tool_calls;
+    for (std::size_t i = 0; i < calls.size(); ++i)
+        calls[i].at("function").as_object()["arguments"] = choice.arguments[i];
+    out["tool_calls"] = std::move(calls);
+    return out;
+}
+
+HttpReply ChatReply::finish() const {
+    if (error_) return error_reply(*error_, ErrorShape::openai);
+    json::array choices;
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+        const Choice& choice = choices_[i];
+        json::object entry = {{"index", i}, {"message", message(choice)}};
+        entry["logprobs"] = logprobs_ ? json::value(json::object{{"content", choice.logprobs}}) : json::value();
+        entry["finish_reason"] = choice.finish_reason;
+        choices.push_back(std::move(entry));
+    }
+    const json::object out = {{"id", facts_.id},
+                              {"object", "chat.completion"},
+                              {"created", facts_.created},
+                              {"model", facts_.model},
+                              {"choices", std::move(choices)},
+                              {"usage", usage_.openai()},
+                              {"timings", usage_.timings()}};
+    return {200, json::serialize(out)};
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,129 @@
+#include "server/openai_completion.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace riptide::server {
+
+namespace {
+
+int64_t characters(std::string_view text) {
+    return std::count_if(text.begin(), text.end(),
+                         [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+CompletionReply::CompletionReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer)
+    : facts_(std::move(facts)),
+      tokenizer_(tokenizer),
+      stream_(request.stream),
+      include_usage_(request.include_usage),
+      logprobs_(request.logprobs),
+      n_(request.prompts.at(0).n),
+      echo_(request.echo),
+      choices_(request.prompts.size() * static_cast<std::size_t>(n_)),
+      usage_(std::ssize(choices_)) {}
+
+json::object CompletionReply::envelope() const {
+    return {{"id", facts_.id}, {"object", "text_completion"}, {"created", facts_.created}, {"model", facts_.model}};
+}
+
+/// Of the tokens drawn since the last call.
+json::value CompletionReply::logprobs(Choice& choice) const {
+    if (!logprobs_) return nullptr;
+    json::array tokens, values, tops, offsets;
+    for (const Sampled& sampled : std::exchange(choice.drawn, {})) {
+        const std::string text = token_text(tokenizer_, sampled.token);
+        json::object top;
+        for (const TokenLogprob& other : sampled.top)
+            top[token_text(tokenizer_, other.token)] = json_logprob(other.logprob);
+        tokens.emplace_back(text);
+        values.emplace_back(json_logprob(sampled.logprob));
+        tops.push_back(std::move(top));
+        offsets.emplace_back(choice.offset);
+        choice.offset += characters(text);
+    }
+    return json::object{{"tokens", std::move(tokens)},
+                        {"token_logprobs", std::move(values)},
+                        {"top_logprobs", std::move(tops)},
+                        {"text_offset", std::move(offsets)}};
+}
+
+void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason,
+                           std::string& out) {
+    if (!stream_) return;
+    json::object chunk = envelope();
+    chunk["choices"] = json::array{
+        {{"index", index}, {"text", text}, {"logprobs", logprobs(choices_[index])}, {"finish_reason", finish_reason}}};
+    if (include_usage_) chunk["usage"] = nullptr;
+    append_data(out, json::serialize(chunk));
+}
+
+std::string CompletionReply::opening() {
+    std::string out;
+    for (std::size_t i = 0; i < choices_.size() && !echo_.empty(); ++i)
+        send(i, echo_[i / static_cast<std::size_t>(n_)], nullptr, out);
+    return out;
+}
+
+bool CompletionReply::take(const Item& item, std::string& out) {
+    const Event& event = item.event;
+    const auto index = static_cast<std::size_t>(item.request * n_ + event.answer);
+    Choice& choice = choices_.at(index);
+    usage_.add(item);
+    if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
+        error_ = error_of(event);
+        if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
+        return true;
+    }
+    if (const auto* text = std::get_if<TextDelta>(&event.body)) {
+        if (!stream_) choice.text += text->text;
+        send(index, text->text, nullptr, out);
+    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body)) {
+        choice.drawn.insert(choice.drawn.end(), tokens->tokens.begin(), tokens->tokens.end());
+    } else if (const auto* done = std::get_if<Done>(&event.body)) {
+        choice.finish_reason = openai_finish_reason(*done);
+        send(index, "", choice.finish_reason, out);
+    }
+    if (!usage_.complete() || !stream_) return usage_.complete();
+    if (include_usage_) {
+        json::object last = envelope();
+        last["choices"] = json::array();
+        last["usage"] = usage_.openai();
+        last["timings"] = usage_.timings();
+        append_data(out, json::serialize(last));
+    }
+    append_data(out, "[DONE]");
+    return true;
+}
+
+void CompletionReply::heartbeat(std::string& out) const {
+    json::object chunk = envelope();
+    chunk["choices"] = json::array{{{"index", 0}, {"text", ""}, {"logprobs", nullptr}, {"finish_reason", nullptr}}};
+    append_data(out, json::serialize(chunk));
+}
+
+void CompletionReply::abort(std::string& out) const {
+    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
+}
+
+HttpReply CompletionReply::finish() const {
+    if (error_) return error_reply(*error_, ErrorShape::openai);
+    json::array choices;
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+        Choice& choice = choices_[i];
+        const std::string echo = echo_.empty() ? "" : echo_[i / static_cast<std::size_t>(n_)];
+        choices.push_back({{"index", i},
+                           {"text", echo + choice.text},
+                           {"logprobs", logprobs(choice)},
+                           {"finish_reason", choice.finish_reason}});
+    }
+    json::object out = envelope();
+    out["choices"] = std::move(choices);
+    out["usage"] = usage_.openai();
+    out["timings"] = usage_.timings();
+    return {200, json::serialize(out)};
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,49 @@
+// The server: OpenAI's and Anthropic's APIs in front of an Engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/generation_request.h"
+#include "server/http_server.h"
+
+namespace riptide::server {
+
+struct ServerOptions {
+    HttpOptions http;
+    std::string model;                       // its name in the API
+    bool strict_model = false;               // other names are refused, not taken for this model
+    std::vector<std::string> api_keys;       // none: everybody may ask
+    std::vector<std::string> allowed_hosts;  // further names in Host and Origin headers
+    RequestDefaults defaults;
+    /// One line for each answer: no prompt, no key. Called on the I/O thread.
+    std::function<void(const std::string&)> log;
+};
+
+/// Listens from construction on, and says 503 until it has an engine. All functions may be called from any thread.
+class Server {
+  public:
+    /// Throws Error (usage, unavailable): options, or the address cannot be bound.
+    explicit Server(ServerOptions options);
+    /// Breaks off what still goes on.
+    ~Server();
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
+
+    int port() const;
+    /// The model is loaded. The engine must outlive the server.
+    void serve(Engine& engine);
+    /// The engine has ended by itself (its device failed): the process should too.
+    bool engine_failed() const;
+    /// Refuses new requests, lets replies end for as long as `grace`, then aborts them.
+    void drain(std::chrono::milliseconds grace);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace riptide::server
