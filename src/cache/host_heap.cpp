@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "tensor/gpu_thread.h"
 
 namespace riptide {
 
@@ -41,7 +42,7 @@ void HostHeap::reserve_behind(int64_t bytes) {
 void HostHeap::make_behind(int64_t regions) {
     bool more = true;
     try {
-        if (gpu_ != nullptr) gpu_->use_on_this_thread();
+        if (gpu_ != nullptr) use_on_this_thread(*gpu_);
     } catch (const Error&) {
         more = false;
     }

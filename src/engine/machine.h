@@ -13,6 +13,7 @@
 #include "engine/gpu_decoder.h"
 #include "engine/memory_plan.h"
 #include "engine/runner.h"
+#include "tensor/gpu_thread.h"
 
 namespace riptide {
 
@@ -39,7 +40,7 @@ class Machine {
     int64_t context_length() const { return context_; }
     /// For the thread that steps, once, if it is not the one that made the machine.
     void use_on_this_thread() const {
-        if (gpu_) gpu_->use_on_this_thread();
+        if (gpu_) riptide::use_on_this_thread(*gpu_);
     }
     /// "NVIDIA H200", "CPU, 8 threads"
     std::string device() const;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "tensor/cuda_check.cuh"
 #include "tensor/gpu.h"
+#include "tensor/gpu_thread.h"
 
 namespace riptide {
 
@@ -122,7 +123,7 @@ Gpu::~Gpu() {
 
 const GpuInfo& Gpu::info() const { return impl_->info; }
 const GpuOptions& Gpu::options() const { return impl_->options; }
-void Gpu::use_on_this_thread() const { RT_CUDA(cudaSetDevice(impl_->info.ordinal)); }
+void use_on_this_thread(const Gpu& gpu) { RT_CUDA(cudaSetDevice(gpu.info().ordinal)); }
 CUstream_st* Gpu::stream() const { return impl_->stream; }
 bool Gpu::programmatic() const { return impl_->info.major >= 9 && !impl_->options.portable; }
 bool Gpu::hopper() const { return impl_->info.major == 9 && !impl_->options.portable; }

@@ -62,9 +62,6 @@ class Gpu {
     /// May use instructions of sm_90a (wgmma, TMA).
     bool hopper() const;
 
-    /// Every thread that allocates, pins or launches must have said so once. The one that opened the GPU has.
-    void use_on_this_thread() const;
-
     /// Device memory; throws Error (unavailable) that names `what`, the bytes, and what is free or left of the budget.
     void* allocate(int64_t bytes, const char* what);
     void free(void* pointer, int64_t bytes) noexcept;

@@ -1,6 +1,7 @@
 // What tensor/gpu.h means in a build without CUDA.
 #include "base/error.h"
 #include "tensor/gpu.h"
+#include "tensor/gpu_thread.h"
 #include "tensor/host_memory.h"
 
 namespace riptide {
@@ -23,7 +24,7 @@ Gpu::Gpu() = default;
 Gpu::~Gpu() = default;
 const GpuInfo& Gpu::info() const { no_cuda(); }
 const GpuOptions& Gpu::options() const { no_cuda(); }
-void Gpu::use_on_this_thread() const { no_cuda(); }
+void use_on_this_thread(const Gpu&) { no_cuda(); }
 CUstream_st* Gpu::stream() const { no_cuda(); }
 bool Gpu::programmatic() const { no_cuda(); }
 bool Gpu::hopper() const { no_cuda(); }
