@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 riptide = pathlib.Path(sys.argv[1]).resolve()
@@ -216,6 +217,40 @@ def text_commands(model):
     bad(65, "deep.json", "template", template, "--vars", work / "deep.json")
 
 
+def serve():
+    bad(64, "--port", "serve", "--port", "70000")
+    bad(64, "--api-key-file", "serve", "--host", "0.0.0.0")
+    bad(64, "--host", "serve", "--host", "nowhere")
+    (work / "keys.txt").write_text("# none\n\n")
+    bad(65, "keys.txt", "serve", "--api-key-file", work / "keys.txt")
+    bad(66, "nowhere.gguf", "serve", work / "nowhere.gguf", "--port", 0)
+    (work / "keys.txt").write_text("# one\nsecret\n")
+    process = subprocess.Popen([str(riptide), "serve", "--port", "0", "--ctx", "2048", "--api-key-file", str(work / "keys.txt")],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("try"):
+            break
+    port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", "".join(lines))
+    expect(port is not None and len(lines) <= 12, f"riptide serve says where it listens: {lines}")
+    if port:
+        url = f"http://127.0.0.1:{port[1]}"
+        body = json.dumps({"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "temperature": 0}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+        ask = urllib.request.Request(url + "/v1/chat/completions", body, headers)
+        answer = json.loads(urllib.request.urlopen(ask, timeout=60).read())
+        expect("42" in answer["choices"][0]["message"]["content"], f"the demo model answers over HTTP: {answer}")
+        bad(69, "in use", "serve", "--port", port[1])
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=20)
+        expect(process.returncode == 0, f"SIGTERM ends riptide serve: exit {process.returncode}")
+    except subprocess.TimeoutExpired:
+        process.kill()
+        expect(False, "SIGTERM ends riptide serve")
+
+
 def interrupt(model):
     process = subprocess.Popen([str(riptide), "run", "--prompt", "x", "-n", "4000", "--ignore-eos"], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
@@ -235,6 +270,7 @@ if __name__ == "__main__":
     tiny = synthetic_models()
     text_commands(tiny)
     demo_model(tiny)
+    serve()
     interrupt(tiny)
     print(f"{checks} command line checks, {len(failures)} failed")
     sys.exit(1 if failures else 0)

@@ -103,6 +103,8 @@ Connection::Connection(net::ip::tcp::socket socket, HttpShared& shared)
       news_(stream_.get_executor()) {
     beast::error_code ignored;
     stream_.socket().set_option(net::ip::tcp::no_delay(true), ignored);
+    if (const int bytes = shared.options.send_buffer; bytes > 0)
+        stream_.socket().set_option(net::socket_base::send_buffer_size(bytes), ignored);
 }
 
 net::awaitable<void> Connection::run() {

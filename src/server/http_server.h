@@ -19,6 +19,7 @@ struct HttpOptions {
     uint32_t header_bytes = 32 << 10;
     std::size_t header_fields = 100;
     std::size_t target_bytes = 4096;
+    int send_buffer = 0;                              // bytes that the system holds for a client; 0: its own choice
     std::chrono::milliseconds header_time{10'000};    // from a request's first byte to the end of its header
     std::chrono::milliseconds body_time{60'000};      // for the whole body
     std::chrono::milliseconds idle_time{75'000};      // between requests

@@ -46,6 +46,7 @@ class ChatReply {
     json::object message(const Choice& choice) const;
 
     ReplyFacts facts_;
+    std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
     bool stream_, include_usage_, one_tool_call_, logprobs_;
     std::vector<Choice> choices_;

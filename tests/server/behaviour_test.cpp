@@ -203,6 +203,23 @@ TEST_F(ServerBehaviour, a_client_that_leaves_frees_its_place) {
     }
 }
 
+TEST_F(ServerBehaviour, a_client_that_stops_reading_is_given_up_and_delays_nobody) {
+    server::ServerOptions options = server_options();
+    options.http.write_time = Milliseconds(100);
+    options.http.send_buffer = 4096;
+    start(options);
+    Client slow(port(), 4096);
+    slow.send("POST", "/v1/completions", json::serialize(long_answer(1000)));
+    EXPECT_EQ(slow.receive_header().status, 200);
+    const json::object other =
+        post("/v1/completions", {{"prompt", "x"}, {"max_tokens", 40}, {"ignore_eos", true}}).object();
+    EXPECT_EQ(other.at("usage").at("completion_tokens").to_number<int64_t>(), 40);
+    EXPECT_TRUE(
+        becomes([&] { return get("/metrics").body.find("riptide_http_abandoned_total 1\n") != std::string::npos; }));
+    expect_alive();
+    EXPECT_EQ(slow.receive_rest().body.find("[DONE]"), std::string::npos);
+}
+
 TEST_F(ServerBehaviour, headers_come_before_the_prompt_is_read_and_silence_is_filled) {
     server::ServerOptions options = server_options();
     options.http.heartbeat_time = Milliseconds(20);

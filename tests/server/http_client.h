@@ -37,7 +37,10 @@ struct Answer {
 
 class Client {
   public:
-    explicit Client(int port) : socket_(io_), port_(port) {
+    /// `window`: bytes that the system takes in before they are read; 0: its own choice.
+    explicit Client(int port, int window = 0) : socket_(io_), port_(port) {
+        socket_.open(boost::asio::ip::tcp::v4());
+        if (window > 0) socket_.set_option(boost::asio::socket_base::receive_buffer_size(window));
         socket_.connect({boost::asio::ip::address_v4::loopback(), static_cast<uint16_t>(port)});
     }
 
