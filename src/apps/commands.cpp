@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <new>
 #include <numeric>
 #include <string>
@@ -87,6 +88,12 @@ int report(const std::string& message, ErrorKind kind) {
 }
 
 }  // namespace
+
+void wide_help(CLI::App& command, size_t width) {
+    auto format = std::make_shared<CLI::Formatter>();
+    format->column_width(width);
+    command.formatter(format);
+}
 
 int riptide_main(int argc, const char* const* argv) {
     CLI::App app{kDescription, "riptide"};

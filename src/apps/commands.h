@@ -22,6 +22,9 @@ void add_trace(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 
+/// Help with one line for each flag: what it does begins at column `width`.
+void wide_help(CLI::App& command, size_t width);
+
 /// The whole program: parses, runs, prints `error: ...` on one line of stderr. Returns the exit code (base/error.h).
 int riptide_main(int argc, const char* const* argv);
 
