@@ -5,7 +5,7 @@
 // 4.5 TB/s = 14 us for rings, 26 us for 25 pages, both far below the 0.65 ms that the same bytes take over PCIe.
 // Design: one CTA moves 1024 words (16 KB) of one array of one item, four loads in flight for each thread; arrays and
 // items travel in the kernel's parameters, so nothing is uploaded and a launch waits for nothing.
-// Limit: device memory. Expected, not measured yet.
+// Limit: PCIe for what goes to the host (docs/results/cache.md); these kernels have not been timed alone.
 #include <algorithm>
 
 #include "ops/cuda.h"
