@@ -229,10 +229,4 @@ PrefixMatch PrefixCache::explain(const Plan& plan, const PrefixRequest& request)
 
 PrefixMatch PrefixCache::find(const PrefixRequest& request) const { return explain(plan(request, true), request); }
 
-int64_t PrefixCache::next_boundary(int64_t from, std::span<const int64_t> message_ends) const {
-    const int64_t multiple = (from / options_.checkpoint_every + 1) * options_.checkpoint_every;
-    const auto end = std::upper_bound(message_ends.begin(), message_ends.end(), from);
-    return end == message_ends.end() ? multiple : std::min(multiple, *end);
-}
-
 }  // namespace riptide

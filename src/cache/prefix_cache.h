@@ -118,8 +118,6 @@ class PrefixCache {
     /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it
     /// cannot.
     bool make_room(int32_t pages, bool side);
-    /// Where to cut prefill or decode for the next publish: the next message end or multiple of checkpoint_every.
-    int64_t next_boundary(int64_t from, std::span<const int64_t> message_ends) const;
 
     /// The session's prefix is from now on like any other entry.
     void end_session(uint64_t session);

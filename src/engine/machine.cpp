@@ -28,17 +28,14 @@ constexpr int kNumerics = 1;
 
 void check_options(const EngineOptions& o) {
     check_session_options(o);
-    const auto range = [](std::string_view name, int64_t value, int64_t low, int64_t high) {
-        if (value < low || value > high) fail(ErrorKind::usage, "{} is {}, expected {} to {}", name, value, low, high);
-    };
-    range("max_running", o.max_running, 0, 256);
-    range("kv_tokens", o.kv_tokens, 0, INT32_MAX - o.page_rows);
-    range("max_queue", o.max_queue, 1, 1 << 20);
-    range("prefill_rows_beside", o.prefill_rows_beside, 0, 65536);
-    range("checkpoint_every", o.checkpoint_every, 1, INT32_MAX);
-    range("checkpoint_bytes", o.checkpoint_bytes, 0, INT64_MAX);
-    range("host_cache_bytes", o.host_cache_bytes, 0, INT64_MAX);
-    range("disk_cache_bytes", o.disk_cache_bytes, 0, INT64_MAX);
+    check_option("max_running", o.max_running, 0, 256);
+    check_option("kv_tokens", o.kv_tokens, 0, INT32_MAX - o.page_rows);
+    check_option("max_queue", o.max_queue, 1, 1 << 20);
+    check_option("prefill_rows_beside", o.prefill_rows_beside, 0, 65536);
+    check_option("checkpoint_every", o.checkpoint_every, 1, INT32_MAX);
+    check_option("checkpoint_bytes", o.checkpoint_bytes, 0, INT64_MAX);
+    check_option("host_cache_bytes", o.host_cache_bytes, 0, INT64_MAX);
+    check_option("disk_cache_bytes", o.disk_cache_bytes, 0, INT64_MAX);
 }
 
 /// Names and dates of the files behind a path; nothing for an image in memory.
@@ -100,11 +97,7 @@ Machine::Machine(std::unique_ptr<Model> model, const EngineOptions& options)
 
 void Machine::open() {
     info_ = model_->info();
-    if (options_.context > info_.max_position_embeddings)
-        fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options_.context, info_.name,
-             info_.max_position_embeddings);
-    if (options_.choose_kv)
-        options_.k_dtype = options_.v_dtype = default_kv_type(model_->state_specs(), gpu_ != nullptr);
+    fit_to_model(options_, *model_);
     if (options_.max_running == 0) options_.max_running = gpu_ ? kGpuRunning : kCpuRunning;
     if (options_.prefill_rows_beside == 0) options_.prefill_rows_beside = gpu_ ? kGpuBeside : kCpuBeside;
     plan_memory();

@@ -27,12 +27,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     options_.model.gpu = gpu_.get();
     model_ = load_model(*checkpoint_, options_.model);
     options_.model.on_progress = {};  // belongs to whoever opens the session
-    const ModelInfo& info = model_->info();
-    if (options.context > info.max_position_embeddings)
-        fail(ErrorKind::usage, "context is {}, but {} has positions for {} tokens", options.context, info.name,
-             info.max_position_embeddings);
-    if (options.choose_kv)
-        options_.k_dtype = options_.v_dtype = default_kv_type(model_->state_specs(), gpu_ != nullptr);
+    fit_to_model(options_, *model_);
     plan_memory();
     threads_ = std::make_unique<ThreadPool>(options.threads);
     KvCacheOptions kv;

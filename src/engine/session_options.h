@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "cache/state_spec.h"
 #include "models/model.h"
@@ -26,6 +27,11 @@ struct SessionOptions {
 
 /// Throws Error (usage) for an option out of range.
 void check_session_options(const SessionOptions& options);
+/// The same for one option.
+void check_option(std::string_view name, int64_t value, int64_t low, int64_t high);
+/// What depends on the model: chooses K/V types if asked to. Throws Error (usage) for a context that it has no
+/// positions for.
+void fit_to_model(SessionOptions& options, const Model& model);
 
 /// How K and V are stored unless someone says otherwise. On a GPU, whose memory is scarce and read for each token, the
 /// cheapest type without measurable loss (docs/results/kv.md): q8_0, or f16 where heads are no whole blocks of it. On

@@ -128,10 +128,12 @@ struct World {
     std::unique_ptr<HostStore> host;
     std::unique_ptr<DiskStore> disk;
     std::unique_ptr<PrefixCache> cache;
+    int64_t every;  // tokens from checkpoint to checkpoint
 
     explicit World(int32_t pages, PrefixCacheOptions options = {.checkpoint_every = 16}, int64_t host_bytes = 0,
                    const std::string& folder = "", int64_t disk_bytes = 0, int32_t sequences = 4,
-                   std::vector<StateSpec> specs = kBoth) {
+                   std::vector<StateSpec> specs = kBoth)
+        : every(options.checkpoint_every) {
         kv = std::make_unique<KvCache>(specs, cache_options(pages, sequences), test_gpu());
         if (host_bytes > 0) host = std::make_unique<HostStore>(host_bytes);
         if (disk_bytes > 0) disk = std::make_unique<DiskStore>(folder, disk_bytes);
@@ -151,6 +153,13 @@ struct World {
         return true;
     }
 
+    /// Where to publish next: at a message's end or a multiple of `every`.
+    int64_t next_boundary(int64_t from, std::span<const int64_t> message_ends) const {
+        const int64_t multiple = (from / every + 1) * every;
+        const auto end = std::upper_bound(message_ends.begin(), message_ends.end(), from);
+        return end == message_ends.end() ? multiple : std::min(multiple, *end);
+    }
+
     /// Attaches, checks every byte, computes the rest, publishing at each boundary. False when it ran out of room.
     bool run(const Conversation& c, SequenceState& s, PrefixMatch* match = nullptr, bool side = false) {
         const PrefixSalt salt = salt_of(c.user);
@@ -162,7 +171,7 @@ struct World {
         EXPECT_EQ(wrong_rows(s, c.tokens, c.user), 0);
         const auto end = static_cast<int64_t>(c.tokens.size());
         while (s.length() < end) {
-            const int64_t to = std::min(end, cache->next_boundary(s.length(), c.ends));
+            const int64_t to = std::min(end, next_boundary(s.length(), c.ends));
             if (!feed(
                     s,
                     std::span(c.tokens).subspan(static_cast<size_t>(s.length()), static_cast<size_t>(to - s.length())),

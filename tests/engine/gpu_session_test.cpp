@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "engine/device_draw.h"
 #include "engine/session.h"
 #include "tests/models/fixture.h"
 
@@ -121,19 +122,7 @@ TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
                 states.emplace_back(cache);
                 begin(runner, states.back(), start);
                 ASSERT_TRUE(states.back().try_reserve(kSteps));
-                decoder.start_answer(static_cast<int64_t>(s), {.params = {.temperature = p.temperature,
-                                                                          .top_p = p.top_p,
-                                                                          .min_p = p.min_p,
-                                                                          .repetition = p.repetition_penalty,
-                                                                          .frequency = p.frequency_penalty,
-                                                                          .presence = p.presence_penalty,
-                                                                          .top_k = p.top_k,
-                                                                          .min_tokens = p.min_tokens,
-                                                                          .seed = p.seed},
-                                                               .logit_bias = p.logit_bias,
-                                                               .stop_ids = {},
-                                                               .prompt = start,
-                                                               .answer = answer});
+                decoder.start_answer(static_cast<int64_t>(s), sample_start(p, {}, start, answer));
                 rows.push_back({nullptr, first});
             }
             for (size_t s = 0; s < n; ++s) rows[s].sequence = &states[s];
