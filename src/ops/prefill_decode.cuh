@@ -148,14 +148,14 @@ RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
 }
 
-/// One span of 256 columns of kRows rows in shared memory, one plane behind the other, each row by row.
-template <DType T, int kRows = kDecodeRows>
+/// One span of 256 columns of 256 rows in shared memory, one plane behind the other, each row by row.
+template <DType T>
 struct Span {
     static constexpr DType kType = T;
     static constexpr bool kSixBits = T == DType::planes_q6_k;
     static constexpr int kHighRow = kSixBits ? 64 : T == DType::planes_q5_k ? 32 : 0;
-    static constexpr int kData = kRows * 128, kHigh = kRows * kHighRow, kScales = kRows * 16;
-    static constexpr int kMostD = kSixBits ? kRows * 16 : 0;  // binary16 d of all spans of the rows: eight
+    static constexpr int kData = kDecodeRows * 128, kHigh = kDecodeRows * kHighRow, kScales = kDecodeRows * 16;
+    static constexpr int kMostD = kSixBits ? kDecodeRows * 16 : 0;  // binary16 d of all spans of the rows: eight
     static constexpr int kBytes = kData + kHigh + kScales + kMostD;
     static constexpr int kAtHigh = kData, kAtScales = kData + kHigh, kAtD = kAtScales + kScales;
 };
@@ -169,8 +169,9 @@ struct StepWords {
 
 // What a thread reads of a span at address `from`, and writes. `memory` has read16, read4, read2 and write16.
 
-template <DType T, class S = Span<T>, class Memory>
+template <DType T, class Memory>
 RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
+    using S = Span<T>;
     if constexpr (S::kSixBits)
         return row_scales<T>({}, memory.read2(from + S::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
     else return row_scales<T>(memory.read16(from + S::kAtScales + static_cast<uint32_t>(row) * 16), 0);
@@ -245,8 +246,9 @@ struct ShareWords {
     uint32_t nibbles;
     uint32_t high[2];  // [half]: bits 4 and 5 of the codes once shifted (share_codes)
 };
-template <DType T, class S = Span<T>, class Memory>
+template <DType T, class Memory>
 RT_HD ShareWords load_share(Memory& memory, uint32_t from, int row, int sub, int t) {
+    using S = Span<T>;
     const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u;
     const uint32_t at =
         from + (swizzled128(row, 0) ^ static_cast<uint32_t>(sub) << 4) + static_cast<uint32_t>(t / 2) * 4;

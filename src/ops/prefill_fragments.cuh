@@ -37,7 +37,7 @@ struct SpanScales {
         SharedMemory memory;
         RowScales<T> rows[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T, S>(memory, from, row[i], span, spans);
+        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T>(memory, from, row[i], span, spans);
         quick = group_all(rows[0].quick && rows[1].quick);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -45,17 +45,17 @@ struct SpanScales {
             for (int i = 0; i < 2; ++i) mine[half][i] = affine_of(rows[i], 0, 4 * half + t, 0, quick);
     }
 };
-template <int kRows>
-struct SpanScales<Span<DType::planes_q6_k, kRows>> {
+template <>
+struct SpanScales<Span<DType::planes_q6_k>> {
     static constexpr DType T = DType::planes_q6_k;
-    using S = Span<T, kRows>;
+    using S = Span<T>;
     RowScales<T> rows[2];
     static constexpr bool quick = true;
 
     __device__ __forceinline__ SpanScales(uint32_t from, const int (&row)[2], int span, int spans, int) {
         SharedMemory memory;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T, S>(memory, from, row[i], span, spans);
+        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T>(memory, from, row[i], span, spans);
     }
 };
 
@@ -71,10 +71,10 @@ struct HalfScales {
         return {of_quarter(mine[i].scale, s), of_quarter(mine[i].offset, s)};
     }
 };
-template <int kRows>
-struct HalfScales<Span<DType::planes_q6_k, kRows>> {
+template <>
+struct HalfScales<Span<DType::planes_q6_k>> {
     static constexpr DType T = DType::planes_q6_k;
-    using S = Span<T, kRows>;
+    using S = Span<T>;
     const SpanScales<S>& span;
     uint32_t words[2];  // int8 scales of 64 columns
     __device__ __forceinline__ HalfScales(const SpanScales<S>& s, int) : span(s) {}
@@ -129,7 +129,7 @@ struct SubBlock {
         if (s % 2 == 0) scales.step(from, place.row, 2 * half + s / 2);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            words[i] = load_share<S::kType, S>(memory, from, place.row[i], 4 * half + s, t);
+            words[i] = load_share<S::kType>(memory, from, place.row[i], 4 * half + s, t);
             f[0][i] = scales.get(i, s, 0);
             f[1][i] = S::kSixBits ? scales.get(i, s, 1) : f[0][i];
         }

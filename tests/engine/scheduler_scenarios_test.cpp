@@ -162,9 +162,8 @@ void run_scenarios(int64_t steps, uint64_t first_seed) {
 TEST(scheduler, random_scenarios_give_each_request_the_tokens_of_a_lone_run) {
     RT_CPU_ONLY("a fake model");
     run_scenarios(1'000'000, 1);
+    if (full_counts()) run_scenarios(10'000'000, 100'000);
 }
-/// test_engine --gtest_also_run_disabled_tests --gtest_filter='*ten_million*'
-TEST(scheduler, DISABLED_ten_million_random_steps) { run_scenarios(10'000'000, 100'000); }
 
 }  // namespace
 }  // namespace riptide
