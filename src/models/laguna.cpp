@@ -62,21 +62,26 @@ void Laguna::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     ctx.observe("ffn_out", static_cast<int>(l), y);
 }
 
-Tensor Laguna::forward(Context& ctx, const Batch& batch, const States& states) const {
-    Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);               // x: the residual stream, f32  [n, D]
+Tensor Laguna::embed(Context& ctx, const Batch& batch) const {
+    const Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);         // x: the residual stream, f32  [n, D]
     ctx.observe("embed", -1, x);
-    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
-        const ArenaScope scope(*ctx.arena);
-        attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]);
-        feed_forward(ctx, l, x);
-        ctx.observe("layer_out", static_cast<int>(l), x);
-    }
+    return x;
+}
+
+void Laguna::layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const {
+    const ArenaScope scope(*ctx.arena);
+    attention(ctx, l, x, batch, states.kv[static_cast<size_t>(l)]);
+    feed_forward(ctx, l, x);
+    ctx.observe("layer_out", static_cast<int>(l), x);
+}
+
+Tensor Laguna::logits(Context& ctx, const Tensor& x, const Batch& batch) const {
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
-    x = ops::gather_rows(ctx, x, batch.logit_rows);
-    const auto eps = static_cast<float>(config_.rms_norm_eps);
-    if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, x, norm_, eps));
+    const Tensor last = ops::gather_rows(ctx, x, batch.logit_rows);
+    const ops::Norm norm{norm_, static_cast<float>(config_.rms_norm_eps)};
+    if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, last, norm.weight, norm.eps));
     const Weight* head[] = {&lm_head_};
-    return ops::norm_matmul_group(ctx, x, {norm_, eps}, head)[0];          // logits of the wanted rows  [m, V]
+    return ops::norm_matmul_group(ctx, last, norm, head)[0];               // logits of the wanted rows  [m, V]
 }
 // clang-format on
 

@@ -47,7 +47,9 @@ struct States {
     std::span<const KvView> kv;
 };
 
-/// A network with its weights. Immutable after loading. forward() may be called from one thread at a time for one Context.
+/// A network with its weights. Immutable after loading. A step is embed(), then layer() for 0 .. L-1 in order, then
+/// logits(); whoever calls them in parts keeps the arena's memory of x until the end. Each row's values are independent
+/// of the other rows of the step, bit for bit. One thread at a time for one Context.
 class Model {
   public:
     virtual ~Model() = default;
@@ -56,9 +58,15 @@ class Model {
     virtual std::span<const StateSpec> state_specs() const = 0;
     /// What the temporaries of a step may take of a GPU's memory, at most.
     virtual Workspace workspace() const = 0;
-    /// Runs one step: appends K/V of every row, returns f32 logits [batch.logit_rows.size(), vocab_size] in the arena.
-    /// Each row's result is independent of the other rows of the step, bit for bit.
-    virtual Tensor forward(Context& ctx, const Batch& batch, const States& states) const = 0;
+    /// x: the residual stream of the step's rows, f32 [n, hidden_size], in the arena.
+    virtual Tensor embed(Context& ctx, const Batch& batch) const = 0;
+    /// x <- what layer l makes of it. Appends K/V of every row.
+    virtual void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const = 0;
+    /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena.
+    virtual Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const = 0;
+
+    /// A whole step; returns its logits.
+    Tensor forward(Context& ctx, const Batch& batch, const States& states) const;
 };
 
 struct ModelOptions {

@@ -39,7 +39,9 @@ class Qwen3 final : public Model {
     const ModelInfo& info() const override { return info_; }
     std::span<const StateSpec> state_specs() const override { return specs_; }
     Workspace workspace() const override;
-    Tensor forward(Context& ctx, const Batch& batch, const States& states) const override;
+    Tensor embed(Context& ctx, const Batch& batch) const override;
+    void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override;
+    Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override;
 
     const Qwen3Config& config() const { return config_; }
 

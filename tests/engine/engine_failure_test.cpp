@@ -14,13 +14,17 @@ constexpr int32_t kNoMemory = 50, kNaN = 51, kBroken = 52;  // tokens that troub
 /// A fake model that some tokens trouble.
 class TroubledModel final : public FakeModel {
   public:
-    Tensor forward(Context& ctx, const Batch& batch, const States& states) const override {
+    /// Fails in the middle: K/V of the first layer are written.
+    void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override {
         const auto holds = [&](int32_t token) {
             return std::find(batch.tokens.begin(), batch.tokens.end(), token) != batch.tokens.end();
         };
-        if (holds(kNoMemory)) fail(ErrorKind::unavailable, "no memory for a step of {} rows", batch.rows());
-        if (holds(kBroken)) fail(ErrorKind::system, "the device has caught fire");
-        const Tensor logits = FakeModel::forward(ctx, batch, states);
+        if (l == 1 && holds(kNoMemory)) fail(ErrorKind::unavailable, "no memory for a step of {} rows", batch.rows());
+        if (l == 1 && holds(kBroken)) fail(ErrorKind::system, "the device has caught fire");
+        FakeModel::layer(ctx, l, x, batch, states);
+    }
+    Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override {
+        const Tensor logits = FakeModel::logits(ctx, x, batch);
         for (int64_t r = 0; r < logits.rows(); ++r)
             if (batch.tokens[static_cast<size_t>(batch.logit_rows[static_cast<size_t>(r)])] == kNaN)
                 logits.row<float>(r)[3] = std::numeric_limits<float>::quiet_NaN();

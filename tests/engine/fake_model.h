@@ -12,7 +12,7 @@
 
 namespace riptide {
 
-/// forward() reads every wanted row's past through page table, rings and tree, so that a wrong page, slot, position or
+/// A step reads every wanted row's past through page table, rings and tree, so that a wrong page, slot, position or
 /// parent changes what it says. Layers: full attention, a window, none. The cache must hold f32.
 class FakeModel : public Model {
   public:
@@ -50,13 +50,27 @@ class FakeModel : public Model {
         return {tokens.begin() + std::ssize(prompt), tokens.end()};
     }
 
+    Tensor embed(Context& ctx, const Batch& batch) const override { return ctx.alloc(DType::f32, {batch.rows(), 1}); }
+    void layer(Context&, int64_t l, Tensor& x, const Batch& batch, const States& states) const override {
+        fake_append(states.kv.subspan(static_cast<size_t>(l), 1), batch);
+        if (l == info_.num_hidden_layers - 1) choose(x, batch, states);
+    }
     /// The largest logit is that of next(what the row sees), or of no token at all (logits of -1) where layers
     /// disagree.
-    Tensor forward(Context& ctx, const Batch& batch, const States& states) const override {
-        fake_append(states.kv, batch);
+    Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override {
         const Tensor logits = ctx.alloc(DType::f32, {std::ssize(batch.logit_rows), kVocab});
         auto* out = static_cast<float*>(logits.data);
         std::fill_n(out, logits.shape[0] * kVocab, -1.0f);
+        for (const int32_t row : batch.logit_rows) {
+            const auto token = static_cast<int64_t>(static_cast<const float*>(x.data)[row]);
+            if (token >= 0) out[token] = 1;
+            out += kVocab;
+        }
+        return logits;
+    }
+
+  private:
+    static void choose(Tensor& x, const Batch& batch, const States& states) {
         for (const int32_t row : batch.logit_rows) {
             const std::vector<int32_t> seen = fake_read(states.kv[0], batch, row),
                                        recent = fake_read(states.kv[1], batch, row);
@@ -64,13 +78,10 @@ class FakeModel : public Model {
                                std::equal(recent.rbegin(), recent.rend(), seen.rbegin()) &&
                                std::ssize(seen) == batch.positions[static_cast<size_t>(row)] + 1 &&
                                std::find(seen.begin(), seen.end(), -1) == seen.end();
-            if (agree) out[next(seen)] = 1;
-            out += kVocab;
+            static_cast<float*>(x.data)[row] = agree ? static_cast<float>(next(seen)) : -1.0f;
         }
-        return logits;
     }
 
-  private:
     ModelInfo info_;
     std::vector<StateSpec> specs_;
 };
