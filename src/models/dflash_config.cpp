@@ -71,10 +71,11 @@ std::vector<int32_t> read_taps(std::span<const ConfigReader* const> readers) {
             taps = std::move(found);
             where = reader->name_of(s.key);
         }
-    RT_CHECK(!taps.empty(),
-             "{}: missing, and so are aux_hidden_state_layer_ids and eagle_aux_hidden_state_layer_ids: which layers of the "
-             "target does the drafter read?",
-             readers[0]->name_of("target_layer_ids"));
+    RT_CHECK(
+        !taps.empty(),
+        "{}: missing, and so are aux_hidden_state_layer_ids and eagle_aux_hidden_state_layer_ids: which layers of the "
+        "target does the drafter read?",
+        readers[0]->name_of("target_layer_ids"));
     return taps;
 }
 
@@ -83,7 +84,8 @@ std::vector<char> read_sliding(const ConfigReader& c, int64_t layers, bool windo
     if (!c.has("layer_types")) {
         const bool all = c.get_or<bool>("use_sliding_window", window_of_dflash);
         RT_CHECK(all || c.has("use_sliding_window") || !c.has("sliding_window"),
-                 "{} is given, but neither layer_types nor use_sliding_window say for which layers", c.name_of("sliding_window"));
+                 "{} is given, but neither layer_types nor use_sliding_window say for which layers",
+                 c.name_of("sliding_window"));
         return std::vector<char>(static_cast<size_t>(layers), all);
     }
     const auto words = c.get<std::vector<std::string>>("layer_types");
@@ -259,8 +261,8 @@ DflashConfig dflash_config_from_gguf(const ConfigReader& keys) {
     out.draft_vocab_size = keys.get_or<int64_t>(own("draft_vocab_size"), 0);
     out.num_target_layers = keys.get_or<int64_t>(own("num_target_layers"), 0);
     out.sample_from_anchor = keys.get_or<bool>(own("sample_from_anchor"), false);
-    out.norms_context = keys.get_or<bool>(own("context_kv_layer_norm"),
-                                          keys.get_or<std::string>("decoder_arch", "") == "laguna");
+    out.norms_context =
+        keys.get_or<bool>(own("context_kv_layer_norm"), keys.get_or<std::string>("decoder_arch", "") == "laguna");
     out.sliding_window = keys.get_or<int64_t>("attention.sliding_window", 0);
     if (out.sliding_window > 0)
         out.is_sliding = read_flags(keys, "attention.sliding_window_pattern", out.num_hidden_layers);
@@ -298,8 +300,8 @@ void check_dflash_config(const DflashConfig& c, std::string_view source) {
     RT_CHECK(c.rms_norm_eps > 0 && c.rms_norm_eps < 1, "{}: rms_norm_eps is {}, expected more than 0 and less than 1",
              source, c.rms_norm_eps);
     RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= kMaxSize && c.draft_vocab_size >= 0 && c.draft_vocab_size <= kMaxSize,
-             "{}: a vocabulary of {} and drafts of {} words, expected at most {}", source, c.vocab_size, c.draft_vocab_size,
-             kMaxSize);
+             "{}: a vocabulary of {} and drafts of {} words, expected at most {}", source, c.vocab_size,
+             c.draft_vocab_size, kMaxSize);
     RT_CHECK(c.block_size >= (c.sample_from_anchor ? 1 : 2) && c.block_size <= kMaxBlock,
              "{}: block_size is {}, expected 2 to {}", source, c.block_size, kMaxBlock);
     RT_CHECK(c.mask_token_id >= 0 && c.mask_token_id < (c.vocab_size > 0 ? c.vocab_size : kMaxSize),

@@ -3,10 +3,10 @@
 //
 // Bytes: K/V rows of a KV head are read once for each of its query heads and each row of the block, from L2 after the
 // first: 8 rows of 16 heads over 8 KV heads and 8K tokens (Q8_0) are 17 MB of memory and 280 MB of L2, about 0.06 ms a
-// layer; the floor, every row's keys once, is 4 us. Design: right before fast. One CTA of 16 warps takes one head of one
-// row; a warp takes every sixteenth group of four keys, so that four rows of K and V are under way at once; states are
-// merged in order of warps. What a row computes depends on the keys it sees alone. Limited by L2 reads that the rows of
-// a block could share, and by kv_value(), which decodes value by value.
+// layer; the floor, every row's keys once, is 4 us. Design: right before fast. One CTA of 16 warps takes one head of
+// one row; a warp takes every sixteenth group of four keys, so that four rows of K and V are under way at once; states
+// are merged in order of warps. What a row computes depends on the keys it sees alone. Limited by L2 reads that the
+// rows of a block could share, and by kv_value(), which decodes value by value.
 #include "ops/attention_heads.cuh"
 #include "ops/cuda.h"
 
@@ -21,7 +21,7 @@ struct BlockAttentionArgs {
     const float* q;  // [n, heads, d]
     const unsigned char* k_cache;
     const unsigned char* v_cache;
-    float* out;      // [n, heads * d]
+    float* out;  // [n, heads * d]
     int64_t k_slot_bytes;
     int64_t v_slot_bytes;
     DType k_dtype;

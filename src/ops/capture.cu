@@ -52,8 +52,8 @@ void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column) {
         return dim3(static_cast<unsigned>(n), static_cast<unsigned>((width + kThreads - 1) / kThreads));
     };
     if (d % 4 == 0 && out.row_stride % 4 == 0 && aligned16(x.data) && aligned16(to))
-        launch(*ctx.gpu, copy_columns_kernel<float4>, grid(d / 4), kThreads, 0, static_cast<const float4*>(x.data), d / 4,
-               reinterpret_cast<float4*>(to), out.row_stride / 4);
+        launch(*ctx.gpu, copy_columns_kernel<float4>, grid(d / 4), kThreads, 0, static_cast<const float4*>(x.data),
+               d / 4, reinterpret_cast<float4*>(to), out.row_stride / 4);
     else
         launch(*ctx.gpu, copy_columns_kernel<float>, grid(d), kThreads, 0, static_cast<const float*>(x.data), d, to,
                out.row_stride);
