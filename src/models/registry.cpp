@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/content.h"
 #include "io/hf_config.h"
+#include "models/dflash_config.h"
 #include "models/laguna.h"
 #include "models/model.h"
 #include "models/qwen3.h"
@@ -37,6 +38,8 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
     RT_CHECK(options.yarn_attention_factor < 0 ||
                  (options.yarn_attention_factor > 0 && options.yarn_attention_factor <= 100),
              "the YaRN attention factor is {}, expected more than 0 and at most 100", options.yarn_attention_factor);
+    RT_CHECK(!is_dflash(checkpoint), "{}: is a DFlash drafter, which proposes tokens for a model and is none itself",
+             checkpoint.path());
     const std::string name = architecture_of(checkpoint);
     std::vector<std::string> known;
     for (const Architecture& architecture : kArchitectures) {

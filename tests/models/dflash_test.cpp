@@ -380,6 +380,14 @@ TEST(dflash, a_drafter_that_does_not_fit_is_refused_in_a_sentence) {
     EXPECT_NE(layers.load().find("40 layers"), std::string::npos);
 }
 
+TEST(dflash, neither_is_taken_for_the_other) {
+    const auto drafter = open_checkpoint(fixture_path("dflash_zlab") + "/model.safetensors"),
+               target = open_checkpoint(fixture_path("laguna_xs2") + "/model.safetensors");
+    EXPECT_NE(refusal([&] { load_model(*drafter); }).find("is a DFlash drafter"), std::string::npos);
+    const auto model = load_model(*target);
+    EXPECT_NE(refusal([&] { load_drafter(*target, *model); }).find("is no DFlash drafter"), std::string::npos);
+}
+
 TEST(dflash, a_reduced_vocabulary_maps_to_the_targets) {
     const Drafting world("dflash_speculators");
     const auto ids = world.drafter->target_ids();
