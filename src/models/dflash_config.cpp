@@ -48,7 +48,7 @@ Dialect dialect_of(const ConfigReader& c) {
 std::vector<int32_t> shifted(const ConfigReader& c, std::string_view key, int64_t shift) {
     std::vector<int32_t> taps;
     for (const int64_t id : c.get<std::vector<int64_t>>(key)) {
-        RT_CHECK(id - shift >= -1 && id < kMaxSize, "{} holds {}, which is no layer", c.name_of(key), id);
+        RT_CHECK(id >= shift - 1 && id < kMaxSize, "{} holds {}, which is no layer", c.name_of(key), id);
         taps.push_back(static_cast<int32_t>(id - shift));
     }
     return taps;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/cuda.h"
-#include "ops/lanes.h"
+#include "ops/op_cost.h"
 #include "ops/parallel.h"
 #include "quant/kv_codec.h"
 
@@ -123,6 +123,7 @@ class Work {
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     RT_ASSERT(q.dtype == DType::f32 && q.contiguous() && q.rank == 3 && q.rows() == batch.rows());
     RT_ASSERT(q.shape[2] == view.head_dim && q.shape[1] % view.num_kv_heads == 0 && batch.parent.empty());
+    announce(ctx, "block_attention", q.rows());
     if (ctx.gpu != nullptr) return cuda::block_attention(ctx, q, view, batch, softmax_scale);
     Tensor out = ctx.alloc(DType::f32, {q.rows(), q.shape[1] * q.shape[2]});
     parallel_rows(ctx, batch.sequences() * view.num_kv_heads, int64_t{1} << 14, [&](int64_t begin, int64_t end, int) {

@@ -4,6 +4,7 @@
 
 #include "ops/cuda.h"
 #include "ops/norm.h"
+#include "ops/op_cost.h"
 #include "ops/parallel.h"
 
 namespace riptide::ops {
@@ -12,6 +13,7 @@ void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous() && out.dtype == DType::f32 && out.rank == 2);
     RT_ASSERT(x.rows() == out.rows() && column >= 0 && column + x.shape[1] <= out.shape[1]);
     out.int8 = nullptr;
+    announce(ctx, "copy_columns", x.rows());
     if (ctx.gpu != nullptr) return cuda::copy_columns(ctx, x, out, column);
     const int64_t d = x.shape[1];
     parallel_rows(ctx, x.rows(), d, [&](int64_t begin, int64_t end, int) {

@@ -337,6 +337,63 @@ TEST(dflash_config, contradictions_and_gaps_are_named) {
     EXPECT_NE(refusal([&] { parsed(ambiguous); }).find("for which layers"), std::string::npos);
 }
 
+/// Keys of a GGUF file: those that every drafter has, then `own` (of the drafting itself), all under the prefix.
+DflashConfig from_gguf(const std::string& prefix, const std::vector<std::pair<std::string, json::value>>& own) {
+    json::object keys;
+    const std::vector<std::pair<std::string, json::value>> common = {
+        {"context_length", 4096},     {"embedding_length", 64},       {"block_count", 3},
+        {"feed_forward_length", 96},  {"attention.head_count", 4},    {"attention.head_count_kv", 2},
+        {"attention.key_length", 32}, {"attention.value_length", 32}, {"attention.layer_norm_rms_epsilon", 1e-6},
+        {"rope.freq_base", 1e7}};
+    for (const auto* part : {&common, &own})
+        for (const auto& [key, value] : *part)
+            if (value.is_null()) keys.erase(prefix + key);
+            else keys[prefix + key] = value;
+    return dflash_config_from_gguf(ConfigReader(keys, "d.gguf", prefix));
+}
+
+TEST(dflash_config, reads_gguf_files_of_two_schools) {
+    const DflashConfig lucebox =
+        from_gguf("qwen35-dflash-draft.", {{"dflash.block_size", 16},
+                                           {"dflash.mask_token_id", 12},
+                                           {"dflash.n_target_layers", 2},
+                                           {"dflash.target_layer_ids", {1, 16}},
+                                           {"dflash.context_kv_layer_norm", true},
+                                           {"attention.sliding_window", 512},
+                                           {"attention.sliding_window_pattern", {true, true, false}}});
+    EXPECT_EQ(lucebox.taps, (std::vector<int32_t>{1, 16}));
+    EXPECT_EQ(lucebox.block_size, 16);
+    EXPECT_TRUE(lucebox.norms_context);
+    EXPECT_EQ(lucebox.is_sliding, (std::vector<char>{1, 1, 0}));
+    EXPECT_EQ(lucebox.is_causal, (std::vector<char>{1, 1, 0}));
+    EXPECT_EQ(lucebox.rope.rotary_dim, 32);
+    const DflashConfig llama =
+        from_gguf("dflash.",
+                  {{"block_size", 8}, {"mask_token_id", 12}, {"target_layer_ids", {1, 4}}, {"decoder_arch", "laguna"}});
+    EXPECT_EQ(llama.block_size, 8);
+    EXPECT_TRUE(llama.norms_context);
+    EXPECT_FALSE(llama.has_sliding());
+}
+
+TEST(dflash_config, gguf_gaps_are_named) {
+    const auto with = [](const char* key, const json::value& value) {
+        return refusal([&] {
+            from_gguf("dflash-draft.", {{"dflash.block_size", 8},
+                                        {"dflash.mask_token_id", 12},
+                                        {"dflash.target_layer_ids", {1, 4}},
+                                        {key, value}});
+        });
+    };
+    EXPECT_EQ(with("vocab_size", 128), "accepted");
+    EXPECT_NE(with("rope.freq_base", nullptr).find("rope.freq_base"), std::string::npos);
+    EXPECT_NE(with("dflash.mask_token_id", nullptr).find("mask_token_id"), std::string::npos);
+    EXPECT_NE(with("vocab_size", 12).find("mask_token_id is 12"), std::string::npos);
+    EXPECT_NE(with("dflash.n_target_layers", 3).find("2 layers are named"), std::string::npos);
+    EXPECT_NE(with("dspark.enabled", true).find("DSpark"), std::string::npos);
+    EXPECT_NE(with("attention.sliding_window", 512).find("sliding_window_pattern"), std::string::npos);
+    EXPECT_NE(with("dflash.target_layer_ids", {INT64_MIN}).find("no layer"), std::string::npos);
+}
+
 /// The fixture with other metadata and tensors.
 struct Altered {
     explicit Altered(const std::string& name) : source(open_checkpoint(fixture_path(name) + "/model.safetensors")) {
