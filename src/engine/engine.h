@@ -21,13 +21,12 @@ namespace riptide {
 /// `slowdown`: beside decoding requests a step of prompts runs in parts, some layers between two tokens, and what a
 /// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time.
 struct EngineOptions : SessionOptions {
-    int32_t max_running = 0;  // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
-    int64_t kv_tokens = 0;    // K/V of all of them and of the cache; 0: see below
-    int32_t max_queue = 512;  // answers that wait for their turn
-    int32_t prefill_rows_beside =
-        0;                       // prompt rows of a step beside decoding requests; 0: 256 on the CPU, 2048 on a GPU
-    double slowdown = 2.0;       // how much longer a token may take while prompts are read; see below
-    bool deterministic = false;  // Request::deterministic
+    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
+    int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
+    int32_t max_queue = 512;          // answers that wait for their turn
+    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 256 on the CPU, 2048 on a GPU
+    double slowdown = 2.0;            // how much longer a token may take while prompts are read; see above
+    bool deterministic = false;       // Request::deterministic
 
     bool prefix_cache = true;
     int32_t checkpoint_every = 4096;              // tokens; the most that a hit computes again
