@@ -156,8 +156,10 @@ BesideLoad bench_beside(Engine& engine, const LoadOptions& o, int64_t prompt, in
         const double from = driver.now();
         if (!driver.wait_for_tokens(0, count, o.gen)) break;
         const std::vector<double> quiet = gaps(driver.times(0, count), from, driver.now());
+        const int64_t parts = engine.stats().prompt_parts;
         const size_t reader = driver.submit(driver.fresh_prompt(beside), 1);
         if (!driver.wait_for_end(reader)) break;
+        load.parts = driver.settled_stats().prompt_parts - parts;
         const LoadRequest read = driver.get(reader);
         const std::vector<double> busy = gaps(driver.times(0, count), read.submitted, read.times.front());
         check_unfinished(driver, sequences);

@@ -48,6 +48,7 @@ struct BesideLoad {
     Percentiles alone, together;                    // inter-token times
     Repeats ratios;                                 // P99 together / P99 alone, of each repeat
     Repeats ttft;                                   // of the long prompt
+    int64_t parts = 0;                              // in which it was read: EngineStats::prompt_parts, of each repeat
 };
 
 /// A conversation that grows: each turn's prompt is the last one, its answer and a tool result.

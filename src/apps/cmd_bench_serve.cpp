@@ -19,6 +19,7 @@ EngineOptions engine_options(const ServeFlags& flags, const std::vector<int64_t>
     if (!flags.beside.empty()) running = std::max(running, flags.beside[0] + 1);
     options.max_running = static_cast<int32_t>(running);
     options.prefill_rows_beside = flags.prompt_rows;
+    options.slowdown = flags.slowdown;
     options.deterministic = flags.deterministic;
     options.prefix_cache = !flags.no_prefix_cache;
     options.max_queue = 4096;
@@ -62,8 +63,12 @@ void add_serve_flags(CLI::App& cmd, ServeFlags& f) {
         ->expected(2)
         ->check(CLI::PositiveNumber);
     serves(cmd.add_option("--rows-beside", f.prompt_rows,
-                          "Prompt rows of a step beside decoding answers; 0: 64 on the CPU, 256 on a GPU"))
+                          "Prompt rows of a step beside decoding answers; 0: 256 on the CPU, 2048 on a GPU"))
         ->check(CLI::Range(0, 65536))
+        ->capture_default_str();
+    serves(cmd.add_option("--slowdown", f.slowdown,
+                          "How much longer a token may take while a prompt is read, some layers at a time"))
+        ->check(CLI::Range(1.0, 1e6))
         ->capture_default_str();
     serves(cmd.add_option("--temperature", f.temperature, "Of the answers; 0: the most likely token"))
         ->check(CLI::Range(0.0, 100.0))

@@ -16,6 +16,7 @@ struct ServeFlags {
     int64_t requests = 64;
     std::vector<int64_t> beside, agent;  // N,TOKENS and TURNS,TOKENS
     int32_t prompt_rows = 0;
+    double slowdown = EngineOptions().slowdown;
     uint64_t seed = 1;
     CLI::Option* option = nullptr;  // --serve
 };

@@ -155,6 +155,14 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
     cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+    cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
+                   "Prompt rows of a step while answers are made; 0: 256 on the CPU, 2048 on a GPU")
+        ->check(CLI::Range(0, 65536))
+        ->capture_default_str();
+    cmd.add_option("--slowdown", o.engine.slowdown,
+                   "How much longer a token may take while prompts are read; 2: they get half of the device")
+        ->check(CLI::Range(1.0, 1e6))
+        ->capture_default_str();
     cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();

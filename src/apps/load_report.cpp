@@ -76,10 +76,10 @@ void print(const BesideLoad& load) {
     fmt::print(
         "{} answers (prompts of {} tokens), and a prompt of {} tokens read beside them\n  inter-token alone   {}\n"
         "  inter-token beside  {}\n  P99 beside / alone  {:.2f} (median of {}, {:.2f} to {:.2f})\n"
-        "  TTFT of the prompt  {}, {:.0f} tok/s\n",
+        "  TTFT of the prompt  {}, {:.0f} tok/s, in {} parts\n",
         load.sequences, load.prompt, load.beside, times(load.alone), times(load.together), load.ratios.median(),
         load.ratios.values.size(), load.ratios.values.front(), load.ratios.values.back(), time(load.ttft.median()),
-        ratio(static_cast<double>(load.beside), load.ttft.median()));
+        ratio(static_cast<double>(load.beside), load.ttft.median()), load.parts);
 }
 
 void print(const AgentLoad& load) {
@@ -148,7 +148,8 @@ json::object to_json(const BesideLoad& load) {
             {"alone", to_json(load.alone)},
             {"together", to_json(load.together)},
             {"p99_ratio", to_json(load.ratios)},
-            {"ttft", to_json(load.ttft)}};
+            {"ttft", to_json(load.ttft)},
+            {"parts", load.parts}};
 }
 
 json::object to_json(const AgentLoad& load) {

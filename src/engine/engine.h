@@ -18,11 +18,14 @@ namespace riptide {
 /// prompts and costs memory; 0: 512 on the CPU, up to 4096 on a GPU.
 /// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
 /// from one context to four.
+/// `slowdown`: beside decoding requests a step of prompts runs in parts, some layers between two tokens, and what a
+/// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time.
 struct EngineOptions : SessionOptions {
     int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
-    int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see below
+    int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
     int32_t max_queue = 512;          // answers that wait for their turn
-    int32_t prefill_rows_beside = 0;  // prompt rows of a step beside decoding requests; 0: 64 on the CPU, 256 on a GPU
+    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 256 on the CPU, 2048 on a GPU
+    double slowdown = 2.0;            // how much longer a token may take while prompts are read; see above
     bool deterministic = false;       // Request::deterministic
 
     bool prefix_cache = true;
@@ -56,8 +59,9 @@ struct EngineStats {
     int64_t pages = 0, free_pages = 0, cached_pages = 0, checkpoints = 0, checkpoint_bytes = 0;
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0;
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
-    double step_seconds = 0;  // of all steps
-    double host_seconds = 0;  // of them, not spent in the model or waiting for the device
+    int64_t prompt_parts = 0;  // in which the prompts' rows ran
+    double step_seconds = 0;   // of all steps
+    double host_seconds = 0;   // of them, not spent in the model or waiting for the device
     int64_t version = 1;
     bool paused = false;
 };
@@ -83,9 +87,9 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     /// Renders, tokenises and checks the request on the caller's thread, and queues it. Throws QueueFull,
-    /// PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that names the field,
-    /// its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages that the template
-    /// refuses, parameters out of range, stop strings or text without a tokenizer.
+    /// PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that names the
+    /// field, its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages that the
+    /// template refuses, parameters out of range, stop strings or text without a tokenizer.
     RequestId submit(Request request, Sink sink);
     /// Ends a request within one step: Done with reason cancelled for each answer not complete. An id that has ended is
     /// ignored.

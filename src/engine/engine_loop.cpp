@@ -29,14 +29,13 @@ std::string cache_name(const std::string& weights, bool exact) { return exact ? 
 EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
     : machine_(machine),
       interrupted_(std::move(interrupted)),
+      pace_(machine.options().slowdown),
       slots_(static_cast<size_t>(machine.options().max_running)),
       scheduler_(machine.cache(), scheduler_options(machine.options()), hooks()) {}
 
 EngineLoop::~EngineLoop() = default;
 
-int64_t EngineLoop::now_us() const {
-    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - epoch_).count();
-}
+int64_t EngineLoop::now_us() const { return machine_.now_us(); }
 
 // Coming.
 

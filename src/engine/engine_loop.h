@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
@@ -21,6 +20,10 @@ namespace riptide {
 std::string cache_name(const std::string& weights, bool exact);
 
 /// A step: scheduler.plan -> decode part and prompt part -> draw -> settle -> publish to the prefix cache -> events.
+///
+/// Beside decoding answers the prompts' step stays under way for several steps, each of which runs some of its layers
+/// behind the decode part (PromptPace says how many). Nothing is drawn from it, settled or published until all have
+/// run.
 ///
 /// On a GPU the device draws for all rows that it can (ops/sample.h): such a step is begun, the prompts' step is put
 /// behind it, and only then its tokens are waited for. While nothing but such rows is planned, steps run ahead of the
@@ -55,6 +58,9 @@ class EngineLoop {
 
     /// Microseconds of the clock that requests are measured by.
     int64_t now_us() const;
+    /// For tests: layers of a prompts' step that run beside a decode part, in place of what PromptPace says.
+    void use_parts(std::function<int64_t()> layers) { part_layers_ = std::move(layers); }
+    const PromptPace& pace() const { return pace_; }
     /// What the loop knows.
     void report(EngineStats& stats) const;
     /// Answers that have not begun. Who submits adds to it; the loop takes away.
@@ -90,14 +96,22 @@ class EngineLoop {
     void forget(const std::string& weights);
 
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
+    void run_step();
+    void run(const StepPlan& plan);
     void split(const StepPlan& plan);
     bool device_can_draw(const Answer& answer, const StepItem& item);
     void begin_on_device();
     bool next_from_device();
-    void run_on_device(int64_t steps);
+    int64_t run_on_device(int64_t steps);
     void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     void run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     bool try_step(std::span<const StepItem> items, Family family);
+    bool try_run(const std::function<void()>& run);
+    enum class Prompts { none, under_way, complete, failed };
+    void begin_prompts(const StepPlan& plan);
+    Prompts run_prompts(bool beside);
+    void finish_prompts(Prompts prompts);
+    void keep_pace(int64_t decoded_us, int64_t steps, bool parts_run);
     void draw_all(std::span<const StepItem> items, std::span<const RequestId> ids);
     bool take(Answer& answer, const Sampled& sampled);
     void conclude(Answer& answer, int32_t next);
@@ -106,7 +120,6 @@ class EngineLoop {
 
     Machine& machine_;
     std::function<bool()> interrupted_;
-    std::chrono::steady_clock::time_point epoch_ = std::chrono::steady_clock::now();
     int64_t version_ = 1;
     std::map<RequestId, std::unique_ptr<Job>> jobs_;
     std::unordered_map<RequestId, Answer*> answers_;  // by the scheduler's number
@@ -118,6 +131,15 @@ class EngineLoop {
     std::vector<DecodeRow> decode_rows_;
     bool device_samples_ = false;  // by its slots' parameters; else the largest logits
     std::optional<Error> step_error_;
+
+    // The prompts' step, which may be under way for several steps.
+    std::vector<StepItem> prompt_items_;  // of those who have left: not to be touched
+    std::vector<RequestId> prompt_ids_;
+    bool prompts_begun_ = false;  // on the machine
+    PromptPace pace_;
+    std::function<int64_t()> part_layers_;
+    int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
+
     std::vector<StepResult> results_;
     std::vector<std::pair<Answer*, Leaving>> departed_;
     std::exception_ptr fault_;  // thrown inside a hook: ends the engine

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "engine/device_draw.h"
 #include "engine/engine_loop.h"
+#include "engine/waiting.h"
 
 namespace riptide {
 
@@ -11,23 +12,6 @@ namespace {
 
 /// Steps that the device may be ahead of the host, and that settle may be behind the device.
 constexpr int64_t kAhead = 3, kMostAhead = 256;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Adds the time of its life to a sum.
-class Waiting {
-  public:
-    explicit Waiting(double& sum) : sum_(sum) {}
-    ~Waiting() { sum_ += seconds_since(start_); }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-
-  private:
-    double& sum_;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 int64_t rows_of(std::span<const StepItem> items) {
     int64_t rows = 0;
@@ -38,41 +22,59 @@ int64_t rows_of(std::span<const StepItem> items) {
 }  // namespace
 
 void EngineLoop::step() {
-    const auto start = std::chrono::steady_clock::now();
+    double seconds = 0;
     waited_ = 0;
     results_.clear();
+    {
+        const Waiting whole(seconds);
+        run_step();
+    }
+    ++stats_.steps;
+    stats_.step_seconds += seconds;
+    stats_.host_seconds += seconds - waited_;
+}
+
+void EngineLoop::run_step() {
     const StepPlan& plan = scheduler_.plan(now_us());
     if (fault_) {
         scheduler_.abandon();
         std::rethrow_exception(fault_);
     }
     close_departed();  // past their deadline
+    begin_prompts(plan);
     if (!plan.stalled) {
         evict_anything_ = false;
-        split(plan);
-        stats_.decode_rows += rows_of(plan.decode);
-        stats_.prefill_rows += rows_of(plan.prefill);
-        const bool alone = host_items_.empty() && plan.prefill.empty() && !device_rows_.empty();
-        const int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1;
-        if (!device_rows_.empty()) begin_on_device();
-        if (!host_items_.empty()) run_part(host_items_, host_ids_, Family::decode);
-        const bool prompts = !plan.prefill.empty() && try_step(plan.prefill, Family::prefill);
-        if (!device_rows_.empty()) run_on_device(steps);  // its tokens come while prompts are still being read
-        if (prompts) draw_all(plan.prefill, plan.prefill_ids);
-        else if (!plan.prefill.empty()) run_each(plan.prefill, plan.prefill_ids, Family::prefill);
+        run(plan);
     }
     const bool stalled = plan.stalled;
-    scheduler_.settle(results_);
+    scheduler_.settle(results_, prompt_items_.empty());
     if (fault_) std::rethrow_exception(fault_);
     if (std::exchange(damage_, false)) forget(machine_.weights_name());
     if (stalled) relieve();
     for (const auto& [id, job] : jobs_)
         if (job->prompt_kept && job->held_from < std::ssize(job->answers)) release_held(*job);
     close_departed();
-    ++stats_.steps;
-    const double seconds = seconds_since(start);
-    stats_.step_seconds += seconds;
-    stats_.host_seconds += seconds - waited_;
+}
+
+/// The parts of a step, one behind the other.
+void EngineLoop::run(const StepPlan& plan) {
+    split(plan);
+    stats_.decode_rows += rows_of(plan.decode);
+    stats_.prefill_rows += rows_of(plan.prefill);
+    const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
+    int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1, decoded_us = -1;
+    if (!device_rows_.empty()) begin_on_device();
+    if (!host_items_.empty()) {
+        run_part(host_items_, host_ids_, Family::decode);
+        decoded_us = now_us();
+    }
+    const Prompts prompts = run_prompts(!plan.decode.empty());
+    if (!device_rows_.empty()) {
+        steps = run_on_device(steps);  // its tokens come while prompts are still being read
+        decoded_us = now_us();
+    }
+    keep_pace(decoded_us, steps, prompts != Prompts::none);
+    finish_prompts(prompts);
 }
 
 /// Which rows of the decode part the device draws for.
@@ -144,8 +146,9 @@ bool EngineLoop::next_from_device() {
     return all;
 }
 
-/// One step, or as many as there is room for, each launched before its predecessors' tokens are known here.
-void EngineLoop::run_on_device(int64_t steps) {
+/// One step, or as many as there is room for, each launched before its predecessors' tokens are known here. Returns how
+/// many.
+int64_t EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
     const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
     bool more = true;
@@ -163,13 +166,18 @@ void EngineLoop::run_on_device(int64_t steps) {
             slots_[static_cast<size_t>(decode_rows_[static_cast<size_t>(&row - device_rows_.data())].slot)].tokens =
                 std::ssize(row.answer->tokens());
     }
+    return taken;
 }
 
-/// Runs a step; step_error_ says why not. Throws what must end the engine.
 bool EngineLoop::try_step(std::span<const StepItem> items, Family family) {
+    return try_run([&] { machine_.step(items, family); });
+}
+
+/// Runs something on the machine; step_error_ says why not. Throws what must end the engine.
+bool EngineLoop::try_run(const std::function<void()>& run) {
     const Waiting waiting_for(waited_);
     try {
-        machine_.step(items, family);
+        run();
     } catch (const Error& error) {
         machine_.check();
         if (error.kind() == ErrorKind::system) throw;
@@ -188,6 +196,7 @@ void EngineLoop::run_part(std::span<const StepItem> items, std::span<const Reque
 /// After a step that failed: each alone, so that only those that cannot run fail.
 void EngineLoop::run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
     for (size_t i = 0; i < items.size(); ++i) {
+        if (!answers_.contains(ids[i])) continue;  // it has left since its prompt's step began
         if (try_step(items.subspan(i, 1), family)) draw_all(items.subspan(i, 1), ids.subspan(i, 1));
         else fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
     }
@@ -203,7 +212,12 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
     int64_t row = 0;
     for (size_t i = 0; i < items.size(); ++i) {
         const StepItem& item = items[i];
-        Answer& answer = answer_of(ids[i]);
+        const auto found = answers_.find(ids[i]);
+        if (found == answers_.end()) {  // it has left since its prompt's step began
+            row += item.logits != StepRows::Logits::none;
+            continue;
+        }
+        Answer& answer = *found->second;
         const int64_t end = item.sequence->length() + std::ssize(item.tokens);
         if (end <= answer.usage.prompt)
             answer.job().emit(answer, PromptProgress{end, answer.usage.cached, answer.usage.prompt});

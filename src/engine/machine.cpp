@@ -1,6 +1,7 @@
 #include "engine/machine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <random>
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int32_t kCpuChunk = 512, kGpuMostChunk = 4096;
 constexpr int32_t kCpuRunning = 8, kGpuRunning = 32;
-constexpr int32_t kCpuBeside = 64, kGpuBeside = 256;
+constexpr int32_t kCpuBeside = 256, kGpuBeside = 2048;
 // Cached pages stay in memory: on the CPU as much as this, from one context up to four.
 constexpr int64_t kCpuContexts = 4, kCpuPageBytes = int64_t{4} << 30;
 /// Of a GPU's memory that no plan has claimed, for graphs, sampling and the temporaries of unusual steps.
@@ -23,6 +24,7 @@ constexpr double kSpare = 0.2;
 /// on an H200's host 128 MiB take 67 ms, and it was this that made the first eviction of 1.26 GB take 556 ms. 4 + 4 GiB
 /// (the defaults) make 1 GiB, half a second's work that begins when the model is loaded and that nobody waits for.
 constexpr int64_t kPinnedShare = 8, kMostPinnedAtStart = int64_t{2} << 30;
+constexpr double kMostSlowdown = 1e6;
 /// One more with every change of kernels that changes the bits of K/V.
 constexpr int kNumerics = 1;
 
@@ -32,6 +34,8 @@ void check_options(const EngineOptions& o) {
     check_option("kv_tokens", o.kv_tokens, 0, INT32_MAX - o.page_rows);
     check_option("max_queue", o.max_queue, 1, 1 << 20);
     check_option("prefill_rows_beside", o.prefill_rows_beside, 0, 65536);
+    RT_CHECK(o.slowdown >= 1 && o.slowdown <= kMostSlowdown, ErrorKind::usage, "slowdown is {}, expected 1 to {}",
+             o.slowdown, kMostSlowdown);
     check_option("checkpoint_every", o.checkpoint_every, 1, INT32_MAX);
     check_option("checkpoint_bytes", o.checkpoint_bytes, 0, INT64_MAX);
     check_option("host_cache_bytes", o.host_cache_bytes, 0, INT64_MAX);
@@ -96,6 +100,9 @@ Machine::Machine(std::unique_ptr<Model> model, const EngineOptions& options)
 }
 
 void Machine::open() {
+    clock_ = [epoch = std::chrono::steady_clock::now()] {
+        return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - epoch).count();
+    };
     info_ = model_->info();
     fit_to_model(options_, *model_);
     if (options_.max_running == 0) options_.max_running = gpu_ ? kGpuRunning : kCpuRunning;
@@ -163,6 +170,7 @@ void Machine::plan_memory() {
 
 void Machine::make_runner() {
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_);
+    prompts_ = std::make_unique<PromptStep>(*runner_, *cache_, context_, [this] { return now_us(); });
     if (gpu_) {
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 options_.max_running);
@@ -240,6 +248,7 @@ void Machine::replace(std::unique_ptr<Checkpoint> checkpoint) {
                  "{}: another vocabulary than the engine was opened with", checkpoint->path());
     // One set of weights at a time: there may not be memory for two.
     decoder_.reset();
+    prompts_.reset();
     runner_.reset();
     model_.reset();
     try {

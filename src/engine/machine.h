@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/gpu_decoder.h"
 #include "engine/memory_plan.h"
+#include "engine/prompt_step.h"
 #include "engine/runner.h"
 #include "tensor/gpu_thread.h"
 
@@ -58,6 +59,13 @@ class Machine {
 
     /// Runs a step (Runner::step); on a GPU it may still run when this returns.
     void step(std::span<const StepItem> items, Family family) { logits_ = runner_->step(items, family); }
+    /// The step of prompts, in parts, between which steps of others may run. Logits are those of finish_prompts().
+    PromptStep& prompts() { return *prompts_; }
+    void finish_prompts() { logits_ = prompts_->finish(); }
+    /// Microseconds of a clock that does not go back. From any thread.
+    int64_t now_us() const { return clock_(); }
+    /// For tests, before anything runs.
+    void use_clock(std::function<int64_t()> us) { clock_ = std::move(us); }
     /// The logits of the last step where the host can read them, [wanted rows, vocab_size], valid until the next step
     /// or call. Waits for the device.
     Tensor logits();
@@ -80,6 +88,7 @@ class Machine {
     void check_same_model(const Checkpoint& checkpoint, const Model& model) const;
 
     EngineOptions options_;
+    std::function<int64_t()> clock_;
     std::unique_ptr<Gpu> gpu_;
     std::unique_ptr<Checkpoint> checkpoint_;
     std::unique_ptr<Model> model_;
@@ -91,6 +100,7 @@ class Machine {
     std::unique_ptr<DiskStore> disk_;
     std::unique_ptr<PrefixCache> prefix_;
     std::unique_ptr<Runner> runner_;
+    std::unique_ptr<PromptStep> prompts_;
     std::unique_ptr<GpuDecoder> decoder_;
     std::optional<DecodeDevice> device_;
     Tensor logits_;

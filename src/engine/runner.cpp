@@ -38,10 +38,14 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t 
     context_.threads = threads;
     context_.arena = &arena_;
     if (cache.gpu() == nullptr) return;
-    const KvCacheOptions& o = cache.options();
-    device_batch_.emplace(*cache.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences,
-                          sequence_tokens > 0 ? std::min(o.pages, cache.pages_for(sequence_tokens)) : o.pages);
-    decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, o.max_sequences)));
+    device_batch_.emplace(new_device_batch(sequence_tokens));
+    decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, cache.options().max_sequences)));
+}
+
+DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
+    const KvCacheOptions& o = cache_.options();
+    return DeviceBatch(*cache_.gpu(), int64_t{o.max_step_rows} * o.max_sequences, o.max_sequences,
+                       sequence_tokens > 0 ? std::min(o.pages, cache_.pages_for(sequence_tokens)) : o.pages);
 }
 
 int64_t Runner::graphs() const {

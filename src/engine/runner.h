@@ -45,6 +45,8 @@ class Runner {
     Context& context() { return context_; }
     /// On a GPU: the arrays that steps read.
     DeviceBatch& device_batch() { return *device_batch_; }
+    /// Another of the same size.
+    DeviceBatch new_device_batch(int64_t sequence_tokens) const;
     const Model& model() const { return model_; }
     /// The most bytes of temporaries that a step has needed.
     int64_t peak_bytes() const { return arena_.peak(); }

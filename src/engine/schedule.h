@@ -52,13 +52,15 @@ struct SchedulerHooks {
     /// Gives back at least `pages` pages to the pool that no sequence needs, or none if it cannot give so many.
     std::function<void(RequestId, int32_t pages)> evict = {};
     /// A request leaves, exactly once with a reason other than preempted. `tokens`: prompt and answer. `state`: what it
-    /// has computed, about to be freed; null if it was waiting. Spans of the request end here.
+    /// has computed, about to be freed; null if it was waiting, or if a step of its prompt is under way. Spans of the
+    /// request end here.
     std::function<void(RequestId, Leaving, std::span<const int32_t> tokens, const SequenceState* state)> leave = {};
 };
 
 /// What to run: Runner::step(decode, Family::decode), then Runner::step(prefill, Family::prefill), each if not empty.
 /// (Read the logits of the first before the second: they share the arena.) Rows are reserved already. Valid until
-/// settle() or abandon().
+/// settle() or abandon(); `prefill`, if it is still under way then, until it is complete, except items of requests that
+/// have left since. While it is under way the `prefill` of further plans is empty.
 struct StepPlan {
     std::vector<StepItem> decode, prefill;
     std::vector<RequestId> decode_ids, prefill_ids;  // whose item it is

@@ -74,7 +74,7 @@ RequestId Scheduler::submit(ScheduledRequest request, int64_t now_us) {
 void Scheduler::cancel(RequestId id) {
     const auto found = requests_.find(id);
     if (found == requests_.end()) return;
-    if (found->second->rows > 0) found->second->cancelled = true;  // the device may be writing its pages
+    if (found->second->rows > 0 && in_step_) found->second->cancelled = true;  // the device may be writing its pages
     else remove(*found->second, Leaving::cancelled);
 }
 
@@ -108,12 +108,13 @@ bool Scheduler::before(const Request& a, const Request& b) const {
     return served_a != served_b ? served_a < served_b : a.id < b.id;
 }
 
-/// Whose pages go first.
+/// Whose pages go first, of those whose pages can.
 Scheduler::Request* Scheduler::last_running() const {
     const auto rank = [&](const Request* r) { return std::pair(r->victim_priority(options_.max_preemptions), -r->id); };
-    const auto last = std::min_element(running_.begin(), running_.end(),
-                                       [&](const Request* a, const Request* b) { return rank(a) < rank(b); });
-    return last == running_.end() ? nullptr : *last;
+    Request* last = nullptr;
+    for (Request* r : running_)
+        if (!r->reading && (last == nullptr || rank(r) < rank(last))) last = r;
+    return last;
 }
 
 // Coming and going.
@@ -151,7 +152,7 @@ bool Scheduler::make_free(const Request& r, int64_t pages) {
 /// Preempts requests of lower priority for one that waits, if that is enough.
 bool Scheduler::make_room(const Request& r) {
     const auto lower = [&](const Request* other) {
-        return other->victim_priority(options_.max_preemptions) < r.asked.priority;
+        return !other->reading && other->victim_priority(options_.max_preemptions) < r.asked.priority;
     };
     // What would be left without all of them; only then is it worth to begin.
     int64_t pages = cache_.pool().free_count(), slots = cache_.free_slots(), kept = 0;
@@ -213,6 +214,7 @@ void Scheduler::start(Request& r) {
 }
 
 void Scheduler::preempt(Request& r) {
+    RT_ASSERT(!r.reading);
     if (r.state->reserved() > 0) r.state->commit_prefix(0);  // planned for this step, but not run
     if (hooks_.leave) hooks_.leave(r.id, Leaving::preempted, r.tokens, &*r.state);
     r.state.reset();
@@ -226,9 +228,13 @@ void Scheduler::preempt(Request& r) {
 }
 
 void Scheduler::remove(Request& r, Leaving why) {
-    if (r.state && r.state->reserved() > 0) r.state->commit_prefix(0);
-    if (hooks_.leave) hooks_.leave(r.id, why, r.tokens, r.state ? &*r.state : nullptr);
+    if (r.state && !r.reading && r.state->reserved() > 0) r.state->commit_prefix(0);
+    if (hooks_.leave) hooks_.leave(r.id, why, r.tokens, r.state && !r.reading ? &*r.state : nullptr);
     std::erase(r.state ? running_ : waiting_, &r);
+    if (r.reading) {
+        left_behind_.push_back(std::move(*r.state));
+        if (--reading_ == 0) left_behind_.clear();  // nobody is left: no more of that step will run
+    }
     share_.leave(r.asked.session);
     requests_.erase(r.id);
 }

@@ -14,6 +14,9 @@ namespace riptide {
 
 /// The life of a step: [propose] -> plan -> Runner -> settle (or abandon, if it failed). cancel and submit at any time.
 ///
+/// **Prompts' steps may stay under way** while further steps are planned, run and settled: their requests keep their
+/// rows and cannot be preempted, and no other prompt is planned. One that is cancelled or late leaves at once all the
+/// same, but its pages and its ring stay taken until the prompts' step ends, since layers still to run write to them.
 /// **Rows.** A request is its tokens and how many of them have K/V. Each step feeds one row of every decoding request,
 /// then prompts as far as the row budget goes, then drafts with what is left. When decoding requests exceed decode_rows
 /// they take turns. Prompt tokens always run in the prefill family and answer tokens in the decode family, also when
@@ -35,7 +38,7 @@ class Scheduler {
     /// Throws QueueFull, or Error for an empty prompt, max_tokens < 1, a priority out of range or a request that the
     /// whole cache could not hold.
     RequestId submit(ScheduledRequest request, int64_t now_us);
-    /// Ends a request; its pages are free at once, or after the running step. An id that has left is ignored.
+    /// Ends a request, at once or after the running step, and frees its pages. An id that has left is ignored.
     void cancel(RequestId id);
 
     /// Decoding requests, which may have drafts.
@@ -51,10 +54,14 @@ class Scheduler {
     /// many steps may run, from 1 to `most`.
     int64_t run_ahead(int64_t most);
     /// REQUIRES one result for each item that wanted logits, except of requests cancelled since. Answers end at
-    /// max_tokens: what a path brings beyond is dropped.
-    void settle(std::span<const StepResult> results);
-    /// The step failed: nothing of it counts.
+    /// max_tokens: what a path brings beyond is dropped. `prompts_done` false: the prompts' step, planned now or
+    /// earlier, is still under way and has no results.
+    void settle(std::span<const StepResult> results, bool prompts_done = true);
+    /// The step failed, and the prompts' step if one is under way: nothing of them counts.
     void abandon();
+    /// Requests whose prompts' step is under way. Once it is 0 no more of that step may run, though settle() has not
+    /// ended it: all in it have left.
+    int64_t reading() const { return reading_; }
 
     /// Whether requests that have never run may start. They may at first.
     void admit_new(bool may) { admit_new_ = may; }
@@ -89,6 +96,8 @@ class Scheduler {
     int64_t promised(const Request& request) const;
     void preempt(Request& request);
     void remove(Request& request, Leaving why);
+    void keep_reading();
+    void end_reading();
     void finish_step(Request& request, const StepResult* result);
     Request* last_running() const;
     bool before(const Request& a, const Request& b) const;
@@ -106,6 +115,8 @@ class Scheduler {
     int64_t now_ = 0, step_ = 0;
     int64_t last_start_ = 0, start_gap_ = 0;  // of requests that waited
     int64_t decode_left_ = 0;
+    int64_t reading_ = 0;
+    std::vector<SequenceState> left_behind_;  // by requests that left while they were read
     bool in_step_ = false, admit_new_ = true;
 };
 

@@ -22,8 +22,9 @@ struct Scheduler::Request {
     int64_t last_step = 0;
     std::vector<int32_t> draft_tokens, draft_parents;
     // The running step.
-    int64_t rows = 0;    // without drafts
-    int64_t drafts = 0;  // the first of draft_tokens
+    int64_t rows = 0;      // without drafts
+    int64_t drafts = 0;    // the first of draft_tokens
+    bool reading = false;  // rows of the prompt, in a step that is under way since an earlier plan
     std::vector<int32_t> fed_tokens, fed_parents;
     bool cancelled = false;
     const StepResult* result = nullptr;

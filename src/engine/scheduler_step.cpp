@@ -72,6 +72,7 @@ void Scheduler::plan_prompts() {
     int64_t prefill_left = decode_left_ < options_.decode_rows ? options_.prefill_rows_beside : options_.prefill_rows;
     Requests stuck;
     const auto wanted = [&](const Request& r) -> int64_t {
+        if (r.in_prompt() && reading_ > 0) return 0;
         if (r.decodes() || std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
         const int64_t rows =
             r.in_prompt() ? std::min(prefill_left, r.prompt_left()) : std::min(decode_left_, r.pending() - r.rows);
@@ -111,7 +112,7 @@ void Scheduler::plan_drafts() {
 void Scheduler::build_items() {
     plan_ = {};
     for (Request* r : running_) {
-        if (r->rows == 0) continue;
+        if (r->rows == 0 || r->reading) continue;
         StepItem item{.sequence = &*r->state,
                       .tokens = std::span(r->tokens).subspan(static_cast<size_t>(r->state->length()),
                                                              static_cast<size_t>(r->rows)),
@@ -130,7 +131,7 @@ void Scheduler::build_items() {
         (r->in_prompt() ? plan_.prefill : plan_.decode).push_back(item);
         (r->in_prompt() ? plan_.prefill_ids : plan_.decode_ids).push_back(r->id);
     }
-    plan_.stalled = plan_.decode.empty() && plan_.prefill.empty() && !requests_.empty();
+    plan_.stalled = plan_.decode.empty() && plan_.prefill.empty() && reading_ == 0 && !requests_.empty();
     counts_.stalled += plan_.stalled;
 }
 
@@ -153,7 +154,7 @@ int64_t Scheduler::run_ahead(int64_t most) {
     return std::max<int64_t>(1, steps);
 }
 
-void Scheduler::settle(std::span<const StepResult> results) {
+void Scheduler::settle(std::span<const StepResult> results, bool prompts_done) {
     RT_ASSERT(in_step_);
     for (const StepResult& result : results) {
         const auto found = requests_.find(result.id);
@@ -161,9 +162,29 @@ void Scheduler::settle(std::span<const StepResult> results) {
         found->second->result = &result;
     }
     const Requests stepped = running_;
+    if (prompts_done) end_reading();
     for (Request* r : stepped)
-        if (r->rows > 0) finish_step(*r, std::exchange(r->result, nullptr));
+        if (r->rows > 0 && (prompts_done || !r->in_prompt())) finish_step(*r, std::exchange(r->result, nullptr));
+    if (!prompts_done) keep_reading();
     in_step_ = false;
+}
+
+/// The prompts' step goes on, without those who have been cancelled.
+void Scheduler::keep_reading() {
+    Requests read;
+    for (Request* r : running_)
+        if (r->rows > 0) read.push_back(r);  // all others have been settled
+    for (Request* r : read) r->reading = true;
+    reading_ = std::ssize(read);
+    for (Request* r : read)
+        if (r->cancelled) remove(*r, Leaving::cancelled);
+}
+
+/// The prompts' step has ended, for better or worse.
+void Scheduler::end_reading() {
+    for (Request* r : running_) r->reading = false;
+    reading_ = 0;
+    left_behind_.clear();
 }
 
 void Scheduler::finish_step(Request& r, const StepResult* result) {
@@ -203,6 +224,7 @@ void Scheduler::finish_step(Request& r, const StepResult* result) {
 
 void Scheduler::abandon() {
     RT_ASSERT(in_step_);
+    end_reading();
     const Requests stepped = running_;
     for (Request* r : stepped) {
         if (r->rows == 0) continue;

@@ -78,7 +78,7 @@ class Model {
     virtual Workspace workspace() const = 0;
     /// x: the residual stream of the step's rows, f32 [n, hidden_size], in the arena.
     virtual Tensor embed(Context& ctx, const Batch& batch) const = 0;
-    /// x <- what layer l makes of it. Appends K/V of every row.
+    /// x <- what layer l makes of it, in place. Appends K/V of every row.
     virtual void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const = 0;
     /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena.
     virtual Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const = 0;

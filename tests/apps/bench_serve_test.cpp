@@ -67,6 +67,7 @@ TEST(BenchServe, answers_go_on_beside_a_prompt) {
     EXPECT_GE(load.alone.count, 2 * 2 * 8);
     // 300 rows are at least five steps of 64, and each feeds both answers.
     EXPECT_GE(load.together.count, 2 * 2 * 4);
+    EXPECT_GE(load.parts, 5);
 }
 
 TEST(BenchServe, an_agents_turns_are_cached_up_to_what_is_new) {

@@ -93,6 +93,7 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         FakeDevice device(machine.cache(), 5);
         machine.use_decoder(device.functions());
         EngineLoop loop(machine, [&] { return pick(20) == 0; });
+        loop.use_parts([&] { return static_cast<int64_t>(1 + pick(4)); });
         const ModelText text;
         Listener listener;
         constexpr int kRequests = 60;
@@ -141,6 +142,7 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         EngineStats stats;
         loop.report(stats);
         EXPECT_GE(stats.steps, device.launched) << "steps run ahead are steps";
+        EXPECT_GT(stats.prompt_parts, kRequests) << "prompts are read in parts between them";
     }
 }
 

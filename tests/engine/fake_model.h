@@ -13,14 +13,18 @@
 namespace riptide {
 
 /// A step reads every wanted row's past through page table, rings and tree, so that a wrong page, slot, position or
-/// parent changes what it says. Layers: full attention, a window, none. The cache must hold f32.
+/// parent changes what it says. Layers: full attention, a window, none, full attention again, written last. The cache
+/// must hold f32.
 class FakeModel : public Model {
   public:
     static constexpr int64_t kVocab = 61;
     static constexpr int32_t kEnd = 0;  // the token that ends an answer
 
     explicit FakeModel(int32_t window = 9) {
-        specs_ = {{StateSpec::Kind::paged, 1, 2, 0}, {StateSpec::Kind::window, 1, 2, window}, {}};
+        specs_ = {{StateSpec::Kind::paged, 1, 2, 0},
+                  {StateSpec::Kind::window, 1, 2, window},
+                  {},
+                  {StateSpec::Kind::paged, 1, 2, 0}};
         info_.architecture = "fake";
         info_.num_hidden_layers = std::ssize(specs_);
         info_.vocab_size = kVocab;
@@ -74,10 +78,10 @@ class FakeModel : public Model {
         for (const int32_t row : batch.logit_rows) {
             const std::vector<int32_t> seen = fake_read(states.kv[0], batch, row),
                                        recent = fake_read(states.kv[1], batch, row);
-            const bool agree = recent.size() <= seen.size() &&
-                               std::equal(recent.rbegin(), recent.rend(), seen.rbegin()) &&
-                               std::ssize(seen) == batch.positions[static_cast<size_t>(row)] + 1 &&
-                               std::find(seen.begin(), seen.end(), -1) == seen.end();
+            const bool agree =
+                recent.size() <= seen.size() && std::equal(recent.rbegin(), recent.rend(), seen.rbegin()) &&
+                std::ssize(seen) == batch.positions[static_cast<size_t>(row)] + 1 &&
+                std::find(seen.begin(), seen.end(), -1) == seen.end() && fake_read(states.kv[3], batch, row) == seen;
             static_cast<float*>(x.data)[row] = agree ? static_cast<float>(next(seen)) : -1.0f;
         }
     }

@@ -13,6 +13,7 @@ namespace {
 struct Totals {
     int64_t steps = 0, requests = 0, finished = 0, length = 0, cancelled = 0, deadline = 0, preempted = 0, refused = 0;
     int64_t drafted = 0, trees = 0, recomputed = 0, rows = 0, restored = 0, abandoned = 0, stalled = 0;
+    int64_t under_way = 0, left_while_read = 0;
 };
 
 class Scenario {
@@ -51,6 +52,7 @@ class Scenario {
         o.scheduler.optimistic = pick(4) != 0;
         o.scheduler.max_preemptions = between(0, 4);
         o.keep_prefixes = pick(2) == 0;
+        o.parts = pick(3) != 0;
         drafts_ = pick(3) == 0 ? 0 : 1 + pick(10);
         trouble_ = pick(2) == 0 ? 0 : 20 + pick(60);
         return o;
@@ -119,6 +121,8 @@ class Scenario {
         t.restored += world_.restored;
         t.abandoned += abandoned_;
         t.stalled += counts.stalled;
+        t.under_way += world_.steps_under_way;
+        t.left_while_read += world_.left_while_read;
     }
 
     std::mt19937_64 rng_;
@@ -139,13 +143,15 @@ void run_scenarios(int64_t steps, uint64_t first_seed) {
     std::printf(
         "seeds %llu to %llu: %lld steps, %lld rows (%lld again), %lld requests: %lld finished, %lld at max_tokens, "
         "%lld cancelled, %lld late, %lld refused; %lld preemptions, %lld prefixes restored, %lld draft tokens "
-        "accepted, %lld trees, %lld steps failed, %lld stalled\n",
+        "accepted, %lld trees, %lld steps failed, %lld stalled; %lld with prompts under way, %lld requests left "
+        "these\n",
         static_cast<unsigned long long>(first_seed), static_cast<unsigned long long>(seed - 1),
         static_cast<long long>(t.steps), static_cast<long long>(t.rows), static_cast<long long>(t.recomputed),
         static_cast<long long>(t.requests), static_cast<long long>(t.finished), static_cast<long long>(t.length),
         static_cast<long long>(t.cancelled), static_cast<long long>(t.deadline), static_cast<long long>(t.refused),
         static_cast<long long>(t.preempted), static_cast<long long>(t.restored), static_cast<long long>(t.drafted),
-        static_cast<long long>(t.trees), static_cast<long long>(t.abandoned), static_cast<long long>(t.stalled));
+        static_cast<long long>(t.trees), static_cast<long long>(t.abandoned), static_cast<long long>(t.stalled),
+        static_cast<long long>(t.under_way), static_cast<long long>(t.left_while_read));
     // The scenarios must have met what they are about: at least one in so many steps.
     EXPECT_GT(t.finished, t.steps / 200);
     EXPECT_GT(t.length, t.steps / 200);
@@ -157,6 +163,8 @@ void run_scenarios(int64_t steps, uint64_t first_seed) {
     EXPECT_GT(t.drafted, t.steps / 20);
     EXPECT_GT(t.trees, t.steps / 50);
     EXPECT_GT(t.abandoned, t.steps / 500);
+    EXPECT_GT(t.under_way, t.steps / 20);
+    EXPECT_GT(t.left_while_read, t.steps / 2000);
 }
 
 TEST(scheduler, random_scenarios_give_each_request_the_tokens_of_a_lone_run) {

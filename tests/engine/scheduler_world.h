@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "engine/prompt_step.h"
 #include "engine/scheduler.h"
 #include "tests/engine/fake_model.h"
 
@@ -17,6 +18,7 @@ struct WorldOptions {
     SchedulerOptions scheduler;
     KvCacheOptions cache;
     bool keep_prefixes = false;  // a simple prefix cache hangs on the hooks
+    bool parts = false;          // beside decoding requests prompts run in parts, of random numbers of layers
 };
 
 /// Runs steps and holds every request to the law: its tokens are those of the request run alone.
@@ -38,6 +40,7 @@ class SchedulerWorld {
           options_(options),
           cache_(model_.state_specs(), options.cache),
           runner_(model_, cache_, nullptr),
+          prompts_(runner_, cache_, 0, [] { return 0; }),
           scheduler_(cache_, options.scheduler, hooks()) {}
 
     ~SchedulerWorld() {
@@ -58,7 +61,7 @@ class SchedulerWorld {
     const StepPlan* last_plan() const { return plan_; }
     int64_t alive() const { return scheduler_.waiting() + scheduler_.running(); }
 
-    int64_t drafted_tokens = 0, trees = 0, restored = 0;
+    int64_t drafted_tokens = 0, trees = 0, restored = 0, left_while_read = 0, steps_under_way = 0;
     bool accept_all = false;  // else some right drafts are turned down
 
     std::vector<int32_t> invent(size_t tokens) {
@@ -125,18 +128,19 @@ class SchedulerWorld {
         plan_ = &plan;
         check_plan(plan);
         const int64_t steps = scheduler_.run_ahead(most);
+        bool done = true;
         results_.clear();
         std::vector<std::vector<int32_t>> ahead(plan.decode.size());
         if (steps == 1) {
             paths_.clear();
-            if (!plan.decode.empty()) read(plan.decode, plan.decode_ids, Family::decode);
-            if (!plan.prefill.empty()) read(plan.prefill, plan.prefill_ids, Family::prefill);
+            if (!plan.decode.empty()) draw(runner_.step(plan.decode), plan.decode, plan.decode_ids);
+            done = read_prompts();
         } else {
             for (size_t i = 0; i < plan.decode.size(); ++i) decode_ahead(plan, i, steps, ahead[i]);
         }
         for (size_t i = 0; steps > 1 && i < results_.size(); ++i) results_[i].ahead = ahead[i];
         for (size_t i = 0; steps == 1 && i < results_.size(); ++i) results_[i].path = paths_[i];
-        scheduler_.settle(results_);
+        scheduler_.settle(results_, done);
         return steps;
     }
 
@@ -149,12 +153,15 @@ class SchedulerWorld {
         check_plan(plan);
         results_.clear();
         paths_.clear();
-        if (!plan.decode.empty() && fails != 1) read(plan.decode, plan.decode_ids, Family::decode);
-        if (!plan.prefill.empty() && fails == 0) read(plan.prefill, plan.prefill_ids, Family::prefill);
+        if (!plan.decode.empty() && fails != 1) draw(runner_.step(plan.decode), plan.decode, plan.decode_ids);
+        const bool done = fails != 0 || read_prompts();
         between();
-        if (fails != 0) return scheduler_.abandon();
+        if (fails != 0) {
+            prompt_items_.clear();
+            return scheduler_.abandon();
+        }
         for (size_t i = 0; i < results_.size(); ++i) results_[i].path = paths_[i];
-        scheduler_.settle(results_);
+        scheduler_.settle(results_, done);
         for (auto it = alive_.begin(); it != alive_.end();) {
             const Asked& a = asked_.at(*it);
             ASSERT_TRUE(!a.cancelled || a.why) << "request " << *it << " was cancelled and lives on";
@@ -179,6 +186,11 @@ class SchedulerWorld {
         for (const StepItem& item : plan.decode) decode += std::ssize(item.tokens);
         for (const StepItem& item : plan.prefill) prefill += std::ssize(item.tokens);
         last_rows_ = decode + prefill;
+        ASSERT_TRUE(scheduler_.reading() == 0 || plan.prefill.empty());
+        if (scheduler_.reading() > 0) return;
+        prompt_items_ = plan.prefill;
+        prompt_ids_ = plan.prefill_ids;
+        prompts_begun_ = false;
         ASSERT_LE(decode, options_.scheduler.decode_rows);
         ASSERT_LE(prefill, options_.scheduler.prefill_rows);
         for (size_t i = 0; i < plan.prefill.size(); ++i) {  // the family follows from the position alone
@@ -220,12 +232,29 @@ class SchedulerWorld {
         fake_append(cache_.views(), batch);
     }
 
-    void read(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
-        const Tensor logits = runner_.step(items, family);
+    /// Some layers of the prompts' step; whether it is complete.
+    bool read_prompts() {
+        if (prompt_items_.empty()) return true;
+        if (!std::exchange(prompts_begun_, true)) prompts_.begin(prompt_items_);
+        const bool beside = options_.parts && !plan_->decode.empty();
+        prompts_.run(beside ? static_cast<int64_t>(1 + pick(4)) : 4);
+        if (!prompts_.complete()) {
+            ++steps_under_way;
+            return false;
+        }
+        draw(prompts_.finish(), prompt_items_, prompt_ids_);
+        prompt_items_.clear();
+        return true;
+    }
+    void draw(const Tensor& logits, std::span<const StepItem> items, std::span<const RequestId> ids) {
         int64_t row = 0;
         for (size_t i = 0; i < items.size(); ++i) {
             const StepItem& item = items[i];
             if (item.logits == StepRows::Logits::none) continue;
+            if (asked_.at(ids[i]).why) {  // it has left while the prompts' step was under way
+                ++row;
+                continue;
+            }
             StepResult result{.id = ids[i]};
             std::vector<int32_t> path;
             int32_t token = fake_choice(logits, row);
@@ -279,6 +308,8 @@ class SchedulerWorld {
         } else {
             a.why = why;
             a.left = steps_;
+            const bool read = std::find(prompt_ids_.begin(), prompt_ids_.end(), id) != prompt_ids_.end();
+            left_while_read += read && prompts_begun_ && !prompt_items_.empty() && !prompts_.complete();
         }
         if (options_.keep_prefixes && state != nullptr && state->length() > 0 && pick(2) == 0) keep(tokens, *state);
     }
@@ -338,6 +369,10 @@ class SchedulerWorld {
     FakeModel model_;
     KvCache cache_;
     Runner runner_;
+    PromptStep prompts_;
+    std::vector<StepItem> prompt_items_;
+    std::vector<RequestId> prompt_ids_;
+    bool prompts_begun_ = false;
     std::vector<Kept> kept_;
     std::vector<int32_t> stolen_;
     std::map<RequestId, Asked> asked_;
