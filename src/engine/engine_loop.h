@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/machine.h"
 #include "engine/scheduler.h"
+#include "engine/speculation.h"
 
 namespace riptide {
 
@@ -89,6 +90,11 @@ class EngineLoop {
     void relieve();
     void forget(const std::string& weights);
 
+    // engine_draft.cpp
+    void propose_drafts();
+    void draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row);
+    void tell_drafter(const StepPlan& plan, int64_t steps, double seconds);
+
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
     void split(const StepPlan& plan);
     bool device_can_draw(const Answer& answer, const StepItem& item);
@@ -118,6 +124,9 @@ class EngineLoop {
     std::vector<DecodeRow> decode_rows_;
     bool device_samples_ = false;  // by its slots' parameters; else the largest logits
     std::optional<Error> step_error_;
+    std::unique_ptr<Speculator> speculator_;             // null: nobody guesses
+    std::vector<Speculator::Wanted> drafts_wanted_;
+    std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
     std::vector<std::pair<Answer*, Leaving>> departed_;
     std::exception_ptr fault_;  // thrown inside a hook: ends the engine

@@ -41,6 +41,8 @@ void EngineLoop::step() {
     const auto start = std::chrono::steady_clock::now();
     waited_ = 0;
     results_.clear();
+    propose_drafts();
+    const int64_t steps_before = stats_.steps;
     const StepPlan& plan = scheduler_.plan(now_us());
     if (fault_) {
         scheduler_.abandon();
@@ -53,13 +55,15 @@ void EngineLoop::step() {
         stats_.decode_rows += rows_of(plan.decode);
         stats_.prefill_rows += rows_of(plan.prefill);
         const bool alone = host_items_.empty() && plan.prefill.empty() && !device_rows_.empty();
-        const int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1;
+        const int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
+        const int64_t steps = alone ? scheduler_.run_ahead(most) : 1;
         if (!device_rows_.empty()) begin_on_device();
         if (!host_items_.empty()) run_part(host_items_, host_ids_, Family::decode);
         const bool prompts = !plan.prefill.empty() && try_step(plan.prefill, Family::prefill);
         if (!device_rows_.empty()) run_on_device(steps);  // its tokens come while prompts are still being read
         if (prompts) draw_all(plan.prefill, plan.prefill_ids);
         else if (!plan.prefill.empty()) run_each(plan.prefill, plan.prefill_ids, Family::prefill);
+        tell_drafter(plan, 1 + stats_.steps - steps_before, seconds_since(start));
     }
     const bool stalled = plan.stalled;
     scheduler_.settle(results_);
@@ -85,6 +89,7 @@ void EngineLoop::split(const StepPlan& plan) {
         const StepItem& item = plan.decode[i];
         Answer& answer = answer_of(plan.decode_ids[i]);
         answer.ahead.clear();
+        answer.path.clear();
         if (device_can_draw(answer, item)) {
             device_rows_.push_back({&answer});
             decode_rows_.push_back({item.sequence, item.tokens[0], item.sequence->slot()});
@@ -93,7 +98,10 @@ void EngineLoop::split(const StepPlan& plan) {
             host_ids_.push_back(plan.decode_ids[i]);
         }
     }
-    for (const RequestId id : plan.prefill_ids) answer_of(id).ahead.clear();
+    for (const RequestId id : plan.prefill_ids) {
+        answer_of(id).ahead.clear();
+        answer_of(id).path.clear();
+    }
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
@@ -211,6 +219,11 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
             if (answer.job().sink_failed) cancel(answer.job());
             continue;
         }
+        if (item.logits == StepRows::Logits::all) {
+            draw_drafted(answer, item, logits, row);
+            row += std::ssize(item.tokens);
+            continue;
+        }
         const std::span<const float> values(logits.row(row++), static_cast<size_t>(logits.row_elements()));
         Sampled sampled;
         try {
@@ -243,7 +256,11 @@ bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
 void EngineLoop::conclude(Answer& answer, int32_t next) {
     if (answer.failure || answer.job().sink_failed) return;
     const bool stop = answer.ends && answer.reason == FinishReason::stop_id;
-    results_.push_back({.id = answer.scheduled, .ahead = answer.ahead, .next = stop ? -1 : next, .end = answer.ends});
+    results_.push_back({.id = answer.scheduled,
+                        .path = answer.path,
+                        .ahead = answer.ahead,
+                        .next = stop ? -1 : next,
+                        .end = answer.ends});
 }
 
 /// K/V may hold what is no number, and so may what was kept of it.
