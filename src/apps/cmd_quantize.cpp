@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/convert.h"
+#include "apps/convert_drafter.h"
 #include "apps/demo_model.h"
 #include "apps/terminal.h"
 #include "base/thread_pool.h"
@@ -26,8 +27,9 @@ struct Options {
 struct Job {
     LayoutTensor tensor;
     DType dtype = DType::f32;
-    std::vector<Weight> parts;  // experts in order, or one matrix
-    std::vector<float> vector;  // instead of parts
+    std::vector<Weight> parts;     // experts in order, or one matrix
+    std::vector<float> vector;     // instead of parts
+    std::vector<std::byte> bytes;  // instead of both: as they are
 };
 
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
@@ -50,6 +52,10 @@ void convert_rows(const Weight& source, DType dtype, int64_t first, int64_t coun
 }
 
 void write_job(const Job& job, GgufWriter& writer, ThreadPool& threads, const std::function<void(int64_t)>& advance) {
+    if (!job.bytes.empty()) {
+        writer.write_tensor(job.tensor.name, job.bytes);
+        return advance(static_cast<int64_t>(job.bytes.size()));
+    }
     if (job.parts.empty()) {
         std::vector<std::byte> out(static_cast<size_t>(row_bytes(job.dtype, static_cast<int64_t>(job.vector.size()))));
         quantize(job.dtype, job.vector.data(), out.data(), static_cast<int64_t>(job.vector.size()));
@@ -90,6 +96,16 @@ int64_t layer_of(const std::string& name) {
     return layer;
 }
 
+bool holds_integers(DType type) {
+    return type == DType::i8 || type == DType::i16 || type == DType::i32 || type == DType::i64;
+}
+
+/// A drafter's fc and head are q8_0 at least.
+DType drafter_type(DType type) {
+    const DTypeInfo& info = dtype_info(type);
+    return info.block_bytes < info.block_elements ? DType::q8_0 : type;
+}
+
 /// GGUF in: every tensor under its own name, every key kept.
 std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, GgufWriter& writer) {
     writer.copy_metadata(file);
@@ -99,8 +115,16 @@ std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, Gg
     for (const TensorInfo& tensor : file.tensors()) {
         Job job;
         job.tensor = {tensor.name, tensor.shape, layer_of(tensor.name)};
+        if (holds_integers(tensor.dtype)) {
+            job.dtype = tensor.dtype;
+            job.bytes.assign(tensor.bytes.begin(), tensor.bytes.end());
+            jobs.push_back(std::move(job));
+            continue;
+        }
         job.dtype = quant_mix_type(mix, tensor.name, tensor.shape, job.tensor.layer, layers,
                                    file.find("output.weight") == nullptr);
+        if (is_dflash(file) && (tensor.name.ends_with("fc.weight") || tensor.name == "output.weight"))
+            job.dtype = drafter_type(job.dtype);
         job.parts = {whole(tensor)};
         jobs.push_back(std::move(job));
     }
@@ -131,6 +155,47 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     return jobs;
 }
 
+std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+    const DflashConfig config = dflash_config(checkpoint);
+    write_drafter_metadata(
+        config, options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name, writer);
+    Binder binder(checkpoint);
+    std::vector<Job> jobs;
+    for (const DrafterTensor& source : drafter_tensors(checkpoint, config)) {
+        const LayoutTensor& tensor = source.tensor;
+        Job job;
+        job.tensor = tensor;
+        if (source.integers) {
+            const std::vector<int64_t> values = binder.integers(source.source, tensor.shape[0]);
+            const std::vector<int32_t> narrow(values.begin(), values.end());  // offsets within a vocabulary
+            const auto bytes = std::as_bytes(std::span(narrow));
+            job.dtype = DType::i32;
+            job.bytes.assign(bytes.begin(), bytes.end());
+            jobs.push_back(std::move(job));
+            continue;
+        }
+        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, config.num_hidden_layers);
+        if (source.keeps_precision) job.dtype = drafter_type(job.dtype);
+        if (tensor.shape.size() == 1) {
+            job.vector = binder.vector(source.source, tensor.shape[0]);
+        } else {
+            const int64_t rows = source.source_rows > 0 ? source.source_rows : tensor.shape[0];
+            job.parts = {binder.matrix(source.source, rows, tensor.shape[1]).slice_rows(source.first_row, tensor.shape[0])};
+        }
+        jobs.push_back(std::move(job));
+    }
+    const TensorNames t2d = {{}, {"t2d", "model.t2d"}};  // d2t says the same
+    if (binder.has(t2d)) binder.integers(t2d, binder.rows_of(t2d));
+    binder.finish();
+    return jobs;
+}
+
+std::vector<Job> make_jobs(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+    if (const auto* gguf = dynamic_cast<const GgufFile*>(&checkpoint)) return jobs_from_gguf(*gguf, options.type, writer);
+    return is_dflash(checkpoint) ? jobs_from_drafter(checkpoint, options, writer)
+                                 : jobs_from_safetensors(checkpoint, options, writer);
+}
+
 int quantize_file(const Options& options) {
     quant_mix_file_type(options.type);  // an unknown mix is an error before anything is opened
     const auto checkpoint = open_checkpoint(options.in);
@@ -138,9 +203,7 @@ int quantize_file(const Options& options) {
              ErrorKind::usage, "{}: input and output are the same file", options.out);
     catch_interrupts();
     GgufWriter writer(options.out);
-    const auto* gguf = dynamic_cast<const GgufFile*>(checkpoint.get());
-    const std::vector<Job> jobs = gguf != nullptr ? jobs_from_gguf(*gguf, options.type, writer)
-                                                  : jobs_from_safetensors(*checkpoint, options, writer);
+    const std::vector<Job> jobs = make_jobs(*checkpoint, options, writer);
     writer.set_u32("general.quantization_version", 2);
     writer.set_u32("general.file_type", quant_mix_file_type(options.type));
     for (const Job& job : jobs) writer.add_tensor(job.tensor.name, job.dtype, job.tensor.shape);
@@ -170,7 +233,8 @@ void add_quantize(CLI::App& app, Action& action) {
     cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();
     cmd->footer(
         "Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
-        "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0");
+        "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0\n"
+        "  riptide quantize ./Laguna-XS.2-speculator.dflash drafter-q8_0.gguf --type q8_0    a DFlash drafter");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
 }
 

@@ -160,6 +160,38 @@ std::vector<float> Binder::vector(const TensorNames& names, int64_t size) {
     return values;
 }
 
+std::vector<int64_t> Binder::integers(const TensorNames& names, int64_t size) {
+    const TensorInfo* found = find(names);
+    if (found == nullptr) fail_missing(candidates(names));
+    const TensorInfo& tensor = use(*found, 0);
+    const std::vector<int64_t> expected = {size};
+    RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
+             shape_text(expected));
+    std::vector<int64_t> values(static_cast<size_t>(size));
+    const auto read = [&]<class T>(T) {
+        for (size_t i = 0; i < values.size(); ++i) {
+            T value;
+            std::memcpy(&value, tensor.bytes.data() + i * sizeof(T), sizeof(T));
+            values[i] = static_cast<int64_t>(value);
+        }
+    };
+    switch (tensor.dtype) {
+        case DType::i32:
+            read(int32_t{});
+            break;
+        case DType::i64:
+            read(int64_t{});
+            break;
+        case DType::u8:
+        case DType::boolean:
+            read(uint8_t{});
+            break;
+        default:
+            fail("{} is {}, expected i32, i64, bool or u8", where(tensor), dtype_name(tensor.dtype));
+    }
+    return values;
+}
+
 std::vector<Weight> Binder::experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols) {
     if (checkpoint_.format() == Checkpoint::Format::gguf) {
         const TensorInfo* tensor = find_name(names.gguf);

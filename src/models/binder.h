@@ -53,6 +53,8 @@ class Binder {
     Weight matrix(const TensorNames& names, int64_t rows, int64_t cols);
     /// f32, f16 and bf16 alike, as f32. Values that are not finite are an error.
     std::vector<float> vector(const TensorNames& names, int64_t size);
+    /// Whole numbers stored as i32, i64, bool or u8.
+    std::vector<int64_t> integers(const TensorNames& names, int64_t size);
     std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols);
 
     /// Throws Error if the checkpoint holds tensors that nothing asked for.
@@ -100,6 +102,20 @@ class WeightLoader {
     Weight matrix(const TensorNames& names, int64_t rows, int64_t cols) {
         return store_.matrix(binder_.matrix(names, rows, cols));
     }
+    /// Matrices that the file stores one above the other, with `parts` rows each. REQUIRES scale planes, if there are any,
+    /// to have their borders where the parts have theirs.
+    std::vector<Weight> stacked(const TensorNames& names, std::span<const int64_t> parts, int64_t cols) {
+        int64_t rows = 0;
+        for (const int64_t part : parts) rows += part;
+        const Weight whole = binder_.matrix(names, rows, cols);
+        std::vector<Weight> weights;
+        rows = 0;
+        for (const int64_t part : parts) {
+            weights.push_back(store_.matrix(whole.slice_rows(rows, part)));
+            rows += part;
+        }
+        return weights;
+    }
     /// A small matrix that every step reads: see WeightStore::halved.
     Weight halved_matrix(const TensorNames& names, int64_t rows, int64_t cols) {
         return store_.halved(binder_.matrix(names, rows, cols));
@@ -107,6 +123,9 @@ class WeightLoader {
     std::span<const float> vector(const TensorNames& names, int64_t size) {
         return store_.floats(binder_.vector(names, size));
     }
+    /// These two stay with the caller.
+    std::vector<float> host_vector(const TensorNames& names, int64_t size) { return binder_.vector(names, size); }
+    std::vector<int64_t> integers(const TensorNames& names, int64_t size) { return binder_.integers(names, size); }
     std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols) {
         return store_.experts(binder_.experts(names, experts, rows, cols));
     }

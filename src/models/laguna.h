@@ -26,6 +26,7 @@ class Laguna final : public Model {
     Tensor embed(Context& ctx, const Batch& batch) const override;
     void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override;
     Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override;
+    SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
 
     const LagunaConfig& config() const { return config_; }
 

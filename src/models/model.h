@@ -47,6 +47,24 @@ struct States {
     std::span<const KvView> kv;
 };
 
+/// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind layer
+/// layers[i] (0-based; -1: the embedding), before any norm. out: f32 [n, layers.size() * D], contiguous, memory of the
+/// device that runs the step, the caller's.
+struct FeatureCapture {
+    std::span<const int32_t> layers;
+    Tensor out;
+
+    /// Takes x, the stream behind layer l, if that layer is wanted. Whoever runs a model layer by layer calls it behind
+    /// embed() (l = -1) and behind each layer().
+    void take(Context& ctx, int64_t l, const Tensor& x);
+};
+
+/// Weights that a drafter may use as its own; empty if a model has none to share.
+struct SharedWeights {
+    Weight embed_tokens;  // [vocab_size, hidden_size]
+    Weight lm_head;
+};
+
 /// A network with its weights. Immutable after loading. A step is embed(), then layer() for 0 .. L-1 in order, then
 /// logits(); whoever calls them in parts keeps the arena's memory of x until the end. Each row's values are independent
 /// of the other rows of the step, bit for bit. One thread at a time for one Context.
@@ -65,8 +83,11 @@ class Model {
     /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena.
     virtual Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const = 0;
 
+    /// As they lie on the model's device.
+    virtual SharedWeights shared_weights() const { return {}; }
+
     /// A whole step; returns its logits.
-    Tensor forward(Context& ctx, const Batch& batch, const States& states) const;
+    Tensor forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture = nullptr) const;
 };
 
 struct ModelOptions {

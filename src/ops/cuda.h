@@ -37,6 +37,10 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
 // K/V (kv_append.cu).
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
+// For drafters (capture.cu, block_attention.cu).
+void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
+Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
+Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 

@@ -31,6 +31,9 @@ Routing route_sigmoid(Context&, const Tensor&, std::span<const float>, int64_t, 
 Tensor argmax(Context&, const Tensor&, bool) { no_cuda(); }
 TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
 void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batch&) { no_cuda(); }
+void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
+Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
+Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
