@@ -17,6 +17,7 @@ namespace {
 struct Options {
     ModelFlags model;
     SamplingFlags sampling;
+    DraftFlags draft;
     std::string system, message, tools_file, messages_file;
     bool think = false, as_json = false;
 };
@@ -117,7 +118,7 @@ int chat(const Options& o) {
     json::array messages = read_array(o.messages_file, "messages");
     RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
              "--system and --messages exclude each other: put the system message into the file");
-    ChatModel model(open_session(o.model));
+    ChatModel model(open_session(o.model, speculation_options(o.draft)));
     const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
     if (!o.system.empty()) add_message(messages, "system", o.system);
     if (!o.message.empty()) add_message(messages, "user", o.message);
@@ -137,6 +138,7 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
     cmd->add_flag("--think", options->think, "Let the model reason first");
     add_sampling_flags(*cmd, options->sampling);
+    add_draft_flags(*cmd, options->draft);
     cmd->add_flag("--json", options->as_json,
                   "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
     cmd->footer(

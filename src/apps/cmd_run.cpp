@@ -18,6 +18,7 @@ namespace {
 struct Options {
     ModelFlags model;
     SamplingFlags sampling;
+    DraftFlags draft;
     std::string prompt, prompt_file, tokens_file;
     bool echo = false, no_bos = false, parse_special = false, as_json = false;
 };
@@ -50,7 +51,7 @@ void print_json(Session& session, const GenerationResult& result, bool has_text)
 int run(const Options& o) {
     check_one_prompt(o);
     catch_interrupts();
-    const auto session = open_session(o.model);
+    const auto session = open_session(o.model, speculation_options(o.draft));
     const Checkpoint& checkpoint = session->checkpoint();
     GenerateRequest request;
     request.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
@@ -104,6 +105,7 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_option("--tokens", options->tokens_file,
                     "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
     add_sampling_flags(*cmd, options->sampling);
+    add_draft_flags(*cmd, options->draft);
     cmd->add_flag("--echo", options->echo, "Print the prompt before its continuation");
     cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
     cmd->add_flag("--parse-special", options->parse_special,

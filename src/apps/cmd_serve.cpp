@@ -21,6 +21,7 @@ namespace {
 
 struct Options {
     ModelFlags model;
+    DraftFlags draft;
     EngineOptions engine;
     server::ServerOptions server;
     std::string key_file, reasoning = "auto";
@@ -71,6 +72,7 @@ server::ServerOptions server_options(const Options& o) {
 EngineOptions engine_options(const Options& o, Progress& progress, int64_t total) {
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
+    out.speculation = speculation_options(o.draft);
     out.host_cache_bytes = o.cache_ram_mib << 20;
     out.disk_cache_bytes = o.cache_disk_gib << 30;
     if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
@@ -193,6 +195,7 @@ void add_serve(CLI::App& app, Action& action) {
     add_model_flags(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);
+    add_draft_flags(*cmd, options->draft);
     cmd->footer(
         "Examples:\n  riptide serve\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide\n"
         "  riptide serve model.gguf --host 0.0.0.0 --api-key-file keys.txt");

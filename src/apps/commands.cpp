@@ -105,6 +105,7 @@ int riptide_main(int argc, const char* const* argv) {
     add_chat(app, action);
     add_serve(app, action);
     add_bench(app, action);
+    add_ab(app, action);
     add_ppl(app, action);
     add_inspect(app, action);
     add_tokenize(app, action);

@@ -20,6 +20,7 @@ void add_synth(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
+void add_ab(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 
 /// Help with one line for each flag: what it does begins at column `width`.

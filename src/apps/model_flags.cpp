@@ -47,6 +47,32 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
 
+void add_draft_flags(CLI::App& cmd, DraftFlags& flags) {
+    cmd.add_option("--drafter", flags.drafter,
+                   "Guess tokens ahead, which changes no answer: ngram (from the text so far); left out: off");
+    cmd.add_option("--draft-width", flags.width, "Guesses in a row, 1 to 63; auto: as many as pay, or none")
+        ->capture_default_str();
+    cmd.add_option("--draft-tree", flags.tree, "Guess a tree of up to so many tokens; 0: a chain")->capture_default_str();
+}
+
+SpeculationOptions speculation_options(const DraftFlags& flags) {
+    SpeculationOptions options;
+    options.drafter = flags.drafter;
+    options.tree = flags.tree;
+    options.adaptive = flags.width == "auto";
+    if (!options.adaptive) {
+        const bool digits = !flags.width.empty() && flags.width.size() < 4 &&
+                            flags.width.find_first_not_of("0123456789") == std::string::npos;
+        RT_CHECK(digits, ErrorKind::usage, "--draft-width {}: expected auto or a number from 1 to {}", flags.width,
+                 SpeculationOptions::kMostWidth);
+        options.width = std::stoi(flags.width);
+    }
+    RT_CHECK(!flags.drafter.empty() || (options.adaptive && options.tree == 0), ErrorKind::usage,
+             "--draft-width and --draft-tree need --drafter");
+    check_speculation(options);
+    return options;
+}
+
 namespace {
 
 /// "24GiB", "8000 MB", "123456"
@@ -100,8 +126,9 @@ SessionOptions session_options(const ModelFlags& flags) {
     return options;
 }
 
-std::unique_ptr<Session> open_session(const ModelFlags& flags) {
+std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation) {
     SessionOptions options = session_options(flags);
+    options.speculation = speculation;
     auto checkpoint = open_model_or_demo(flags.model);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
@@ -167,7 +194,7 @@ std::vector<int32_t> read_token_file(const std::string& path) {
 
 json::object closing_json(Session& session, const GenerationResult& r) {
     const double roof = session.memory_bandwidth();
-    const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.decode_rate();
+    const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.step_rate();
     json::object facts = {{"prompt_tokens", r.prompt_tokens},
                           {"reused_tokens", r.reused_tokens},
                           {"completion_tokens", r.tokens.size()},
@@ -179,6 +206,11 @@ json::object closing_json(Session& session, const GenerationResult& r) {
                           {"kv", kv_name(session)}};
     if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
     else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
+    if (session.speculator() != nullptr)
+        facts["speculation"] = {{"tokens_per_step", r.speculation.tokens_per_step()},
+                                {"steps", r.speculation.steps},
+                                {"drafted", r.speculation.drafted},
+                                {"accepted", r.speculation.accepted}};
     return facts;
 }
 
@@ -188,10 +220,12 @@ std::string closing_line(Session& session, const GenerationResult& r) {
     const std::string where = session.gpu() != nullptr
                                   ? session.gpu()->info().name
                                   : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
+    const std::string guesses =
+        session.speculator() != nullptr ? fmt::format(" · {:.2f} tokens a step", r.speculation.tokens_per_step()) : "";
     return fmt::format(
-        "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
+        "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s{} · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
         "GB/s measured · K/V {} · {} · {}]",
-        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), number("weight_gb_s"),
+        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), guesses, number("weight_gb_s"),
         100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
         finish_reason_name(r.reason), where);
 }

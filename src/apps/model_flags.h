@@ -21,11 +21,20 @@ struct ModelFlags {
     double yarn_attention_factor = -1;
 };
 void add_model_flags(CLI::App& cmd, ModelFlags& flags);
+
+/// Who guesses tokens ahead, and how many.
+struct DraftFlags {
+    std::string drafter, width = "auto";
+    int32_t tree = 0;
+};
+void add_draft_flags(CLI::App& cmd, DraftFlags& flags);
+/// Throws Error (usage) naming the flag that is wrong.
+SpeculationOptions speculation_options(const DraftFlags& flags);
 /// Where and how the flags want the model to run. Throws Error naming the flag that is wrong.
 SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
-std::unique_ptr<Session> open_session(const ModelFlags& flags);
+std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation = {});
 
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);

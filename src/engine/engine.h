@@ -59,9 +59,10 @@ struct EngineStats {
     int64_t pages = 0, free_pages = 0, cached_pages = 0, checkpoints = 0, checkpoint_bytes = 0;
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0;
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
-    int64_t prompt_parts = 0;  // in which the prompts' rows ran
-    double step_seconds = 0;   // of all steps
-    double host_seconds = 0;   // of them, not spent in the model or waiting for the device
+    int64_t prompt_parts = 0;                     // in which the prompts' rows ran
+    int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right
+    double step_seconds = 0;                      // of all steps
+    double host_seconds = 0;                      // of them, not spent in the model or waiting for the device
     int64_t version = 1;
     bool paused = false;
 };

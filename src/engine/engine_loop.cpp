@@ -31,7 +31,10 @@ EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
       interrupted_(std::move(interrupted)),
       pace_(machine.options().slowdown),
       slots_(static_cast<size_t>(machine.options().max_running)),
-      scheduler_(machine.cache(), scheduler_options(machine.options()), hooks()) {}
+      scheduler_(machine.cache(), scheduler_options(machine.options()), hooks()) {
+    const SpeculationOptions& speculation = machine.options().speculation;
+    if (speculation.on()) speculator_ = std::make_unique<Speculator>(make_drafter(speculation), speculation);
+}
 
 EngineLoop::~EngineLoop() = default;
 
@@ -236,6 +239,7 @@ void EngineLoop::leave(RequestId id, Leaving why, std::span<const int32_t> token
     // Of several answers at most one will be gone on with: not worth a checkpoint each.
     if (complete && machine_.prefix() != nullptr && job.answers.size() == 1 && !job.deterministic && !damage_)
         publish(job, tokens, *state, PrefixCache::Mark::message, state->length());
+    if (speculator_) speculator_->end(static_cast<uint64_t>(id));
     answers_.erase(id);
     departed_.emplace_back(&answer, why);
 }
@@ -293,6 +297,10 @@ void EngineLoop::report(EngineStats& stats) const {
         stats.checkpoints = prefix->stats().checkpoints;
         stats.checkpoint_bytes = prefix->stats().state_bytes;
         stats.damaged_records = prefix->stats().damaged;
+    }
+    if (speculator_) {
+        stats.drafted_rows = speculator_->stats().drafted;
+        stats.accepted_rows = speculator_->stats().accepted;
     }
     if (const HostStore* host = machine_.host_tier()) stats.host_tier_bytes = host->bytes();
     if (const DiskStore* disk = machine_.disk_tier()) stats.disk_tier_bytes = disk->bytes();

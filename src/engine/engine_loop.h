@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/machine.h"
 #include "engine/scheduler.h"
+#include "engine/speculation.h"
 
 namespace riptide {
 
@@ -95,6 +96,11 @@ class EngineLoop {
     void relieve();
     void forget(const std::string& weights);
 
+    // engine_draft.cpp
+    void propose_drafts();
+    void draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row);
+    void tell_drafter(const StepPlan& plan, int64_t steps, double seconds);
+
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
     void run_step();
     void run(const StepPlan& plan);
@@ -140,6 +146,9 @@ class EngineLoop {
     std::function<int64_t()> part_layers_;
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
+    std::unique_ptr<Speculator> speculator_;             // null: nobody guesses
+    std::vector<Speculator::Wanted> drafts_wanted_;
+    std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
     std::vector<std::pair<Answer*, Leaving>> departed_;
     std::exception_ptr fault_;  // thrown inside a hook: ends the engine

@@ -35,6 +35,7 @@ void EngineLoop::step() {
 }
 
 void EngineLoop::run_step() {
+    propose_drafts();
     const StepPlan& plan = scheduler_.plan(now_us());
     if (fault_) {
         scheduler_.abandon();
@@ -58,11 +59,13 @@ void EngineLoop::run_step() {
 
 /// The parts of a step, one behind the other.
 void EngineLoop::run(const StepPlan& plan) {
+    const int64_t start_us = now_us();
     split(plan);
     stats_.decode_rows += rows_of(plan.decode);
     stats_.prefill_rows += rows_of(plan.prefill);
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
-    int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1, decoded_us = -1;
+    const int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
+    int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
     if (!device_rows_.empty()) begin_on_device();
     if (!host_items_.empty()) {
         run_part(host_items_, host_ids_, Family::decode);
@@ -75,6 +78,8 @@ void EngineLoop::run(const StepPlan& plan) {
     }
     keep_pace(decoded_us, steps, prompts != Prompts::none);
     finish_prompts(prompts);
+    const double seconds = prompts == Prompts::none ? static_cast<double>(now_us() - start_us) * 1e-6 : 0;
+    tell_drafter(plan, steps, seconds);
 }
 
 /// Which rows of the decode part the device draws for.
@@ -87,6 +92,7 @@ void EngineLoop::split(const StepPlan& plan) {
         const StepItem& item = plan.decode[i];
         Answer& answer = answer_of(plan.decode_ids[i]);
         answer.ahead.clear();
+        answer.path.clear();
         if (device_can_draw(answer, item)) {
             device_rows_.push_back({&answer});
             decode_rows_.push_back({item.sequence, item.tokens[0], item.sequence->slot()});
@@ -95,7 +101,10 @@ void EngineLoop::split(const StepPlan& plan) {
             host_ids_.push_back(plan.decode_ids[i]);
         }
     }
-    for (const RequestId id : plan.prefill_ids) answer_of(id).ahead.clear();
+    for (const RequestId id : plan.prefill_ids) {
+        answer_of(id).ahead.clear();
+        answer_of(id).path.clear();
+    }
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
@@ -225,6 +234,11 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
             if (answer.job().sink_failed) cancel(answer.job());
             continue;
         }
+        if (item.logits == StepRows::Logits::all) {
+            draw_drafted(answer, item, logits, row);
+            row += std::ssize(item.tokens);
+            continue;
+        }
         const std::span<const float> values(logits.row(row++), static_cast<size_t>(logits.row_elements()));
         Sampled sampled;
         try {
@@ -257,7 +271,11 @@ bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
 void EngineLoop::conclude(Answer& answer, int32_t next) {
     if (answer.failure || answer.job().sink_failed) return;
     const bool stop = answer.ends && answer.reason == FinishReason::stop_id;
-    results_.push_back({.id = answer.scheduled, .ahead = answer.ahead, .next = stop ? -1 : next, .end = answer.ends});
+    results_.push_back({.id = answer.scheduled,
+                        .path = answer.path,
+                        .ahead = answer.ahead,
+                        .next = stop ? -1 : next,
+                        .end = answer.ends});
 }
 
 /// K/V may hold what is no number, and so may what was kept of it.

@@ -96,7 +96,8 @@ const char* finish_reason_name(FinishReason reason) {
 }
 
 double GenerationResult::prefill_rate() const { return rate(prompt_tokens - reused_tokens, prefill_seconds); }
-double GenerationResult::decode_rate() const { return rate(decode_steps, decode_seconds); }
+double GenerationResult::decode_rate() const { return rate(decoded_tokens, decode_seconds); }
+double GenerationResult::step_rate() const { return rate(decode_steps, decode_seconds); }
 
 namespace {
 
@@ -142,6 +143,7 @@ class Answer {
         result_.stop_string = text_.stop();
     }
 
+    int64_t most() const { return most_; }
     /// Tokens still wanted.
     int64_t wanted() const { return most_ - std::ssize(result_.tokens); }
 
@@ -166,34 +168,46 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     result.reused_tokens = reused_;
     result.prefill_seconds = watch.lap();
     if (logits.empty()) result.reason = FinishReason::cancelled;
-    const auto draw = [&] {
-        if (!gpu_) hash.add(logits);
-        try {
-            Sampled sampled = sampler.sample(logits, std::ssize(tokens_));
-            sampler.accept(sampled.token);
-            return sampled;
-        } catch (...) {
-            clear();
-            throw;
-        }
+    bool damaged = false;  // if something throws, then because no token can be drawn
+    /// The token that follows the sequence: `drawn` by the device, or here from its logits.
+    const auto take = [&](std::span<const float> row, int32_t drawn) {
+        if (!gpu_ && !row.empty()) hash.add(row);
+        damaged = true;
+        RT_CHECK(drawn >= 0 || !row.empty(),
+                 "no token can be drawn for position {}: a logit is NaN or +infinity, or none is above -infinity; the "
+                 "model's weights or its K/V are damaged",
+                 tokens_.size());
+        const Sampled sampled = row.empty() ? Sampled{.token = drawn} : sampler.sample(row, std::ssize(tokens_));
+        damaged = false;
+        sampler.accept(sampled.token);
+        return answer.take(sampled, std::ssize(tokens_) >= context_);
     };
-    bool more = false;
-    if (!logits.empty()) more = answer.take(draw(), std::ssize(tokens_) >= context_);
-    if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
-        // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
-        const ops::SampleStart start = sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);
-        decode_ahead(
-            result.tokens.back(), answer.wanted(),
-            [&](int32_t token) {
+    const auto decoded = [&](std::span<const float> row, int32_t drawn) {
+        ++result.decoded_tokens;
+        return take(row, drawn);
+    };
+    try {
+        bool more = !logits.empty() && take(logits, -1);
+        if (more && speculator_) {
+            decode_drafted(request, result, answer.stop_ids(), answer.most(), decoded);
+        } else if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
+            // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
+            const ops::SampleStart start =
+                sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);
+            decode_ahead(
+                result.tokens.back(), answer.wanted(), [&](int32_t token) { return decoded({}, token); },
+                plainly_greedy(request.sampling) ? nullptr : &start);
+            result.decode_steps = result.decoded_tokens;
+        } else {
+            while (more) {
+                logits = decode(result.tokens.back());
                 ++result.decode_steps;
-                return more = answer.take({.token = token}, std::ssize(tokens_) >= context_);
-            },
-            plainly_greedy(request.sampling) ? nullptr : &start);
-    }
-    while (more) {
-        logits = decode(result.tokens.back());
-        ++result.decode_steps;
-        more = answer.take(draw(), std::ssize(tokens_) >= context_);
+                more = decoded(logits, -1);
+            }
+        }
+    } catch (...) {
+        if (damaged) clear();
+        throw;
     }
     answer.finish();
     result.decode_seconds = watch.lap();

@@ -20,7 +20,10 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       slots_(*context.gpu, sequences, model.info().vocab_size),
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
-                   "step counter") {
+                   "step counter"),
+      one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
+    const std::vector<int32_t> zeros(kMostDraws);
+    context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
     auto* const words = reinterpret_cast<int64_t*>(step_memory_.data());
     auto* const slots = reinterpret_cast<int32_t*>(words + 2);
@@ -83,6 +86,18 @@ std::span<const int32_t> GpuDecoder::next() {
         tokens_[static_cast<size_t>(r)] = static_cast<int32_t>(value & 0xFFFFFFFFu);
     }
     ++taken_;
+    return tokens_;
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw draw) {
+    const int64_t n = logits.rows();
+    RT_ASSERT(pending() == 0 && n >= 1 && n <= kMostDraws && n == device_batch_.batch().rows());
+    const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
+    const Tensor tokens = draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(),
+                                                              device_batch_.batch().positions, slots, false)
+                                                : ops::most_likely(context_, logits);
+    tokens_.resize(static_cast<size_t>(n));
+    context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;
 }
 

@@ -47,6 +47,9 @@ class GpuDecoder {
     /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
     /// on means nothing. Throws Error if the device fails.
     std::span<const int32_t> next();
+    /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
+    /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
+    std::span<const int32_t> draw_rows(const Tensor& logits, Draw draw);
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.
@@ -56,6 +59,8 @@ class GpuDecoder {
     static constexpr int64_t kRingSteps = 256;  // the most steps that may be pending
 
   private:
+    static constexpr int64_t kMostDraws = 256;
+
     const Model& model_;
     KvCache& cache_;
     Context& context_;
@@ -72,6 +77,7 @@ class GpuDecoder {
     std::vector<StepRows> step_;
     std::vector<std::byte> begin_words_;  // forced_size and slots, on their way to the device
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
+    DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
     std::vector<int32_t> tokens_;
     int64_t launched_ = 0, taken_ = 0;
 };

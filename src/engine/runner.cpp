@@ -40,6 +40,8 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t 
     if (cache.gpu() == nullptr) return;
     device_batch_.emplace(new_device_batch(sequence_tokens));
     decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, cache.options().max_sequences)));
+    chain_steps_.resize(static_cast<size_t>(std::min<int64_t>(kVerifyRows, cache.options().max_step_rows)));
+    tree_steps_.resize(chain_steps_.size());
 }
 
 DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
@@ -49,17 +51,28 @@ DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
 }
 
 int64_t Runner::graphs() const {
-    return std::count_if(decode_steps_.begin(), decode_steps_.end(), [](const auto& step) { return step.recorded(); });
+    int64_t count = 0;
+    for (const auto* steps : {&decode_steps_, &chain_steps_, &tree_steps_})
+        count += std::count_if(steps->begin(), steps->end(), [](const auto& step) { return step.recorded(); });
+    return count;
+}
+
+/// What a step like this is recorded as; null: it is not.
+RecordedStep* Runner::recorded(const Batch& batch) {
+    const int64_t n = batch.rows();
+    if (context_.family != Family::decode || std::ssize(batch.logit_rows) != n) return nullptr;
+    auto& steps = batch.sequences() == n && batch.parent.empty() ? decode_steps_
+                  : batch.parent.empty()                         ? chain_steps_
+                                                                 : tree_steps_;
+    const bool fits = (&steps == &decode_steps_ || batch.sequences() == 1) && n <= std::ssize(steps);
+    return fits ? &steps[static_cast<size_t>(n - 1)] : nullptr;
 }
 
 /// Runs the batch that has been built.
 Tensor Runner::forward(const Batch& host) {
     const Batch& batch = device_batch_ ? device_batch_->upload(host) : host;
     const auto body = [&] { return model_.forward(context_, batch, States{cache_.views()}); };
-    const int64_t n = host.rows();
-    const bool decodes = context_.family == Family::decode && n == host.sequences() && host.parent.empty() &&
-                         std::ssize(host.logit_rows) == n && n <= std::ssize(decode_steps_);
-    if (decodes) return decode_steps_[static_cast<size_t>(n - 1)].run(context_, body);
+    if (RecordedStep* step = recorded(host)) return step->run(context_, body);
     arena_.reset();
     const Tensor logits = body();
     if (context_.on_op) context_.on_op({});

@@ -27,7 +27,8 @@ struct StepItem {
 ///
 /// On a GPU a step of the decode family that feeds one token to each of up to kGraphRows sequences, as chains, and
 /// wants all logits is launched as a graph from the second of its number of rows on (RecordedStep). There is one graph
-/// for each number: a row more or less is another graph, not a row that nobody wants.
+/// for each number: a row more or less is another graph, not a row that nobody wants. So is a step that feeds up to
+/// kVerifyRows to one sequence, which checks guesses: a graph for chains and one for trees, whose parents are data.
 class Runner {
   public:
     /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs(). Runs
@@ -53,11 +54,12 @@ class Runner {
     /// Numbers of rows for which there is a graph by now.
     int64_t graphs() const;
 
-    static constexpr int64_t kGraphRows = 64;
+    static constexpr int64_t kGraphRows = 64, kVerifyRows = 64;
 
   private:
     void reserve(std::span<const StepItem> items);
     Tensor forward(const Batch& batch);
+    RecordedStep* recorded(const Batch& batch);
 
     const Model& model_;
     KvCache& cache_;
@@ -66,6 +68,7 @@ class Runner {
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
     std::vector<RecordedStep> decode_steps_;   // [rows - 1], on a GPU
+    std::vector<RecordedStep> chain_steps_, tree_steps_;  // [rows - 1], of one sequence, on a GPU
 };
 
 }  // namespace riptide

@@ -42,6 +42,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 kv.max_sequences);
     sequence_.emplace(*cache_);
+    if (options.speculation.on()) speculate(make_drafter(options.speculation), options.speculation);
 }
 
 /// Decides context and chunk.

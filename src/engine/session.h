@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/finish_reason.h"
@@ -17,6 +18,7 @@
 #include "engine/runner.h"
 #include "engine/sampler.h"
 #include "engine/session_options.h"
+#include "engine/speculation.h"
 #include "io/checkpoint.h"
 #include "models/model.h"
 #include "text/tokenizer.h"
@@ -48,13 +50,16 @@ struct GenerationResult {
     std::string stop_string;  // reason == stop_string
     int64_t prompt_tokens = 0;
     int64_t reused_tokens = 0;  // of the prompt, not computed again
-    int64_t decode_steps = 0;   // steps of one row after the prompt
+    int64_t decode_steps = 0;   // after the prompt: of one row, or of guesses too
+    int64_t decoded_tokens = 0;  // drawn in them, the stop id included
     double prefill_seconds = 0;
     double decode_seconds = 0;
     uint64_t logits_hash = 0;  // LogitsHash over the raw logits of every drawn token, the stop id's included
+    SpeculationStats speculation;
 
     double prefill_rate() const;  // computed prompt tokens per second; 0 if none
-    double decode_rate() const;   // decode steps per second; 0 if none
+    double decode_rate() const;   // decoded tokens per second; 0 if none
+    double step_rate() const;     // steps per second; 0 if none
 };
 
 /// Owns the model, its K/V and its threads, and keeps the tokens that it has seen: a prompt that begins as the last one
@@ -82,6 +87,16 @@ class Session {
     int threads() const { return threads_->size(); }
     /// The tokens whose K/V are held.
     std::span<const int32_t> tokens() const { return tokens_; }
+
+    /// From now on answers are drafted by `drafter`; null: by nobody. Tokens, log-probabilities and logits stay what
+    /// they are without. Throws Error (usage) for options out of range.
+    void speculate(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options);
+    /// The same with all that a speculator has learnt; returns the one that it replaces. Each may be null.
+    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator) {
+        return std::exchange(speculator_, std::move(speculator));
+    }
+    /// Null without drafter.
+    const Speculator* speculator() const { return speculator_.get(); }
 
     /// Answers a prompt. Throws Error for a prompt that is empty, longer than the context or holds ids outside the
     /// vocabulary, for parameters out of range, for logits that no token can be drawn from (the session then forgets
@@ -113,6 +128,19 @@ class Session {
     int64_t rewind_to_common(std::span<const int32_t> tokens);
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);
     Tensor on_host(const Tensor& logits);
+    /// Takes the token that follows a row, or draws it from the row's logits if they are not empty. True if another is
+    /// wanted.
+    using TakeToken = std::function<bool(std::span<const float> logits, int32_t drawn)>;
+    /// How the tokens of a step's rows are drawn: by the device, or from logits by `take`, which returns the token, or
+    /// -1 if no other is wanted.
+    struct RowDraws {
+        bool on_device;
+        GpuDecoder::Draw how;
+        std::function<int32_t(std::span<const float> logits, int32_t drawn)> take;
+    };
+    void decode_drafted(const GenerateRequest& request, GenerationResult& result, std::span<const int32_t> stop_ids,
+                        int64_t max_tokens, const TakeToken& take);
+    void verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path);
     void plan_memory();
 
     SessionOptions options_;
@@ -124,6 +152,7 @@ class Session {
     std::unique_ptr<KvCache> cache_;
     std::unique_ptr<Runner> runner_;
     std::unique_ptr<GpuDecoder> decoder_;  // on a GPU
+    std::unique_ptr<Speculator> speculator_;
     MemoryPlan plan_;
     double memory_bandwidth_ = 0;
     std::vector<float> host_logits_;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "cache/state_spec.h"
+#include "engine/speculation_options.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
 #include "tensor/gpu.h"
@@ -23,6 +24,7 @@ struct SessionOptions {
     int32_t page_rows = 64;  // tokens in a K/V page
     ModelOptions model;
     std::optional<GpuOptions> gpu;  // run on this GPU
+    SpeculationOptions speculation;
 };
 
 /// Throws Error (usage) for an option out of range.

@@ -1,0 +1,110 @@
+// riptide ab: what guessing ahead gains, and that it changes nothing.
+#include <cstdio>
+#include <fstream>
+#include <memory>
+
+#include "apps/ab_report.h"
+#include "apps/commands.h"
+#include "apps/model_flags.h"
+#include "apps/terminal.h"
+#include "base/error.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct Options {
+    ModelFlags model;
+    std::string drafter = "ngram", prompts, plot;
+    std::vector<int32_t> widths = {1, 3, 7}, trees = {8, 16, 32};
+    SamplingFlags sampling;
+    int repeat = 1;
+    int64_t most_prompts = 1000;
+    bool as_json = false;
+};
+
+constexpr int64_t kDefaultTokens = 128;
+
+void write_plot(const std::string& path, const std::string& svg) {
+    std::ofstream file(path, std::ios::binary);
+    file << svg;
+    file.close();
+    RT_CHECK(!file.fail(), ErrorKind::system, "{}: cannot be written", path);
+}
+
+std::string where(Session& session) {
+    return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
+}
+
+int ab(const Options& o) {
+    catch_interrupts();
+    std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
+    make_drafter(*modes.back().speculation);  // a wrong name is known before the model is read
+    const auto session = open_session(o.model);
+    AbOptions options;
+    options.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
+    options.repeat = o.repeat;
+    std::vector<AbPrompt> prompts = ab_prompts(session->checkpoint(), o.prompts, o.most_prompts);
+    Progress progress("answers", "");
+    const AbResult result = run_ab(
+        *session, std::move(prompts), std::move(modes), options,
+        [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
+    const std::string title = fmt::format("{}, {}, drafter {}, K/V {}, temperature {}", session->model().info().name,
+                                          where(*session), o.drafter, kv_name(*session), options.sampling.temperature);
+    if (o.as_json) {
+        json::object out = {{"model", session->model().info().name},
+                            {"device", where(*session)},
+                            {"drafter", o.drafter},
+                            {"kv", kv_name(*session)},
+                            {"temperature", options.sampling.temperature}};
+        for (auto& [key, value] : ab_json(result)) out[key] = value;
+        std::puts(json::serialize(out).c_str());
+    } else {
+        fmt::print("{}, {} prompts\n\n{}", title, result.prompts.size(), ab_table(result));
+    }
+    if (!o.plot.empty()) write_plot(o.plot, ab_svg(result, title));
+    if (interrupted()) return 130;
+    const int64_t mismatches = result.mismatches();
+    if (mismatches > 0) fmt::print(stderr, "error: {} tokens differ from plain decoding: this is a bug\n", mismatches);
+    return mismatches > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+void add_ab(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
+    auto options = std::make_shared<Options>();
+    options->sampling.params.temperature = 0;
+    add_model_flags(*cmd, options->model);
+    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram")->capture_default_str();
+    cmd->add_option("--prompts", options->prompts,
+                    "File with an object a line: messages, turns or prompt; left out: a few of our own");
+    cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    cmd->add_option("--widths", options->widths, "Chains to measure: guesses in a row")
+        ->delimiter(',')
+        ->capture_default_str();
+    cmd->add_option("--trees", options->trees, "Trees to measure: guesses in a step")
+        ->delimiter(',')
+        ->capture_default_str();
+    cmd->add_option("-n,--tokens-max", options->sampling.max_tokens, "Tokens of an answer; left out: 128");
+    cmd->add_option("--temperature", options->sampling.params.temperature, "0: always the most likely token")
+        ->capture_default_str();
+    cmd->add_option("--top-k", options->sampling.params.top_k, "Draw from the k most likely; 0: all")
+        ->capture_default_str();
+    cmd->add_option("--top-p", options->sampling.params.top_p, "Draw from the smallest set with this probability")
+        ->capture_default_str();
+    cmd->add_option("--seed", options->sampling.params.seed)->capture_default_str();
+    cmd->add_option("--repeat", options->repeat, "Answers to each prompt and mode; the fastest counts")
+        ->check(CLI::Range(1, 100))
+        ->capture_default_str();
+    cmd->add_flag("--json", options->as_json, "Print one JSON object");
+    cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by guesses, acceptance by slot");
+    cmd->footer(
+        "Every answer must be the one of plain decoding, token by token: else the exit code is 1.\n"
+        "Examples:\n  riptide ab\n  riptide ab model.gguf --prompts prompts.jsonl --widths 1,2,3,5,7 --plot ab.svg");
+    cmd->callback([options, &action] { action = [options] { return ab(*options); }; });
+}
+
+}  // namespace riptide::apps

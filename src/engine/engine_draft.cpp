@@ -1,0 +1,81 @@
+// EngineLoop: answers whose next tokens are guessed ahead.
+#include <algorithm>
+
+#include "base/error.h"
+#include "engine/engine_loop.h"
+
+namespace riptide {
+
+/// Tells the scheduler what to check for each decoding answer.
+void EngineLoop::propose_drafts() {
+    if (!speculator_) return;
+    drafting_.clear();
+    drafts_wanted_.clear();
+    if (speculator_->idle_steps() > 0) return;
+    for (const RequestId id : scheduler_.decoding()) {
+        Answer& answer = answer_of(id);
+        if (answer.told < 0) {
+            speculator_->begin(static_cast<uint64_t>(id), scheduler_.tokens(id));
+            answer.told = std::ssize(answer.tokens());
+        }
+        const int64_t room = answer.job().max_tokens - std::ssize(answer.tokens()) - 1;
+        drafts_wanted_.push_back({static_cast<uint64_t>(id), std::max<int64_t>(0, room)});
+    }
+    if (drafts_wanted_.empty()) return;
+    const std::span<const DraftTree> trees = speculator_->propose(drafts_wanted_);
+    for (size_t i = 0; i < trees.size(); ++i) {
+        const DraftTree& tree = trees[i];
+        if (tree.empty()) continue;
+        const auto id = static_cast<RequestId>(drafts_wanted_[i].sequence);
+        scheduler_.propose(id, tree.tokens, tree.is_chain() ? std::span<const int32_t>() : std::span(tree.parents));
+        drafting_[id] = tree;
+    }
+}
+
+/// The tokens of a row with guesses below it, whose logits begin at `row`, as far as the guesses were right.
+void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row) {
+    DraftTree& tree = drafting_.at(answer.scheduled);
+    tree.shorten(std::ssize(item.tokens) - 1);  // for the others there was no room
+    const int64_t length = item.sequence->length();
+    const auto vocab = static_cast<size_t>(logits.row_elements());
+    int32_t next = -1;
+    bool failed = false;
+    walk(tree, answer.path, [&](int32_t r) {
+        Sampled sampled;
+        try {
+            sampled = answer.draw({logits.row(row + r), vocab}, length + std::ssize(answer.path));
+        } catch (const Error& error) {
+            damaged(answer, error.what());
+            failed = true;
+            return -1;
+        }
+        next = sampled.token;
+        return take(answer, sampled) ? next : -1;
+    });
+    if (failed) return;
+    const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));
+    speculator_->settle(static_cast<uint64_t>(answer.scheduled), tree, answer.path, fresh);
+    answer.told = std::ssize(answer.tokens());
+    conclude(answer, next);
+}
+
+/// What was drawn without guesses, and what it took: `seconds`, 0 where more than decoding ran.
+void EngineLoop::tell_drafter(const StepPlan& plan, int64_t steps, double seconds) {
+    if (!speculator_) return;
+    int64_t rows = 0;
+    for (const StepItem& item : plan.decode) rows += std::ssize(item.tokens);
+    if (rows > 0 && seconds > 0) {
+        if (speculator_->idle_steps() > 0) speculator_->idled(steps, seconds, rows);
+        else speculator_->stepped(rows, seconds / static_cast<double>(steps));
+    }
+    for (const RequestId id : plan.decode_ids) {
+        const auto found = answers_.find(id);
+        if (found == answers_.end() || found->second->told < 0) continue;
+        Answer& answer = *found->second;
+        speculator_->extend(static_cast<uint64_t>(id),
+                            std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told)));
+        answer.told = std::ssize(answer.tokens());
+    }
+}
+
+}  // namespace riptide

@@ -1,0 +1,126 @@
+// Session::generate with a drafter: one step checks the guesses, one more token comes for free.
+//
+// The token of each row on the way is drawn exactly as plain decoding would draw it: from the same logits (a row of the
+// decode family has the same bits in any company), with the same noise (a function of seed, position and token) and the
+// same history. The guess only decides whether the next row is there already.
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "engine/device_draw.h"
+#include "engine/session.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr uint64_t kSequence = 0;
+constexpr int64_t kMostRows = 256;  // of a step of the decode family
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Whether the device can draw all rows of a step at once: none depends on what is drawn for another.
+bool draws_rows(const SamplingParams& p, int64_t vocab_size, int64_t answer_tokens) {
+    return device_draws(p, vocab_size) && p.repetition_penalty == 1 && p.frequency_penalty == 0 &&
+           p.presence_penalty == 0 && answer_tokens >= p.min_tokens;
+}
+
+}  // namespace
+
+void Session::speculate(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options) {
+    check_speculation(options);
+    speculator_ = drafter ? std::make_unique<Speculator>(std::move(drafter), options) : nullptr;
+}
+
+/// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way (the one
+/// that it took last is `last`) and makes these rows part of the sequence, also if take() throws.
+void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path) {
+    std::vector<int32_t> tokens = {token}, parents;
+    tokens.insert(tokens.end(), tree.tokens.begin(), tree.tokens.end());
+    row_parents(tree, parents);
+    const StepItem item{&*sequence_, tokens, parents, StepRows::Logits::all, {}};
+    const Tensor logits = runner_->step(std::span(&item, 1), Family::decode);
+    Tensor host;
+    std::span<const int32_t> drawn;
+    try {
+        if (draws.on_device) drawn = decoder_->draw_rows(logits, draws.how);
+        else host = on_host(logits);
+        if (!gpu_) checkpoint_->check_intact();
+    } catch (...) {
+        sequence_->commit_prefix(0);
+        throw;
+    }
+    const auto vocab = static_cast<size_t>(model_->info().vocab_size);
+    try {
+        walk(tree, path, [&](int32_t row) {
+            tokens_.push_back(tokens[static_cast<size_t>(row)]);
+            return draws.on_device ? draws.take({}, drawn[static_cast<size_t>(row)])
+                                   : draws.take({host.row(row), vocab}, -1);
+        });
+    } catch (...) {
+        sequence_->commit(path);
+        throw;
+    }
+    sequence_->commit(path);
+}
+
+void Session::decode_drafted(const GenerateRequest& request, GenerationResult& result,
+                             std::span<const int32_t> stop_ids, int64_t max_tokens, const TakeToken& take) {
+    Speculator& speculator = *speculator_;
+    const SamplingParams& sampling = request.sampling;
+    const int64_t vocab = model_->info().vocab_size;
+    const bool greedy = plainly_greedy(sampling);
+    std::vector<int32_t>& answer = result.tokens;
+    speculator.clear_stats();
+    speculator.begin(kSequence, tokens_);
+    speculator.extend(kSequence, std::span(answer).last(1));
+    bool more = true, started = false;
+    const auto take_token = [&](std::span<const float> logits, int32_t drawn) {
+        more = take(logits, drawn);
+        return more ? answer.back() : -1;
+    };
+    RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token};
+    std::vector<int32_t> path;
+    while (more) {
+        const auto known = std::ssize(answer);
+        const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
+        const int64_t idle = speculator.idle_steps(), wanted = max_tokens - known;
+        auto start = std::chrono::steady_clock::now();
+        if (idle > 0 && gpu_ && device_draws(sampling, vocab)) {
+            const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
+            const int64_t before = std::ssize(tokens_);
+            decode_ahead(
+                answer.back(), std::min(idle, wanted), [&](int32_t drawn) { return take_token({}, drawn) >= 0; },
+                greedy ? nullptr : &from);
+            const int64_t steps = std::ssize(tokens_) - before;
+            result.decode_steps += steps;
+            speculator.idled(steps, seconds_since(start));
+            speculator.extend(kSequence, fresh());
+            continue;
+        }
+        const Speculator::Wanted request_one{
+            kSequence, std::min({context_ - sequence_->length(), wanted, int64_t{options_.chunk_rows}, kMostRows}) - 1};
+        static const DraftTree kNothing;
+        const DraftTree& tree = idle > 0 ? kNothing : speculator.propose(std::span(&request_one, 1))[0];
+        draws.on_device = gpu_ && draws_rows(sampling, vocab, known);
+        if (draws.on_device && !greedy && !started) {
+            decoder_->start_answer(0, sample_start(sampling, stop_ids, request.prompt, answer));
+            started = true;
+        }
+        start = std::chrono::steady_clock::now();
+        verify(answer.back(), tree, draws, path);
+        ++result.decode_steps;
+        if (idle > 0) {
+            speculator.idled(1, seconds_since(start));
+            speculator.extend(kSequence, fresh());
+            continue;
+        }
+        speculator.stepped(1 + tree.size(), seconds_since(start));
+        speculator.settle(kSequence, tree, path, fresh());
+    }
+    result.speculation = speculator.stats();
+}
+
+}  // namespace riptide

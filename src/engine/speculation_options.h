@@ -1,0 +1,30 @@
+// Whether and how tokens are guessed ahead.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace riptide {
+
+class Drafter;
+
+/// Guesses never change what is drawn, only how many steps it takes.
+struct SpeculationOptions {
+    std::string drafter;                                  // who guesses: "ngram"; empty: nobody
+    std::function<std::unique_ptr<Drafter>()> make = {};  // or somebody else
+    int32_t width = 15;                                   // guesses in a row, at most
+    int32_t tree = 0;                                     // guesses in a tree, at most; 0: a chain
+    bool adaptive =
+        true;  // check fewer, or none, where that is expected to be faster; false: always as many as allowed
+
+    bool on() const { return !drafter.empty() || make; }
+
+    static constexpr int32_t kMostWidth = 63, kMostTree = 255;  // a step of the decode family has 256 rows
+};
+
+/// Throws Error (usage) for an option out of range.
+void check_speculation(const SpeculationOptions& options);
+
+}  // namespace riptide

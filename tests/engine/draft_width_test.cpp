@@ -1,0 +1,153 @@
+// How much of a draft is checked: simulated acceptance and costs.
+#include "engine/draft_width.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <random>
+
+namespace riptide {
+namespace {
+
+/// A device whose steps cost 1 + slope * (rows - 1), and guesses that are right with a probability for each slot.
+struct World {
+    double slope, draft;
+    std::vector<double> right;  // by slot
+    double said = 0.8;          // what the drafter says, always
+    uint32_t seed = 1;
+
+    double seconds(int64_t rows) const { return 1e-3 * (1 + slope * static_cast<double>(rows - 1)); }
+    /// Tokens a second with `nodes` guesses always.
+    double speed(int64_t nodes) const {
+        double tokens = 1, way = 1;
+        for (int64_t d = 0; d < nodes; ++d) tokens += way *= right[static_cast<size_t>(d)];
+        return tokens / (seconds(1 + nodes) + (nodes > 0 ? draft : 0));
+    }
+    double best() const {
+        double most = 0;
+        for (int64_t n = 0; n <= std::ssize(right); ++n) most = std::max(most, speed(n));
+        return most;
+    }
+    /// Tokens a second of the last half of `steps` steps that the class chooses for; widths that it chose.
+    double run(DraftWidth& width, int64_t steps, std::vector<int64_t>* chosen = nullptr) const {
+        std::mt19937 random(seed);
+        std::uniform_real_distribution<double> uniform(0, 1);
+        double tokens = 0, spent = 0;
+        for (int64_t step = 0; step < steps; ++step) {
+            if (step == steps / 2) tokens = spent = 0;
+            if (const int64_t idle = width.idle_steps(); idle > 0) {
+                width.skip(1);
+                width.stepped(1, seconds(1));
+                tokens += 1, spent += seconds(1);
+                if (chosen) chosen->push_back(0);
+                continue;
+            }
+            width.drafted(draft);
+            std::vector<double> chances;
+            for (size_t d = 0; d < right.size(); ++d)
+                chances.push_back((d == 0 ? 1 : chances.back()) * width.chance(static_cast<int32_t>(d), said));
+            const int64_t n = width.choose(chances);
+            if (chosen) chosen->push_back(n);
+            width.stepped(1 + n, seconds(1 + n) * (1 + 0.05 * uniform(random)));
+            tokens += 1;
+            for (int64_t d = 0; d < n; ++d) {
+                const bool hit = uniform(random) < right[static_cast<size_t>(d)];
+                width.reached(static_cast<int32_t>(d), said, hit);
+                if (!hit) break;
+                tokens += 1;
+            }
+            spent += seconds(1 + n) + draft;
+        }
+        return tokens / spent;
+    }
+};
+
+TEST(DraftWidth, comes_near_the_best_fixed_width) {
+    const std::vector<double> flat(15, 0.8), falling = {0.75, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05};
+    for (const double slope : {0.05, 0.3})
+        for (const double draft : {0.0, 0.2e-3})
+            for (const auto& right : {flat, falling})
+                for (const double said : {0.3, 0.8}) {
+                    World world{slope, draft, right, said};
+                    DraftWidth width(static_cast<int32_t>(right.size()));
+                    EXPECT_GT(world.run(width, 2000), 0.93 * world.best())
+                        << "slope " << slope << ", draft " << draft << ", said " << said;
+                }
+}
+
+TEST(DraftWidth, below_break_even_costs_almost_nothing) {
+    for (const double draft : {0.0, 0.3e-3}) {
+        World world{0.4, draft, std::vector<double>(8, 0.1), 0.9};
+        DraftWidth width(8);
+        EXPECT_GT(world.run(width, 4000), 0.97 * world.speed(0)) << "a draft takes " << draft;
+    }
+}
+
+TEST(DraftWidth, notices_when_guesses_become_good) {
+    World world{0.2, 0.1e-3, std::vector<double>(8, 0.02), 0.9};
+    DraftWidth width(8);
+    world.run(width, 3000);
+    world.right.assign(8, 0.9);
+    EXPECT_GT(world.run(width, 6000), 0.9 * world.best());
+}
+
+TEST(DraftWidth, probes_ever_less_often_while_nothing_is_gained) {
+    World world{1, 0, std::vector<double>(4, 0), 0.9};
+    DraftWidth width(4);
+    std::vector<int64_t> chosen;
+    world.run(width, 2000, &chosen);
+    const auto probes = [&](size_t begin, size_t end) {
+        return std::count_if(chosen.begin() + static_cast<ptrdiff_t>(begin),
+                             chosen.begin() + static_cast<ptrdiff_t>(end), [](int64_t n) { return n > 0; });
+    };
+    EXPECT_LE(probes(1000, 2000), 5);
+    EXPECT_GE(probes(1000, 2000), 3);
+}
+
+TEST(DraftWidth, many_sequences_share_what_a_step_can_bear) {
+    // Rows are free up to 16, and then cost what a step costs.
+    DraftWidth width(8);
+    for (int i = 0; i < 10; ++i)
+        for (int64_t rows = 1; rows <= 72; ++rows)
+            width.stepped(rows, 1e-3 * (rows <= 16 ? 1 : 1 + 0.5 * static_cast<double>(rows - 16)));
+    std::vector<double> chances = {0.8, 0.64, 0.51, 0.41, 0.33, 0.26, 0.21, 0.17};
+    EXPECT_EQ(width.choose(chances, 1), 8);
+    EXPECT_EQ(width.choose(chances, 4), 3);
+    EXPECT_EQ(width.choose(chances, 8), 1);
+    EXPECT_EQ(width.choose(chances, 16), 0);
+}
+
+TEST(StepCosts, are_monotone_and_between_what_was_measured) {
+    StepCosts costs;
+    EXPECT_EQ(costs.at(4), 0);
+    const auto add = [&](int64_t rows, double seconds) {
+        for (int i = 0; i < 8; ++i) costs.add(rows, i < 2 ? 100 * seconds : seconds);  // the first two do not count
+    };
+    add(1, 1.0);
+    EXPECT_DOUBLE_EQ(costs.at(1), 1);
+    EXPECT_NEAR(costs.at(8), 1 + 7 * StepCosts::kRowCost, 1e-12);
+    add(8, 3.0);
+    EXPECT_DOUBLE_EQ(costs.at(8), 3);
+    EXPECT_NEAR(costs.at(4), 1 + 2 * 3.0 / 7, 1e-12);
+    EXPECT_NEAR(costs.at(15), 5, 1e-12) << "the line goes on";
+    add(6, 3.4);  // more than 8 rows cost: both are pooled
+    EXPECT_NEAR(costs.at(6), 3.2, 1e-12);
+    EXPECT_NEAR(costs.at(8), 3.2, 1e-12);
+    add(16, 3.2);
+    EXPECT_GE(costs.at(32), costs.at(16)) << "beyond the last a row costs something";
+    double last = 0;
+    for (int64_t rows = 1; rows < 100; ++rows) {
+        EXPECT_GE(costs.at(rows), last);
+        last = costs.at(rows);
+    }
+}
+
+TEST(StepCosts, slow_moments_do_not_count) {
+    StepCosts costs;
+    for (int i = 0; i < 60; ++i) costs.add(3, i % 3 == 0 ? 9.0 : 1.0);
+    EXPECT_DOUBLE_EQ(costs.at(3), 1);
+}
+
+}  // namespace
+}  // namespace riptide
