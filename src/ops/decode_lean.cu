@@ -3,33 +3,11 @@
 //
 // Two kernels. lean_once_kernel: every warp has one batch of rows, as decode_lean.cuh describes (q k v and the gate,
 // o). lean_stream_kernel: more batches than warps (the head): batches in registers, two CTAs an SM.
-#include "ops/decode_lean.h"
-
-#include <algorithm>
-
-#include "ops/decode_lean.cuh"
+#include "ops/decode_lean_matmul.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
-
-constexpr int kLeanMatrices = 4;
-
-struct LeanMatrix {
-    LeanPlanes planes;
-    float* y;
-    int32_t rows, first;  // first batch
-    int32_t q6;
-};
-
-struct LeanMatmulArgs {
-    LeanMatrix m[kLeanMatrices];
-    int32_t matrices, batches;
-    int32_t warp_bytes;  // shared memory of a warp
-    int32_t any_q6;
-    ActSource x;
-    float* residual;
-};
 
 /// Batches of G rows of S * 1024 columns; each warp has a contiguous range of them.
 template <int S, int G>
@@ -50,11 +28,7 @@ __global__ void __launch_bounds__(kThreads, 2) lean_stream_kernel(const __grid_c
     uint4 raw[G][S];
 #pragma unroll 1
     for (int b = begin; b < end || b == begin; ++b) {
-        int i = 0;
-#pragma unroll
-        for (int k = 1; k < kLeanMatrices; ++k)
-            if (k < a.matrices && b >= a.m[k].first) i = k;
-        const LeanMatrix& m = a.m[i];
+        const LeanMatrix& m = lean_matrix(a, b);
         const int row = (b - m.first) * G, count = min(G, m.rows - row);
         if (b < end) {
             lean_load_rows<S, G>(m.planes, row, count, lane, raw);
@@ -88,45 +62,23 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
     __shared__ uint64_t barriers[kLeanWarps];
-    constexpr int S = 2, kCols = 1024 * S, kGroups = 32 * S;
-    constexpr ActLayout l = lean_layout(kCols);
+    constexpr int S = 2;
+    using Batch = OnceBatch<G, G6>;
+    constexpr ActLayout l = lean_layout(Batch::kCols);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int b = warp * gridDim.x + blockIdx.x;
     char* staged = reinterpret_cast<char*>(dynamic);
-    char* nibbles = staged + staged_bytes(kCols) + warp * a.warp_bytes;
-    int i = 0;
-#pragma unroll
-    for (int k = 1; k < kLeanMatrices; ++k)
-        if (k < a.matrices && b >= a.m[k].first) i = k;
-    const LeanMatrix& m = a.m[i];
-    const bool q6 = m.q6 != 0;
-    const int rows = q6 ? G6 : G, row = (b - m.first) * rows, count = b < a.batches ? min(rows, m.rows - row) : 0;
-    const LeanAux<true> aux6{nibbles + 16 * kGroups * G6, kGroups, G6};
-    const LeanAux<false> aux4{nibbles + 16 * kGroups * G, kGroups, G};
+    const Batch batch(a, warp * gridDim.x + blockIdx.x, staged + staged_bytes(Batch::kCols) + warp * a.warp_bytes);
     const LeanFetch fetch{barriers + warp};
-    if (count > 0) {
-        const int64_t first = static_cast<int64_t>(row) * kGroups;
-        const int n = count * kGroups;
-        fetch.begin(lane == 0, q6 ? 16 * n + 10 * n + n / 4 : 18 * n);
-        if (lane == 0) {
-            fetch.copy(nibbles, m.planes.data + 16 * first, 16 * n);
-            fetch.copy(q6 ? aux6.scales() : aux4.scales(), m.planes.scales + 2 * first, 2 * n);
-            if (q6) {
-                fetch.copy(aux6.high(), m.planes.high + 8 * first, 8 * n);
-                fetch.copy(aux6.d(), m.planes.d + first / 4, n / 4);
-            }
-        }
-        __syncwarp();
-    }
+    batch.ask(fetch, lane);
     float norm[8];
     const bool normed = a.x.kind == ActKind::norm, stages = threadIdx.x < kThreads;
     if (normed && stages) lean_weights8(a.x.norm, threadIdx.x, norm);
     // While the kernel before this one ends: everything that needs the weights alone.
     float2 by[G][S], by6[G6][S];
-    if (count > 0) {
+    if (batch.count > 0) {
         fetch.wait();
-        if (q6) lean_row_scales<true, S, G6>(aux6, lane, by6);
-        else lean_row_scales<false, S, G>(aux4, lane, by);
+        if (batch.q6) lean_row_scales<true, S, G6>(batch.aux6(), lane, by6);
+        else lean_row_scales<false, S, G>(batch.aux4(), lane, by);
     }
     pdl_wait();
     pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one still waits for
@@ -136,24 +88,20 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
         __syncthreads();
         if (stages) x.stage(norm, a.x.eps, threadIdx.x, partial, staged);
     } else if (a.x.kind == ActKind::int8) {
-        lean_stage_int8<kGroups>(a.x.rows, a.any_q6 != 0, staged);
+        lean_stage_int8<Batch::kGroups>(a.x.rows, a.any_q6 != 0, staged);
     } else {
-        lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
+        lean_stage_floats<Batch::kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
     }
     __syncthreads();
-    if (count == 0) return;
-    const auto store = [&](int g, float sum) {
-        if (g >= count) return;
-        m.y[row + g] = sum;
-        if (a.residual != nullptr) a.residual[row + g] = a.residual[row + g] + sum;
-    };
-    if (q6) {
+    if (batch.count == 0) return;
+    const auto store = [&](int g, float sum) { batch.store(a, 0, g, sum); };
+    if (batch.q6) {
         float acc[G6];
-        lean_dot_shared<true, S, G6>(nibbles, aux6, by6, staged, lane, acc);
+        lean_dot_shared<true, S, G6>(batch.nibbles, batch.aux6(), by6, staged, lane, acc);
         lean_reduce<G6>(acc, lane, store);
     } else {
         float acc[G];
-        lean_dot_shared<false, S, G>(nibbles, aux4, by, staged, lane, acc);
+        lean_dot_shared<false, S, G>(batch.nibbles, batch.aux4(), by, staged, lane, acc);
         lean_reduce<G>(acc, lane, store);
     }
 }
@@ -224,43 +172,16 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     });
 }
 
-/// One batch is G rows of Q4_K or G6 of Q6_K.
-LeanMatmulArgs lean_args(const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                         Tensor* residual, int G, int G6) {
-    LeanMatmulArgs a = {};
-    for (const Weight* w : weights) {
-        const auto i = static_cast<size_t>(a.matrices);
-        const bool q6 = w->dtype == DType::planes_q6_k;
-        const int64_t batch = q6 ? G6 : G;
-        a.m[i] = {planes_of(*w), y[i].row(0), static_cast<int32_t>(w->rows), a.batches, q6};
-        a.batches += static_cast<int32_t>((w->rows + batch - 1) / batch);
-        a.any_q6 = a.any_q6 != 0 || q6;
-        ++a.matrices;
-    }
-    a.x = x;
-    a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return a;
-}
-
-void launch_kernel(Context& ctx, void (*kernel)(LeanMatmulArgs), int64_t ctas, int threads, int64_t shared,
-                   const LeanMatmulArgs& a) {
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), threads, static_cast<size_t>(shared), a);
-}
-
-int64_t shared_limit(const Context& ctx) { return ctx.gpu->info().shared_bytes - (1 << 10); }
-
 /// False: more batches than warps, or no room.
 template <int G, int G6>
 bool launch_once(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
                  Tensor* residual) {
-    constexpr int kGroups = 64, kBytes4 = G * 18 * kGroups, kBytes6 = G6 * (26 * kGroups + kGroups / 4);
-    LeanMatmulArgs a = lean_args(x, weights, y, residual, G, G6);
+    LeanMatmulArgs a = lean_args(x, 1, weights, y, residual, G, G6);
     const int sms = ctx.gpu->info().sm_count;
-    a.warp_bytes = a.any_q6 != 0 ? std::max(kBytes4, kBytes6) : kBytes4;
-    const int shared = std::max(kLeanLarge, staged_bytes(32 * kGroups) + kLeanWarps * a.warp_bytes);
+    a.warp_bytes = once_bytes(a, G, G6);
+    const int shared = std::max(kLeanLarge, staged_bytes(OnceBatch<G, G6>::kCols) + kLeanWarps * a.warp_bytes);
     if (shared > shared_limit(ctx) || a.batches > kLeanWarps * sms) return false;
-    launch_kernel(ctx, lean_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
+    launch_lean(ctx, lean_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
     return true;
 }
 
@@ -275,8 +196,8 @@ bool launch_wide(Context& ctx, const ActSource& x, std::span<const Weight* const
     if (weights.size() != 1 || weights[0]->dtype != DType::planes_q4_k || weights[0]->rows > kLeanWarps * sms ||
         x.kind == ActKind::norm || shared > shared_limit(ctx))
         return false;
-    const LeanMatmulArgs a = lean_args(x, weights, y, residual, 1, 1);
-    launch_kernel(ctx, lean_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
+    const LeanMatmulArgs a = lean_args(x, 1, weights, y, residual, 1, 1);
+    launch_lean(ctx, lean_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
     return true;
 }
 
@@ -284,11 +205,11 @@ template <int S, int G>
 void launch_stream(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
                    Tensor* residual) {
     constexpr ActLayout l = lean_layout(1024 * S);
-    LeanMatmulArgs a = lean_args(x, weights, y, residual, G, G);
+    LeanMatmulArgs a = lean_args(x, 1, weights, y, residual, G, G);
     a.warp_bytes = G * (a.any_q6 != 0 ? LeanAux<true>::row_bytes(l.groups) : LeanAux<false>::row_bytes(l.groups));
     const int64_t ctas = std::min<int64_t>(2 * ctx.gpu->info().sm_count, (a.batches + kWarps - 1) / kWarps);
-    launch_kernel(ctx, lean_stream_kernel<S, G>, ctas, kThreads,
-                  l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes, a);
+    launch_lean(ctx, lean_stream_kernel<S, G>, ctas, kThreads,
+                l.bytes() + x.norm_bytes(l.cols) + int64_t{kWarps} * a.warp_bytes, a);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The host's side of the lean kernels (decode_lean.cu, decode_lean_moe.cu): whether they fit, and launching them.
+// The host's side of the lean kernels (decode_lean*.cu, decode_few.cu): whether they fit, and launching them.
 #pragma once
 
 #include <span>
@@ -12,6 +12,10 @@ namespace riptide::ops::cuda::decode {
 /// columns. y and residual as in multiply_into. False: nothing was done.
 bool lean_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual);
+
+/// The same for two to four rows (decode_few.cu).
+bool few_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                  std::span<Tensor> y, Tensor* residual);
 
 /// One row of a sparse layer: 256 experts, gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at
 /// most 8 of them and a shared one, a bf16 router. Fills the tensors of `result`; residual (or null) += y. False:

@@ -183,7 +183,9 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
-    if (n == 0 || (n == 1 && lean_multiply(ctx, x, cols, weights, y, residual))) return;
+    if (n == 0 || (n == 1 && lean_multiply(ctx, x, cols, weights, y, residual)) ||
+        few_multiply(ctx, x, cols, n, weights, y, residual))
+        return;
     const ArenaScope scope(*ctx.arena);
     std::vector<const Weight*> tiled, other;
     std::vector<Tensor> tiled_y, other_y;

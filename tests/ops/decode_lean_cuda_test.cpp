@@ -1,5 +1,5 @@
-// The kernels for one row of a Q4_K_M model, in the sizes of Laguna XS.2: a row alone has the bits it has beside
-// another row, where other kernels serve the step.
+// The kernels for one row of a Q4_K_M model, and for two to four, in the sizes of Laguna XS.2: a row has the bits that
+// it has alone, and beside four others, where the general kernels serve the step.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -21,20 +21,28 @@ constexpr int64_t kHidden = 2048;
 /// Results of one call, each [n, width].
 using Results = std::vector<std::vector<float>>;
 
-/// run(x) for rows x[n][width]: the results of two rows are those of each alone.
+/// run(x) for rows x[n][width]: the results of two to five rows are those of each alone.
 void expect_alone(const std::string& what, int64_t width,
                   const std::function<Results(const std::vector<float>&)>& run) {
-    const std::vector<float> x = test::random_rows(2, width, 71);
-    const Results both = run(x);
-    for (int64_t r = 0; r < 2; ++r) {
-        const Results one = run({x.begin() + r * width, x.begin() + (r + 1) * width});
-        for (size_t k = 0; k < both.size(); ++k) {
-            const int64_t columns = std::ssize(one[k]);
-            ASSERT_EQ(std::ssize(both[k]), 2 * columns);
-            for (const float v : one[k]) ASSERT_TRUE(std::isfinite(v)) << what;
-            const std::vector<float> row(both[k].begin() + r * columns, both[k].begin() + (r + 1) * columns);
-            expect_same_bits(one[k], row, fmt::format("{}, row {}, result {}", what, r, k).c_str());
-        }
+    constexpr int64_t kMost = 5;
+    const std::vector<float> x = test::random_rows(kMost, width, 71);
+    std::vector<Results> alone;
+    for (int64_t r = 0; r < kMost; ++r) {
+        alone.push_back(run({x.begin() + r * width, x.begin() + (r + 1) * width}));
+        for (const std::vector<float>& result : alone.back())
+            for (const float v : result) ASSERT_TRUE(std::isfinite(v)) << what;
+    }
+    for (int64_t n = 2; n <= kMost; ++n) {
+        const Results together = run({x.begin(), x.begin() + n * width});
+        for (int64_t r = 0; r < n; ++r)
+            for (size_t k = 0; k < together.size(); ++k) {
+                const std::vector<float>& one = alone[static_cast<size_t>(r)][k];
+                const int64_t columns = std::ssize(one);
+                ASSERT_EQ(std::ssize(together[k]), n * columns);
+                const auto first = together[k].begin() + r * columns;
+                expect_same_bits(one, std::vector<float>(first, first + columns),
+                                 fmt::format("{}, row {} of {}, result {}", what, r, n, k).c_str());
+            }
     }
 }
 
@@ -78,11 +86,16 @@ TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
     }
 }
 
-TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
-    RT_GPU_ONLY();
-    constexpr int64_t kExperts = 256, kFf = 512, kDistinct = 16;
-    for (const DType down_type : {DType::q4_k, DType::q6_k}) {
-        OpContext op(1, int64_t{64} << 20);
+/// A sparse layer in the sizes of Laguna XS.2: 256 experts, of which sixteen differ.
+struct SparseLayer {
+    static constexpr int64_t kExperts = 256, kFf = 512, kDistinct = 16;
+    OpContext op{1, int64_t{64} << 20};
+    std::vector<Weight> gate, up, down;
+    Weight shared_gate, shared_up, shared_down, router;
+    ops::Norm norm;
+    std::span<const float> bias;
+
+    explicit SparseLayer(DType down_type) {
         std::vector<RandomWeight> owned;
         owned.reserve(3 * kDistinct);
         const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -92,31 +105,101 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
             for (size_t e = 0; e < kExperts; ++e) host.push_back(owned[first + e * 7 % kDistinct].w);
             return op.experts(host);
         };
-        const std::vector<Weight> gate = stack(DType::q4_k, kFf, kHidden, 100),
-                                  up = stack(DType::q4_k, kFf, kHidden, 200),
-                                  down = stack(down_type, kHidden, kFf, 300);
-        const Weight shared_gate = placed(op, DType::q4_k, kFf, kHidden, 21),
-                     shared_up = placed(op, DType::q4_k, kFf, kHidden, 22),
-                     shared_down = placed(op, down_type, kHidden, kFf, 23),
-                     router = placed(op, DType::bf16, kExperts, kHidden, 24);
-        const ops::Norm norm = {op.floats(normals(kHidden, 25)), 1e-6f};
-        const std::span<const float> bias = op.floats(normals(kExperts, 26, 0.1f));
+        gate = stack(DType::q4_k, kFf, kHidden, 100);
+        up = stack(DType::q4_k, kFf, kHidden, 200);
+        down = stack(down_type, kHidden, kFf, 300);
+        shared_gate = placed(op, DType::q4_k, kFf, kHidden, 21);
+        shared_up = placed(op, DType::q4_k, kFf, kHidden, 22);
+        shared_down = placed(op, down_type, kHidden, kFf, 23);
+        router = placed(op, DType::bf16, kExperts, kHidden, 24);
+        norm = {op.floats(normals(kHidden, 25)), 1e-6f};
+        bias = op.floats(normals(kExperts, 26, 0.1f));
+    }
+    ops::MoeResult add(Tensor& x, int64_t top_k, bool biased) {
+        const ops::Router how{&router, biased ? bias : std::span<const float>(), top_k, 2.5f, biased};
+        return ops::moe_add(op.ctx, x, norm, how, {gate, up, down}, {&shared_gate, &shared_up, &shared_down});
+    }
+};
+
+TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    for (const DType down_type : {DType::q4_k, DType::q6_k}) {
+        SparseLayer layer(down_type);
         for (const int64_t top_k : {8, 3})
-            for (const bool biased : {true, false}) {
-                const ops::Router how{&router, biased ? bias : std::span<const float>(), top_k, 2.5f, biased};
+            for (const bool biased : {true, false})
                 expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased), kHidden,
                              [&](const auto& x) {
-                                 op.poison();
-                                 Tensor t = op.tensor(x, {std::ssize(x) / kHidden, kHidden});
-                                 const ops::MoeResult r = ops::moe_add(op.ctx, t, norm, how, {gate, up, down},
-                                                                       {&shared_gate, &shared_up, &shared_down});
+                                 layer.op.poison();
+                                 Tensor t = layer.op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                                 const ops::MoeResult r = layer.add(t, top_k, biased);
                                  std::vector<float> ids;
                                  for (const int32_t e : values_of<int32_t>(r.routing.experts))
                                      ids.push_back(static_cast<float>(e));
                                  return Results{values_of(r.logits), ids, values_of(r.routing.weights), values_of(r.y),
                                                 values_of(t)};
                              });
+    }
+}
+
+/// Rows that are alike choose the same experts.
+TEST(DecodeLean, rows_that_are_alike_get_the_same_bits) {
+    RT_GPU_ONLY();
+    SparseLayer layer(DType::q6_k);
+    const std::vector<float> one = test::random_rows(1, kHidden, 81);
+    std::vector<float> first;
+    for (const int64_t n : {1, 2, 3, 4}) {
+        layer.op.poison();
+        std::vector<float> x;
+        for (int64_t r = 0; r < n; ++r) x.insert(x.end(), one.begin(), one.end());
+        Tensor t = layer.op.tensor(x, {n, kHidden});
+        const std::vector<float> y = values_of(layer.add(t, 8, true).y);
+        if (n == 1) first = y;
+        for (int64_t r = 0; r < n; ++r)
+            expect_same_bits(first, std::vector<float>(y.begin() + r * kHidden, y.begin() + (r + 1) * kHidden),
+                             fmt::format("row {} of {}", r, n).c_str());
+    }
+}
+
+/// The kernels of a chain start before their predecessors end: the same bits in every replay.
+TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
+    RT_GPU_ONLY();
+    SparseLayer layer(DType::q6_k), other(DType::q4_k);
+    OpContext& op = layer.op;
+    const Weight q = placed(op, DType::q4_k, 6144, kHidden, 31), k = placed(op, DType::q4_k, 1024, kHidden, 32),
+                 v = placed(op, DType::q6_k, 1024, kHidden, 33), o = placed(op, DType::q4_k, kHidden, 6144, 34);
+    const Weight* const group[] = {&q, &k, &v};
+    for (const int64_t n : {1, 2, 3, 4}) {
+        op.poison();
+        const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
+        Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
+        std::vector<Tensor> results;
+        const auto step = [&] {
+            op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
+            results.clear();
+            for (SparseLayer* each : {&layer, &other, &layer}) {
+                for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, layer.norm, group)) results.push_back(y);
+                ops::matmul_add(op.ctx, o, results[results.size() - 3], x);
+                const ops::Router how{&each->router, each->bias, 8, 2.5f, true};
+                results.push_back(ops::moe_add(op.ctx, x, each->norm, how, {each->gate, each->up, each->down},
+                                               {&each->shared_gate, &each->shared_up, &each->shared_down})
+                                      .y);
             }
+        };
+        const Arena::Mark mark = op.ctx.arena->mark();
+        step();
+        op.ctx.arena->restore(mark);
+        GpuGraph graph(*op.ctx.gpu, step);
+        std::vector<std::vector<float>> first;
+        for (int replay = 0; replay < 50; ++replay) {
+            graph.launch();
+            for (size_t i = 0; i < results.size(); ++i) {
+                const std::vector<float> values = values_of(results[i]);
+                if (replay == 0) first.push_back(values);
+                else
+                    expect_same_bits(values, first[i],
+                                     fmt::format("{} rows, replay {}, result {}", n, replay, i).c_str());
+            }
+        }
     }
 }
 
