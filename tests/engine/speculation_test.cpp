@@ -216,7 +216,7 @@ TEST_P(SpeculationTest, the_n_gram_drafter_and_adaptive_widths_change_nothing) {
         for (const int32_t tree : {0, 24}) {
             SpeculationOptions o;
             o.drafter = "ngram", o.tree = tree;
-            session->speculate(make_drafter(o), o);
+            session->speculate(make_drafter(o, session->draft_target()), o);
             const GenerationResult first = run(r);
             expect_same(truth, first, "n-gram");
             EXPECT_EQ(first.speculation.steps, first.decode_steps);
@@ -321,7 +321,7 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
 TEST(Speculation, options_out_of_range_are_errors) {
     SpeculationOptions o;
     o.drafter = "ngrams";
-    EXPECT_THROW(make_drafter(o), Error);
+    EXPECT_THROW(make_drafter(o, {}), Error);
     o.width = 0;
     EXPECT_THROW(check_speculation(o), Error);
     o = {};
