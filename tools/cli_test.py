@@ -52,7 +52,7 @@ def bad(code, needle, *arguments):
 
 
 def help_and_usage():
-    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "trace", "ppl", "serve"]:
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "trace", "ppl", "serve"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 50, f"{command} --help fits one screen and has examples")
     expect("riptide" in good("--version"), "--version")
@@ -195,6 +195,42 @@ def demo_model(model):
            isinstance(json.loads(partial[0]["arguments"]), dict), f"a call that -n cuts short is shown as such: {cut}")
 
 
+def guessing_ahead():
+    same = ["--prompt", "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n", "-n", 60, "--json"]
+    for sampling in [["--temperature", 0], ["--temperature", 0.7, "--seed", 3]]:
+        plain = json.loads(good("run", *same, *sampling))
+        for flags in [["auto"], ["5"], ["7", "--draft-tree", 12]]:
+            drafted = json.loads(good("run", *same, *sampling, "--drafter", "ngram", "--draft-width", *flags))
+            expect(drafted["tokens"] == plain["tokens"] and drafted["logits_hash"] == plain["logits_hash"],
+                   f"guesses ({flags}, {sampling}) change nothing")
+            expect(drafted["speculation"]["steps"] <= len(plain["tokens"]), f"steps are counted: {drafted['speculation']}")
+    bad(64, "--draft-width", "run", "--prompt", "x", "--drafter", "ngram", "--draft-width", "many")
+    bad(64, "draft_width", "run", "--prompt", "x", "--drafter", "ngram", "--draft-width", "64")
+    bad(64, "--drafter", "run", "--prompt", "x", "--draft-tree", "4")
+    bad(66, "nowhere.gguf", "run", "--prompt", "x", "--drafter", work / "nowhere.gguf")
+    bad(64, "no DFlash drafter", "run", "--prompt", "x", "--drafter", ROOT / "models/demo/laguna-demo.gguf")
+    bad(64, "ngram", "serve", "--drafter", ROOT / "models/demo/laguna-demo.gguf", "--port", 0)
+    prompts = work / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "suite": "code", "prompt": "def add(a, b):\\n"}\n'
+                       '{"question_id": 2, "category": "chat", "turns": ["What is 17 times 23?", "And 18?"]}\n\n'
+                       '{"messages": [{"role": "user", "content": "Sort these words: pear, apple, fig."}]}\n')
+    ab = ["ab", "--prompts", prompts, "--widths", "2,5", "--trees", "6", "-n", 24]
+    result = json.loads(good(*ab, "--json", "--plot", work / "ab.svg"))
+    names = [mode["mode"] for mode in result["modes"]]
+    expect(names == ["plain", "auto", "chain 2", "chain 5", "tree 6"], f"modes of ab: {names}")
+    expect(result["mismatches"] == 0 and [p["id"] for p in result["prompts"]] == ["a", "2", "4"], f"prompts of ab: {result}")
+    expect(all(m["tok_s"] > 0 and m["mismatches"] == 0 for m in result["modes"]), "every mode has a speed")
+    import xml.dom.minidom
+    plot = xml.dom.minidom.parse(str(work / "ab.svg"))
+    expect(len(plot.getElementsByTagName("rect")) == 1 + 5, "the plot has a bar for each slot of the widest chain")
+    table = good(*ab, "--temperature", 0.7)
+    expect("speed-up" in table and "chain 5" in table, f"the table of ab: {table}")
+    prompts.write_text('{"id": "a"}\n')
+    bad(65, "prompts.jsonl:1", "ab", "--prompts", prompts)
+    bad(66, "nowhere.jsonl", "ab", "--prompts", work / "nowhere.jsonl")
+    bad(64, "draft_width", "ab", "--widths", "0")
+
+
 def text_commands(model):
     text = work / "hello.txt"
     text.write_text("hello world 123\r\n<think>")
@@ -270,6 +306,7 @@ if __name__ == "__main__":
     tiny = synthetic_models()
     text_commands(tiny)
     demo_model(tiny)
+    guessing_ahead()
     serve()
     interrupt(tiny)
     print(f"{checks} command line checks, {len(failures)} failed")

@@ -113,10 +113,12 @@ class Answers {
           options_(options),
           cancel_(cancel),
           stop_ids_(stop_ids(session.checkpoint(), load_tokenizer(session.checkpoint()))) {
-        for (const AbMode& mode : modes)
-            speculators_.push_back(
-                mode.speculation ? std::make_unique<Speculator>(make_drafter(*mode.speculation), *mode.speculation)
-                                 : nullptr);
+        std::shared_ptr<Drafter> drafter;
+        for (const AbMode& mode : modes) {
+            if (mode.speculation && !drafter) drafter = make_drafter(*mode.speculation, session.draft_target());
+            speculators_.push_back(mode.speculation ? std::make_unique<Speculator>(drafter, *mode.speculation)
+                                                    : nullptr);
+        }
     }
 
     GenerationResult answer(const AbPrompt& prompt, size_t mode, int64_t tokens) {

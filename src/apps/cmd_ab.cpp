@@ -39,7 +39,6 @@ std::string where(Session& session) {
 int ab(const Options& o) {
     catch_interrupts();
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
-    make_drafter(*modes.back().speculation);  // a wrong name is known before the model is read
     const auto session = open_session(o.model);
     AbOptions options;
     options.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
@@ -76,7 +75,7 @@ void add_ab(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
-    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram")->capture_default_str();
+    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, or a DFlash drafter's file or folder")->capture_default_str();
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")

@@ -9,6 +9,13 @@ namespace riptide {
 
 namespace {
 
+/// What the model's layers put out is not kept beside the steps of other requests yet.
+std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options) {
+    RT_CHECK(options.make || options.drafter == "ngram", ErrorKind::usage,
+             "drafter '{}': many requests at a time can be drafted by ngram only so far", options.drafter);
+    return std::make_unique<Speculator>(make_drafter(options, {}), options);
+}
+
 /// Pages that go together: to find the oldest takes a walk over all.
 constexpr int32_t kEvictAtOnce = 16;
 
@@ -33,7 +40,7 @@ EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
       slots_(static_cast<size_t>(machine.options().max_running)),
       scheduler_(machine.cache(), scheduler_options(machine.options()), hooks()) {
     const SpeculationOptions& speculation = machine.options().speculation;
-    if (speculation.on()) speculator_ = std::make_unique<Speculator>(make_drafter(speculation), speculation);
+    if (speculation.on()) speculator_ = make_speculator(speculation);
 }
 
 EngineLoop::~EngineLoop() = default;

@@ -29,9 +29,35 @@ bool draws_rows(const SamplingParams& p, int64_t vocab_size, int64_t answer_toke
 
 }  // namespace
 
-void Session::speculate(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options) {
+void Session::speculate(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options) {
     check_speculation(options);
-    speculator_ = drafter ? std::make_unique<Speculator>(std::move(drafter), options) : nullptr;
+    speculate(drafter ? std::make_unique<Speculator>(std::move(drafter), options) : nullptr);
+}
+
+std::unique_ptr<Speculator> Session::speculate(std::unique_ptr<Speculator> speculator) {
+    if (speculator) runner_->capture(speculator->drafter().capture_layers());
+    return std::exchange(speculator_, std::move(speculator));
+}
+
+DraftTarget Session::draft_target() {
+    return {.model = model_.get(),
+            .gpu = gpu_.get(),
+            .threads = threads_.get(),
+            .context = context_,
+            .chunk_rows = options_.chunk_rows};
+}
+
+/// Tells a drafter that reads layers of a prompt. Returns how many of its tokens it need not be fed.
+int64_t Session::begin_drafter(std::span<const int32_t> tokens) {
+    if (!speculator_ || speculator_->drafter().capture_layers().empty()) return std::ssize(tokens);
+    speculator_->begin(kSequence, tokens);
+    return speculator_->drafter().fed(kSequence);
+}
+
+/// Shows such a drafter what the last step captured: the tokens from `position` on were fed by these rows.
+void Session::feed_drafter(int64_t position, std::span<const int32_t> rows) {
+    if (speculator_ && !speculator_->drafter().capture_layers().empty())
+        speculator_->drafter().feed(kSequence, position, runner_->captured(), rows);
 }
 
 /// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way (the one
@@ -53,6 +79,7 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
         throw;
     }
     const auto vocab = static_cast<size_t>(model_->info().vocab_size);
+    const int64_t length = sequence_->length();
     try {
         walk(tree, path, [&](int32_t row) {
             tokens_.push_back(tokens[static_cast<size_t>(row)]);
@@ -64,6 +91,7 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
         throw;
     }
     sequence_->commit(path);
+    feed_drafter(length, path);
 }
 
 void Session::decode_drafted(const GenerateRequest& request, GenerationResult& result,
@@ -82,13 +110,15 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         return more ? answer.back() : -1;
     };
     RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token};
+    // Steps that the device runs by itself capture no layers.
+    const bool may_run_ahead = gpu_ && speculator.drafter().capture_layers().empty();
     std::vector<int32_t> path;
     while (more) {
         const auto known = std::ssize(answer);
         const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
         const int64_t idle = speculator.idle_steps(), wanted = max_tokens - known;
         auto start = std::chrono::steady_clock::now();
-        if (idle > 0 && gpu_ && device_draws(sampling, vocab)) {
+        if (idle > 0 && may_run_ahead && device_draws(sampling, vocab)) {
             const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
             const int64_t before = std::ssize(tokens_);
             decode_ahead(

@@ -57,6 +57,18 @@ int64_t Runner::graphs() const {
     return count;
 }
 
+void Runner::capture(std::span<const int32_t> layers) {
+    if (std::equal(layers.begin(), layers.end(), capture_layers_.begin(), capture_layers_.end())) return;
+    capture_layers_.assign(layers.begin(), layers.end());
+    captured_ = {};
+    captured_by_.clear();
+    for (auto* steps : {&decode_steps_, &chain_steps_, &tree_steps_}) {
+        const size_t count = steps->size();
+        steps->clear();
+        steps->resize(count);
+    }
+}
+
 /// What a step like this is recorded as; null: it is not.
 RecordedStep* Runner::recorded(const Batch& batch) {
     const int64_t n = batch.rows();
@@ -71,8 +83,19 @@ RecordedStep* Runner::recorded(const Batch& batch) {
 /// Runs the batch that has been built.
 Tensor Runner::forward(const Batch& host) {
     const Batch& batch = device_batch_ ? device_batch_->upload(host) : host;
-    const auto body = [&] { return model_.forward(context_, batch, States{cache_.views()}); };
-    if (RecordedStep* step = recorded(host)) return step->run(context_, body);
+    const auto body = [&] {
+        if (capture_layers_.empty()) return model_.forward(context_, batch, States{cache_.views()});
+        FeatureCapture capture{capture_layers_, {}};
+        capture.out = captured_ = context_.alloc(
+            DType::f32, {batch.rows(), std::ssize(capture_layers_) * model_.info().hidden_size});
+        return model_.forward(context_, batch, States{cache_.views()}, &capture);
+    };
+    if (RecordedStep* step = recorded(host)) {
+        captured_ = captured_by_[step];
+        const Tensor logits = step->run(context_, body);  // which sets it, or is a graph
+        captured_by_[step] = captured_;
+        return logits;
+    }
     arena_.reset();
     const Tensor logits = body();
     if (context_.on_op) context_.on_op({});

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <unordered_map>
+#include <vector>
 
 #include "cache/batch_builder.h"
 #include "cache/kv_cache.h"
@@ -42,6 +44,10 @@ class Runner {
     /// then no sequence has rows reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
     Tensor step(std::span<const StepItem> items, Family family = Family::decode);
 
+    /// From now on steps keep what these layers of the model put out (FeatureCapture); empty: none.
+    void capture(std::span<const int32_t> layers);
+    /// Of the last step: f32 [rows, layers * hidden_size], on the device, valid until the next step.
+    const Tensor& captured() const { return captured_; }
     /// Where steps run; set its tap to watch.
     Context& context() { return context_; }
     /// On a GPU: the arrays that steps read.
@@ -68,6 +74,9 @@ class Runner {
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
     std::vector<RecordedStep> decode_steps_;   // [rows - 1], on a GPU
+    std::vector<int32_t> capture_layers_;
+    Tensor captured_;
+    std::unordered_map<const RecordedStep*, Tensor> captured_by_;  // where a recorded step puts it
     std::vector<RecordedStep> chain_steps_, tree_steps_;  // [rows - 1], of one sequence, on a GPU
 };
 

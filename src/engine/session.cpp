@@ -42,7 +42,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 kv.max_sequences);
     sequence_.emplace(*cache_);
-    if (options.speculation.on()) speculate(make_drafter(options.speculation), options.speculation);
+    if (options.speculation.on()) speculate(make_drafter(options.speculation, draft_target()), options.speculation);
 }
 
 /// Decides context and chunk.
@@ -118,10 +118,10 @@ Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits, F
 }
 
 /// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that
-/// length. Rings may have overwritten what a shorter sequence would need: then everything is computed again.
-int64_t Session::rewind_to_common(std::span<const int32_t> tokens) {
+/// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed again.
+int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most) {
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
-    int64_t common = std::min(mine - tokens_.begin(), std::ssize(tokens) - 1);
+    int64_t common = std::min({mine - tokens_.begin(), std::ssize(tokens) - 1, most});
     if (common < sequence_->length()) {
         if (!sequence_->can_truncate(common)) common = 0;
         sequence_->truncate(common);
@@ -134,7 +134,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
                                         const std::function<void(int64_t, int64_t)>& on_progress,
                                         const std::atomic<bool>* cancel) {
     check_tokens(tokens);
-    reused_ = rewind_to_common(tokens);
+    reused_ = rewind_to_common(tokens, begin_drafter(tokens));
     const int64_t total = std::ssize(tokens);
     Tensor logits;
     for (int64_t begin = reused_; begin < total;) {
@@ -143,6 +143,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
         const bool last = begin + rows == total;
         logits = feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
                       last ? StepRows::Logits::last : StepRows::Logits::none);
+        feed_drafter(begin, {});
         begin += rows;
         if (on_progress) on_progress(begin - reused_, total - reused_);
     }

@@ -90,11 +90,11 @@ class Session {
 
     /// From now on answers are drafted by `drafter`; null: by nobody. Tokens, log-probabilities and logits stay what
     /// they are without. Throws Error (usage) for options out of range.
-    void speculate(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options);
+    void speculate(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options);
     /// The same with all that a speculator has learnt; returns the one that it replaces. Each may be null.
-    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator) {
-        return std::exchange(speculator_, std::move(speculator));
-    }
+    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);
+    /// What a drafter for this session must know.
+    DraftTarget draft_target();
     /// Null without drafter.
     const Speculator* speculator() const { return speculator_.get(); }
 
@@ -125,7 +125,9 @@ class Session {
 
   private:
     void check_tokens(std::span<const int32_t> tokens) const;
-    int64_t rewind_to_common(std::span<const int32_t> tokens);
+    int64_t rewind_to_common(std::span<const int32_t> tokens, int64_t most);
+    int64_t begin_drafter(std::span<const int32_t> tokens);
+    void feed_drafter(int64_t position, std::span<const int32_t> rows);
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);
     Tensor on_host(const Tensor& logits);
     /// Takes the token that follows a row, or draws it from the row's logits if they are not empty. True if another is

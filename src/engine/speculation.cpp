@@ -21,17 +21,19 @@ void check_speculation(const SpeculationOptions& o) {
     check_option("draft_tree", o.tree, 0, SpeculationOptions::kMostTree);
 }
 
-std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options) {
+std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const DraftTarget& target) {
     if (options.make) return options.make();
     if (options.drafter == "ngram") {
         NgramOptions ngram;
-        ngram.slots = options.width;
+        ngram.slots = SpeculationOptions::kMostWidth;
         return std::make_unique<NgramDrafter>(ngram);
     }
-    fail(ErrorKind::usage, "drafter '{}': expected ngram", options.drafter);
+    auto checkpoint = open_checkpoint(options.drafter);
+    RT_CHECK(is_dflash(*checkpoint), ErrorKind::usage, "{}: no DFlash drafter; expected one, or ngram", options.drafter);
+    return std::make_unique<DflashDrafter>(std::move(checkpoint), target);
 }
 
-Speculator::Speculator(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options)
+Speculator::Speculator(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options)
     : drafter_(std::move(drafter)), options_(options), width_(drafter_->slots()) {
     check_speculation(options);
     options_.width = std::min(options.width, drafter_->slots());

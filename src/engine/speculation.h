@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/dflash_drafter.h"
 #include "engine/draft_tree.h"
 #include "engine/draft_width.h"
 #include "engine/drafter.h"
@@ -13,8 +14,9 @@
 
 namespace riptide {
 
-/// Throws Error (usage) for a drafter that there is not.
-std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options);
+/// "ngram", or a DFlash model's file or folder, for a model that runs as `target` says. Throws Error: what opening it
+/// does, and (usage) if it is no drafter.
+std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const DraftTarget& target);
 
 struct SpeculationStats {
     int64_t steps = 0;     // of a sequence, each of which gives a token also without guesses
@@ -36,7 +38,7 @@ struct SpeculationStats {
 /// and the nodes below it] -> walk (draft_tree.h) -> settle. Not thread-safe.
 class Speculator {
   public:
-    Speculator(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options);
+    Speculator(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options);
 
     const SpeculationOptions& options() const { return options_; }
     Drafter& drafter() { return *drafter_; }
@@ -71,7 +73,7 @@ class Speculator {
   private:
     void choose(DraftTree& tree, int64_t sequences);
 
-    std::unique_ptr<Drafter> drafter_;
+    std::shared_ptr<Drafter> drafter_;
     SpeculationOptions options_;
     DraftWidth width_;
     SpeculationStats stats_;

@@ -216,7 +216,7 @@ TEST_P(SpeculationTest, the_n_gram_drafter_and_adaptive_widths_change_nothing) {
         for (const int32_t tree : {0, 24}) {
             SpeculationOptions o;
             o.drafter = "ngram", o.tree = tree;
-            session->speculate(make_drafter(o), o);
+            session->speculate(make_drafter(o, session->draft_target()), o);
             const GenerationResult first = run(r);
             expect_same(truth, first, "n-gram");
             EXPECT_EQ(first.speculation.steps, first.decode_steps);
@@ -285,6 +285,24 @@ TEST_P(SpeculationTest, who_throws_leaves_a_session_that_works) {
     EXPECT_EQ(part.tokens, std::vector<int32_t>(truth.tokens.begin(), truth.tokens.begin() + 20));
 }
 
+TEST_P(SpeculationTest, graphs_of_checked_guesses_draw_what_their_kernels_draw) {
+    RT_GPU_ONLY();
+    const GenerateRequest r = request(60);
+    const GenerationResult truth = plain(r);
+    for (const int32_t tree : {0, 12}) {
+        const auto sure = knowing(truth, [](int32_t slot) { return slot == 3 ? 1 : 0; });
+        const int64_t before = session->runner().graphs();
+        expect_same(truth, drafted(r, sure, fixed(6, tree)), "graphs");
+        EXPECT_GT(session->runner().graphs(), before);
+        int64_t seen = 0;
+        session->runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
+        expect_same(truth, drafted(r, sure, fixed(6, tree)), "kernel by kernel");
+        session->runner().context().tap = nullptr;
+        EXPECT_GT(seen, 0);
+        expect_same(truth, drafted(r, sure, fixed(6, tree)), "graphs again");
+    }
+}
+
 /// Random prompts, drafters, widths, trees and ways of drawing. With --full a million tokens over all settings.
 TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
     const int64_t wanted = full_counts() ? 200'000 : 600;
@@ -321,7 +339,7 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
 TEST(Speculation, options_out_of_range_are_errors) {
     SpeculationOptions o;
     o.drafter = "ngrams";
-    EXPECT_THROW(make_drafter(o), Error);
+    EXPECT_THROW(make_drafter(o, {}), Error);
     o.width = 0;
     EXPECT_THROW(check_speculation(o), Error);
     o = {};
