@@ -63,7 +63,7 @@ void add_serve_flags(CLI::App& cmd, ServeFlags& f) {
         ->expected(2)
         ->check(CLI::PositiveNumber);
     serves(cmd.add_option("--rows-beside", f.prompt_rows,
-                          "Prompt rows of a step beside decoding answers; 0: 256 on the CPU, 2048 on a GPU"))
+                          "Prompt rows of a step beside decoding answers; 0: 64 on the CPU, 2048 on a GPU"))
         ->check(CLI::Range(0, 65536))
         ->capture_default_str();
     serves(cmd.add_option("--slowdown", f.slowdown,

@@ -158,7 +158,7 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
-                   "Prompt rows of a step while answers are made; 0: 256 on the CPU, 2048 on a GPU")
+                   "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 on a GPU")
         ->check(CLI::Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--slowdown", o.engine.slowdown,

@@ -24,7 +24,7 @@ struct EngineOptions : SessionOptions {
     int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
     int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
     int32_t max_queue = 512;          // answers that wait for their turn
-    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 256 on the CPU, 2048 on a GPU
+    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 64 on the CPU, 2048 on a GPU
     double slowdown = 2.0;            // how much longer a token may take while prompts are read; see above
     bool deterministic = false;       // Request::deterministic
 

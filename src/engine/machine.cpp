@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kCpuChunk = 512, kGpuMostChunk = 4096;
 constexpr int32_t kCpuRunning = 8, kGpuRunning = 32;
-constexpr int32_t kCpuBeside = 256, kGpuBeside = 2048;
+constexpr int32_t kCpuBeside = 64, kGpuBeside = 2048;
 // Cached pages stay in memory: on the CPU as much as this, from one context up to four.
 constexpr int64_t kCpuContexts = 4, kCpuPageBytes = int64_t{4} << 30;
 /// Of a GPU's memory that no plan has claimed, for graphs, sampling and the temporaries of unusual steps.

@@ -15,8 +15,9 @@ namespace riptide {
 /// The life of a step: [propose] -> plan -> Runner -> settle (or abandon, if it failed). cancel and submit at any time.
 ///
 /// **Prompts' steps may stay under way** while further steps are planned, run and settled: their requests keep their
-/// rows and cannot be preempted, and no other prompt is planned. One that is cancelled or late leaves at once all the
-/// same, but its pages and its ring stay taken until the prompts' step ends, since layers still to run write to them.
+/// rows and cannot be preempted (who lacks a page waits), and no other prompt is planned. One that is cancelled or late
+/// leaves at once all the same, but its pages and its ring stay taken until the prompts' step ends, since layers still
+/// to run write to them.
 /// **Rows.** A request is its tokens and how many of them have K/V. Each step feeds one row of every decoding request,
 /// then prompts as far as the row budget goes, then drafts with what is left. When decoding requests exceed decode_rows
 /// they take turns. Prompt tokens always run in the prefill family and answer tokens in the decode family, also when
