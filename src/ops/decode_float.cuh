@@ -1,12 +1,13 @@
-// The decode kernels for one row and float weights (bf16, f16, f32, fp8): same arithmetic and bits as decode_dot.cuh.
+// The decode kernels for float weights (bf16, f16, f32, fp8): same arithmetic and bits as decode_dot.cuh.
 //
-// Design: a CTA of 16 warps an SM with at most 64 registers a thread, so that the next kernel's CTA fits beside it and
-// fetches its first weights meanwhile. Four warps (a quad) have four weight rows at a time, warp `part` of them
-// accumulator `part` of the canonical order: its tiles are 32 pieces of sixteen bytes of each of the four rows, every
-// fourth such step of the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums.
-// Each lane holds two tiles of weights in registers and asks for the next one as soon as a tile is used: 32 to 64 KB in
-// flight an SM, no barriers in the loop, no shared memory for weights. (Bulk copies to shared memory, as the Q4_K_M
-// kernels have them, would hold a third of a kernel's share of an SM: the rows of bf16 are 320 KB.)
+// Design: CTAs of 16 warps. Four warps (a quad) have four weight rows at a time, warp `part` of them accumulator `part`
+// of the canonical order: its tiles are 32 pieces of sixteen bytes of each of the four rows, every fourth such step of
+// the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. Each lane holds two
+// tiles of weights in registers and asks for the next one as soon as a tile is used: 32 to 64 KB in flight an SM, no
+// barriers in the loop, no shared memory for weights. (Bulk copies to shared memory, as the Q4_K_M kernels have them,
+// would hold a third of a kernel's share of an SM: the rows of bf16 are 320 KB.)
+// For one row of x a thread has at most 64 registers, so that the next kernel's CTA fits beside this one and fetches
+// its first weights meanwhile; sums for more rows of x take 128.
 #pragma once
 
 #include "ops/decode_batch.cuh"
@@ -35,6 +36,12 @@ struct FloatMatrix {
 
 #ifdef __CUDACC__
 
+/// Rows of x in shared memory.
+struct StagedRows {
+    const char* data;
+    int stride, count;
+};
+
 /// The entry for `row` and the 64 columns from piece `piece` (of sixteen columns) on.
 __device__ __forceinline__ uint32_t float_scale(const FloatMatrix& m, int64_t offset, int row, int piece) {
     const char* entries = m.scales + offset + (row >> m.row_shift) * m.scale_row_bytes;
@@ -42,36 +49,46 @@ __device__ __forceinline__ uint32_t float_scale(const FloatMatrix& m, int64_t of
     return m.scale_type == DType::f32 ? load_weight32(entries + 4 * at) : load_weight16(entries + 2 * at);
 }
 
-/// acc[g] += piece c of row g times staged columns from piece of four `x_first` on. `entries`: lane 8 g + i has the
-/// bits of the entry of row g for the i-th 64 columns of the warp's step (if there are entries). All lanes; `there`:
-/// whether the row has a piece for this lane.
-template <class Set, int N>
+/// acc[g][p] += piece c of weight row g times columns from piece of four `x_first` on of staged row p of P, as far as
+/// there are. `entries`: lane first_entry + 8 g + i has the bits of the entry of row g for the i-th 64 columns of the
+/// warp's step (if there are entries). All lanes; `there`: whether the rows have a piece for this lane.
+template <class Set, int N, int P>
 __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there, int c, int x_first,
                                                const uint32_t (&raw)[N][4], uint32_t entries, int first_entry,
-                                               const char* staged, float (&acc)[N]) {
+                                               const StagedRows& x, float (&acc)[N][P]) {
     const bool scaled = Set::kF8 && m.scales != nullptr;
-    float sum[N];
+    float sum[N][P];
 #pragma unroll
-    for (int g = 0; g < N; ++g) sum[g] = scaled ? 0.0f : acc[g];
+    for (int g = 0; g < N; ++g)
+#pragma unroll
+        for (int p = 0; p < P; ++p) sum[g][p] = scaled ? 0.0f : acc[g][p];
     if (there)
         with_float_type<Set>(m.type, [&](auto type) {
             constexpr int kParts = piece_columns(decltype(type)::value) / 4;
-            const auto* x = reinterpret_cast<const float4*>(staged);
 #pragma unroll
             for (int t = 0; t < kParts; ++t) {
-                const float4 v = x[float_piece(x_first + c * kParts + t)];
+                const int at = float_piece(x_first + c * kParts + t);
 #pragma unroll
-                for (int g = 0; g < N; ++g) sum[g] = fma4(decode4(decltype(type)::value, raw[g], t), v, sum[g]);
+                for (int p = 0; p < P; ++p) {
+                    const char* row = x.data + (P == 1 || p < x.count ? p : 0) * x.stride;
+                    const float4 v = reinterpret_cast<const float4*>(row)[at];
+#pragma unroll
+                    for (int g = 0; g < N; ++g)
+                        sum[g][p] = fma4(decode4(decltype(type)::value, raw[g], t), v, sum[g][p]);
+                }
             }
         });
 #pragma unroll
     for (int g = 0; g < N; ++g) {
         if (scaled) {
-            const uint32_t bits =
-                __shfl_sync(~0u, entries, first_entry + 8 * g + static_cast<int>(threadIdx.x) % 32 / 4);
-            if (there) acc[g] = fmaf(scale_bits(m.scale_type, bits), sum[g], acc[g]);
+            const int from = first_entry + 8 * g + static_cast<int>(threadIdx.x) % 32 / 4;
+            const float s = scale_bits(m.scale_type, __shfl_sync(~0u, entries, from));
+#pragma unroll
+            for (int p = 0; p < P; ++p)
+                if (there) acc[g][p] = fmaf(s, sum[g][p], acc[g][p]);
         } else {
-            acc[g] = sum[g];
+#pragma unroll
+            for (int p = 0; p < P; ++p) acc[g][p] = sum[g][p];
         }
     }
 }
@@ -95,12 +112,29 @@ struct TwoPairs {
     __device__ __forceinline__ void advance() { first += 16 * kWindowPieces, other += 16 * kWindowPieces; }
 };
 
-/// Multiplies the batches of a quad, list.count of them. results[batch of the CTA][row][part]; batch k of the quad is
-/// number kQuads * k + quad. list.rows(k), list.matrix(k), list.scale(k, ...): see the kernels. list.early(k): known
-/// before ready(), by which all threads of the CTA wait and stage x.
-template <class Set, class List, class Ready>
+/// Sends the `list.ahead` tiles from window `window` of batch `k` on to the L2 cache. rows: of that batch, at the tile.
+template <class List>
+__device__ __forceinline__ void send_ahead(const FloatMatrix* matrices, const List& list, typename List::Rows rows,
+                                           int k, int window, int part, int lane) {
+#pragma unroll 1
+    for (int i = 0; i < list.ahead && k < list.count; ++i) {
+        if (window == 0) rows = list.rows(k, (part * 32 + lane) * 16);
+        const FloatMatrix& m = matrices[list.matrix(k)];
+        // Eight lanes share a line of 128 bytes: the g-th of them sends that of row g.
+        if (lane % 8 < kQuadRows && window * kWindowPieces + part * 32 + lane < m.pieces)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(rows.at(lane % 8, m.row_bytes)));
+        rows.advance();
+        if (++window == m.windows) ++k, window = 0;
+    }
+}
+
+/// Multiplies the batches of a quad, list.count of them, with up to P rows of x. results[batch of the CTA][row][row of
+/// x][part]; batch k of the quad is number kQuads * k + quad. list.rows(k), list.matrix(k), list.scale(k, ...): see the
+/// kernels. ready(): all threads of the CTA wait and stage x. The first tiles are asked for before it (List::kEarly) or
+/// behind it; list.ahead more go to the L2 cache meanwhile.
+template <class Set, int P, class List, class Ready>
 __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const List& list, const Ready& ready,
-                                              const char* staged, float* results) {
+                                              const StagedRows& x, float* results) {
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
     uint32_t raw[2][kQuadRows][4], entries[2] = {0, 0};
     typename List::Rows rows = {};
@@ -123,14 +157,16 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
         rows.advance();
         if (++next_window == m.windows) ++next, next_window = 0;
     };
-    const bool first = next < list.count && list.early(next);
-    if (first) load(raw[0], entries[0]);
-    const bool second = first && next < list.count && list.early(next);
-    if (second) load(raw[1], entries[1]);
+    const auto load_first = [&] {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (next < list.count) load(raw[i], entries[i]);
+    };
+    if constexpr (List::kEarly) load_first();
+    send_ahead(matrices, list, rows, next, next_window, part, lane);
     ready();
-    if (!first && next < list.count) load(raw[0], entries[0]);
-    if (!second && next < list.count) load(raw[1], entries[1]);
-    float acc[kQuadRows] = {};
+    if constexpr (!List::kEarly) load_first();
+    float acc[kQuadRows][P] = {};
     int now = 0, window = 0;
 #pragma unroll 1
     while (now < list.count) {
@@ -139,13 +175,17 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
             if (now == list.count) break;
             const FloatMatrix& m = matrices[list.matrix(now)];
             const int c = window * kWindowPieces + part * 32 + lane;
-            dot_float_rows<Set>(m, c < m.pieces, c, 0, raw[i], entries[i], 0, staged, acc);
+            dot_float_rows<Set>(m, c < m.pieces, c, 0, raw[i], entries[i], 0, x, acc);
             if (next < list.count) load(raw[i], entries[i]);
             if (++window < m.windows) continue;
-            const float sum = reduce_lanes<kQuadRows>(acc, lane);
-            if (lane % 8 == 0) results[((kQuads * now + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
+            constexpr int kSums = kQuadRows * P, kLanes = 32 / kSums;  // lanes that hold the same sum
+            float v[kSums];
 #pragma unroll
-            for (int g = 0; g < kQuadRows; ++g) acc[g] = 0.0f;
+            for (int j = 0; j < kSums; ++j) v[j] = acc[j / P][j % P];
+            const float sum = reduce_lanes<kSums>(v, lane);
+            if (lane % kLanes == 0) results[((kQuads * now + quad) * kSums + lane / kLanes) * 4 + part] = sum;
+#pragma unroll
+            for (int j = 0; j < kSums; ++j) acc[j / P][j % P] = 0.0f;
             window = 0;
             ++now;
         }
@@ -153,8 +193,8 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
 }
 
 /// The product whose four sums multiply_quad() left.
-__device__ __forceinline__ float float_sum(const float* results, int row) {
-    const float4 s = reinterpret_cast<const float4*>(results)[row];
+__device__ __forceinline__ float float_sum(const float* results, int at) {
+    const float4 s = reinterpret_cast<const float4*>(results)[at];
     return (s.x + s.y) + (s.z + s.w);
 }
 
@@ -171,6 +211,13 @@ __device__ __forceinline__ void stage_plain(const float* x, const ActLayout& l, 
         put8(l, staged, c, v);
         put8(l, staged, c + threads, w);
     }
+}
+
+/// Staged rows of device memory, one behind the other, by `threads` threads.
+__device__ __forceinline__ void copy_staged(const char* from, int bytes, int t, int threads, char* staged) {
+#pragma unroll 4
+    for (int i = t; i < bytes / 16; i += threads)
+        reinterpret_cast<uint4*>(staged)[i] = reinterpret_cast<const uint4*>(from)[i];
 }
 
 /// A row that is normalised, by kThreads threads that sync() lets wait for one another: the bits of block_rms_scale().

@@ -1,5 +1,5 @@
-// The host's side of the float kernels for one row (decode_float.cu, decode_float_moe.cu): whether they fit, and
-// launching them. False means: nothing was done.
+// The host's side of the float kernels (decode_float.cu, decode_float_moe.cu): whether they fit, and launching them.
+// False means: nothing was done; the general kernels take it, with the same bits.
 #pragma once
 
 #include <span>
@@ -21,9 +21,9 @@ FloatMatrix float_matrix_of(const Matrix& m);
 /// same kernel off the SM. 0: too much.
 int64_t float_shared(const Gpu& gpu, int64_t need, bool large);
 
-/// y[i] = weights[i] x for one row, plain or to be normalised; residual += y[0].
-bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                    std::span<Tensor> y, Tensor* residual);
+/// y[i] = weights[i] x, f32 [n, rows]; residual += y[0]. Takes arena memory. x: not int8.
+bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual);
 
 /// out[ff] = silu(gate x) * (up x), one row of a dense layer.
 bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out);
@@ -32,5 +32,10 @@ bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight&
 /// `result`; residual (or null) += y.
 bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual);
+
+/// y[n, d] of ops/moe.h for experts that are chosen, + extra; residual += y. x: not int8. Right behind the kernel that
+/// wrote x and routing. Takes arena memory.
+bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
+                   const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra);
 
 }  // namespace riptide::ops::cuda::decode

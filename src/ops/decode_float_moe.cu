@@ -1,17 +1,20 @@
-// Sparse and dense SwiGLU layers of float weights for one row: decode_float.cuh has the design of the products.
+// Sparse and dense SwiGLU layers of float weights: decode_float.cuh has the design of the products.
 //
-// Bytes of a sparse layer of Laguna XS.2 in bf16: router 1 MB, gate and up of eight experts and the shared one 38 MB,
-// down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
+// Bytes of a sparse layer of Laguna XS.2 in bf16 at one row: router 1 MB, gate and up of eight experts and the shared
+// one 38 MB, down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
 //   router             float_multiply(): the norm and the logits.
 //   float_gate_up      every CTA chooses the experts itself from the logits, while half of it normalises x, and has an
-//                      even share of the pairs of rows (gate, up) of all slots; the shared expert's come first and are
-//                      asked for before the wait.
+//                      even share of the pairs of rows (gate, up) of all slots; the shared expert's come first and go
+//                      to the L2 cache before the wait.
 //   float_down         an output for each one or two warps, all slots: one piece of each slot a lane, asked for while
 //                      gate and up are being computed, those of the next output as soon as a slot's are used.
 // What down reads before its wait: the ids of the experts, which CTA 0 of gate and up stores, with a fence, before it
-// lets down start; the others do so behind their wait.
-// What limits it: router, choice, memory latency and gate's bytes follow one another. Not yet measured.
+// lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
+// and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get them from
+// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Not yet measured.
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
@@ -25,42 +28,45 @@ namespace {
 // ---- Gate and up.
 
 struct FloatGateUpArgs {
-    FloatMatrix m[4];         // gate and up of the experts, gate and up of the shared expert or of a dense layer
-    int32_t duos = 0;         // pairs of rows of a slot
-    int32_t shared_duos = 0;  // 0: no shared expert
-    RouteArgs route;          // top_k 0: nothing to choose
-    const float* logits = nullptr;
+    FloatMatrix m[4];               // gate and up of the experts, gate and up of the shared expert or of a dense layer
+    int32_t duos = 0;               // pairs of rows of a slot
+    int32_t shared_duos = 0;        // 0: no shared expert
+    int32_t most_duos = 0;          // of a CTA
+    RouteArgs route;                // top_k 0: no experts
+    const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
+    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already
     ActLayout layout;
     ActSource x;
-    float* out = nullptr;  // [slots, ff], the shared expert last
+    float* out = nullptr;  // [n, slots, ff], the shared expert last
 };
 
-/// A CTA's batches: rows 2 i and 2 i + 1 of gate and of up, first those of the shared expert.
+constexpr int kMostAhead = 8;  // tiles of a warp
+
+/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1; their results go to out[2 at], out[2 at + 1].
+struct alignas(16) Duo {
+    int32_t matrix, expert, row, at;
+};
+
+/// A CTA's batches are its duos, those of the shared expert first, which alone are known before the wait: they go to
+/// the L2 cache then. (In registers they would leave none for the choice of experts.)
 struct DuoBatches {
     using Rows = TwoPairs;
+    static constexpr bool kEarly = false;
     const FloatGateUpArgs& a;
-    const int32_t* chosen;  // shared memory; of duos that are not early
-    int shared_first, shared_count, first, quad, count;
+    const Duo* duos;  // shared memory
+    int shared, quad, count, ahead;
 
-    __device__ __forceinline__ int duo(int k) const { return kQuads * k + quad; }
-    __device__ __forceinline__ bool early(int k) const { return duo(k) < shared_count; }
-    __device__ __forceinline__ int matrix(int k) const { return early(k) ? 2 : 0; }
-    /// Expert and first row of batch k.
-    __device__ __forceinline__ int2 place(int k) const {
-        if (early(k)) return {0, 2 * (shared_first + duo(k))};
-        const int at = first + duo(k) - shared_count, slot = at / a.duos;
-        return {chosen[slot], 2 * (at - slot * a.duos)};
-    }
+    __device__ __forceinline__ int matrix(int k) const { return kQuads * k + quad < shared ? 2 : 0; }
     __device__ __forceinline__ Rows rows(int k, int lane_bytes) const {
-        const int2 at = place(k);
-        const FloatMatrix &gate = a.m[matrix(k)], &up = a.m[matrix(k) + 1];
-        const int64_t row = static_cast<int64_t>(at.y) * gate.row_bytes + lane_bytes;
-        return {gate.data + at.x * gate.stride + row, up.data + at.x * up.stride + row};
+        const Duo d = duos[kQuads * k + quad];
+        const FloatMatrix &gate = a.m[d.matrix], &up = a.m[d.matrix + 1];
+        const int64_t row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
+        return {gate.data + d.expert * gate.stride + row, up.data + d.expert * up.stride + row};
     }
     __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
-        const int2 at = place(k);
-        const FloatMatrix& m = a.m[matrix(k) + g / 2];
-        return float_scale(m, at.x * m.scale_stride, at.y + g % 2, piece);
+        const Duo d = duos[kQuads * k + quad];
+        const FloatMatrix& m = a.m[d.matrix + g / 2];
+        return float_scale(m, d.expert * m.scale_stride, d.row + g % 2, piece);
     }
 };
 
@@ -69,53 +75,69 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
     __shared__ RouteMemory route;
-    const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128;
+    const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128, row = blockIdx.y;
     const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
-    const int shared_count = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts);
-    const int total = shared_count + part_of(routed, b + 1, parts) - first;
+    const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
+    const int total = part_of(routed, b + 1, parts) - first;
     char* staged = reinterpret_cast<char*>(dynamic);
     auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
-    float* results = norm + a.x.norm_bytes(a.layout.cols) / 4;
+    auto* duos = reinterpret_cast<Duo*>(norm + a.x.norm_bytes(a.layout.cols) / 4);
+    auto* results = reinterpret_cast<float*>(duos + a.most_duos);
     const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    const int known = shared > quad ? (shared - quad + kQuads - 1) / kQuads : 0;
     const DuoBatches list{a,
-                          route.chosen,
-                          shared_first,
-                          shared_count,
-                          first,
+                          duos,
+                          shared,
                           quad,
-                          total > quad ? (total - quad + kQuads - 1) / kQuads : 0};
-    multiply_quad<Set>(
+                          total > quad ? (total - quad + kQuads - 1) / kQuads : 0,
+                          min(known * a.m[2].windows, kMostAhead)};
+    for (int d = t; d < shared; d += kFloatThreads) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+    __syncthreads();
+    multiply_quad<Set, 1>(
         a.m, list,
         [&] {
             const int u = t % kThreads;
-            const bool stages = t >= kThreads, normed = a.x.kind == ActKind::norm;
-            if (stages) fetch_norm(a.x, l.cols, norm, u);
+            const bool stages = t >= kThreads, chooses = a.logits != nullptr;
+            ActSource x = a.x;
+            x.rows += row * x.stride;
+            if (stages) fetch_norm(x, l.cols, norm, u);
             pdl_wait();
-            if (a.route.top_k == 0) pdl_trigger();
-            if (!stages && a.route.top_k > 0) choose_row(a.route, a.logits, route, PartOfCta{1});
-            if (stages && normed) stage_normed(a.x, l, u, norm, partial, staged, PartOfCta{2});
-            else if (stages) stage_plain(reinterpret_cast<const float*>(a.x.rows), l, u, kThreads, staged);
+            if (!chooses) pdl_trigger();
+            if (stages) {
+                if (x.kind == ActKind::norm) stage_normed(x, l, u, norm, partial, staged, PartOfCta{2});
+                else if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
+                else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
+            } else if (chooses) {
+                choose_row(a.route, a.logits, route, PartOfCta{1});
+            } else if (t < a.route.top_k) {
+                route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
+            }
             __syncthreads();
-            if (a.route.top_k == 0) return;
-            if (b > 0) {
+            for (int d = shared + t; d < total; d += kFloatThreads) {
+                const int slot = (first + d) / a.duos;
+                duos[d] = {0, route.chosen[slot], 2 * (first + d - slot * a.duos), first + d};
+            }
+            if (chooses && b > 0) {
                 pdl_trigger();
-            } else if (t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
-                for (int i = t; i < a.route.top_k; i += 32) a.route.chosen[i] = route.chosen[i];
-                __threadfence();
+            } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
+                if (t < a.route.top_k) {
+                    a.route.chosen[t] = route.chosen[t];
+                    __threadfence();
+                }
                 __syncwarp();
                 pdl_trigger();
             }
-            if (b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
+            if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
+            __syncthreads();
         },
-        staged, results);
+        {staged, 0, 1}, results);
     __syncthreads();
 #pragma unroll 1
     for (int i = t; i < 2 * total; i += kFloatThreads) {
-        const int duo = i / 2, r = i % 2, of = duo < shared_count ? 2 : 0;
-        const float gate = __fmul_rn(float_sum(results, kQuadRows * duo + r), a.m[of].scale);
-        const float up = __fmul_rn(float_sum(results, kQuadRows * duo + 2 + r), a.m[of + 1].scale);
-        const int at = duo < shared_count ? routed + shared_first + duo : first + duo - shared_count;
-        a.out[2 * at + r] = swiglu_value(gate, up);
+        const Duo d = duos[i / 2];
+        const float gate = __fmul_rn(float_sum(results, kQuadRows * (i / 2) + i % 2), a.m[d.matrix].scale);
+        const float up = __fmul_rn(float_sum(results, kQuadRows * (i / 2) + 2 + i % 2), a.m[d.matrix + 1].scale);
+        a.out[2 * (static_cast<int64_t>(row) * (routed + a.shared_duos) + d.at) + i % 2] = swiglu_value(gate, up);
     }
 }
 
@@ -124,14 +146,15 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
 constexpr int kFloatSlots = 9;
 
 struct FloatDownArgs {
-    FloatMatrix m[2];  // of the experts, of the shared expert; alike but for scale and places
-    const int32_t* experts = nullptr;
-    const float* weights = nullptr;
+    FloatMatrix m[2];                  // of the experts, of the shared expert; alike but for scale and places
+    const int32_t* experts = nullptr;  // [n, top_k]
+    const float* weights = nullptr;    // [n, top_k]
     int32_t top_k = 0, slots = 0, ff = 0;
-    ActLayout layout;            // of slots * ff columns
-    const float* act = nullptr;  // [slots, ff]
-    float* y = nullptr;
-    float* residual = nullptr;  // null: none
+    ActLayout layout;              // of slots * ff columns
+    const float* act = nullptr;    // [n, slots, ff]
+    float* y = nullptr;            // [n, rows]
+    float* residual = nullptr;     // [n, rows] or null: += y
+    const float* extra = nullptr;  // [n, rows] or null: added to y
 };
 
 /// Rows of `Parts` steps of 32 pieces: that many warps have an output, each one step of every slot, an accumulator of
@@ -144,14 +167,15 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
     const int step = gridDim.x * kOutputs, c = part * 32 + lane;
     char* staged = reinterpret_cast<char*>(dynamic);
     auto* terms = reinterpret_cast<float*>(staged + a.layout.float_bytes);  // [outputs of the CTA][slot][part]
-    const int mine = lane < a.top_k ? load_shared_i32(a.experts + lane) : 0;
+    const int64_t row = blockIdx.y;
+    const int mine = lane < a.top_k ? load_shared_i32(a.experts + row * a.top_k + lane) : 0;
     uint32_t raw[kFloatSlots][1][4], entries[3] = {0, 0, 0};
     const auto load = [&](int slot, int o) {
         const int expert = __shfl_sync(~0u, mine, slot);
         const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-        const char* row = m.data + static_cast<int64_t>(o) * m.row_bytes;
-        if (slot < a.top_k) row += expert * m.stride;
-        put_words(raw[slot][0], 0, load_weights(row + 16 * c));
+        const char* from = m.data + static_cast<int64_t>(o) * m.row_bytes + 16 * c;
+        if (slot < a.top_k) from += expert * m.stride;
+        put_words(raw[slot][0], 0, load_weights(from));
     };
     const auto load_entries = [&](int i, int o) {  // of slots 4 i .. 4 i + 3, eight lanes each
         const int slot = 4 * i + lane / 8, expert = __shfl_sync(~0u, mine, slot);
@@ -170,7 +194,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these
     pdl_wait();
-    stage_plain(a.act, {a.layout.cols, 0, 0, a.layout.float_bytes}, t, kFloatThreads, staged);
+    stage_plain(a.act + row * a.layout.cols, {a.layout.cols, 0, 0, a.layout.float_bytes}, t, kFloatThreads, staged);
     __syncthreads();
 #pragma unroll 1
     for (int k = 0; o < a.m[0].rows; ++k, o += step) {
@@ -183,10 +207,10 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
                 const int slot = 4 * i + s;
                 if (slot >= kFloatSlots || slot >= a.slots) continue;
                 const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-                float acc[1] = {};
-                dot_float_rows<Set, 1>(m, true, c, slot * (a.ff / 4), raw[slot < kFloatSlots ? slot : 0], entries[i],
-                                       8 * s, staged, acc);
-                v[s] = acc[0];
+                float acc[1][1] = {};
+                dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), raw[slot < kFloatSlots ? slot : 0], entries[i],
+                                    8 * s, {staged, 0, 1}, acc);
+                v[s] = acc[0][0];
                 if (more) load(slot, o + step);
             }
             if constexpr (Set::kF8)
@@ -198,7 +222,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
         }
     }
     __syncthreads();
-    const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
+    const float weight = lane < a.top_k ? a.weights[row * a.top_k + lane] : 0.0f;
 #pragma unroll 1
     for (int i = warp;; i += kFloatWarps) {
         o = (i / kOutputs * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kOutputs + i % kOutputs;
@@ -213,8 +237,10 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
         float y = __shfl_sync(~0u, term, 0);
         for (int slot = 1; slot < a.slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
         if (lane != 0) continue;
-        a.y[o] = y;
-        if (a.residual != nullptr) a.residual[o] = __fadd_rn(load_shared_f32(a.residual + o), y);
+        const int64_t at = row * a.m[0].rows + o;
+        if (a.extra != nullptr) y = __fadd_rn(y, load_shared_f32(a.extra + at));
+        a.y[at] = y;
+        if (a.residual != nullptr) a.residual[at] = __fadd_rn(load_shared_f32(a.residual + at), y);
     }
 }
 
@@ -248,20 +274,94 @@ bool pair_fits(const Matrix& gate, const Matrix& up) {
     return float_matrix(gate) && alike(gate, up) && gate.rows % 2 == 0;
 }
 
-/// Of gate and up; 0: too much.
-int64_t gate_up_shared(const Gpu& gpu, const ActSource& x, const ActLayout& layout, int64_t duos, int64_t ctas) {
-    const int64_t rounds = duos / ctas + 2;  // for shares that are rounded up, of both lists
-    return float_shared(gpu, layout.bytes() + x.norm_bytes(layout.cols) + rounds * kQuadRows * int64_t{sizeof(float4)},
-                        true);
+/// Divides the duos among `ctas` CTAs; the shared memory to ask for, 0: too much.
+int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
+    const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
+    a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
+    return float_shared(gpu,
+                        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
+                            a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
+                        large);
 }
 
-void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t ctas, int64_t shared) {
+void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
     const auto kernel = all(DType::bf16)      ? float_gate_up_kernel<OneFloat<DType::bf16>>
                         : all(DType::f8_e4m3) ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>>
                                               : float_gate_up_kernel<AllFloats>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared), a);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
+           static_cast<size_t>(shared), a);
+}
+
+/// The two kernels of a sparse layer, for n rows.
+struct ExpertKernels {
+    FloatGateUpArgs up;
+    FloatDownArgs down;
+    DownRowKernel down_kernel = nullptr;
+    int64_t slots = 0, up_ctas = 0, up_shared = 0, down_ctas = 0, down_shared = 0;
+};
+
+bool experts_fit(const Layer& layer, const ActSource& x) {
+    const Matrix &gate = layer.gate, &down = layer.down;
+    if (layer.top_k + (layer.shared ? 1 : 0) > kFloatSlots || x.kind == ActKind::int8 || !pair_fits(gate, layer.up) ||
+        !float_matrix(down) || down_kernel(down).first == nullptr)
+        return false;
+    return !layer.shared || (pair_fits(layer.shared_gate, layer.shared_up) && layer.shared_gate.rows == gate.rows &&
+                             alike(down, layer.shared_down));
+}
+
+std::optional<ExpertKernels> plan_experts(const Gpu& gpu, const Layer& layer, const ActSource& x, int64_t cols,
+                                          int64_t n) {
+    if (!experts_fit(layer, x)) return {};
+    const Matrix &gate = layer.gate, &down = layer.down;
+    ExpertKernels k;
+    k.slots = layer.top_k + (layer.shared ? 1 : 0);
+    FloatDownArgs& d = k.down;
+    d.m[0] = float_matrix_of(down);
+    d.m[1] = layer.shared ? float_matrix_of(layer.shared_down) : d.m[0];
+    d.top_k = layer.top_k;
+    d.slots = static_cast<int32_t>(k.slots);
+    d.ff = down.cols;
+    d.layout = act_layout(k.slots * down.cols, false, true);
+    k.down_kernel = down_kernel(down).first;
+    const int64_t outputs = kFloatWarps / down_kernel(down).second, sms = gpu.info().sm_count;
+    k.down_ctas = std::min<int64_t>(sms, (down.rows + outputs - 1) / outputs);
+    const int64_t rounds = (down.rows + k.down_ctas * outputs - 1) / (k.down_ctas * outputs);
+    k.down_shared =
+        float_shared(gpu, d.layout.bytes() + rounds * kFloatWarps * kFloatSlots * int64_t{sizeof(float)}, false);
+    FloatGateUpArgs& a = k.up;
+    a.layout = act_layout(cols, false, true);
+    if (x.kind == ActKind::staged && x.stride != a.layout.bytes()) return {};
+    a.x = x;
+    a.duos = gate.rows / 2;
+    a.shared_duos = layer.shared ? a.duos : 0;
+    a.m[0] = float_matrix_of(gate);
+    a.m[1] = float_matrix_of(layer.up);
+    a.m[2] = layer.shared ? float_matrix_of(layer.shared_gate) : a.m[0];
+    a.m[3] = layer.shared ? float_matrix_of(layer.shared_up) : a.m[1];
+    a.route.top_k = layer.top_k;
+    k.up_ctas = std::min<int64_t>(sms, (k.slots * a.duos + kQuads - 1) / kQuads);
+    k.up_shared = divide_duos(gpu, a, k.up_ctas, n == 1);
+    if (k.down_shared == 0 || k.up_shared == 0) return {};
+    return k;
+}
+
+/// Behind what chose the experts, or (k.up.logits) what gave the logits.
+void launch_experts(Context& ctx, ExpertKernels& k, const Routing& routing, int64_t n, Tensor& y, Tensor* residual,
+                    const Tensor* extra) {
+    k.up.out = static_cast<float*>(ctx.arena->allocate(n * k.slots * k.up.duos * 2 * int64_t{sizeof(float)}));
+    launch_gate_up(ctx, k.up, n, k.up_ctas, k.up_shared);
+    FloatDownArgs& d = k.down;
+    d.experts = routing.experts.row<int32_t>(0);
+    d.weights = routing.weights.row(0);
+    d.act = k.up.out;
+    d.y = y.row(0);
+    d.residual = residual == nullptr ? nullptr : residual->row(0);
+    d.extra = extra == nullptr ? nullptr : extra->row(0);
+    allow_shared(reinterpret_cast<const void*>(k.down_kernel), k.down_shared);
+    launch(*ctx.gpu, k.down_kernel, dim3(static_cast<unsigned>(k.down_ctas), static_cast<unsigned>(n)), kFloatThreads,
+           static_cast<size_t>(k.down_shared), d);
 }
 
 }  // namespace
@@ -280,71 +380,37 @@ bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight&
     a.x = x;
     a.out = out;
     const int64_t ctas = std::min<int64_t>(ctx.gpu->info().sm_count, (a.duos + kQuads - 1) / kQuads);
-    const int64_t shared = gate_up_shared(*ctx.gpu, x, a.layout, a.duos, ctas);
+    const int64_t shared = divide_duos(*ctx.gpu, a, ctas, true);
     if (shared == 0) return false;
-    launch_gate_up(ctx, a, ctas, shared);
+    launch_gate_up(ctx, a, 1, ctas, shared);
     return true;
 }
 
 bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual) {
-    const Gpu& gpu = *ctx.gpu;
-    const Matrix &gate = layer.gate, &down = layer.down;
-    const int slots = layer.top_k + (layer.shared ? 1 : 0);
-    if (slots > kFloatSlots || router.w->rows > kMostExperts || !pair_fits(gate, layer.up) || !float_matrix(down))
-        return false;
-    if (layer.shared && (!pair_fits(layer.shared_gate, layer.shared_up) || layer.shared_gate.rows != gate.rows ||
-                         !alike(down, layer.shared_down)))
-        return false;
-    FloatDownArgs d;
-    d.m[0] = float_matrix_of(down);
-    d.m[1] = layer.shared ? float_matrix_of(layer.shared_down) : d.m[0];
-    const auto [down_row_kernel, parts] = down_kernel(down);
-    if (down_row_kernel == nullptr) return false;
-    const int64_t outputs = kFloatWarps / parts, sms = gpu.info().sm_count;
-    const int64_t down_ctas = std::min<int64_t>(sms, (down.rows + outputs - 1) / outputs);
-    const int64_t down_rounds = (down.rows + down_ctas * outputs - 1) / (down_ctas * outputs);
-    d.layout = act_layout(int64_t{slots} * down.cols, false, true);
-    const int64_t down_shared =
-        float_shared(gpu, d.layout.bytes() + down_rounds * kFloatWarps * kFloatSlots * int64_t{sizeof(float)}, false);
-    FloatGateUpArgs a;
-    a.layout = act_layout(cols, false, true);
-    a.duos = gate.rows / 2;
-    a.shared_duos = layer.shared ? a.duos : 0;
-    const int64_t ctas = std::min<int64_t>(sms, (slots * a.duos + kQuads - 1) / kQuads);
-    const int64_t shared = gate_up_shared(gpu, x, a.layout, slots * a.duos, ctas);
-    if (down_shared == 0 || shared == 0) return false;
-    const Weight* const router_weight = router.w;
-    if (!float_multiply(ctx, x, cols, {&router_weight, 1}, {&result.logits, 1}, nullptr)) return false;
-
+    if (router.w->rows > kMostExperts) return false;
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, 1);
+    const Weight* const w = router.w;
+    if (!k || !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr)) return false;
+    k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
+                   static_cast<int32_t>(w->rows),
+                   layer.top_k,
+                   router.scale,
+                   router.normalize,
+                   result.routing.experts.row<int32_t>(0),
+                   result.routing.weights.row(0)};
+    k->up.logits = result.logits.row(0);
     const ArenaScope scope(*ctx.arena);
-    a.m[0] = float_matrix_of(gate);
-    a.m[1] = float_matrix_of(layer.up);
-    a.m[2] = layer.shared ? float_matrix_of(layer.shared_gate) : a.m[0];
-    a.m[3] = layer.shared ? float_matrix_of(layer.shared_up) : a.m[1];
-    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
-               static_cast<int32_t>(router.w->rows),
-               layer.top_k,
-               router.scale,
-               router.normalize,
-               result.routing.experts.row<int32_t>(0),
-               result.routing.weights.row(0)};
-    a.logits = result.logits.row(0);
-    a.x = x;
-    a.out = static_cast<float*>(ctx.arena->allocate(int64_t{slots} * gate.rows * int64_t{sizeof(float)}));
-    launch_gate_up(ctx, a, ctas, shared);
+    launch_experts(ctx, *k, result.routing, 1, result.y, residual, nullptr);
+    return true;
+}
 
-    d.experts = a.route.chosen;
-    d.weights = a.route.weights;
-    d.top_k = layer.top_k;
-    d.slots = slots;
-    d.ff = down.cols;
-    d.act = a.out;
-    d.y = result.y.row(0);
-    d.residual = residual == nullptr ? nullptr : residual->row(0);
-    allow_shared(reinterpret_cast<const void*>(down_row_kernel), down_shared);
-    launch(gpu, down_row_kernel, dim3(static_cast<unsigned>(down_ctas)), kFloatThreads,
-           static_cast<size_t>(down_shared), d);
+bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
+                   const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra) {
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, n);
+    if (!k) return false;
+    k->up.experts = routing.experts.row<int32_t>(0);
+    launch_experts(ctx, *k, routing, n, y, residual, extra);
     return true;
 }
 

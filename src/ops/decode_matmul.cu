@@ -6,7 +6,7 @@
 // Design: 256 threads, two CTAs on an SM, each warp a contiguous range of the group's rows. A warp issues all loads of
 // its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every
 // CTA normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are
-// prepared by a kernel of their own instead. (One row of float weights: decode_float.cu.) Limits at n = 1 (expected, not yet measured): latency behind the wait - x
+// prepared by a kernel of their own instead. (Float weights: decode_float.cu.) Limits at n = 1 (expected, not yet measured): latency behind the wait - x
 // from L2, two barriers, the dot products.
 #include <algorithm>
 #include <vector>
@@ -186,7 +186,7 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     for (const Weight* w : weights) check_weight(*w, cols);
     if (n == 0) return;
     if (n == 1 && (lean_multiply(ctx, x, cols, weights, y, residual) ||
-                   float_multiply(ctx, x, cols, weights, y, residual)))
+                   float_multiply(ctx, x, cols, 1, weights, y, residual)))
         return;
     const ArenaScope scope(*ctx.arena);
     std::vector<const Weight*> tiled, other;
@@ -199,7 +199,8 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     const auto in_groups = [&](std::span<const Weight* const> w, std::span<const Tensor> to, bool tiles) {
         for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
             const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
-            if (tiles && tile_multiply(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
+            const auto multiplied = tiles ? tile_multiply : float_multiply;
+            if (n > 1 && multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
             launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
         }
     };

@@ -8,7 +8,7 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// One row of float weights: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and decode_group.cu if
+// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and decode_group.cu if
 // it has kernels for the types and shapes; else the same kernels for each row, weights that rows share come from L2
 // (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not known before the router
 // has ended.
@@ -224,11 +224,14 @@ void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const A
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
         dense_swiglu(ctx, x, cols, n, *shared.gate, *shared.up, *shared.down, extra, nullptr);
     }
-    if (n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, s.separate ? &extra : nullptr)) return;
+    const Tensor* const more = s.separate ? &extra : nullptr;
+    if ((n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, more)) ||
+        float_experts(ctx, s.layer, prepared, cols, n, routing, y, residual, more))
+        return;
     const int64_t slots = s.layer.top_k + (s.layer.shared ? 1 : 0);
     auto* act = static_cast<float*>(ctx.arena->allocate(n * slots * s.layer.gate.rows * int64_t{sizeof(float)}));
     launch_gate_up(ctx, s.layer, prepared, s.layout, n, routing.experts.row<int32_t>(0), true, act);
-    launch_down(ctx, s.layer, routing, act, n, y, residual, s.separate ? &extra : nullptr);
+    launch_down(ctx, s.layer, routing, act, n, y, residual, more);
 }
 
 }  // namespace
