@@ -2,7 +2,9 @@
 // whole token without attention, as graphs. Prints microseconds (median of 15 replays, spread), GB/s of weights, and
 // the share of 4.65 TB/s, what an H200 reads at best. The weights (20 GB in Q4_K_M) are random; every layer has its
 // own, so that nothing stays in the L2 cache.
-//   bench_gpu_ops [--type q4_k_m|bf16|f8|int4] [--rows N] [--portable]
+//   bench_gpu_ops [--type q4_k_m|bf16|f16|f8|fp8|int4] [--rows N] [--portable]
+//       f8: all matrices, one scale each; fp8: the layout of Laguna's FP8 checkpoints, that is experts and dense layers
+//       with a scale for each 128 x 128 block, attention and head in bf16.
 //   bench_gpu_ops --table [--type ...] [--portable]    microseconds of each op for 1 to 64 rows, beside the floor: the
 //       bytes of the weights that are used, at 4.65 TB/s. Experts "at random": 8 of 256 for each row; "alike": the
 //       same 8.

@@ -23,13 +23,15 @@ class Weights {
   public:
     explicit Weights(Gpu& gpu) : gpu_(gpu), random_(7) {}
 
+    bool float8_blocks = false;  // fp8 matrices have a bf16 scale for each block of 128 x 128, not one for all
+
     std::vector<Weight> stack(DType type, int64_t rows, int64_t cols, int64_t count) {
         Weight w;
         w.dtype = type;
         w.rows = rows;
         w.cols = cols;
         w.row_bytes = row_bytes_of(type, cols);
-        w.scale = type == DType::f8_e4m3 ? 0.01f : 1.0f;
+        w.scale = type == DType::f8_e4m3 && !float8_blocks ? 0.01f : 1.0f;
         const std::vector<uint8_t> scales = scale_plane(w), high(static_cast<size_t>(high_bytes(w)), 0x9C);
         const int64_t data = align(w.bytes()), high_at = align(high_bytes(w)),
                       each = data + high_at + align(bytes_of(scales));
@@ -75,12 +77,13 @@ class Weights {
         for (int64_t i = 0; i < bytes; i += 8) {
             uint64_t word = random_();
             if (type == DType::bf16) word = (word & 0x807F807F807F807Full) | 0x3C003C003C003C00ull;
+            if (type == DType::f16) word = (word & 0x83FF83FF83FF83FFull) | 0x2000200020002000ull;
             if (type == DType::f8_e4m3) word &= 0xB7B7B7B7B7B7B7B7ull;
             if (type == DType::f32) word = (word & 0x807FFFFF807FFFFFull) | 0x3C0000003C000000ull;
             std::memcpy(p + i, &word, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
         }
     }
-    /// d = 2^-13, dmin = 2^-10; planes of bf16 2^-7, one for 32 columns.
+    /// d = 2^-13, dmin = 2^-10; planes of bf16 2^-7, one for 32 columns or 128 x 128 values.
     std::vector<uint8_t> scale_plane(Weight& w) {
         std::vector<uint8_t> plane;
         const int64_t blocks = w.rows * w.cols / 256;
@@ -94,10 +97,12 @@ class Weights {
             fill(w.dtype, plane.data(), blocks * 16);
             const uint16_t d = 0x0800;
             for (int64_t b = 0; b < blocks; ++b) std::memcpy(plane.data() + 16 * blocks + 2 * b, &d, 2);
-        } else if (is_planes(w.dtype)) {
+        } else if (is_planes(w.dtype) || (w.dtype == DType::f8_e4m3 && float8_blocks)) {
+            const int64_t rows = is_planes(w.dtype) ? 1 : 128, cols = is_planes(w.dtype) ? 32 : 128;
             w.scale_dtype = DType::bf16;
-            w.scale_cols = 32;
-            plane.resize(static_cast<size_t>(w.rows * w.cols / 16));
+            w.scale_rows = rows;
+            w.scale_cols = cols;
+            plane.resize(static_cast<size_t>(2 * ((w.rows + rows - 1) / rows) * (w.cols / cols)));
             const uint16_t d = 0x3C00;
             for (size_t i = 0; i < plane.size(); i += 2) std::memcpy(plane.data() + i, &d, 2);
         }
@@ -125,14 +130,17 @@ struct Model {
     Weight head;
 
     Model(Weights& weights, const std::string& type) {
-        const bool mixed = type == "q4_k_m";
-        RT_CHECK(mixed || type == "bf16" || type == "f8" || type == "int4", "--type {}: not q4_k_m, bf16, f8 or int4",
-                 type);
-        const DType most = mixed            ? DType::planes_q4_k
-                           : type == "bf16" ? DType::bf16
-                           : type == "f8"   ? DType::f8_e4m3
-                                            : DType::planes_int4;
-        head = weights.matrix(mixed ? DType::planes_q6_k : most, kVocab, kHidden);
+        const bool mixed = type == "q4_k_m", official = type == "fp8";
+        RT_CHECK(mixed || official || type == "bf16" || type == "f16" || type == "f8" || type == "int4",
+                 "--type {}: not q4_k_m, bf16, f16, f8, fp8 or int4", type);
+        const DType most = mixed                      ? DType::planes_q4_k
+                           : type == "bf16"           ? DType::bf16
+                           : type == "f16"            ? DType::f16
+                           : official || type == "f8" ? DType::f8_e4m3
+                                                      : DType::planes_int4;
+        weights.float8_blocks = official;
+        const DType dense = official ? DType::bf16 : most;  // attention
+        head = weights.matrix(mixed ? DType::planes_q6_k : dense, kVocab, kHidden);
         for (int64_t i = 0; i < kLayers; ++i) {
             // llama-quantize gives more bits to the first and last eighth of the layers and to every third between.
             const bool more = mixed && (i < kLayers / 8 || i >= 7 * kLayers / 8 || (i - kLayers / 8) % 3 == 2);
@@ -140,11 +148,11 @@ struct Model {
             const int64_t heads = i % 4 == 0 ? 48 : 64;
             Layer l;
             l.norm = weights.norm();
-            l.q = weights.matrix(most, heads * 128, kHidden);
-            l.k = weights.matrix(most, 1024, kHidden);
-            l.v = weights.matrix(better, 1024, kHidden);
-            l.gate = weights.matrix(most, heads, kHidden);
-            l.o = weights.matrix(most, kHidden, heads * 128);
+            l.q = weights.matrix(dense, heads * 128, kHidden);
+            l.k = weights.matrix(dense, 1024, kHidden);
+            l.v = weights.matrix(official ? dense : better, 1024, kHidden);
+            l.gate = weights.matrix(dense, heads, kHidden);
+            l.o = weights.matrix(dense, kHidden, heads * 128);
             if (i == 0) {
                 l.dense_gate = weights.matrix(most, kDenseFf, kHidden);
                 l.dense_up = weights.matrix(most, kDenseFf, kHidden);

@@ -221,10 +221,16 @@ void add_bench(CLI::App& app, Action& action) {
     CLI::Option* profile =
         cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
     cmd->add_flag("--json", options->as_json, "Print JSON");
+    CLI::Option* random =
+        cmd->add_option("--random-weights", options->model.random_weights,
+                        "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
+                        "TYPE also fp8");
+    random->excludes(cmd->get_option("MODEL"));
     add_serve_flags(*cmd, options->serve);
-    for (CLI::Option* option : {depth, frontier, profile}) options->serve.option->excludes(option);
+    for (CLI::Option* option : {depth, frontier, profile, random}) options->serve.option->excludes(option);
     cmd->footer(
         "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
+        "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"
         "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "

@@ -1,6 +1,7 @@
 #include "apps/model_flags.h"
 
 #include "apps/demo_model.h"
+#include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -129,7 +130,8 @@ SessionOptions session_options(const ModelFlags& flags) {
 std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation) {
     SessionOptions options = session_options(flags);
     options.speculation = speculation;
-    auto checkpoint = open_model_or_demo(flags.model);
+    auto checkpoint = flags.random_weights.empty() ? open_model_or_demo(flags.model)
+                                                   : random_checkpoint(flags.random_weights, flags.threads);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");

@@ -216,7 +216,8 @@ std::vector<Weight> Binder::stack(const TensorInfo& tensor, int64_t experts, int
     const std::vector<int64_t> expected = {experts, stored_rows, cols};
     RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
              shape_text(expected));
-    RT_CHECK(has_dot(tensor.dtype) && tensor.dtype != DType::f8_e4m3, "{} is {}, which a stack of experts cannot be",
+    const bool float8 = tensor.dtype == DType::f8_e4m3;
+    RT_CHECK(has_dot(tensor.dtype) && (!float8 || half < 0), "{} is {}, which a stack of experts cannot be",
              where(tensor), dtype_name(tensor.dtype));
     use(tensor, checked_mul(experts, checked_mul(stored_rows, cols, "experts"), "experts"));
     std::vector<Weight> weights(static_cast<size_t>(experts));
@@ -229,6 +230,7 @@ std::vector<Weight> Binder::stack(const TensorInfo& tensor, int64_t experts, int
         w.cols = cols;
         w.row_bytes = bytes;
     }
+    if (float8) float8_stack(tensor, weights);
     return weights;
 }
 

@@ -39,6 +39,7 @@ struct ExpertNames {
 ///   X.weight_packed I32 [N, K/8 or K/4]  with X.weight_scale [N, K/g]: INT4 or INT8, g a divisor of K
 ///   X.weight_packed U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_global_scale, a divisor:
 ///   NVFP4
+/// A stack X of experts may be F8_E4M3 [E, N, K] with X_scale [E, ceil(N/128), ceil(K/128)].
 ///
 /// Every function throws Error naming file and tensor, what was found and what was expected. Not thread-safe.
 class Binder {
@@ -81,6 +82,7 @@ class Binder {
     Weight packed_matrix(const std::string& stem, const TensorInfo& packed, int64_t rows, int64_t cols);
     Weight named_matrix(const std::string& name, int64_t rows, int64_t cols);
     std::vector<Weight> stack(const TensorInfo& tensor, int64_t experts, int64_t rows, int64_t cols, int half);
+    void float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts);
     void set_scale_plane(Weight& w, const TensorInfo& scale);
     float scalar(const TensorInfo& tensor) const;
 

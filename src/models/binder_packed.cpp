@@ -72,6 +72,21 @@ Weight Binder::float8_matrix(const std::string& stem, Weight w) {
     return w;
 }
 
+/// Scales [experts, blocks of rows, blocks of columns] beside a stack.
+void Binder::float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts) {
+    const TensorInfo& scale = companion(tensor.name.substr(prefix_.size()) + "_scale", tensor.name);
+    const int64_t rows = ceil_div(experts[0].rows, kFloat8Block), cols = ceil_div(experts[0].cols, kFloat8Block);
+    const std::vector<int64_t> blocks = {std::ssize(experts), rows, cols};
+    RT_CHECK(scale.shape == blocks && is_scale_type(scale.dtype), "{} is {} {}, expected f32, bf16 or f16 {}",
+             where(scale), dtype_name(scale.dtype), shape_text(scale.shape), shape_text(blocks));
+    const int64_t bytes = row_bytes(scale.dtype, rows * cols);
+    for (size_t e = 0; e < experts.size(); ++e) {
+        experts[e].scales = scale.bytes.data() + static_cast<int64_t>(e) * bytes;
+        experts[e].scale_dtype = scale.dtype;
+        experts[e].scale_rows = experts[e].scale_cols = kFloat8Block;
+    }
+}
+
 Weight Binder::packed_matrix(const std::string& stem, const TensorInfo& packed, int64_t rows, int64_t cols) {
     const bool two = packed.shape.size() == 2 && packed.shape[0] == rows;
     const int64_t width = two ? packed.shape[1] : 0;

@@ -156,11 +156,11 @@ __device__ __forceinline__ void put8(const ActLayout& l, char* row, int c, const
 }
 
 /// Sends the norm weights of a row on their way into shared memory, without registers; may stand above pdl_wait().
-/// Each thread takes the pieces of eight that it will use itself (stage_floats).
-__device__ __forceinline__ void fetch_norm(const ActSource& s, int cols, float* norm) {
+/// Each thread takes the pieces of eight that it will use itself (stage_floats): the `thread`-th of kThreads.
+__device__ __forceinline__ void fetch_norm(const ActSource& s, int cols, float* norm, int thread = threadIdx.x) {
     if (s.kind != ActKind::norm) return;
 #pragma unroll 1
-    for (int c = threadIdx.x; 8 * c < cols; c += kThreads) {
+    for (int c = thread; 8 * c < cols; c += kThreads) {
         if (8 * c + 8 <= cols && reinterpret_cast<uintptr_t>(s.norm) % 16 == 0) {
             copy_async16(norm + 8 * c, s.norm + 8 * c);
             copy_async16(norm + 8 * c + 4, s.norm + 8 * c + 4);

@@ -32,7 +32,8 @@ __device__ __forceinline__ void with_plane_type(DType type, const F& f) {
 }
 template <class Set, class F>
 __device__ __forceinline__ void with_float_type(DType type, const F& f) {
-    if (type == DType::bf16) f(std::integral_constant<DType, DType::bf16>{});
+    if constexpr (requires { Set::kType; }) f(std::integral_constant<DType, Set::kType>{});
+    else if (type == DType::bf16) f(std::integral_constant<DType, DType::bf16>{});
     else if (type == DType::f32) f(std::integral_constant<DType, DType::f32>{});
     else if (Set::kF8 && type == DType::f8_e4m3) f(std::integral_constant<DType, DType::f8_e4m3>{});
     else f(std::integral_constant<DType, DType::f16>{});

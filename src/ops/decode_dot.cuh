@@ -59,6 +59,11 @@ struct PlainFloats {
 struct AllFloats {
     static constexpr bool kF8 = true;
 };
+template <DType Type>
+struct OneFloat {
+    static constexpr bool kF8 = Type == DType::f8_e4m3;
+    static constexpr DType kType = Type;
+};
 
 #ifdef __CUDACC__
 

@@ -6,12 +6,13 @@
 // Design: 256 threads, two CTAs on an SM, each warp a contiguous range of the group's rows. A warp issues all loads of
 // its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every
 // CTA normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are
-// prepared by a kernel of their own instead. Limits at n = 1 (expected, not yet measured): latency behind the wait - x
-// from L2, two barriers, the dot products.
+// prepared by a kernel of their own instead. (Float weights: decode_float.cu.) Limits at n = 1 (expected, not yet
+// measured): latency behind the wait - x from L2, two barriers, the dot products.
 #include <algorithm>
 #include <vector>
 
 #include "ops/cuda.h"
+#include "ops/decode_float.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
 #include "ops/decode_matmul.cuh"
@@ -183,9 +184,11 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
-    if (n == 0 || (n == 1 && lean_multiply(ctx, x, cols, weights, y, residual)) ||
-        few_multiply(ctx, x, cols, n, weights, y, residual))
+    if (n == 0) return;
+    if (n == 1 && (lean_multiply(ctx, x, cols, weights, y, residual) ||
+                   float_multiply(ctx, x, cols, 1, weights, y, residual)))
         return;
+    if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
     std::vector<const Weight*> tiled, other;
     std::vector<Tensor> tiled_y, other_y;
@@ -197,7 +200,8 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     const auto in_groups = [&](std::span<const Weight* const> w, std::span<const Tensor> to, bool tiles) {
         for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
             const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
-            if (tiles && tile_multiply(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
+            const auto multiplied = tiles ? tile_multiply : float_multiply;
+            if (n > 1 && multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
             launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
         }
     };

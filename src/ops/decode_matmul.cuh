@@ -56,10 +56,10 @@ struct RowList {
 };
 
 __device__ __forceinline__ void store(const MatmulArgs& a, RowRef r, int row, float sum) {
-    const float y = sum * a.m[r.matrix].scale;
+    const float y = __fmul_rn(sum, a.m[r.matrix].scale);
     const int64_t at = static_cast<int64_t>(row) * a.m[r.matrix].rows + r.row;
     a.m[r.matrix].y[at] = y;
-    if (a.residual != nullptr) a.residual[at] = a.residual[at] + y;
+    if (a.residual != nullptr) a.residual[at] = __fadd_rn(a.residual[at], y);
 }
 
 /// Groups with plane types. Float matrices among them are small (a gate of 64 rows): their warps have nothing to do in

@@ -8,12 +8,14 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// More rows: decode_group_router.cu from three on, and decode_group.cu if it has kernels for the types and shapes; else
-// the same kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three
-// dependent kernels; the experts' addresses are not known before the router has ended.
+// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and decode_group.cu if
+// it has kernels for the types and shapes; else the same kernels for each row, weights that rows share come from L2
+// (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not known before the router
+// has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
+#include "ops/decode_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
@@ -222,11 +224,14 @@ void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const A
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
         dense_swiglu(ctx, x, cols, n, *shared.gate, *shared.up, *shared.down, extra, nullptr);
     }
-    if (n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, s.separate ? &extra : nullptr)) return;
+    const Tensor* const more = s.separate ? &extra : nullptr;
+    if ((n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, more)) ||
+        float_experts(ctx, s.layer, prepared, cols, n, routing, y, residual, more))
+        return;
     const int64_t slots = s.layer.top_k + (s.layer.shared ? 1 : 0);
     auto* act = static_cast<float*>(ctx.arena->allocate(n * slots * s.layer.gate.rows * int64_t{sizeof(float)}));
     launch_gate_up(ctx, s.layer, prepared, s.layout, n, routing.experts.row<int32_t>(0), true, act);
-    launch_down(ctx, s.layer, routing, act, n, y, residual, s.separate ? &extra : nullptr);
+    launch_down(ctx, s.layer, routing, act, n, y, residual, more);
 }
 
 }  // namespace
@@ -244,7 +249,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         layer.shared_gate = matrix_of(w_gate);
         layer.shared_up = matrix_of(w_up);
         auto* out = static_cast<float*>(ctx.arena->allocate(act.stride));
-        launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
+        if (!float_gate_up(ctx, x, cols, w_gate, w_up, out))
+            launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
     } else {
         const Weight* const both[] = {&w_gate, &w_up};
@@ -329,7 +335,9 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         result.logits = ctx.alloc(DType::f32, {n, num_experts});
         result.routing = empty_routing();
     }
-    if (n == 1 && fused && lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0))) {
+    if (n == 1 && fused &&
+        (lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0)) ||
+         (!s.separate && float_moe(ctx, source, cols, router, s.layer, result, &x)))) {
         x.int8 = nullptr;
         return result;
     }

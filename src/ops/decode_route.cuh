@@ -34,10 +34,23 @@ struct alignas(16) RouteMemory {
     int32_t chosen[kMostTopK];
 };
 
+/// All threads of the CTA wait for one another.
+struct WholeCta {
+    __device__ __forceinline__ void operator()() const { __syncthreads(); }
+};
+/// Barrier `id` for kThreads threads of a larger CTA.
+struct PartOfCta {
+    int id;
+    __device__ __forceinline__ void operator()() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+    }
+};
+
 /// Up to 256 experts and top_k <= 8. Each warp ranks its 32 experts among themselves, then 64 candidates are ranked,
 /// each by four threads: an expert's rank is the number of those before it. 64 comparisons a thread instead of eight
 /// rounds.
-__device__ __forceinline__ void rank_small(RouteMemory& m, int top_k) {
+template <class Sync>
+__device__ __forceinline__ void rank_small(RouteMemory& m, int top_k, const Sync& sync) {
     const int t = threadIdx.x, warp = t / 32;
     const uint32_t key = m.key[t];
     int rank = 0;
@@ -52,7 +65,7 @@ __device__ __forceinline__ void rank_small(RouteMemory& m, int top_k) {
         m.best_key[8 * warp + rank] = key;
         m.best[8 * warp + rank] = t;
     }
-    __syncthreads();
+    sync();
     const int candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
     const uint32_t my_key = m.best_key[candidate];
     rank = 0;
@@ -93,8 +106,11 @@ __device__ __forceinline__ void rank_any(RouteMemory& m, int experts, int top_k)
     }
 }
 
-/// Row `row`, whose logits lie at `logits` (device memory, perhaps just written by other CTAs). The whole CTA.
-__device__ __forceinline__ void route_row(const RouteArgs& a, const float* logits, int row, RouteMemory& m) {
+/// m.chosen and m.s for one row, whose logits lie at `logits` (device memory, perhaps just written by other CTAs), by
+/// the first kThreads threads of a CTA, whom sync() lets wait for one another: before anybody reads m, it is called
+/// once more.
+template <class Sync>
+__device__ __forceinline__ void choose_row(const RouteArgs& a, const float* logits, RouteMemory& m, const Sync& sync) {
     for (int e = threadIdx.x; e < (a.experts <= kThreads ? kThreads : a.experts); e += kThreads) {
         uint32_t key = 0;
         if (e < a.experts) {
@@ -104,18 +120,27 @@ __device__ __forceinline__ void route_row(const RouteArgs& a, const float* logit
         }
         m.key[e] = key;
     }
-    __syncthreads();
-    if (a.experts <= kThreads && a.top_k <= 8) rank_small(m, a.top_k);
+    sync();
+    if (a.experts <= kThreads && a.top_k <= 8) rank_small(m, a.top_k, sync);
     else rank_any(m, a.experts, a.top_k);
+}
+
+/// The weight of rank `rank`, when choose_row() is done.
+__device__ __forceinline__ float route_weight(const RouteArgs& a, const RouteMemory& m, int rank) {
+    float weight = m.s[m.chosen[rank]], sum = 0.0f;
+    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
+    if (a.normalize) weight = __fdiv_rn(weight, sum);
+    return __fmul_rn(weight, a.scale);
+}
+
+/// Experts and weights of row `row`. The whole CTA.
+__device__ __forceinline__ void route_row(const RouteArgs& a, const float* logits, int row, RouteMemory& m) {
+    choose_row(a, logits, m, WholeCta{});
     __syncthreads();
     const int rank = threadIdx.x;
     if (rank >= a.top_k) return;
-    const int e = m.chosen[rank];
-    float weight = m.s[e], sum = 0.0f;
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    a.chosen[static_cast<int64_t>(row) * a.top_k + rank] = e;
-    a.weights[static_cast<int64_t>(row) * a.top_k + rank] = __fmul_rn(weight, a.scale);
+    a.chosen[static_cast<int64_t>(row) * a.top_k + rank] = m.chosen[rank];
+    a.weights[static_cast<int64_t>(row) * a.top_k + rank] = route_weight(a, m, rank);
 }
 
 #endif  // __CUDACC__

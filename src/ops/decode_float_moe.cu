@@ -1,0 +1,417 @@
+// Sparse and dense SwiGLU layers of float weights: decode_float.cuh has the design of the products.
+//
+// Bytes of a sparse layer of Laguna XS.2 in bf16 at one row: router 1 MB, gate and up of eight experts and the shared
+// one 38 MB, down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
+//   router             float_multiply(): the norm and the logits.
+//   float_gate_up      every CTA chooses the experts itself from the logits, while half of it normalises x, and has an
+//                      even share of the pairs of rows (gate, up) of all slots; the shared expert's come first and go
+//                      to the L2 cache before the wait.
+//   float_down         an output for each one or two warps, all slots: one piece of each slot a lane, asked for while
+//                      gate and up are being computed, those of the next output as soon as a slot's are used.
+// What down reads before its wait: the ids of the experts, which CTA 0 of gate and up stores, with a fence, before it
+// lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
+// and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get them from
+// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Not yet measured.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ops/decode_float.cuh"
+#include "ops/decode_float.h"
+#include "ops/decode_moe.cuh"
+#include "ops/decode_route.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+// ---- Gate and up.
+
+struct FloatGateUpArgs {
+    FloatMatrix m[4];               // gate and up of the experts, gate and up of the shared expert or of a dense layer
+    int32_t duos = 0;               // pairs of rows of a slot
+    int32_t shared_duos = 0;        // 0: no shared expert
+    int32_t most_duos = 0;          // of a CTA
+    RouteArgs route;                // top_k 0: no experts
+    const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
+    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already
+    ActLayout layout;
+    ActSource x;
+    float* out = nullptr;  // [n, slots, ff], the shared expert last
+};
+
+constexpr int kMostAhead = 8;  // tiles of a warp
+
+/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1; their results go to out[2 at], out[2 at + 1].
+struct alignas(16) Duo {
+    int32_t matrix, expert, row, at;
+};
+
+/// A CTA's batches are its duos, those of the shared expert first, which alone are known before the wait: they go to
+/// the L2 cache then. (In registers they would leave none for the choice of experts.)
+struct DuoBatches {
+    using Rows = TwoPairs;
+    static constexpr bool kEarly = false;
+    const FloatGateUpArgs& a;
+    const Duo* duos;  // shared memory
+    int shared, quad, count, ahead;
+
+    __device__ __forceinline__ int matrix(int k) const { return kQuads * k + quad < shared ? 2 : 0; }
+    __device__ __forceinline__ Rows rows(int k, int lane_bytes) const {
+        const Duo d = duos[kQuads * k + quad];
+        const FloatMatrix &gate = a.m[d.matrix], &up = a.m[d.matrix + 1];
+        const int64_t row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
+        return {gate.data + d.expert * gate.stride + row, up.data + d.expert * up.stride + row};
+    }
+    __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
+        const Duo d = duos[kQuads * k + quad];
+        const FloatMatrix& m = a.m[d.matrix + g / 2];
+        return float_scale(m, d.expert * m.scale_stride, d.row + g % 2, piece);
+    }
+};
+
+template <class Set>
+__global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ float partial[kWarps];
+    __shared__ RouteMemory route;
+    const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128, row = blockIdx.y;
+    const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
+    const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
+    const int total = part_of(routed, b + 1, parts) - first;
+    char* staged = reinterpret_cast<char*>(dynamic);
+    auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
+    auto* duos = reinterpret_cast<Duo*>(norm + a.x.norm_bytes(a.layout.cols) / 4);
+    auto* results = reinterpret_cast<float*>(duos + a.most_duos);
+    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    const int known = shared > quad ? (shared - quad + kQuads - 1) / kQuads : 0;
+    const DuoBatches list{a,
+                          duos,
+                          shared,
+                          quad,
+                          total > quad ? (total - quad + kQuads - 1) / kQuads : 0,
+                          min(known * a.m[2].windows, kMostAhead)};
+    for (int d = t; d < shared; d += kFloatThreads) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+    __syncthreads();
+    multiply_quad<Set, 1>(
+        a.m, list,
+        [&] {
+            const int u = t % kThreads;
+            const bool stages = t >= kThreads, chooses = a.logits != nullptr;
+            ActSource x = a.x;
+            x.rows += row * x.stride;
+            if (stages) fetch_norm(x, l.cols, norm, u);
+            pdl_wait();
+            if (!chooses) pdl_trigger();
+            if (stages) {
+                if (x.kind == ActKind::norm) stage_normed(x, l, u, norm, partial, staged, PartOfCta{2});
+                else if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
+                else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
+            } else if (chooses) {
+                choose_row(a.route, a.logits, route, PartOfCta{1});
+            } else if (t < a.route.top_k) {
+                route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
+            }
+            __syncthreads();
+            for (int d = shared + t; d < total; d += kFloatThreads) {
+                const int slot = (first + d) / a.duos;
+                duos[d] = {0, route.chosen[slot], 2 * (first + d - slot * a.duos), first + d};
+            }
+            if (chooses && b > 0) {
+                pdl_trigger();
+            } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
+                if (t < a.route.top_k) {
+                    a.route.chosen[t] = route.chosen[t];
+                    __threadfence();
+                }
+                __syncwarp();
+                pdl_trigger();
+            }
+            if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
+            __syncthreads();
+        },
+        {staged, 0, 1}, results);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = t; i < 2 * total; i += kFloatThreads) {
+        const Duo d = duos[i / 2];
+        const float gate = __fmul_rn(float_sum(results, kQuadRows * (i / 2) + i % 2), a.m[d.matrix].scale);
+        const float up = __fmul_rn(float_sum(results, kQuadRows * (i / 2) + 2 + i % 2), a.m[d.matrix + 1].scale);
+        a.out[2 * (static_cast<int64_t>(row) * (routed + a.shared_duos) + d.at) + i % 2] = swiglu_value(gate, up);
+    }
+}
+
+// ---- Down.
+
+constexpr int kFloatSlots = 9;
+
+struct FloatDownArgs {
+    FloatMatrix m[2];                  // of the experts, of the shared expert; alike but for scale and places
+    const int32_t* experts = nullptr;  // [n, top_k]
+    const float* weights = nullptr;    // [n, top_k]
+    int32_t top_k = 0, slots = 0, ff = 0;
+    ActLayout layout;              // of slots * ff columns
+    const float* act = nullptr;    // [n, slots, ff]
+    float* y = nullptr;            // [n, rows]
+    float* residual = nullptr;     // [n, rows] or null: += y
+    const float* extra = nullptr;  // [n, rows] or null: added to y
+};
+
+/// Rows of `Parts` steps of 32 pieces: that many warps have an output, each one step of every slot, an accumulator of
+/// the canonical order.
+template <class Set, int Parts>
+__global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const __grid_constant__ FloatDownArgs a) {
+    constexpr int kOutputs = kFloatWarps / Parts;
+    extern __shared__ uint4 dynamic[];
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % Parts, output = warp / Parts;
+    const int step = gridDim.x * kOutputs, c = part * 32 + lane;
+    char* staged = reinterpret_cast<char*>(dynamic);
+    auto* terms = reinterpret_cast<float*>(staged + a.layout.float_bytes);  // [outputs of the CTA][slot][part]
+    const int64_t row = blockIdx.y;
+    const int mine = lane < a.top_k ? load_shared_i32(a.experts + row * a.top_k + lane) : 0;
+    uint32_t raw[kFloatSlots][1][4], entries[3] = {0, 0, 0};
+    const auto load = [&](int slot, int o) {
+        const int expert = __shfl_sync(~0u, mine, slot);
+        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
+        const char* from = m.data + static_cast<int64_t>(o) * m.row_bytes + 16 * c;
+        if (slot < a.top_k) from += expert * m.stride;
+        put_words(raw[slot][0], 0, load_weights(from));
+    };
+    const auto load_entries = [&](int i, int o) {  // of slots 4 i .. 4 i + 3, eight lanes each
+        const int slot = 4 * i + lane / 8, expert = __shfl_sync(~0u, mine, slot);
+        if (a.m[0].scales == nullptr || slot >= a.slots) return;
+        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
+        entries[i] = float_scale(m, slot < a.top_k ? expert * m.scale_stride : 0, o, part * 32 + lane % 8 * 4);
+    };
+    int o = blockIdx.x * kOutputs + output;
+    if (o < a.m[0].rows) {
+#pragma unroll
+        for (int slot = 0; slot < kFloatSlots; ++slot)
+            if (slot < a.slots) load(slot, o);
+        if constexpr (Set::kF8)
+#pragma unroll
+            for (int i = 0; i < 3; ++i) load_entries(i, o);
+    }
+    pdl_trigger();  // now: the next kernel's weights queue up behind these
+    pdl_wait();
+    stage_plain(a.act + row * a.layout.cols, {a.layout.cols, 0, 0, a.layout.float_bytes}, t, kFloatThreads, staged);
+    __syncthreads();
+#pragma unroll 1
+    for (int k = 0; o < a.m[0].rows; ++k, o += step) {
+        const bool more = o + step < a.m[0].rows;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            float v[4] = {};
+#pragma unroll
+            for (int s = 0; s < 4; ++s) {
+                const int slot = 4 * i + s;
+                if (slot >= kFloatSlots || slot >= a.slots) continue;
+                const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
+                float acc[1][1] = {};
+                dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), raw[slot < kFloatSlots ? slot : 0], entries[i],
+                                    8 * s, {staged, 0, 1}, acc);
+                v[s] = acc[0][0];
+                if (more) load(slot, o + step);
+            }
+            if constexpr (Set::kF8)
+                if (more) load_entries(i, o + step);
+            const float sum = reduce_lanes<4>(v, lane);
+            const int slot = 4 * i + lane / 8;
+            if (lane % 8 == 0 && slot < a.slots)
+                terms[((k * kOutputs + output) * kFloatSlots + slot) * Parts + part] = sum;
+        }
+    }
+    __syncthreads();
+    const float weight = lane < a.top_k ? a.weights[row * a.top_k + lane] : 0.0f;
+#pragma unroll 1
+    for (int i = warp;; i += kFloatWarps) {
+        o = (i / kOutputs * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kOutputs + i % kOutputs;
+        if (o >= a.m[0].rows) return;
+        float term = 0.0f;
+        if (lane < a.slots) {
+            const float* p = terms + (i * kFloatSlots + lane) * Parts;
+            const float sum = __fadd_rn(p[0], Parts == 2 ? p[Parts - 1] : 0.0f);  // the other two are zeros
+            term = __fmul_rn(__fadd_rn(sum, 0.0f), a.m[lane < a.top_k ? 0 : 1].scale);
+            if (lane < a.top_k) term = __fmul_rn(weight, term);
+        }
+        float y = __shfl_sync(~0u, term, 0);
+        for (int slot = 1; slot < a.slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
+        if (lane != 0) continue;
+        const int64_t at = row * a.m[0].rows + o;
+        if (a.extra != nullptr) y = __fadd_rn(y, load_shared_f32(a.extra + at));
+        a.y[at] = y;
+        if (a.residual != nullptr) a.residual[at] = __fadd_rn(load_shared_f32(a.residual + at), y);
+    }
+}
+
+using DownRowKernel = void (*)(FloatDownArgs);
+
+/// And its Parts; null: none.
+std::pair<DownRowKernel, int> down_kernel(const Matrix& m) {
+    if (m.cols != 512) return {};
+    switch (m.type) {
+        case DType::bf16:
+            return {float_down_row_kernel<OneFloat<DType::bf16>, 2>, 2};
+        case DType::f16:
+            return {float_down_row_kernel<OneFloat<DType::f16>, 2>, 2};
+        case DType::f8_e4m3:
+            return {float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>, 1};
+        default:
+            return {};
+    }
+}
+
+// ---- Launching.
+
+bool alike(const Matrix& a, const Matrix& b) {
+    return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.row_bytes == b.row_bytes &&
+           (a.scales == nullptr) == (b.scales == nullptr) &&
+           (a.scales == nullptr ||
+            (a.scale_rows == b.scale_rows && a.scale_cols == b.scale_cols && a.scale_type == b.scale_type));
+}
+
+bool pair_fits(const Matrix& gate, const Matrix& up) {
+    return float_matrix(gate) && alike(gate, up) && gate.rows % 2 == 0;
+}
+
+/// Divides the duos among `ctas` CTAs; the shared memory to ask for, 0: too much.
+int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
+    const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
+    a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
+    return float_shared(gpu,
+                        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
+                            a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
+                        large);
+}
+
+void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
+    const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
+    const auto kernel = all(DType::bf16)      ? float_gate_up_kernel<OneFloat<DType::bf16>>
+                        : all(DType::f8_e4m3) ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>>
+                                              : float_gate_up_kernel<AllFloats>;
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
+           static_cast<size_t>(shared), a);
+}
+
+/// The two kernels of a sparse layer, for n rows.
+struct ExpertKernels {
+    FloatGateUpArgs up;
+    FloatDownArgs down;
+    DownRowKernel down_kernel = nullptr;
+    int64_t slots = 0, up_ctas = 0, up_shared = 0, down_ctas = 0, down_shared = 0;
+};
+
+bool experts_fit(const Layer& layer, const ActSource& x) {
+    const Matrix &gate = layer.gate, &down = layer.down;
+    if (layer.top_k + (layer.shared ? 1 : 0) > kFloatSlots || x.kind == ActKind::int8 || !pair_fits(gate, layer.up) ||
+        !float_matrix(down) || down_kernel(down).first == nullptr)
+        return false;
+    return !layer.shared || (pair_fits(layer.shared_gate, layer.shared_up) && layer.shared_gate.rows == gate.rows &&
+                             alike(down, layer.shared_down));
+}
+
+std::optional<ExpertKernels> plan_experts(const Gpu& gpu, const Layer& layer, const ActSource& x, int64_t cols,
+                                          int64_t n) {
+    if (!experts_fit(layer, x)) return {};
+    const Matrix &gate = layer.gate, &down = layer.down;
+    ExpertKernels k;
+    k.slots = layer.top_k + (layer.shared ? 1 : 0);
+    FloatDownArgs& d = k.down;
+    d.m[0] = float_matrix_of(down);
+    d.m[1] = layer.shared ? float_matrix_of(layer.shared_down) : d.m[0];
+    d.top_k = layer.top_k;
+    d.slots = static_cast<int32_t>(k.slots);
+    d.ff = down.cols;
+    d.layout = act_layout(k.slots * down.cols, false, true);
+    k.down_kernel = down_kernel(down).first;
+    const int64_t outputs = kFloatWarps / down_kernel(down).second, sms = gpu.info().sm_count;
+    k.down_ctas = std::min<int64_t>(sms, (down.rows + outputs - 1) / outputs);
+    const int64_t rounds = (down.rows + k.down_ctas * outputs - 1) / (k.down_ctas * outputs);
+    k.down_shared =
+        float_shared(gpu, d.layout.bytes() + rounds * kFloatWarps * kFloatSlots * int64_t{sizeof(float)}, false);
+    FloatGateUpArgs& a = k.up;
+    a.layout = act_layout(cols, false, true);
+    if (x.kind == ActKind::staged && x.stride != a.layout.bytes()) return {};
+    a.x = x;
+    a.duos = gate.rows / 2;
+    a.shared_duos = layer.shared ? a.duos : 0;
+    a.m[0] = float_matrix_of(gate);
+    a.m[1] = float_matrix_of(layer.up);
+    a.m[2] = layer.shared ? float_matrix_of(layer.shared_gate) : a.m[0];
+    a.m[3] = layer.shared ? float_matrix_of(layer.shared_up) : a.m[1];
+    a.route.top_k = layer.top_k;
+    k.up_ctas = std::min<int64_t>(sms, (k.slots * a.duos + kQuads - 1) / kQuads);
+    k.up_shared = divide_duos(gpu, a, k.up_ctas, n == 1);
+    if (k.down_shared == 0 || k.up_shared == 0) return {};
+    return k;
+}
+
+/// Behind what chose the experts, or (k.up.logits) what gave the logits.
+void launch_experts(Context& ctx, ExpertKernels& k, const Routing& routing, int64_t n, Tensor& y, Tensor* residual,
+                    const Tensor* extra) {
+    k.up.out = static_cast<float*>(ctx.arena->allocate(n * k.slots * k.up.duos * 2 * int64_t{sizeof(float)}));
+    launch_gate_up(ctx, k.up, n, k.up_ctas, k.up_shared);
+    FloatDownArgs& d = k.down;
+    d.experts = routing.experts.row<int32_t>(0);
+    d.weights = routing.weights.row(0);
+    d.act = k.up.out;
+    d.y = y.row(0);
+    d.residual = residual == nullptr ? nullptr : residual->row(0);
+    d.extra = extra == nullptr ? nullptr : extra->row(0);
+    allow_shared(reinterpret_cast<const void*>(k.down_kernel), k.down_shared);
+    launch(*ctx.gpu, k.down_kernel, dim3(static_cast<unsigned>(k.down_ctas), static_cast<unsigned>(n)), kFloatThreads,
+           static_cast<size_t>(k.down_shared), d);
+}
+
+}  // namespace
+
+bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
+    if (is_planes(gate.dtype) || is_planes(up.dtype) || (x.kind != ActKind::plain && x.kind != ActKind::norm))
+        return false;
+    const Matrix g = matrix_of(gate), u = matrix_of(up);
+    if (!pair_fits(g, u)) return false;
+    FloatGateUpArgs a;
+    a.m[2] = float_matrix_of(g);
+    a.m[3] = float_matrix_of(u);
+    a.m[0] = a.m[2], a.m[1] = a.m[3];
+    a.duos = a.shared_duos = g.rows / 2;
+    a.layout = act_layout(cols, false, true);
+    a.x = x;
+    a.out = out;
+    const int64_t ctas = std::min<int64_t>(ctx.gpu->info().sm_count, (a.duos + kQuads - 1) / kQuads);
+    const int64_t shared = divide_duos(*ctx.gpu, a, ctas, true);
+    if (shared == 0) return false;
+    launch_gate_up(ctx, a, 1, ctas, shared);
+    return true;
+}
+
+bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
+               MoeResult& result, Tensor* residual) {
+    if (router.w->rows > kMostExperts) return false;
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, 1);
+    const Weight* const w = router.w;
+    if (!k || !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr)) return false;
+    k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
+                   static_cast<int32_t>(w->rows),
+                   layer.top_k,
+                   router.scale,
+                   router.normalize,
+                   result.routing.experts.row<int32_t>(0),
+                   result.routing.weights.row(0)};
+    k->up.logits = result.logits.row(0);
+    const ArenaScope scope(*ctx.arena);
+    launch_experts(ctx, *k, result.routing, 1, result.y, residual, nullptr);
+    return true;
+}
+
+bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
+                   const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra) {
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, n);
+    if (!k) return false;
+    k->up.experts = routing.experts.row<int32_t>(0);
+    launch_experts(ctx, *k, routing, n, y, residual, extra);
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode

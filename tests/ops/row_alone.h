@@ -1,0 +1,42 @@
+// The law that a row alone has the bits it has beside another row, for ops whose kernels for one row are others.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/ops/op_fixture.h"
+#include "tests/ops/product_bound.h"
+#include "tests/quant/random_weight.h"
+
+namespace riptide {
+
+/// Results of one call, each [n, width].
+using Results = std::vector<std::vector<float>>;
+
+/// run(x) for rows x[n][width]: the results of two to five rows are those of each alone.
+inline void expect_alone(const std::string& what, int64_t width,
+                         const std::function<Results(const std::vector<float>&)>& run) {
+    constexpr int64_t kMost = 5;
+    const std::vector<float> x = test::random_rows(kMost, width, 71);
+    std::vector<Results> alone;
+    for (int64_t r = 0; r < kMost; ++r) {
+        alone.push_back(run({x.begin() + r * width, x.begin() + (r + 1) * width}));
+        for (const std::vector<float>& result : alone.back())
+            for (const float v : result) ASSERT_TRUE(std::isfinite(v)) << what;
+    }
+    for (int64_t n = 2; n <= kMost; ++n) {
+        const Results together = run({x.begin(), x.begin() + n * width});
+        for (int64_t r = 0; r < n; ++r)
+            for (size_t k = 0; k < together.size(); ++k) {
+                const std::vector<float>& one = alone[static_cast<size_t>(r)][k];
+                const int64_t columns = std::ssize(one);
+                ASSERT_EQ(std::ssize(together[k]), n * columns);
+                const auto first = together[k].begin() + r * columns;
+                expect_same_bits(one, std::vector<float>(first, first + columns),
+                                 fmt::format("{}, row {} of {}, result {}", what, r, n, k).c_str());
+            }
+    }
+}
+
+}  // namespace riptide
