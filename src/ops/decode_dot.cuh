@@ -296,6 +296,15 @@ static __device__ __noinline__ float4 odd_scales(const char* entries, DType type
     return make_float4(s[0], s[1], s[2], s[3]);
 }
 
+/// The e4m3 value in the low byte of `bits`, on chips that cannot convert it: the toolkit's own substitute takes ten
+/// times the code, and a product that has it inline minutes to compile.
+__device__ __forceinline__ float e4m3_value(uint32_t bits) {
+    const uint32_t magnitude = bits & 0x7Fu, sign = (bits & 0x80u) << 24;
+    // Exponent and mantissa in their places in an f32 whose bias is larger by 120; subnormals come out right, too.
+    const float value = __fmul_rn(__uint_as_float(magnitude << 20), 0x1p120f);
+    return __uint_as_float((magnitude == 0x7Fu ? 0x7FC00000u : __float_as_uint(value)) | sign);
+}
+
 /// Four columns, number t of the piece.
 __device__ __forceinline__ float4 decode4(DType type, const uint32_t (&raw)[4], int t) {
     if (type == DType::f32)
@@ -303,10 +312,14 @@ __device__ __forceinline__ float4 decode4(DType type, const uint32_t (&raw)[4], 
                            __uint_as_float(raw[3]));
     if (type == DType::f8_e4m3) {
         const uint32_t word = t == 0 ? raw[0] : t == 1 ? raw[1] : t == 2 ? raw[2] : raw[3];
+#if __CUDA_ARCH__ < 890
+        return make_float4(e4m3_value(word), e4m3_value(word >> 8), e4m3_value(word >> 16), e4m3_value(word >> 24));
+#else
         const auto low = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word & 0xFFFFu), __NV_E4M3);
         const auto high = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> 16), __NV_E4M3);
         const float2 a = __half22float2(__half2(low)), b = __half22float2(__half2(high));
         return make_float4(a.x, a.y, b.x, b.y);
+#endif
     }
     const uint32_t first = t == 0 ? raw[0] : raw[2], second = t == 0 ? raw[1] : raw[3];
     if (type == DType::bf16)

@@ -205,6 +205,11 @@ FloatMatrix float_matrix_of(const Matrix& m) {
     return f;
 }
 
+void allow_beside_static(const void* kernel, int64_t bytes) {
+    constexpr int64_t kAsked = 45 << 10;  // above what allow_shared() leaves alone: 48 KB with the static memory
+    allow_shared(kernel, std::max(bytes, kAsked));
+}
+
 int64_t float_shared(const Gpu& gpu, int64_t need, bool large) {
     constexpr int64_t kLarge = 116 << 10, kSmall = 48 << 10, kStatic = 16 << 10;  // see decode_lean.cuh
     const int64_t most = gpu.info().shared_bytes - kStatic;
@@ -236,7 +241,7 @@ bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
     const FloatMatmulKernel kernel = bf16 ? float_row_kernel<OneFloat<DType::bf16>>
                                      : f8 ? float_row_kernel<OneFloat<DType::f8_e4m3>>
                                           : float_row_kernel<AllFloats>;
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared), a);
     return true;
 }
@@ -259,7 +264,7 @@ bool launch_rows(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
                                          : f8     ? rows_kernel<OneFloat<DType::f8_e4m3>>(p)
                                          : p == 4 ? float_rows_kernel<AllFloats, 4>
                                                   : float_rows_kernel<AllFloats, 2>;
-        allow_shared(reinterpret_cast<const void*>(kernel), shared);
+        allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
         launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>((a.n + p - 1) / p)),
                kFloatThreads, static_cast<size_t>(shared), a);
         return true;

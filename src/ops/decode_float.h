@@ -20,6 +20,8 @@ FloatMatrix float_matrix_of(const Matrix& m);
 /// Dynamic shared memory to ask for: `need`, and on chips that overlap kernels as much as keeps a second CTA of the
 /// same kernel off the SM. 0: too much.
 int64_t float_shared(const Gpu& gpu, int64_t need, bool large);
+/// allow_shared() for a kernel that has up to ten KB of static shared memory besides.
+void allow_beside_static(const void* kernel, int64_t bytes);
 
 /// y[i] = weights[i] x, f32 [n, rows]; residual += y[0]. Takes arena memory. x: not int8.
 bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,

@@ -289,7 +289,7 @@ void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t c
     const auto kernel = all(DType::bf16)      ? float_gate_up_kernel<OneFloat<DType::bf16>>
                         : all(DType::f8_e4m3) ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>>
                                               : float_gate_up_kernel<AllFloats>;
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
 }
@@ -359,7 +359,7 @@ void launch_experts(Context& ctx, ExpertKernels& k, const Routing& routing, int6
     d.y = y.row(0);
     d.residual = residual == nullptr ? nullptr : residual->row(0);
     d.extra = extra == nullptr ? nullptr : extra->row(0);
-    allow_shared(reinterpret_cast<const void*>(k.down_kernel), k.down_shared);
+    allow_beside_static(reinterpret_cast<const void*>(k.down_kernel), k.down_shared);
     launch(*ctx.gpu, k.down_kernel, dim3(static_cast<unsigned>(k.down_ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(k.down_shared), d);
 }

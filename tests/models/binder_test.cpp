@@ -202,6 +202,26 @@ TEST(PackedWeights, fp8_with_blocks_rows_or_one_scale) {
     EXPECT_SAYS(bind_packed(none, 200, 256), "q_proj.weight needs", "q_proj.weight_scale, which is missing");
 }
 
+TEST(PackedWeights, a_stack_of_fp8_experts_has_blocks) {
+    const auto make = [](std::vector<int64_t> shape, const std::vector<float>& scales) {
+        FakeCheckpoint file;
+        file.add_zeros("stack", DType::f8_e4m3, {2, 200, 128});
+        file.add("stack_scale", DType::f32, std::move(shape), scales);
+        return file;
+    };
+    const ExpertNames names = {.gguf = "", .hf_each = "{}", .hf_stack = "stack", .hf_half = -1};
+    const FakeCheckpoint file = make({2, 2, 1}, {1, 2, 3, 4});
+    Binder bind(file);
+    const std::vector<Weight> experts = bind.experts(names, 2, 200, 128);
+    bind.finish();
+    EXPECT_EQ(bind.parameters(), 2 * 200 * 128);
+    EXPECT_EQ(experts[0].plane_scale(127, 5), 1);
+    EXPECT_EQ(experts[0].plane_scale(128, 5), 2);
+    EXPECT_EQ(experts[1].plane_scale(199, 127), 4);
+    const FakeCheckpoint wrong = make({2, 2, 2}, std::vector<float>(8, 1));
+    EXPECT_SAYS(Binder(wrong).experts(names, 2, 200, 128), "stack_scale is f32 [2, 2, 2]", "[2, 2, 1]");
+}
+
 TEST(PackedWeights, integers_of_4_or_8_bits_by_their_width) {
     for (const int64_t bits : {4, 8}) {
         FakeCheckpoint file;
