@@ -71,23 +71,20 @@ std::string ab_table(const AbResult& result) {
 }
 
 json::object ab_json(const AbResult& result) {
-    json::object out;
-    json::array &modes = out["modes"].emplace_array(), &prompts = out["prompts"].emplace_array();
-    if (result.answers.empty()) return out;
-    const AbAnswer plain = result.total(0);
+    json::array modes, prompts;
     for (size_t m = 0; m < result.modes.size(); ++m)
-        modes.push_back(answer_json(result.modes[m], result.total(m), plain));
+        modes.push_back(answer_json(result.modes[m], result.total(m), result.total(0)));
     for (size_t p = 0; p < result.prompts.size(); ++p) {
         json::object prompt = {{"id", result.prompts[p].id},
                                {"kind", result.prompts[p].kind},
                                {"prompt_tokens", result.prompts[p].tokens.size()}};
-        json::array& rows = prompt["modes"].emplace_array();
+        json::array rows;
         for (size_t m = 0; m < result.modes.size(); ++m)
             rows.push_back(answer_json(result.modes[m], result.answers[p][m], result.answers[p][0]));
+        prompt["modes"] = std::move(rows);
         prompts.push_back(std::move(prompt));
     }
-    out["mismatches"] = result.mismatches();
-    return out;
+    return {{"modes", std::move(modes)}, {"prompts", std::move(prompts)}, {"mismatches", result.mismatches()}};
 }
 
 namespace {

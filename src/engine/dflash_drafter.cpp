@@ -12,7 +12,7 @@ namespace riptide {
 namespace {
 
 constexpr int32_t kPageRows = 64;
-constexpr int32_t kFeedRows = 512;  // in one step of the drafter
+constexpr int32_t kFeedRows = 512;   // in one step of the drafter
 constexpr int64_t kDecodeRows = 16;  // fewer take the kernels that read weights once for few rows
 constexpr int64_t kArenaBytes = int64_t{16} << 20;
 

@@ -21,10 +21,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Whether the device can draw all rows of a step at once: none depends on what is drawn for another.
-bool draws_rows(const SamplingParams& p, int64_t vocab_size, int64_t answer_tokens) {
-    return device_draws(p, vocab_size) && p.repetition_penalty == 1 && p.frequency_penalty == 0 &&
-           p.presence_penalty == 0 && answer_tokens >= p.min_tokens;
+/// Whether a device that can draw can draw all rows of a step at once: none depends on what is drawn for another.
+bool draws_rows(const SamplingParams& p, int64_t answer_tokens) {
+    return p.repetition_penalty == 1 && p.frequency_penalty == 0 && p.presence_penalty == 0 &&
+           answer_tokens >= p.min_tokens;
 }
 
 }  // namespace
@@ -60,8 +60,8 @@ void Session::feed_drafter(int64_t position, std::span<const int32_t> rows) {
         speculator_->drafter().feed(kSequence, position, runner_->captured(), rows);
 }
 
-/// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way (the one
-/// that it took last is `last`) and makes these rows part of the sequence, also if take() throws.
+/// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way, and makes
+/// these rows (`path`) part of the sequence, also if take() throws.
 void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path) {
     std::vector<int32_t> tokens = {token}, parents;
     tokens.insert(tokens.end(), tree.tokens.begin(), tree.tokens.end());
@@ -98,8 +98,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
                              std::span<const int32_t> stop_ids, int64_t max_tokens, const TakeToken& take) {
     Speculator& speculator = *speculator_;
     const SamplingParams& sampling = request.sampling;
-    const int64_t vocab = model_->info().vocab_size;
-    const bool greedy = plainly_greedy(sampling);
+    const bool greedy = plainly_greedy(sampling), device = gpu_ && device_draws(sampling, model_->info().vocab_size);
     std::vector<int32_t>& answer = result.tokens;
     speculator.clear_stats();
     speculator.begin(kSequence, tokens_);
@@ -111,14 +110,14 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
     };
     RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token};
     // Steps that the device runs by itself capture no layers.
-    const bool may_run_ahead = gpu_ && speculator.drafter().capture_layers().empty();
+    const bool may_run_ahead = device && speculator.drafter().capture_layers().empty();
     std::vector<int32_t> path;
     while (more) {
         const auto known = std::ssize(answer);
         const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
         const int64_t idle = speculator.idle_steps(), wanted = max_tokens - known;
         auto start = std::chrono::steady_clock::now();
-        if (idle > 0 && may_run_ahead && device_draws(sampling, vocab)) {
+        if (idle > 0 && may_run_ahead) {
             const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
             const int64_t before = std::ssize(tokens_);
             decode_ahead(
@@ -134,7 +133,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
             kSequence, std::min({context_ - sequence_->length(), wanted, int64_t{options_.chunk_rows}, kMostRows}) - 1};
         static const DraftTree kNothing;
         const DraftTree& tree = idle > 0 ? kNothing : speculator.propose(std::span(&request_one, 1))[0];
-        draws.on_device = gpu_ && draws_rows(sampling, vocab, known);
+        draws.on_device = device && draws_rows(sampling, known);
         if (draws.on_device && !greedy && !started) {
             decoder_->start_answer(0, sample_start(sampling, stop_ids, request.prompt, answer));
             started = true;
