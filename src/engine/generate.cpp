@@ -159,6 +159,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     GenerationResult result;
     Answer answer(request, result);
     Sampler sampler(request.sampling, model_->info().vocab_size, answer.stop_ids(), request.prompt);
+    std::optional<AllowedTokens> allowed;
+    if (request.constraint) allowed.emplace(request.constraint, answer.stop_ids(), model_->info().vocab_size);
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
@@ -169,9 +171,15 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     const auto draw = [&] {
         if (!gpu_) hash.add(logits);
         try {
-            Sampled sampled = sampler.sample(logits, std::ssize(tokens_));
+            const std::span<const uint64_t> fitting = allowed ? allowed->next() : std::span<const uint64_t>();
+            Sampled sampled = sampler.sample(logits, std::ssize(tokens_), fitting);
             sampler.accept(sampled.token);
+            const auto& stops = answer.stop_ids();
+            if (allowed && std::find(stops.begin(), stops.end(), sampled.token) == stops.end())
+                allowed->accept(sampled.token);
             return sampled;
+        } catch (const GrammarError&) {
+            throw;
         } catch (...) {
             clear();
             throw;
@@ -179,7 +187,7 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     };
     bool more = false;
     if (!logits.empty()) more = answer.take(draw(), std::ssize(tokens_) >= context_);
-    if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
+    if (more && gpu_ && !allowed && device_draws(request.sampling, model_->info().vocab_size)) {
         // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
         const ops::SampleStart start = sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);
         decode_ahead(

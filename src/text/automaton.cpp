@@ -141,28 +141,33 @@ int32_t AutomatonBuilder::shared(Grammar::Expr expr) {
 
 int32_t AutomatonBuilder::add_repeat(const Grammar::Node& node, int32_t from, int depth) {
     const Grammar::Expr part = node.parts[0];
-    const bool once = node.least <= 1 && (node.most == 1 || (node.most == Grammar::kUnbounded && node.least == 0));
-    const int32_t rule = once ? -1 : shared(part);
-    const auto one = [&](int32_t at_node) {
-        if (rule < 0) return add(part, at_node, depth + 1);
-        const int32_t to = add_node();
-        at(at_node).calls.push_back({rule, to});
-        return to;
-    };
-    for (int64_t i = 0; i < node.least; ++i) from = one(from);
-    if (node.most == Grammar::kUnbounded) {
+    const bool unbounded = node.most == Grammar::kUnbounded;
+    if (unbounded && node.least == 0) {
         const int32_t loop = add_node();
         at(from).skips.push_back(loop);
-        const int32_t end = one(loop);
+        const int32_t end = add(part, loop, depth + 1);
         at(end).skips.push_back(loop);
         return loop;
     }
     const int32_t to = add_node();
-    for (int64_t i = node.least; i < node.most; ++i) {
+    if (node.least == 0 && node.most == 1) {
+        const int32_t end = add(part, from, depth + 1);
+        at(end).skips.push_back(to);
         at(from).skips.push_back(to);
-        from = one(from);
+        return to;
+    }
+    // Each repetition takes something. If the part may be empty, so may all that are left, at once.
+    const int32_t rule = shared(part);
+    const int64_t count = unbounded ? node.least : node.most;
+    for (int64_t i = 0; i < count; ++i) {
+        if (i >= node.least) at(from).skips.push_back(to);
+        else at(from).maybe.push_back({rule, to});
+        const int32_t next = add_node();
+        at(from).solid.push_back({rule, next});
+        from = next;
     }
     at(from).skips.push_back(to);
+    if (unbounded) at(to).solid.push_back({rule, to});
     return to;
 }
 

@@ -45,6 +45,11 @@ class Automaton {
     bool root_empty() const { return root_empty_; }
     int32_t nodes() const { return static_cast<int32_t>(rule_of_.size()); }
 
+    /// Memory, about.
+    std::size_t bytes() const {
+        return edges_.size() * sizeof(Edge) + calls_.size() * sizeof(Call) + rule_of_.size() * 17 + starts_.size() * 4;
+    }
+
     uint16_t class_of(uint8_t byte) const { return class_of_[byte]; }
     int32_t byte_classes() const { return byte_classes_; }
     /// Markup token i of token_spellings() is class byte_classes() + i.

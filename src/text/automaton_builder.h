@@ -21,7 +21,9 @@ class AutomatonBuilder {
         int32_t rule = 0;
         std::vector<Edge> edges;
         std::vector<Automaton::Call> calls;
-        std::vector<int32_t> skips;  // edges that take nothing
+        std::vector<Automaton::Call> solid;  // calls that must take something
+        std::vector<Automaton::Call> maybe;  // edges that take nothing, if the rule may be empty
+        std::vector<int32_t> skips;          // edges that take nothing
         bool accepts = false;
         int32_t need = kNever;
     };

@@ -18,8 +18,9 @@ void AutomatonBuilder::spread(int32_t node) {
     for (std::size_t i = 0; i < reached_.size(); ++i) {
         const Node& n = at(reached_[i]);
         for (const int32_t to : n.skips) reach(to);
-        for (const Automaton::Call& call : n.calls)
-            if (empty_[static_cast<std::size_t>(call.rule)]) reach(call.to);
+        for (const auto* calls : {&n.calls, &n.maybe})
+            for (const Automaton::Call& call : *calls)
+                if (empty_[static_cast<std::size_t>(call.rule)]) reach(call.to);
     }
 }
 
@@ -41,7 +42,8 @@ void AutomatonBuilder::find_empty() {
 int32_t AutomatonBuilder::behind_skips(int32_t node) {
     for (int steps = 0; steps < 64; ++steps) {
         const Node& n = at(node);
-        if (n.accepts || !n.edges.empty() || !n.calls.empty() || n.skips.size() != 1) break;
+        if (n.accepts || !n.edges.empty() || !n.calls.empty() || !n.solid.empty() || !n.maybe.empty()) break;
+        if (n.skips.size() != 1) break;
         node = n.skips[0];
     }
     return node;
@@ -57,10 +59,11 @@ void AutomatonBuilder::merge_reached(int32_t node, Node& out) {
             edge.to = behind_skips(edge.to);
             out.edges.push_back(edge);
         }
-        for (Automaton::Call call : from.calls) {
-            call.to = behind_skips(call.to);
-            out.calls.push_back(call);
-        }
+        for (const auto* calls : {&from.calls, &from.solid})
+            for (Automaton::Call call : *calls) {
+                call.to = behind_skips(call.to);
+                out.calls.push_back(call);
+            }
     }
     const auto key = [](const Edge& e) { return std::tuple(e.low, e.high, e.to); };
     std::sort(out.edges.begin(), out.edges.end(), [&](const Edge& a, const Edge& b) { return key(a) < key(b); });

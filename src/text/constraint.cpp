@@ -11,8 +11,7 @@ namespace riptide {
 
 namespace {
 
-constexpr int64_t kShortWalk = 4000;  // nodes of the vocabulary's tree; more are worth keeping
-constexpr std::size_t kMostMasks = 512;
+constexpr std::size_t kMostMasks = 256;
 
 }  // namespace
 
@@ -20,9 +19,10 @@ constexpr std::size_t kMostMasks = 512;
 struct ConstraintState::Table {
     using State = Recognizer::State;
 
-    Table(const Automaton& automaton_, const TokenTrie& trie_)
+    Table(const Automaton& automaton_, const TokenTrie& trie_, int64_t short_walk_)
         : automaton(automaton_),
           trie(trie_),
+          short_walk(short_walk_),
           recognizer(automaton_),
           path(static_cast<std::size_t>(trie_.most_depth()) + 1) {
         for (std::size_t byte = 0; byte < 256; ++byte) class_of[byte] = automaton.class_of(static_cast<uint8_t>(byte));
@@ -47,13 +47,15 @@ struct ConstraintState::Table {
     bool walk(State from, int32_t top, TokenMask& out, int64_t most, Local* local = nullptr);
     const Local& local_of(State state);
     void add_group(int32_t origin, std::span<const int32_t> nodes, TokenMask& out);
-    bool is_near_limit(State state);
     std::shared_ptr<const TokenMask> mask(State state);
     State accept(State state, int32_t token);
-    std::size_t bytes() const { return recognizer.bytes() + local_bytes; }
+    std::size_t bytes() const {
+        return recognizer.bytes() + local_bytes + masks.size() * (static_cast<std::size_t>(trie.vocab_size()) / 8 + 64);
+    }
 
     const Automaton& automaton;
     const TokenTrie& trie;
+    const int64_t short_walk;
     Recognizer recognizer;
     std::array<uint16_t, 256> class_of{};
     std::vector<int32_t> markup;  // ids of the automaton's markup tokens
@@ -117,7 +119,7 @@ std::shared_ptr<const TokenMask> ConstraintState::Table::mask(State state) {
     if (const auto found = masks.find(state); found != masks.end()) return found->second;
     recognizer.begin_work();
     auto out = std::make_shared<TokenMask>(trie.vocab_size());
-    if (!walk(state, 0, *out, kShortWalk)) {
+    if (!walk(state, 0, *out, short_walk)) {
         std::map<int32_t, std::vector<int32_t>> groups;  // by origin
         for (const Recognizer::Item& item : recognizer.items(state)) groups[item.origin].push_back(item.node);
         bool deep = false;  // so deep that it matters for what fits
@@ -155,19 +157,22 @@ ConstraintState::Table::State ConstraintState::Table::accept(State state, int32_
 }
 
 struct Constraint::Impl {
-    Impl(const Grammar& grammar, std::shared_ptr<const TokenTrie> trie)
-        : vocabulary(std::move(trie)),
+    Impl(const Grammar& grammar, std::shared_ptr<const TokenTrie> trie, const Limits& limits_)
+        : limits(limits_),
+          vocabulary(std::move(trie)),
           automaton(grammar, vocabulary->single_bytes(), vocabulary->markup()),
-          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary)) {}
+          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits.short_walk)) {}
 
+    const Limits limits;
     const std::shared_ptr<const TokenTrie> vocabulary;
     const Automaton automaton;
     std::mutex mutex;  // over all that follows, and all tables
     std::shared_ptr<ConstraintState::Table> table;
 };
 
-std::shared_ptr<Constraint> Constraint::compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary) {
-    return std::shared_ptr<Constraint>(new Constraint(std::make_unique<Impl>(grammar, std::move(vocabulary))));
+std::shared_ptr<Constraint> Constraint::compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary,
+                                                const Limits& limits) {
+    return std::shared_ptr<Constraint>(new Constraint(std::make_unique<Impl>(grammar, std::move(vocabulary), limits)));
 }
 
 Constraint::Constraint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -178,14 +183,19 @@ ConstraintState Constraint::start() {
     return {shared_from_this(), impl_->table, impl_->table->recognizer.start()};
 }
 
+std::size_t Constraint::bytes() const {
+    const std::lock_guard lock(impl_->mutex);
+    return impl_->table->bytes() + impl_->automaton.bytes();
+}
+
 ConstraintState::ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<Table> table, int32_t state)
     : constraint_(std::move(constraint)), table_(std::move(table)), state_(state) {}
 
 /// To the table that is in use, which is a new one if the last has grown too large. REQUIRES: the mutex is held.
 void ConstraintState::follow() {
     Constraint::Impl& impl = *constraint_->impl_;
-    if (impl.table->bytes() > Constraint::kMostBytes)
-        impl.table = std::make_shared<Table>(impl.automaton, *impl.vocabulary);
+    if (impl.table->bytes() > impl.limits.bytes)
+        impl.table = std::make_shared<Table>(impl.automaton, *impl.vocabulary, impl.limits.short_walk);
     if (table_ == impl.table) return;
     state_ = impl.table->recognizer.import(table_->recognizer, state_);
     table_ = impl.table;

@@ -35,19 +35,30 @@ class ConstraintState;
 /// where few bytes may follow. Where most tokens fit (inside a string), what a token does within the innermost rule is
 /// found out once for each place in the grammar (about a millisecond for 100,000 tokens), and only tokens that end the
 /// rule are walked again for what surrounds it. docs/results/constraints.md has figures.
-/// Memory is bounded: beyond kMostBytes what was found out is forgotten and found out again.
+/// Memory is bounded: beyond Limits::bytes what was found out is forgotten and found out again.
 class Constraint : public std::enable_shared_from_this<Constraint> {
   public:
-    static constexpr std::size_t kMostBytes = std::size_t{48} << 20;
+    /// `bytes`: beyond them what was found out is forgotten. `short_walk`: nodes of the vocabulary's tree up to which a
+    /// mask is found by walking it, without what is known of places in the grammar.
+    struct Limits {
+        std::size_t bytes = std::size_t{32} << 20;
+        int64_t short_walk = 4000;
+    };
 
     /// Throws GrammarError; see Automaton.
-    static std::shared_ptr<Constraint> compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary);
+    static std::shared_ptr<Constraint> compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary,
+                                               const Limits& limits);
+    static std::shared_ptr<Constraint> compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary) {
+        return compile(grammar, std::move(vocabulary), Limits());
+    }
     ~Constraint();
     Constraint(const Constraint&) = delete;
     Constraint& operator=(const Constraint&) = delete;
 
     /// Where an answer begins.
     ConstraintState start();
+    /// Memory that it holds, about.
+    std::size_t bytes() const;
 
   private:
     friend class ConstraintState;

@@ -21,4 +21,8 @@ using CharWriter = std::function<Grammar::Expr(Grammar&, const CharSet&)>;
 /// `pattern`); else the whole text must match. `write`: empty for UTF-8. Throws GrammarError with the place.
 Grammar::Expr add_regex(Grammar& grammar, std::string_view pattern, bool search, const CharWriter& write = {});
 
+/// Texts of `allowed` characters that are none of `texts`, and `end` behind them.
+Grammar::Expr other_text(Grammar& grammar, const std::vector<std::string>& texts, const CharSet& allowed,
+                         const CharWriter& write, Grammar::Expr end);
+
 }  // namespace riptide

@@ -1,10 +1,8 @@
 #include "text/json_grammar.h"
 
 #include <algorithm>
-#include <map>
 
 #include "text/tool_arguments.h"
-#include "text/utf8.h"
 
 namespace riptide {
 
@@ -79,37 +77,7 @@ Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
 }
 
 Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
-    const Expr quote = g_.text("\"");
-    const Expr rest =
-        g_.named(g_.sequence({g_.repeat(write_character(g_, all_characters()), 0, Grammar::kUnbounded), quote}));
-    std::vector<std::u32string> words;
-    for (const std::string& text : texts) {
-        std::u32string& word = words.emplace_back();
-        for (std::size_t at = 0; at < text.size();) {
-            const Utf8Char c = utf8_at(text, at);
-            word += c.code_point;
-            at += static_cast<std::size_t>(c.length);
-        }
-    }
-    std::sort(words.begin(), words.end());
-    words.erase(std::unique(words.begin(), words.end()), words.end());
-    // What may follow where all that came is the beginning of words [first, last): not the end of one of them.
-    const auto behind = [&](const auto& self, std::size_t first, std::size_t last, std::size_t at) -> Expr {
-        std::vector<Expr> ways;
-        CharSet next;
-        const bool ends = words[first].size() == at;
-        if (!ends) ways.push_back(quote);
-        for (std::size_t i = first + ends; i < last;) {
-            std::size_t end = i;
-            while (end < last && words[end][at] == words[i][at]) ++end;
-            next.emplace_back(words[i][at], words[i][at]);
-            ways.push_back(g_.sequence({write_character(g_, just(words[i][at])), self(self, i, end, at + 1)}));
-            i = end;
-        }
-        ways.push_back(g_.sequence({write_character(g_, complement(normalized(next))), rest}));
-        return g_.choice(std::move(ways));
-    };
-    return g_.sequence({quote, words.empty() ? rest : behind(behind, 0, words.size(), 0)});
+    return g_.sequence({g_.text("\""), other_text(g_, texts, all_characters(), write_character, g_.text("\""))});
 }
 
 Expr JsonGrammar::make_integer() { return integer_between(std::nullopt, std::nullopt); }

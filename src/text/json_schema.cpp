@@ -303,6 +303,11 @@ Expr add_json_schema(Grammar& grammar, const json::value& schema, const SchemaOp
     return SchemaBuilder(grammar, schema, options).build();
 }
 
+Expr add_json_schema(Grammar& grammar, const json::value& root, const json::value& part, const std::string& path,
+                     const SchemaOptions& options) {
+    return SchemaBuilder(grammar, root, options).schema(part, path);
+}
+
 Expr add_json_object(Grammar& grammar) { return JsonGrammar(grammar).object(); }
 
 }  // namespace riptide

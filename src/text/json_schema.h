@@ -31,11 +31,17 @@ struct SchemaOptions {
 /// At most 64 levels and 20,000 schemas.
 Grammar::Expr add_json_schema(Grammar& grammar, const json::value& schema, const SchemaOptions& options = {});
 
+/// A part of a schema, in which '#' means `root`; `path` names it in errors.
+Grammar::Expr add_json_schema(Grammar& grammar, const json::value& root, const json::value& part,
+                              const std::string& path, const SchemaOptions& options);
+
 /// Any JSON object.
 Grammar::Expr add_json_object(Grammar& grammar);
 
-/// The schema of a string as a regular expression: of `pattern`, or of `format` (then anchored); empty: there is none.
-/// Throws GrammarError for a format that is not known.
+/// A count: absent, or a whole number from 0 on. Throws GrammarError.
+std::optional<int64_t> schema_count(const json::object& schema, std::string_view word, const std::string& path);
+
+/// What a string of this format is: the whole of it. Throws GrammarError for a format that is not known.
 std::string regex_of_format(std::string_view format);
 
 }  // namespace riptide

@@ -49,7 +49,4 @@ class SchemaBuilder {
 
 /// The types that a schema names or, if it names none, that its words are about; empty: any.
 std::vector<std::string> schema_types(const json::object& schema);
-/// A count: absent, or a whole number from 0 on. Throws GrammarError.
-std::optional<int64_t> schema_count(const json::object& schema, std::string_view word, const std::string& path);
-
 }  // namespace riptide
