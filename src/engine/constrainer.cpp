@@ -44,6 +44,7 @@ std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer
             }
     }
     std::shared_ptr<Constraint> made = Constraint::compile(make(), vocabulary);  // others need not wait for it
+    made->start().mask();  // here, and not on the engine's thread
     const std::lock_guard lock(mutex_);
     kept_.emplace_front(key, made);
     std::size_t bytes = 0, count = 0;

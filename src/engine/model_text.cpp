@@ -110,7 +110,9 @@ std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const 
     } catch (const GrammarError& error) {
         const std::string what = error.what();
         if (what.starts_with("tool")) throw;
-        throw GrammarError("response_format: " + what);
+        const bool regex = request.format.kind == AnswerFormat::Kind::regex;
+        const bool grammar = request.format.kind == AnswerFormat::Kind::grammar;
+        throw GrammarError((regex ? "regex: " : grammar ? "grammar: " : "response_format: ") + what);
     }
 }
 

@@ -50,7 +50,7 @@ std::string_view anthropic_type(int status) {
 json::value or_null(const std::string& text) { return text.empty() ? json::value() : json::value(text); }
 
 /// Fields whose names can stand at the beginning of an error.
-constexpr std::array<std::string_view, 21> kFields = {"messages",
+constexpr std::array<std::string_view, 23> kFields = {"messages",
                                                       "tools",
                                                       "chat_template_kwargs",
                                                       "temperature",
@@ -70,6 +70,8 @@ constexpr std::array<std::string_view, 21> kFields = {"messages",
                                                       "prompt",
                                                       "seed",
                                                       "response_format",
+                                                      "regex",
+                                                      "grammar",
                                                       "tool_choice"};
 
 }  // namespace

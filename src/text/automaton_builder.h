@@ -46,6 +46,7 @@ class AutomatonBuilder {
 
     // What may be empty, what is of use, how deep it nests.
     void find_empty();
+    void count_work(std::size_t steps);
     void spread(int32_t node);
     int32_t behind_skips(int32_t node);
     void take_out_skips();
@@ -69,6 +70,7 @@ class AutomatonBuilder {
     std::map<std::pair<int32_t, int>, int32_t> continuations_;
     std::vector<uint32_t> mark_;  // nodes in reached_ carry stamp_
     uint32_t stamp_ = 0;
+    int64_t work_ = 0;             // steps of compiling that may take longer than the grammar is large
     std::vector<int32_t> reached_;  // of the last spread()
 };
 

@@ -6,6 +6,12 @@
 
 namespace riptide {
 
+void AutomatonBuilder::count_work(std::size_t steps) {
+    constexpr int64_t kMostWork = 20'000'000;
+    work_ += static_cast<int64_t>(steps);
+    if (work_ > kMostWork) throw GrammarError("too complex: compiling takes too long");
+}
+
 /// reached_: the nodes to be reached from `node` without taking anything, itself included.
 void AutomatonBuilder::spread(int32_t node) {
     mark_.resize(nodes_.size(), 0);
@@ -22,6 +28,7 @@ void AutomatonBuilder::spread(int32_t node) {
             for (const Automaton::Call& call : *calls)
                 if (empty_[static_cast<std::size_t>(call.rule)]) reach(call.to);
     }
+    count_work(reached_.size());
 }
 
 void AutomatonBuilder::find_empty() {
@@ -130,6 +137,7 @@ void AutomatonBuilder::find_needs() {
     while (!todo.empty()) {
         const int32_t node = todo.front();
         todo.pop_front();
+        count_work(1 + at(node).edges.size() + at(node).calls.size());
         const int32_t need = need_of(at(node));
         if (need >= at(node).need) continue;
         at(node).need = need;

@@ -10,6 +10,8 @@ namespace {
 
 using Expr = Grammar::Expr;
 
+constexpr std::size_t kLongest = 256;
+
 class OtherText {
   public:
     OtherText(Grammar& grammar, const CharSet& allowed, const CharWriter& write, Expr end)
@@ -17,6 +19,8 @@ class OtherText {
 
     Expr build(const std::vector<std::string>& texts) {
         for (const std::string& text : texts) {
+            if (text.size() > kLongest)
+                throw GrammarError(fmt::format("a name of {} bytes, expected at most {}", text.size(), kLongest));
             std::u32string& word = words_.emplace_back();
             for (std::size_t at = 0; at < text.size();) {
                 const Utf8Char c = utf8_at(text, at);

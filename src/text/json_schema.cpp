@@ -290,7 +290,9 @@ bool SchemaBuilder::disjoint(const json::object& a, const json::object& b) const
 }
 
 void SchemaBuilder::check_disjoint(const json::array& parts, const std::string& path) const {
+    constexpr std::size_t kMostParts = 256;  // each is compared with each
     if (options_.lenient) return;
+    if (parts.size() > kMostParts) wrong(path, fmt::format("'oneOf' of more than {} schemas", kMostParts));
     for (std::size_t i = 0; i < parts.size(); ++i)
         for (std::size_t j = 0; j < i; ++j) {
             const json::object *a = parts[i].if_object(), *b = parts[j].if_object();
