@@ -41,7 +41,8 @@ class LagunaWriter {
     Expr write() {
         Expr reasoning = g_.empty();
         if (answer_.thinking) reasoning = g_.sequence({text(), marker(Marker::end_think)});
-        return g_.sequence({reasoning, visible()});
+        // Where </assistant> is a stop id, the engine asks only whether the answer may end; here is where it is none.
+        return g_.sequence({reasoning, visible(), g_.optional(marker(Marker::end_assistant))});
     }
 
   private:

@@ -20,7 +20,7 @@ struct LagunaAnswer {
 /// "strict": true.
 bool is_constrained(const LagunaAnswer& answer);
 
-/// The whole answer, without the id that ends it: reasoning (any text up to </think>) if thinking; then
+/// The whole answer, without the id that ends it, but with </assistant> or not: reasoning (any text up to </think>) if thinking; then
 /// - the format, or calls if tools are offered;
 /// - only calls, if the choice is required or named;
 /// - text and calls in any order, if there is only a strict tool.
