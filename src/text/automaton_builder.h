@@ -51,7 +51,6 @@ class AutomatonBuilder {
     int32_t behind_skips(int32_t node);
     void take_out_skips();
     void merge_reached(int32_t node, Node& out);
-    int32_t need_of(const Node& node);
     void find_needs();
     void drop_useless();
     std::vector<int32_t> numbers();

@@ -112,36 +112,38 @@ void AutomatonBuilder::take_out_skips() {
     nodes_ = std::move(merged);
 }
 
-int32_t AutomatonBuilder::need_of(const Node& node) {
-    if (node.accepts) return 0;
-    int32_t need = kNever;
-    for (const Edge& edge : node.edges) need = std::min(need, at(edge.to).need);
-    for (const Automaton::Call& call : node.calls)
-        need = std::min(need, std::max(1 + at(starts_[static_cast<std::size_t>(call.rule)]).need, at(call.to).need));
-    return std::min(need, kNever);
-}
-
-/// Least fixed point, from the accepting nodes backwards.
+/// Least fixed point, from the accepting nodes backwards: what a node needs is the least that one of its edges needs; a
+/// call needs what follows it, and one more than the rule.
 void AutomatonBuilder::find_needs() {
-    std::vector<std::vector<int32_t>> users(nodes_.size());
+    struct User {
+        int32_t node, start, to;  // start: of the rule that is called; -1: an edge
+    };
+    std::vector<std::vector<User>> users(nodes_.size());
     std::deque<int32_t> todo;
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
         const auto node = static_cast<int32_t>(n);
-        for (const Edge& edge : nodes_[n].edges) users[static_cast<std::size_t>(edge.to)].push_back(node);
+        for (const Edge& edge : nodes_[n].edges)
+            users[static_cast<std::size_t>(edge.to)].push_back({node, -1, edge.to});
         for (const Automaton::Call& call : nodes_[n].calls) {
-            users[static_cast<std::size_t>(call.to)].push_back(node);
-            users[static_cast<std::size_t>(starts_[static_cast<std::size_t>(call.rule)])].push_back(node);
+            const int32_t start = starts_[static_cast<std::size_t>(call.rule)];
+            users[static_cast<std::size_t>(call.to)].push_back({node, start, call.to});
+            users[static_cast<std::size_t>(start)].push_back({node, start, call.to});
         }
-        if (nodes_[n].accepts) todo.push_back(node);
+        if (!nodes_[n].accepts) continue;
+        nodes_[n].need = 0;
+        todo.push_back(node);
     }
     while (!todo.empty()) {
         const int32_t node = todo.front();
         todo.pop_front();
-        count_work(1 + at(node).edges.size() + at(node).calls.size());
-        const int32_t need = need_of(at(node));
-        if (need >= at(node).need) continue;
-        at(node).need = need;
-        for (const int32_t user : users[static_cast<std::size_t>(node)]) todo.push_back(user);
+        count_work(1 + users[static_cast<std::size_t>(node)].size());
+        for (const User& user : users[static_cast<std::size_t>(node)]) {
+            const int32_t inside = user.start < 0 ? 0 : 1 + at(user.start).need;
+            const int32_t need = std::max(inside, at(user.to).need);
+            if (need >= at(user.node).need) continue;
+            at(user.node).need = need;
+            todo.push_back(user.node);
+        }
     }
 }
 

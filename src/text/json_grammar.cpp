@@ -100,23 +100,25 @@ Expr JsonGrammar::object_of(const std::vector<std::pair<Expr, bool>>& members, s
     const Expr comma = g_.sequence({g_.text(","), space()});
     const auto first_required = static_cast<std::size_t>(
         std::find_if(members.begin(), members.end(), [](const auto& m) { return m.second; }) - members.begin());
-    std::vector<std::pair<Expr, bool>> parts = members;
-    if (first_required > 0)  // several ways to begin: then each member stands in several places
-        for (auto& part : parts) part.first = g_.named(part.first);
+    const bool once = first_required == 0 && !members.empty();  // one way to begin: each member stands in one place
+    const auto shared = [&](Expr part) { return once ? part : g_.named(part); };
+    std::vector<Expr> firsts, nexts;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+        firsts.push_back(shared(members[i].first));
+        nexts.push_back(shared(g_.sequence({comma, firsts[i]})));
+        if (!members[i].second) nexts[i] = g_.optional(nexts[i]);
+    }
     const Expr extra = more ? g_.repeat(g_.sequence({comma, *more}), 0, Grammar::kUnbounded) : g_.empty();
     const auto begin_with = [&](std::size_t first) {
-        std::vector<Expr> all = {parts[first].first};
-        for (std::size_t i = first + 1; i < parts.size(); ++i) {
-            const Expr next = g_.sequence({comma, parts[i].first});
-            all.push_back(parts[i].second ? next : g_.optional(next));
-        }
+        std::vector<Expr> all = {firsts[first]};
+        all.insert(all.end(), nexts.begin() + static_cast<std::ptrdiff_t>(first + 1), nexts.end());
         all.push_back(extra);
         return g_.sequence(std::move(all));
     };
     std::vector<Expr> ways;
-    for (std::size_t first = 0; first < parts.size() && first <= first_required; ++first)
+    for (std::size_t first = 0; first < members.size() && first <= first_required; ++first)
         ways.push_back(begin_with(first));
-    if (first_required == parts.size()) {  // none must be there
+    if (first_required == members.size()) {  // none must be there
         if (more) ways.push_back(g_.sequence({*more, extra}));
         ways.push_back(g_.empty());
     }
