@@ -11,6 +11,7 @@ namespace {
 using Expr = Grammar::Expr;
 
 constexpr std::size_t kLongest = 256;
+const CharSet kNotAscii = {{0x80, 0x10FFFF}};
 
 class OtherText {
   public:
@@ -31,6 +32,7 @@ class OtherText {
         std::sort(words_.begin(), words_.end());
         words_.erase(std::unique(words_.begin(), words_.end()), words_.end());
         rest_ = g_.named(g_.sequence({g_.repeat(write_(g_, allowed_), 0, Grammar::kUnbounded), end_}));
+        not_ascii_ = g_.named(write_(g_, intersection(allowed_, kNotAscii)));
         return words_.empty() ? rest_ : behind(0, words_.size(), 0);
     }
 
@@ -50,8 +52,12 @@ class OtherText {
             if (!here.empty()) ways.push_back(g_.sequence({write_(g_, here), behind(i, end, at + 1)}));
             i = end;
         }
-        const CharSet others = intersection(complement(normalized(std::move(next))), allowed_);
-        ways.push_back(g_.sequence({write_(g_, others), rest_}));
+        next = normalized(std::move(next));
+        const bool ascii = intersection(next, kNotAscii).empty();  // the usual case; the others are in one place then
+        CharSet others = intersection(complement(next), allowed_);
+        if (ascii) others = intersection(others, {{0, 0x7F}});
+        const Expr one = write_(g_, others);
+        ways.push_back(g_.sequence({ascii ? g_.choice({one, not_ascii_}) : one, rest_}));
         return g_.choice(std::move(ways));
     }
 
@@ -59,7 +65,7 @@ class OtherText {
     const CharSet& allowed_;
     const CharWriter& write_;
     const Expr end_;
-    Expr rest_ = 0;
+    Expr rest_ = 0, not_ascii_ = 0;
     std::vector<std::u32string> words_;
 };
 

@@ -102,6 +102,7 @@ Expr JsonGrammar::object_of(const std::vector<std::pair<Expr, bool>>& members, s
         std::find_if(members.begin(), members.end(), [](const auto& m) { return m.second; }) - members.begin());
     const bool once = first_required == 0 && !members.empty();  // one way to begin: each member stands in one place
     const auto shared = [&](Expr part) { return once ? part : g_.named(part); };
+    if (more) more = shared(*more);
     std::vector<Expr> firsts, nexts;
     for (std::size_t i = 0; i < members.size(); ++i) {
         firsts.push_back(shared(members[i].first));
