@@ -21,6 +21,7 @@ struct Options {
     DraftFlags draft;
     std::string prompt, prompt_file, tokens_file;
     bool echo = false, no_bos = false, parse_special = false, as_json = false;
+    std::string json_schema, regex, grammar;
 };
 
 constexpr int64_t kMaxPrompt = int64_t{64} << 20;
@@ -32,6 +33,22 @@ std::string prompt_text(const Options& o) {
         return read_file(o.prompt_file, kMaxPrompt);
     }
     return o.prompt;
+}
+
+constexpr int64_t kMaxGrammar = int64_t{1} << 20;
+
+/// What the text must look like.
+AnswerFormat format_of(const Options& o) {
+    const int given = (o.json_schema.empty() ? 0 : 1) + (o.regex.empty() ? 0 : 1) + (o.grammar.empty() ? 0 : 1);
+    RT_CHECK(given <= 1, ErrorKind::usage, "--json-schema, --regex and --grammar exclude each other");
+    RT_CHECK(
+        given == 0 || (o.tokens_file.empty() && !o.sampling.params.ignore_eos), ErrorKind::usage,
+        "--json-schema, --regex and --grammar exclude --tokens and --ignore-eos: the text ends where it is complete");
+    if (!o.regex.empty()) return {.kind = AnswerFormat::Kind::regex, .text = o.regex};
+    if (!o.grammar.empty()) return {.kind = AnswerFormat::Kind::grammar, .text = read_file(o.grammar, kMaxGrammar)};
+    if (o.json_schema.empty()) return {};
+    return {.kind = AnswerFormat::Kind::json_schema,
+            .schema = parse_json(read_file(o.json_schema, kMaxGrammar), o.json_schema)};
 }
 
 void check_one_prompt(const Options& o) {
@@ -50,6 +67,7 @@ void print_json(Session& session, const GenerationResult& result, bool has_text)
 
 int run(const Options& o) {
     check_one_prompt(o);
+    const AnswerFormat format = format_of(o);
     catch_interrupts();
     const auto session = open_session(o.model, speculation_options(o.draft));
     const Checkpoint& checkpoint = session->checkpoint();
@@ -73,6 +91,8 @@ int run(const Options& o) {
     request.prompt = prompt;
     request.eos_ids = eos;
     request.tokenizer = tokenizer ? &*tokenizer : nullptr;
+    Constrainer constrainer;
+    if (format.kind != AnswerFormat::Kind::any) request.constraint = constrainer.get(*tokenizer, format);
     request.cancel = &interrupted();
     Progress progress("reading the prompt", "tok");
     request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
@@ -110,6 +130,11 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
     cmd->add_flag("--parse-special", options->parse_special,
                   "Read <think> and the like in the prompt as control tokens");
+    cmd->add_option("--json-schema", options->json_schema,
+                    "File with a JSON Schema: the text is a document valid by it");
+    cmd->add_option("--regex", options->regex, "The text matches this regular expression as a whole");
+    cmd->add_option("--grammar", options->grammar,
+                    "File with a grammar in EBNF (see docs/constraints.md): the text is its root");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
     cmd->footer(
         "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"

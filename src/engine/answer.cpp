@@ -80,6 +80,7 @@ Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_siz
       sampler_(sampling_, vocab_size, job.stop_ids, job.prompt.tokens),
       text_(text, job.prompt, job.sampling.stop_strings) {
     usage.prompt = std::ssize(job.prompt.tokens);
+    if (job.constraint) allowed_.emplace(job.constraint, job.stop_ids, vocab_size);
 }
 
 bool Answer::take(const Sampled& sampled) {
@@ -89,6 +90,7 @@ bool Answer::take(const Sampled& sampled) {
         return false;
     }
     sampler_.accept(sampled.token);
+    if (allowed_) allowed_->accept(sampled.token);
     tokens_.push_back(sampled.token);
     const int64_t produced = ++usage.completion;
     if (job_->want_tokens) out_.emplace_back(TokensDrawn{{sampled}});

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/constrainer.h"
 #include "engine/model_text.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
@@ -24,7 +25,8 @@ struct Job {
     EncodedPrompt prompt;
     std::vector<int64_t> cuts;  // lengths of the prompt at which its state is kept
     SamplingParams sampling;
-    std::vector<int32_t> stop_ids;  // that end the answer
+    std::shared_ptr<Constraint> constraint;  // of each answer; or null
+    std::vector<int32_t> stop_ids;           // that end the answer
     int64_t max_tokens = 0;         // of the answer
     bool until_full = false;        // max_tokens is what the context leaves
     PrefixSalt salt;
@@ -85,8 +87,13 @@ class Answer {
     Job& job() const { return *job_; }
     int32_t index() const { return index_; }
     const SamplingParams& sampling() const { return sampling_; }
-    /// Draws for `position` from the raw logits. Throws Error if no token can be drawn.
-    Sampled draw(std::span<const float> logits, int64_t position) { return sampler_.sample(logits, position); }
+    /// Draws for `position` from the raw logits. Throws Error if no token can be drawn; GrammarError if that is due to
+    /// the form that was asked for.
+    Sampled draw(std::span<const float> logits, int64_t position) {
+        return sampler_.sample(logits, position, allowed_ ? allowed_->next() : std::span<const uint64_t>());
+    }
+    /// Whether the answer is held to a form.
+    bool constrained() const { return allowed_.has_value(); }
     /// Takes the next token and sends events. True if another is wanted.
     bool take(const Sampled& sampled);
     /// Sends what was held back.
@@ -120,6 +127,7 @@ class Answer {
     int32_t index_;
     SamplingParams sampling_;
     Sampler sampler_;
+    std::optional<AllowedTokens> allowed_;
     AnswerText text_;
     std::vector<int32_t> tokens_;
     int32_t stop_token_ = -1;

@@ -122,6 +122,9 @@ std::unique_ptr<Job> Engine::Impl::make_job(Request&& request, Sink&& sink) {
     auto job = std::make_unique<Job>();
     job->sink = std::move(sink);
     job->prompt = text.encode(request.prompt);
+    job->constraint = text.constraint(request, job->prompt);
+    RT_CHECK(!job->constraint || request.sampling.min_tokens == 0,
+             "min_tokens is {}, expected 0 where the form of the answer is given", request.sampling.min_tokens);
     job->sampling = std::move(request.sampling);
     job->stop_ids = job->sampling.stop_ids;
     if (!job->sampling.ignore_eos)

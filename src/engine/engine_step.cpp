@@ -108,7 +108,7 @@ void EngineLoop::split(const StepPlan& plan) {
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
-    return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
+    return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() && !answer.constrained() &&
            item.logits == StepRows::Logits::last && device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
@@ -243,6 +243,9 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         Sampled sampled;
         try {
             sampled = answer.draw(values, end);
+        } catch (const GrammarError& error) {  // the model is as it should be
+            fail(answer, error.kind(), error.what());
+            continue;
         } catch (const Error& error) {
             damaged(answer, error.what());
             continue;

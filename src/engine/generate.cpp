@@ -161,6 +161,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     GenerationResult result;
     Answer answer(request, result);
     Sampler sampler(request.sampling, model_->info().vocab_size, answer.stop_ids(), request.prompt);
+    std::optional<AllowedTokens> allowed;
+    if (request.constraint) allowed.emplace(request.constraint, answer.stop_ids(), model_->info().vocab_size);
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
@@ -177,9 +179,19 @@ GenerationResult Session::generate(const GenerateRequest& request) {
                  "no token can be drawn for position {}: a logit is NaN or +infinity, or none is above -infinity; the "
                  "model's weights or its K/V are damaged",
                  tokens_.size());
-        const Sampled sampled = row.empty() ? Sampled{.token = drawn} : sampler.sample(row, std::ssize(tokens_));
+        Sampled sampled{.token = drawn};
+        try {
+            const std::span<const uint64_t> fitting = allowed ? allowed->next() : std::span<const uint64_t>();
+            if (!row.empty()) sampled = sampler.sample(row, std::ssize(tokens_), fitting);
+        } catch (const GrammarError&) {
+            damaged = false;
+            throw;
+        }
         damaged = false;
         sampler.accept(sampled.token);
+        const std::vector<int32_t>& stops = answer.stop_ids();
+        if (allowed && std::find(stops.begin(), stops.end(), sampled.token) == stops.end())
+            allowed->accept(sampled.token);
         return answer.take(sampled, std::ssize(tokens_) >= context_);
     };
     const auto decoded = [&](std::span<const float> row, int32_t drawn) {
@@ -188,9 +200,9 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     };
     try {
         bool more = !logits.empty() && take(logits, -1);
-        if (more && speculator_) {
+        if (more && speculator_ && !allowed) {
             decode_drafted(request, result, answer.stop_ids(), answer.most(), decoded);
-        } else if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
+        } else if (more && gpu_ && !allowed && device_draws(request.sampling, model_->info().vocab_size)) {
             // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
             const ops::SampleStart start =
                 sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);

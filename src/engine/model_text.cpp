@@ -7,6 +7,7 @@
 #include "base/sha256.h"
 #include "engine/loaded_text.h"
 #include "text/dialect_laguna.h"
+#include "text/dialect_laguna_grammar.h"
 
 namespace riptide {
 
@@ -55,6 +56,7 @@ bool opens_with_system(const ChatPrompt& chat, const jinja::Rendered& prompt) {
 ModelText::ModelText(const Checkpoint& checkpoint) {
     if (!has_tokenizer(checkpoint)) return;
     tokenizer_.emplace(load_tokenizer(checkpoint));
+    constrainer_ = std::make_unique<Constrainer>();
     stop_ids_ = riptide::stop_ids(checkpoint, *tokenizer_);
     const std::string source = chat_template_source(checkpoint);
     if (!source.empty())
@@ -95,11 +97,40 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
         token_ends(*tokenizer_, out.tokens, message_ends(rendered), static_cast<int64_t>(rendered.text.size()));
     out.opens_with_system = opens_with_system(chat, rendered);
     LagunaParserOptions parser;
-    parser.thinking = ends_inside_thinking(rendered);
+    parser.thinking = out.thinking = ends_inside_thinking(rendered);
     parser.newline_framing = template_->traits().newlines_in_tags;
     parser.tools = ToolSchemas(chat.tools);
     out.make_parser = [parser = std::move(parser)] { return make_laguna_parser(parser); };
     return out;
+}
+
+std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const EncodedPrompt& prompt) const {
+    try {
+        return make_constraint(request, prompt);
+    } catch (const GrammarError& error) {
+        const std::string what = error.what();
+        if (what.starts_with("tool")) throw;
+        const bool regex = request.format.kind == AnswerFormat::Kind::regex;
+        const bool grammar = request.format.kind == AnswerFormat::Kind::grammar;
+        throw GrammarError((regex ? "regex: " : grammar ? "grammar: " : "response_format: ") + what);
+    }
+}
+
+std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, const EncodedPrompt& prompt) const {
+    const auto* chat = std::get_if<ChatPrompt>(&request.prompt);
+    if (chat == nullptr) {
+        if (request.format.kind == AnswerFormat::Kind::any) return nullptr;
+        RT_CHECK(tokenizer_, "response_format needs a tokenizer, and this model has none");
+        return constrainer_->get(*tokenizer_, request.format);
+    }
+    LagunaAnswer answer;
+    answer.thinking = prompt.thinking;
+    answer.newline_framing = template_->traits().newlines_in_tags;
+    answer.tools = chat->tools;
+    answer.choice = request.tool_choice;
+    answer.format = request.format;
+    if (!is_constrained(answer)) return nullptr;
+    return constrainer_->get(*tokenizer_, answer);
 }
 
 std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int32_t> tokens,

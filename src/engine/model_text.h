@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/constrainer.h"
 #include "engine/request.h"
 #include "io/checkpoint.h"
 #include "text/chat.h"
@@ -24,6 +25,7 @@ struct EncodedPrompt {
     std::vector<int64_t> message_ends;
     bool opens_with_system = false;                                   // the first of them ends system prompt and tools
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
+    bool thinking = false;                                            // a chat's answer begins with reasoning
 };
 
 /// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.
@@ -44,15 +46,20 @@ class ModelText {
 
     /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
     EncodedPrompt encode(const Prompt& prompt) const;
+    /// What holds the answers of a request to their form; null if nothing does. Those that have been made lately are
+    /// made only once. Throws GrammarError, or Error without a tokenizer.
+    std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;
 
   private:
     EncodedPrompt encode_chat(const ChatPrompt& chat) const;
+    std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 
     std::optional<Tokenizer> tokenizer_;
     std::optional<ChatTemplate> template_;
     bool chats_ = false;
     std::vector<int32_t> stop_ids_;
     std::string fingerprint_;
+    std::unique_ptr<Constrainer> constrainer_;  // if there is a tokenizer
 };
 
 /// The token counts at which `ends` (of messages, as byte offsets in the text that the tokens spell) lie: the most

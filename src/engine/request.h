@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "engine/finish_reason.h"
 #include "engine/sampler.h"
+#include "text/answer_format.h"
 #include "text/chat.h"
 #include "text/stream_parser.h"
 
@@ -39,6 +40,10 @@ struct Request {
     Prompt prompt;
     /// Stop strings are looked for in what the client reads: of a chat the visible text, not reasoning or tool calls.
     SamplingParams sampling;
+    /// The form of the answer: of a chat the visible text, behind the reasoning. The model's stop ids may come exactly
+    /// where the form is complete. Not with min_tokens, nor ignore_eos without stop_ids.
+    AnswerFormat format;
+    ToolChoice tool_choice;  // of a chat with tools
     int32_t n = 1;  // answers, at most 128; answer i draws with seed + i
 
     /// Requests of one conversation (or agent). They have one share of the device together, and what the last of them

@@ -126,8 +126,15 @@ void Sampler::keep_min_p() {
 }
 
 /// The whole chain before the draw; candidates_ are what may be drawn, with their weights.
-void Sampler::filter(std::span<const float> logits) {
+void Sampler::filter(std::span<const float> logits, std::span<const uint64_t> allowed) {
     penalize(logits);
+    if (!allowed.empty()) {
+        RT_ASSERT(std::ssize(allowed) * 64 >= vocab_size_);
+        std::erase_if(candidates_, [&](const Candidate& c) {
+            return (allowed[static_cast<size_t>(c.token) / 64] >> (c.token % 64) & 1) == 0;
+        });
+        RT_CHECK(!candidates_.empty(), "no token is possible: none is allowed");
+    }
     if (params_.temperature == 0) {
         const auto best = std::max_element(candidates_.begin(), candidates_.end(),  // the first of equals
                                            [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
@@ -141,13 +148,13 @@ void Sampler::filter(std::span<const float> logits) {
     keep_min_p();
 }
 
-Sampled Sampler::sample(std::span<const float> logits, int64_t position) {
+Sampled Sampler::sample(std::span<const float> logits, int64_t position, std::span<const uint64_t> allowed) {
     check_finite(logits);
-    if (takes_largest()) {
+    if (allowed.empty() && takes_largest()) {
         const int32_t largest = ops::argmax(logits);
         if (logits[static_cast<size_t>(largest)] > -kInfinity) return {largest, 0, 0, {}};
     }
-    filter(logits);
+    filter(logits, allowed);
     const Candidate* best = &candidates_[0];
     double best_key = std::numeric_limits<double>::infinity();
     if (candidates_.size() > 1) {
@@ -179,9 +186,10 @@ void Sampler::report(std::span<const float> logits, double total, double weight,
         out.top.push_back({scored.index, logprob(scored.value)});
 }
 
-std::vector<std::pair<int32_t, double>> Sampler::distribution(std::span<const float> logits) {
+std::vector<std::pair<int32_t, double>> Sampler::distribution(std::span<const float> logits,
+                                                              std::span<const uint64_t> allowed) {
     check_finite(logits);
-    filter(logits);
+    filter(logits, allowed);
     const double total = total_weight();
     std::vector<std::pair<int32_t, double>> result;
     for (const Candidate& c : candidates_) result.emplace_back(c.token, c.value / total);

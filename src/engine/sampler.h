@@ -24,6 +24,7 @@ struct Sampled {
 };
 
 /// The chain for one sequence. In this order, all in double from the f32 logits:
+///   allowed      tokens that are not allowed are out, as if their logits were -infinity
 ///   bias         logit += logit_bias;  while the answer has fewer than min_tokens tokens, stop ids become impossible
 ///   repetition   for tokens of prompt or answer: logit > 0 ? logit / penalty : logit * penalty
 ///   frequency, presence   for tokens of the answer: logit -= frequency * count + presence
@@ -48,14 +49,16 @@ class Sampler {
             std::span<const int32_t> prompt = {});
 
     /// The token for `position` (the number of tokens before it). logits [vocab_size]. Does not change the sampler's
-    /// history. Throws Error if a logit is NaN or +infinity, or if no token is possible.
-    Sampled sample(std::span<const float> logits, int64_t position);
+    /// history. `allowed`: bit i % 64 of word i / 64 for token i; empty: all are. Throws Error if a logit is NaN or
+    /// +infinity, or if no token is possible.
+    Sampled sample(std::span<const float> logits, int64_t position, std::span<const uint64_t> allowed = {});
     /// Makes a token part of the answer.
     void accept(int32_t token);
 
     /// The distribution that sample() draws from: tokens with their probabilities, in order of id. One token at
     /// temperature 0.
-    std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits);
+    std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
+                                                         std::span<const uint64_t> allowed = {});
 
   private:
     struct Candidate {
@@ -74,7 +77,7 @@ class Sampler {
     void apply_temperature();
     void keep_top_p();
     void keep_min_p();
-    void filter(std::span<const float> logits);
+    void filter(std::span<const float> logits, std::span<const uint64_t> allowed);
     double total_weight() const;
     void report(std::span<const float> logits, double total, double weight, Sampled& out) const;
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/constrainer.h"
 #include "engine/finish_reason.h"
 #include "engine/gpu_decoder.h"
 #include "engine/logits_hash.h"
@@ -31,6 +32,7 @@ struct GenerateRequest {
     SamplingParams sampling;
     std::span<const int32_t> eos_ids;           // the model's own stop ids; see SamplingParams::ignore_eos
     const Tokenizer* tokenizer = nullptr;       // needed for stop strings and on_text
+    std::shared_ptr<Constraint> constraint;     // holds the answer to a form; or null
     const std::atomic<bool>* cancel = nullptr;  // looked at between steps
 
     /// Prompt tokens that are done, of those that must be computed: after each chunk.

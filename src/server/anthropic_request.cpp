@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "server/constraint_fields.h"
+
 namespace riptide::server {
 
 namespace {
@@ -136,19 +138,6 @@ json::array functions_of(const json::array& tools) {
     return out;
 }
 
-/// False: no tools are to be offered.
-bool parse_tool_choice(const Fields& fields, GenerationRequest& out) {
-    const json::object* choice = fields.object("tool_choice");
-    if (choice == nullptr) return true;
-    const Fields inner(*choice, "tool_choice.");
-    out.one_tool_call = inner.boolean("disable_parallel_tool_use").value_or(false);
-    const std::string_view type = inner.string("type").value_or("auto");
-    if (type != "auto" && type != "none")
-        refuse("tool_choice", "tool_choice.type: only auto and none are supported so far, found '{}'",
-               type.substr(0, 40));
-    return type == "auto";
-}
-
 void parse_stop_sequences(const Fields& fields, SamplingParams& sampling) {
     const json::array* stops = fields.array("stop_sequences");
     if (stops == nullptr) return;
@@ -204,7 +193,11 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
         const std::string where = fmt::format("messages[{}]", i);
         add_message(need_block((*messages)[i], where), where, prompt.messages);
     }
-    const bool offered = parse_tool_choice(fields, out);
+    const bool offered = parse_anthropic_tool_choice(fields, request.tool_choice);
+    out.one_tool_call = request.tool_choice.single;
+    if (const json::object* config = fields.object("output_config"))
+        if (const json::object* format = Fields(*config, "output_config.").object("format"))
+            request.format = parse_format_object(*format, "output_config.format");
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));

@@ -50,7 +50,7 @@ std::string_view anthropic_type(int status) {
 json::value or_null(const std::string& text) { return text.empty() ? json::value() : json::value(text); }
 
 /// Fields whose names can stand at the beginning of an error.
-constexpr std::array<std::string_view, 20> kFields = {"messages",
+constexpr std::array<std::string_view, 23> kFields = {"messages",
                                                       "tools",
                                                       "chat_template_kwargs",
                                                       "temperature",
@@ -69,6 +69,9 @@ constexpr std::array<std::string_view, 20> kFields = {"messages",
                                                       "stop",
                                                       "prompt",
                                                       "seed",
+                                                      "response_format",
+                                                      "regex",
+                                                      "grammar",
                                                       "tool_choice"};
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <limits>
 
+#include "server/constraint_fields.h"
+
 namespace riptide::server {
 
 namespace {
@@ -97,25 +99,6 @@ void mend_arguments(json::object& message) {
     }
 }
 
-/// Of tool_choice: whether tools are to be offered.
-bool offers_tools(const Fields& fields) {
-    const json::value* choice = fields.find("tool_choice");
-    if (choice == nullptr) return true;
-    if (choice->is_string() && choice->get_string() == "auto") return true;
-    if (choice->is_string() && choice->get_string() == "none") return false;
-    refuse("tool_choice", "tool_choice: only \"auto\" and \"none\" are supported so far, found {}",
-           json::serialize(*choice).substr(0, 80));
-}
-
-void parse_format(const Fields& fields) {
-    const json::object* format = fields.object("response_format");
-    if (format == nullptr) return;
-    const auto type = Fields(*format, "response_format.").string("type");
-    if (type && *type == "text") return;
-    refuse("response_format", "response_format.type: only \"text\" is supported so far, found '{}'",
-           type.value_or("").substr(0, 40));
-}
-
 ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defaults) {
     ChatOptions options;
     options.enable_thinking = defaults.thinking;
@@ -197,7 +180,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     request.sampling = parse_sampling(fields, defaults);
     request.n = parse_n(fields);
     parse_stream(fields, out);
-    parse_format(fields);
+    request.format = parse_format(fields);
     out.one_tool_call = !fields.boolean("parallel_tool_calls").value_or(true);
     out.logprobs = fields.boolean("logprobs").value_or(false);
     const auto top = fields.integer("top_logprobs", 0, 20);
@@ -210,7 +193,8 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     ChatPrompt prompt;
     prompt.options = parse_chat_options(fields, defaults);
-    const bool offered = offers_tools(fields);
+    const bool offered = parse_tool_choice(fields, request.tool_choice);
+    request.tool_choice.single = out.one_tool_call;
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = prepare_tools(*tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
@@ -279,7 +263,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
     request.n = parse_n(fields);
     parse_stream(fields, out);
-    parse_format(fields);
+    request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     const bool echo = fields.boolean("echo").value_or(false);

@@ -456,6 +456,34 @@ TEST(Sampler, the_draw_is_the_smallest_key_of_the_definition) {
     }
 }
 
+TEST(Sampler, tokens_that_are_not_allowed_are_as_if_their_logits_were_minus_infinity) {
+    std::mt19937 random(17);
+    for (int round = 0; round < 200; ++round) {
+        std::vector<float> logits = random_logits(150, 100 + static_cast<unsigned>(round)), masked = logits;
+        std::vector<uint64_t> allowed(3, 0);
+        for (size_t token = 0; token < logits.size(); ++token) {
+            if (random() % 4 == 0 || token == 7) allowed[token / 64] |= uint64_t{1} << (token % 64);
+            else masked[token] = -kInf;
+        }
+        SamplingParams p;
+        p.temperature = round % 3 == 0 ? 0 : 1.3;
+        p.top_k = round % 4 == 0 ? 12 : 0;
+        p.top_p = round % 5 == 0 ? 0.8 : 1;
+        p.min_p = round % 7 == 0 ? 0.05 : 0;
+        p.repetition_penalty = round % 2 == 0 ? 1.4 : 1;
+        p.presence_penalty = 0.3;
+        p.logit_bias = {{3, 20.0}, {7, -2.0}};
+        p.seed = static_cast<uint64_t>(round);
+        Sampler some(p, 150), all(p, 150);
+        for (Sampler* sampler : {&some, &all})
+            for (const int32_t token : {7, 3, 7}) sampler->accept(token);
+        EXPECT_EQ(some.sample(logits, round, allowed).token, all.sample(masked, round).token) << round;
+        EXPECT_EQ(some.distribution(logits, allowed), all.distribution(masked)) << round;
+    }
+    Sampler sampler({}, 150);
+    EXPECT_THROW(sampler.sample(random_logits(150, 1), 0, std::vector<uint64_t>(3, 0)), Error);
+}
+
 TEST(LogitsHash, is_eight_fnv_hashes_and_their_hash) {
     const std::vector<float> row = random_logits(21, 5);
     LogitsHash hash;

@@ -59,7 +59,15 @@ TEST_F(ServerBehaviour, a_bad_field_is_named) {
         {with("tools", 1), "tools"},
         {with("tools", {{{"type", "function"}}}), "tools[0].function"},
         {with("tool_choice", "required"), "tool_choice"},
-        {with("response_format", {{"type", "json_object"}}), "response_format"},
+        {with("tool_choice", "sometimes"), "tool_choice"},
+        {with("tool_choice", {{"type", "function"}, {"function", {{"name", "none"}}}}), "tool_choice"},
+        {with("response_format", {{"type", "yaml"}}), "response_format"},
+        {with("response_format", {{"type", "json_schema"}}), "response_format"},
+        {with("response_format", {{"type", "json_schema"}, {"json_schema", {{"schema", {{"not", true}}}}}}),
+         "response_format"},
+        {with("regex", "(?=a)"), "regex"},
+        {with("regex", 5), "regex"},
+        {with("grammar", "root ::= x"), "grammar"},
         {with("chat_template_kwargs", {{"messages", 1}}), "chat_template_kwargs.messages"},
     };
     Client client(port());  // one connection for all: an error ends nothing

@@ -1,0 +1,95 @@
+// What constrained output costs on the host: making the vocabulary's tree, compiling a form, and the mask of each token
+// of a given answer, in a first answer (nothing is known yet) and in the tenth. usage: bench_constraint MODEL.gguf
+#include <algorithm>
+#include <chrono>
+
+#include "io/checkpoint.h"
+#include "text/answer_format.h"
+#include "text/constraint.h"
+
+namespace {
+
+using namespace riptide;
+using Clock = std::chrono::steady_clock;
+
+double microseconds_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+struct Times {
+    std::vector<double> masks, accepts;
+    static double quantile(std::vector<double> all, double q) {
+        std::sort(all.begin(), all.end());
+        return all[static_cast<std::size_t>(q * static_cast<double>(all.size() - 1))];
+    }
+    void print(const char* what) const {
+        double sum = 0;
+        for (const double time : masks) sum += time;
+        fmt::print("  {}: mask mean {:.1f} median {:.1f} 90 % {:.1f} longest {:.0f}; accept median {:.2f}  (us)\n",
+                   what, sum / static_cast<double>(masks.size()), quantile(masks, 0.5), quantile(masks, 0.9),
+                   quantile(masks, 1), quantile(accepts, 0.5));
+    }
+};
+
+Times answer(Constraint& constraint, const std::vector<int32_t>& tokens) {
+    Times times;
+    ConstraintState state = constraint.start();
+    for (const int32_t token : tokens) {
+        auto start = Clock::now();
+        const auto mask = state.mask();
+        times.masks.push_back(microseconds_since(start));
+        start = Clock::now();
+        RT_CHECK(mask->has(token) && state.accept(token), "the answer does not fit the form at token {}",
+                 times.masks.size());
+        times.accepts.push_back(microseconds_since(start));
+    }
+    RT_CHECK(state.can_end(), "the answer is not complete");
+    return times;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    RT_CHECK(argc == 2, "usage: bench_constraint MODEL.gguf");
+    const auto file = open_checkpoint(argv[1]);
+    const Tokenizer tokenizer = Tokenizer::from_gguf(file->metadata(), file->path());
+    auto start = Clock::now();
+    const auto trie = std::make_shared<const TokenTrie>(tokenizer);
+    fmt::print("{} tokens: a tree of {} nodes in {:.0f} ms\n", tokenizer.vocab_size(), trie->nodes().size(),
+               microseconds_since(start) / 1000);
+
+    const std::string person =
+        R"({"type": "object", "properties": {"name": {"type": "string"}, "born": {"type": "string", "format": "date"},
+            "height": {"type": "number", "minimum": 0, "maximum": 3}, "languages": {"type": "array", "items": {"enum": ["C++", "CUDA", "Python"]}},
+            "address": {"type": "object", "properties": {"street": {"type": "string", "maxLength": 60}, "zip": {"type": "string", "pattern": "^\\d{5}$"}},
+            "required": ["street", "zip"]}, "remarks": {"type": ["string", "null"]}}, "required": ["name", "born", "height", "languages", "address", "remarks"]})";
+    const std::string answer_text =
+        R"({"name": "Ada Lovelace", "born": "1815-12-10", "height": 1.65, "languages": ["C++", "CUDA"], "address": {"street": "12 St James's Square, London", "zip": "12345"}, "remarks": "She wrote the first program, \"Note G\", for the Analytical Engine.\nIt was never run."})";
+    const struct {
+        const char* name;
+        AnswerFormat format;
+        std::string text;
+    } cases[] = {
+        {"json_schema", {.kind = AnswerFormat::Kind::json_schema, .schema = parse_json(person, "schema")}, answer_text},
+        {"json_object", {.kind = AnswerFormat::Kind::json_object}, answer_text},
+        {"regex",
+         {.kind = AnswerFormat::Kind::regex, .text = "(\\w+ )*\\w+[.!?]"},
+         "The quick brown fox jumps over the lazy dog."},
+        {"grammar",
+         {.kind = AnswerFormat::Kind::grammar,
+          .text = "root ::= e\ne ::= e [-+*/] e | \"(\" e \")\" | [0-9]+ | [a-z]+"},
+         "(a+12)*(b-34)/((c+d)*56)"},
+    };
+    for (const auto& c : cases) {
+        const std::vector<int32_t> tokens = tokenizer.encode(c.text);
+        start = Clock::now();
+        Grammar grammar;
+        grammar.set_root(add_format(grammar, c.format));
+        const auto constraint = Constraint::compile(grammar, trie);
+        fmt::print("{}: compiled in {:.0f} us; {} tokens\n", c.name, microseconds_since(start), tokens.size());
+        answer(*constraint, tokens).print("first answer");
+        for (int i = 0; i < 8; ++i) answer(*constraint, tokens);
+        answer(*constraint, tokens).print("tenth answer");
+        fmt::print("  {:.1f} MiB held\n", static_cast<double>(constraint->bytes()) / 0x1p20);
+    }
+}

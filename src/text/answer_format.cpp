@@ -1,0 +1,25 @@
+#include "text/answer_format.h"
+
+#include "text/grammar_ebnf.h"
+#include "text/grammar_regex.h"
+#include "text/json_schema.h"
+
+namespace riptide {
+
+Grammar::Expr add_format(Grammar& grammar, const AnswerFormat& format) {
+    switch (format.kind) {
+        case AnswerFormat::Kind::json_object:
+            return add_json_object(grammar);
+        case AnswerFormat::Kind::json_schema:
+            return add_json_schema(grammar, format.schema);
+        case AnswerFormat::Kind::regex:
+            return add_regex(grammar, format.text, false);
+        case AnswerFormat::Kind::grammar:
+            return add_ebnf(grammar, format.text);
+        case AnswerFormat::Kind::any:
+            break;
+    }
+    RT_ASSERT(false);
+}
+
+}  // namespace riptide

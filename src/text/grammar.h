@@ -1,0 +1,94 @@
+// What an answer may look like: rules made of expressions over bytes and markup tokens, before they are compiled.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace riptide {
+
+/// Inclusive ranges of code points.
+using CharSet = std::vector<std::pair<char32_t, char32_t>>;
+
+/// Sorted, disjoint, without surrogates and what lies above U+10FFFF.
+CharSet normalized(CharSet set);
+/// All other Unicode scalar values. REQUIRES: normalized.
+CharSet complement(const CharSet& set);
+/// In both. REQUIRES: normalized.
+CharSet intersection(const CharSet& a, const CharSet& b);
+/// Every Unicode scalar value.
+CharSet all_characters();
+
+/// Thrown for a grammar that is wrong, not supported, too large, or that no text can match. The message names the
+/// place.
+class GrammarError : public Error {
+  public:
+    using Error::Error;
+};
+
+/// A context-free grammar. Expressions are numbers of this object and may be used in several places; rules may be
+/// recursive, also to the left, and ambiguous. Not thread-safe.
+class Grammar {
+  public:
+    using Expr = int32_t;
+    using Rule = int32_t;
+    static constexpr int64_t kUnbounded = -1;
+    static constexpr int64_t kMostRepeats = 1000;  // finite bounds of repeat()
+    static constexpr std::size_t kMostExpressions = 200'000;
+
+    enum class Kind : uint8_t { empty, text, chars, sequence, choice, repeat, rule, token };
+    struct Node {
+        Kind kind = Kind::empty;
+        int32_t rule = -1;            // rule
+        int64_t least = 0, most = 0;  // repeat
+        std::string text;             // text; token: its spelling
+        CharSet chars;                // chars, normalized
+        std::vector<Expr> parts;      // sequence, choice, repeat
+    };
+
+    Grammar();
+
+    /// Matches the empty text.
+    Expr empty() const { return 0; }
+    /// Exactly these bytes.
+    Expr text(std::string_view bytes);
+    /// One character in UTF-8. An empty set matches nothing.
+    Expr chars(CharSet set);
+    /// One of these texts.
+    Expr words(std::vector<std::string> texts);
+    Expr sequence(std::vector<Expr> parts);
+    /// One of the alternatives; none of none.
+    Expr choice(std::vector<Expr> alternatives);
+    /// `least` to `most` (or kUnbounded) times. Throws GrammarError beyond kMostRepeats.
+    Expr repeat(Expr part, int64_t least, int64_t most);
+    Expr optional(Expr part) { return repeat(part, 0, 1); }
+    /// One whole added token of the vocabulary, e.g. "<tool_call>": markup that no text can spell.
+    Expr token(std::string_view spelling);
+
+    /// A rule without a body yet; until define() nothing matches it.
+    Rule declare();
+    void define(Rule rule, Expr body);
+    Expr call(Rule rule);
+    /// declare, define and call.
+    Expr named(Expr body);
+
+    void set_root(Expr root) { root_ = root; }
+    Expr root() const { return root_; }
+    const Node& node(Expr expr) const { return nodes_[static_cast<std::size_t>(expr)]; }
+    const std::vector<Expr>& bodies() const { return bodies_; }  // of each rule; -1: not defined
+
+  private:
+    Expr add(Node node);
+    Expr words_from(std::span<const std::string> sorted, std::size_t at);
+
+    std::vector<Node> nodes_;
+    std::vector<Expr> bodies_;
+    Expr root_ = 0;
+};
+
+}  // namespace riptide

@@ -1,0 +1,254 @@
+#include "text/grammar_ebnf.h"
+
+#include <algorithm>
+#include <map>
+
+#include "text/utf8.h"
+
+namespace riptide {
+
+namespace {
+
+constexpr std::size_t kLongest = 256 << 10;
+constexpr int kDeepest = 64;
+
+bool is_name(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
+
+class EbnfParser {
+  public:
+    EbnfParser(Grammar& grammar, std::string_view text) : grammar_(grammar), text_(text) {}
+
+    Grammar::Expr parse() {
+        if (text_.size() > kLongest)
+            throw GrammarError(fmt::format("a grammar of {} bytes, expected at most {}", text_.size(), kLongest));
+        if (const std::size_t valid = utf8_valid_prefix(text_); valid < text_.size()) {
+            at_ = valid;
+            wrong("not valid UTF-8");
+        }
+        for (skip(); more(); skip()) definition();
+        for (const auto& [name, known] : rules_)
+            if (!known.defined) {
+                at_ = known.at;
+                wrong(fmt::format("there is no rule '{}'", name));
+            }
+        const auto root = rules_.find("root");
+        if (root == rules_.end()) throw GrammarError("grammar: there is no rule 'root'");
+        return grammar_.call(root->second.rule);
+    }
+
+  private:
+    struct Known {
+        Grammar::Rule rule = -1;
+        bool defined = false;
+        std::size_t at = 0;  // where it was first seen
+    };
+
+    [[noreturn]] void wrong(std::string_view what) const {
+        const std::string_view before = text_.substr(0, at_);
+        const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+        const std::size_t start = before.rfind('\n');
+        throw GrammarError(fmt::format("grammar, line {} column {}: {}", line,
+                                       start == std::string_view::npos ? at_ + 1 : at_ - start, what));
+    }
+    bool more() const { return at_ < text_.size(); }
+    char peek() const { return more() ? text_[at_] : '\0'; }
+    bool take(std::string_view what) {
+        const bool is = text_.substr(at_).starts_with(what);
+        at_ += is ? what.size() : 0;
+        return is;
+    }
+    void skip() {
+        while (more()) {
+            if (peek() == '#') at_ = std::min(text_.find('\n', at_), text_.size());
+            else if (peek() == ' ' || peek() == '\t' || peek() == '\r' || peek() == '\n') ++at_;
+            else break;
+        }
+    }
+    std::string_view name() {
+        const std::size_t begin = at_;
+        while (is_name(peek())) ++at_;
+        if (at_ == begin) wrong("expected the name of a rule");
+        return text_.substr(begin, at_ - begin);
+    }
+    /// Whether a name with ::= behind it stands here.
+    bool at_definition() {
+        const std::size_t begin = at_;
+        while (is_name(peek())) ++at_;
+        const bool named = at_ > begin;
+        skip();
+        const bool is = named && text_.substr(at_).starts_with("::=");
+        at_ = begin;
+        return is;
+    }
+    Known& known(std::string_view name_of, std::size_t at) {
+        Known& rule = rules_[std::string(name_of)];
+        if (rule.rule < 0) {
+            rule.rule = grammar_.declare();
+            rule.at = at;
+        }
+        return rule;
+    }
+
+    void definition() {
+        const std::size_t begin = at_;
+        const std::string_view called = name();
+        skip();
+        if (!take("::=")) wrong("expected ::=");
+        if (known(called, begin).defined) {
+            at_ = begin;
+            wrong(fmt::format("rule '{}' is defined twice", called));
+        }
+        known(called, begin).defined = true;
+        const Grammar::Expr body = alternatives(0);
+        grammar_.define(known(called, begin).rule, body);
+    }
+
+    Grammar::Expr alternatives(int depth) {
+        if (depth > kDeepest) wrong(fmt::format("groups nest deeper than {}", kDeepest));
+        std::vector<Grammar::Expr> all;
+        do {
+            std::vector<Grammar::Expr> parts;
+            for (skip(); more() && peek() != '|' && peek() != ')' && !at_definition(); skip())
+                parts.push_back(repeated(part(depth)));
+            all.push_back(grammar_.sequence(std::move(parts)));
+        } while (take("|"));
+        return grammar_.choice(std::move(all));
+    }
+
+    Grammar::Expr part(int depth) {
+        if (take("(")) {
+            const Grammar::Expr inside = alternatives(depth + 1);
+            if (!take(")")) wrong("a ( without its )");
+            return inside;
+        }
+        if (take("\"")) return literal();
+        if (take("[")) return char_class();
+        if (take(".")) return grammar_.chars(all_characters());
+        if (!is_name(peek())) wrong(fmt::format("'{}' does not belong here", peek()));
+        const std::size_t begin = at_;
+        return grammar_.call(known(name(), begin).rule);
+    }
+
+    Grammar::Expr repeated(Grammar::Expr part_) {
+        for (;;) {
+            const std::size_t before = at_;
+            skip();
+            if (take("*")) part_ = grammar_.repeat(part_, 0, Grammar::kUnbounded);
+            else if (take("+")) part_ = grammar_.repeat(part_, 1, Grammar::kUnbounded);
+            else if (take("?")) part_ = grammar_.optional(part_);
+            else if (take("{")) part_ = counted(part_);
+            else {
+                at_ = before;
+                return part_;
+            }
+        }
+    }
+
+    Grammar::Expr counted(Grammar::Expr part_) {
+        const int64_t least = number();
+        int64_t most = least;
+        skip();
+        if (take(",")) {
+            skip();
+            most = peek() == '}' ? Grammar::kUnbounded : number();
+            skip();
+        }
+        if (!take("}")) wrong("expected }");
+        return grammar_.repeat(part_, least, most);
+    }
+
+    int64_t number() {
+        skip();
+        if (peek() < '0' || peek() > '9') wrong("expected a number");
+        int64_t value = 0;
+        while (peek() >= '0' && peek() <= '9') {
+            value = value * 10 + (text_[at_++] - '0');
+            if (value > Grammar::kMostRepeats) wrong(fmt::format("more than {} repetitions", Grammar::kMostRepeats));
+        }
+        return value;
+    }
+
+    char32_t character() {
+        if (!more() || peek() == '\n') wrong("the line ends too early");
+        if (!take("\\")) {
+            const Utf8Char c = utf8_at(text_, at_);
+            at_ += static_cast<std::size_t>(c.length);
+            return c.code_point;
+        }
+        const char c = peek();
+        ++at_;
+        switch (c) {
+            case 'n':
+                return '\n';
+            case 'r':
+                return '\r';
+            case 't':
+                return '\t';
+            case 'x':
+                return hex(2);
+            case 'u':
+                return hex(4);
+            case 'U':
+                return hex(8);
+            case '\\':
+            case '"':
+            case '[':
+            case ']':
+            case '^':
+            case '-':
+                return static_cast<char32_t>(c);
+            default:
+                --at_;
+                wrong("this escape is not supported");
+        }
+    }
+
+    char32_t hex(int digits) {
+        char32_t value = 0;
+        for (int i = 0; i < digits; ++i, ++at_) {
+            const char c = peek();
+            if (c >= '0' && c <= '9') value = value * 16 + static_cast<char32_t>(c - '0');
+            else if (c >= 'a' && c <= 'f') value = value * 16 + static_cast<char32_t>(c - 'a' + 10);
+            else if (c >= 'A' && c <= 'F') value = value * 16 + static_cast<char32_t>(c - 'A' + 10);
+            else wrong("expected a hexadecimal digit");
+        }
+        if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) wrong("no such character");
+        return value;
+    }
+
+    Grammar::Expr literal() {
+        std::string bytes;
+        while (!take("\"")) append_utf8(bytes, character());
+        return grammar_.text(bytes);
+    }
+
+    Grammar::Expr char_class() {
+        const bool negated = take("^");
+        CharSet set;
+        while (!take("]")) {
+            const char32_t low = character();
+            char32_t high = low;
+            if (peek() == '-' && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
+                ++at_;
+                high = character();
+                if (high < low) wrong("a range that is none");
+            }
+            set.emplace_back(low, high);
+        }
+        set = normalized(std::move(set));
+        return grammar_.chars(negated ? complement(set) : set);
+    }
+
+    Grammar& grammar_;
+    std::string_view text_;
+    std::size_t at_ = 0;
+    std::map<std::string, Known> rules_;
+};
+
+}  // namespace
+
+Grammar::Expr add_ebnf(Grammar& grammar, std::string_view text) { return EbnfParser(grammar, text).parse(); }
+
+}  // namespace riptide

@@ -1,0 +1,177 @@
+#include "text/json_grammar.h"
+
+#include <algorithm>
+
+#include "text/tool_arguments.h"
+
+namespace riptide {
+
+namespace {
+
+using Expr = Grammar::Expr;
+
+constexpr std::string_view kEscaped = "\"\\\n\r\t", kEscapes = "\"\\nrt";
+const CharSet kHex = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
+const CharSet kDigit = {{'0', '9'}};
+
+CharSet plain_characters() { return complement(normalized({{0, 0x1F}, {'"', '"'}, {'\\', '\\'}})); }
+
+CharSet just(char32_t c) { return {{c, c}}; }
+
+}  // namespace
+
+Expr JsonGrammar::once(std::optional<Expr>& known, Expr (JsonGrammar::*make)()) {
+    if (known) return *known;
+    const Grammar::Rule rule = g_.declare();
+    known = g_.call(rule);  // before the body, which may be recursive
+    g_.define(rule, (this->*make)());
+    return *known;
+}
+
+Expr JsonGrammar::space() { return once(space_, &JsonGrammar::make_space); }
+Expr JsonGrammar::string() { return once(string_, &JsonGrammar::make_string); }
+Expr JsonGrammar::number() { return once(number_, &JsonGrammar::make_number); }
+Expr JsonGrammar::integer() { return once(integer_, &JsonGrammar::make_integer); }
+Expr JsonGrammar::any() { return once(any_, &JsonGrammar::make_any); }
+Expr JsonGrammar::object() { return once(object_, &JsonGrammar::make_object); }
+Expr JsonGrammar::array() { return once(array_, &JsonGrammar::make_array); }
+Expr JsonGrammar::character() { return once(character_, &JsonGrammar::make_character); }
+Expr JsonGrammar::boolean() { return g_.words({"true", "false"}); }
+
+Expr JsonGrammar::make_space() {
+    const Expr indent = g_.repeat(g_.chars({{' ', ' '}, {'\t', '\t'}}), 0, 64);
+    return g_.optional(g_.choice({g_.text(" "), g_.sequence({g_.text("\n"), indent})}));
+}
+
+/// Surrogates only as a high and a low one.
+Expr JsonGrammar::make_character() {
+    const Expr hex = g_.chars(kHex), u = g_.text("\\u");
+    const Expr high =
+        g_.sequence({u, g_.chars({{'D', 'D'}, {'d', 'd'}}), g_.chars({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), hex, hex});
+    const Expr low = g_.sequence({u, g_.chars({{'D', 'D'}, {'d', 'd'}}), g_.chars({{'C', 'F'}, {'c', 'f'}}), hex, hex});
+    const Expr not_d =
+        g_.sequence({g_.chars({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}}), hex, hex, hex});
+    const Expr d = g_.sequence({g_.chars({{'D', 'D'}, {'d', 'd'}}), g_.chars({{'0', '7'}}), hex, hex});
+    CharSet simple;
+    for (const char c : std::string_view("\"\\/bfnrt")) simple.emplace_back(c, c);
+    return g_.choice({g_.chars(plain_characters()), g_.sequence({g_.text("\\"), g_.chars(simple)}),
+                      g_.sequence({u, g_.choice({not_d, d})}), g_.sequence({high, low})});
+}
+
+Expr JsonGrammar::make_string() {
+    // The body of the rule, not a call for each character: most tokens then stay inside one rule.
+    const Expr characters = g_.repeat(make_character(), 0, Grammar::kUnbounded);
+    return g_.sequence({g_.text("\""), characters, g_.text("\"")});
+}
+
+Expr JsonGrammar::string_of_length(int64_t least, int64_t most) {
+    return g_.named(g_.sequence({g_.text("\""), g_.repeat(character(), least, most), g_.text("\"")}));
+}
+
+Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
+    std::vector<Expr> ways = {g.chars(intersection(set, plain_characters()))};
+    for (std::size_t i = 0; i < kEscaped.size(); ++i)
+        if (!intersection(set, just(static_cast<char32_t>(kEscaped[i]))).empty())
+            ways.push_back(g.text(std::string("\\") + kEscapes[i]));
+    return g.choice(std::move(ways));
+}
+
+Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
+    return g_.sequence({g_.text("\""), other_text(g_, texts, all_characters(), write_character, g_.text("\""))});
+}
+
+Expr JsonGrammar::make_integer() { return integer_between(std::nullopt, std::nullopt); }
+
+Expr JsonGrammar::make_number() {
+    const Expr digit = g_.chars(kDigit);
+    const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 17)})});
+    const Expr fraction = g_.sequence({g_.text("."), g_.repeat(digit, 1, 16)});
+    const Expr exponent = g_.sequence(
+        {g_.chars({{'E', 'E'}, {'e', 'e'}}), g_.optional(g_.chars({{'+', '+'}, {'-', '-'}})), g_.repeat(digit, 1, 2)});
+    return g_.sequence({g_.optional(g_.text("-")), whole, g_.optional(fraction), g_.optional(exponent)});
+}
+
+Expr JsonGrammar::make_any() { return g_.choice({object(), array(), string(), number(), boolean(), g_.text("null")}); }
+
+Expr JsonGrammar::make_object() { return object_of({}, member(string(), any())); }
+Expr JsonGrammar::make_array() { return array_of(any(), 0, Grammar::kUnbounded); }
+
+Expr JsonGrammar::object_of(const std::vector<std::pair<Expr, bool>>& members, std::optional<Expr> more) {
+    const Expr comma = g_.sequence({g_.text(","), space()});
+    const auto first_required = static_cast<std::size_t>(
+        std::find_if(members.begin(), members.end(), [](const auto& m) { return m.second; }) - members.begin());
+    const bool once = first_required == 0 && !members.empty();  // one way to begin: each member stands in one place
+    const auto shared = [&](Expr part) { return once ? part : g_.named(part); };
+    if (more) more = shared(*more);
+    std::vector<Expr> firsts, nexts;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+        firsts.push_back(shared(members[i].first));
+        nexts.push_back(shared(g_.sequence({comma, firsts[i]})));
+        if (!members[i].second) nexts[i] = g_.optional(nexts[i]);
+    }
+    const Expr extra = more ? g_.repeat(g_.sequence({comma, *more}), 0, Grammar::kUnbounded) : g_.empty();
+    const auto begin_with = [&](std::size_t first) {
+        std::vector<Expr> all = {firsts[first]};
+        all.insert(all.end(), nexts.begin() + static_cast<std::ptrdiff_t>(first + 1), nexts.end());
+        all.push_back(extra);
+        return g_.sequence(std::move(all));
+    };
+    std::vector<Expr> ways;
+    for (std::size_t first = 0; first < members.size() && first <= first_required; ++first)
+        ways.push_back(begin_with(first));
+    if (first_required == members.size()) {  // none must be there
+        if (more) ways.push_back(g_.sequence({*more, extra}));
+        ways.push_back(g_.empty());
+    }
+    return g_.sequence({g_.text("{"), space(), g_.choice(std::move(ways)), space(), g_.text("}")});
+}
+
+Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
+    Expr inside = g_.empty();
+    if (most != 0) {
+        item = g_.named(item);
+        const Expr next = g_.sequence({g_.text(","), space(), item});
+        const int64_t rest = most == Grammar::kUnbounded ? most : most - 1;
+        inside = g_.sequence({item, g_.repeat(next, std::max<int64_t>(0, least - 1), rest)});
+        if (least == 0) inside = g_.optional(inside);
+    }
+    return g_.sequence({g_.text("["), space(), inside, space(), g_.text("]")});
+}
+
+Expr JsonGrammar::literal(const json::value& value) { return g_.text(json_text(value)); }
+
+std::string json_text(const json::value& value) {
+    std::string out;
+    const auto write = [&](const auto& self, const json::value& v) -> void {
+        if (const json::object* object = v.if_object()) {
+            out += '{';
+            for (const auto& [key, inner] : *object) {
+                if (out.back() != '{') out += ',';
+                out += '"';
+                append_json_escaped(key, out);
+                out += "\":";
+                self(self, inner);
+            }
+            out += '}';
+        } else if (const json::array* array = v.if_array()) {
+            out += '[';
+            for (std::size_t i = 0; i < array->size(); ++i) {
+                if (i > 0) out += ',';
+                self(self, (*array)[i]);
+            }
+            out += ']';
+        } else if (v.is_string()) {
+            out += '"';
+            append_json_escaped(v.get_string(), out);
+            out += '"';
+        } else if (v.is_double()) {
+            out += fmt::format("{}", v.get_double());
+        } else {
+            out += json::serialize(v);
+        }
+    };
+    write(write, value);
+    return out;
+}
+
+}  // namespace riptide

@@ -1,0 +1,120 @@
+// Forms of answers over HTTP: honoured in every dialect, streamed or not; what is wrong with them is named.
+#include "base/file.h"
+#include "tests/server/http_client.h"
+#include "tests/text/schema_judge.h"
+
+namespace riptide::testing {
+namespace {
+
+json::array offered_tools() {
+    return parse_json(read_file(source_dir() + "/examples/tools.json", 1 << 20), "tools.json").as_array();
+}
+
+const json::value& person() {
+    static const json::value schema =
+        parse_json(R"({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}},
+        "required": ["name", "age"], "additionalProperties": false})",
+                   "schema");
+    return schema;
+}
+
+class ServerConstraint : public ServerTest {
+  protected:
+    void SetUp() override { start(); }
+    json::object body(uint64_t seed) const {
+        return {{"messages", user_says("Who are you?")}, {"temperature", 1.2}, {"seed", seed}, {"max_tokens", 300}};
+    }
+    static json::object message_of(const Answer& answer) {
+        return answer.object().at("choices").as_array().at(0).as_object().at("message").as_object();
+    }
+};
+
+TEST_F(ServerConstraint, a_json_schema_is_kept_to_streamed_or_not) {
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+        json::object asked = body(seed);
+        asked["response_format"] = {{"type", "json_schema"},
+                                    {"json_schema", {{"name", "person"}, {"strict", true}, {"schema", person()}}}};
+        const Answer whole = post("/v1/chat/completions", asked);
+        ASSERT_EQ(whole.status, 200) << whole.body;
+        const std::string text(message_of(whole).at("content").as_string());
+        asked["stream"] = true;
+        EXPECT_EQ(join(post("/v1/chat/completions", asked).body).text, text);
+        if (whole.object().at("choices").as_array().at(0).at("finish_reason") == "length") continue;
+        EXPECT_TRUE(SchemaJudge(person()).valid(parse_json(text, "answer"))) << text;
+    }
+}
+
+TEST_F(ServerConstraint, objects_regular_expressions_and_grammars_are_kept_to) {
+    json::object asked = body(1);
+    asked["response_format"] = {{"type", "json_object"}};
+    const Answer object = post("/v1/chat/completions", asked);
+    ASSERT_EQ(object.status, 200) << object.body;
+    const std::string text(message_of(object).at("content").as_string());
+    EXPECT_EQ(text.front(), '{');
+    asked = body(2);
+    asked["regex"] = "(red|green)-\\d{2}";
+    const std::string colour(message_of(post("/v1/chat/completions", asked)).at("content").as_string());
+    EXPECT_TRUE(colour.starts_with("red-") || colour.starts_with("green-")) << colour;
+    asked = body(3);
+    asked["grammar"] = "root ::= \"<\" [a-c]{3} \">\"";
+    const std::string word(message_of(post("/v1/chat/completions", asked)).at("content").as_string());
+    EXPECT_EQ(word.size(), 5u) << word;
+    json::object completion = {{"prompt", "The colour is "}, {"regex", "(red|green)"}, {"max_tokens", 20}};
+    const Answer plain = post("/v1/completions", completion);
+    const std::string said(plain.object().at("choices").as_array().at(0).at("text").as_string());
+    EXPECT_TRUE(said == "red" || said == "green") << plain.body;
+}
+
+TEST_F(ServerConstraint, tools_are_called_when_they_must_be_in_both_dialects) {
+    const json::array tools = offered_tools();
+    const std::string name(tools[0].at("function").at("name").as_string());
+    json::object asked = body(5);
+    asked["tools"] = tools;
+    asked["tool_choice"] = "required";
+    asked["parallel_tool_calls"] = false;
+    const Answer required = post("/v1/chat/completions", asked);
+    ASSERT_EQ(required.status, 200) << required.body;
+    EXPECT_EQ(message_of(required).at("tool_calls").as_array().size(), 1u);
+    EXPECT_EQ(required.object().at("choices").as_array().at(0).at("finish_reason"), "tool_calls");
+    asked["tool_choice"] = {{"type", "function"}, {"function", {{"name", name}}}};
+    const Answer named = post("/v1/chat/completions", asked);
+    ASSERT_EQ(named.status, 200) << named.body;
+    EXPECT_EQ(message_of(named).at("tool_calls").as_array().at(0).at("function").at("name").as_string(), name);
+
+    json::object message = {{"messages", user_says("Hello")}, {"max_tokens", 300}};
+    message["tools"] = json::array{{{"name", name}, {"input_schema", tools[0].at("function").at("parameters")}}};
+    for (const json::object& choice : {json::object{{"type", "any"}}, json::object{{"type", "tool"}, {"name", name}}}) {
+        message["tool_choice"] = choice;
+        const Answer answer = post("/v1/messages", message);
+        ASSERT_EQ(answer.status, 200) << answer.body;
+        EXPECT_EQ(answer.object().at("stop_reason"), "tool_use") << answer.body;
+    }
+    message["tool_choice"] = {{"type", "tool"}, {"name", "none"}};
+    EXPECT_EQ(post("/v1/messages", message).status, 400);
+}
+
+TEST_F(ServerConstraint, what_is_wrong_with_a_schema_is_said_with_its_place) {
+    json::object asked = body(0);
+    asked["response_format"] = {
+        {"type", "json_schema"},
+        {"json_schema", {{"schema", {{"type", "object"}, {"properties", {{"a", {{"uniqueItems", true}}}}}}}}}};
+    const Answer answer = post("/v1/chat/completions", asked);
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_NE(answer.body.find("response_format.json_schema.schema: #/properties/a: 'uniqueItems' is not supported"),
+              std::string::npos)
+        << answer.body;
+    asked["response_format"] = {{"type", "json_object"}};
+    asked["regex"] = "a";
+    EXPECT_EQ(post("/v1/chat/completions", asked).param(), "regex");
+    asked.erase("regex");
+    asked["min_tokens"] = 5;
+    EXPECT_EQ(post("/v1/chat/completions", asked).param(), "min_tokens");
+    asked = body(0);
+    asked["grammar"] = "root ::= \"a\" root";
+    EXPECT_EQ(post("/v1/chat/completions", asked).param(), "grammar");
+    expect_alive();
+}
+
+}  // namespace
+}  // namespace riptide::testing
