@@ -11,6 +11,7 @@
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/stop_matcher.h"
+#include "tensor/tensor.h"
 #include "text/detokenizer.h"
 
 namespace riptide {
@@ -27,11 +28,12 @@ struct Job {
     std::vector<int32_t> stop_ids;  // that end the answer
     int64_t max_tokens = 0;         // of the answer
     bool until_full = false;        // max_tokens is what the context leaves
+    int64_t thinking_budget = -1;   // Request::thinking_budget
     PrefixSalt salt;
     uint64_t share = 0;          // for whom the scheduler counts
     uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
     int priority = 1;
-    bool side = false, deterministic = false, want_tokens = false;
+    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false;
     int64_t submitted_us = 0;
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
     std::optional<std::chrono::milliseconds> deadline;  // as asked
@@ -86,7 +88,11 @@ class Answer {
     int32_t index() const { return index_; }
     const SamplingParams& sampling() const { return sampling_; }
     /// Draws for `position` from the raw logits. Throws Error if no token can be drawn.
-    Sampled draw(std::span<const float> logits, int64_t position) { return sampler_.sample(logits, position); }
+    Sampled draw(std::span<const float> logits, int64_t position);
+    /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
+    int64_t free_draws() const;
+    /// Sends what logits [rows, vocab] behind the prompt's tokens from `begin` on say of the tokens that follow them.
+    void score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows);
     /// Takes the next token and sends events. True if another is wanted.
     bool take(const Sampled& sampled);
     /// Sends what was held back.
@@ -106,6 +112,7 @@ class Answer {
     int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;
+    int64_t scored = 0;    // tokens of the prompt whose PromptScored has been sent
     int64_t computed = 0;  // tokens of the prompt up to which the cache has been given what is worth keeping
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
     bool ends = false;
@@ -121,6 +128,7 @@ class Answer {
     AnswerText text_;
     std::vector<int32_t> tokens_;
     int32_t stop_token_ = -1;
+    bool thinking_;
     bool closed_ = false;
     std::vector<EventBody> out_;
 };

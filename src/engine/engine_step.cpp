@@ -53,7 +53,9 @@ void EngineLoop::step() {
         stats_.decode_rows += rows_of(plan.decode);
         stats_.prefill_rows += rows_of(plan.prefill);
         const bool alone = host_items_.empty() && plan.prefill.empty() && !device_rows_.empty();
-        const int64_t steps = alone ? scheduler_.run_ahead(kMostAhead) : 1;
+        int64_t most = kMostAhead;
+        for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
+        const int64_t steps = alone ? scheduler_.run_ahead(most) : 1;
         if (!device_rows_.empty()) begin_on_device();
         if (!host_items_.empty()) run_part(host_items_, host_ids_, Family::decode);
         const bool prompts = !plan.prefill.empty() && try_step(plan.prefill, Family::prefill);
@@ -98,7 +100,8 @@ void EngineLoop::split(const StepPlan& plan) {
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
-           item.logits == StepRows::Logits::last && device_draws(answer.sampling(), machine_.model().info().vocab_size);
+           item.logits == StepRows::Logits::last && answer.free_draws() > 0 &&
+           device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
 /// Starts the first step of device_rows_.
@@ -207,11 +210,15 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         const int64_t end = item.sequence->length() + std::ssize(item.tokens);
         if (end <= answer.usage.prompt)
             answer.job().emit(answer, PromptProgress{end, answer.usage.cached, answer.usage.prompt});
-        if (item.logits == StepRows::Logits::none) {
+        const bool all = item.logits == StepRows::Logits::all;
+        const int64_t rows = all ? std::ssize(item.tokens) : item.logits == StepRows::Logits::last ? 1 : 0;
+        if (all) answer.score(item.sequence->length(), logits, row, rows);
+        row += rows;
+        if (rows == 0 || end < answer.usage.prompt) {
             if (answer.job().sink_failed) cancel(answer.job());
             continue;
         }
-        const std::span<const float> values(logits.row(row++), static_cast<size_t>(logits.row_elements()));
+        const std::span<const float> values(logits.row(row - 1), static_cast<size_t>(logits.row_elements()));
         Sampled sampled;
         try {
             sampled = answer.draw(values, end);

@@ -95,7 +95,9 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
         token_ends(*tokenizer_, out.tokens, message_ends(rendered), static_cast<int64_t>(rendered.text.size()));
     out.opens_with_system = opens_with_system(chat, rendered);
     LagunaParserOptions parser;
-    parser.thinking = ends_inside_thinking(rendered);
+    parser.thinking = out.thinking = ends_inside_thinking(rendered);
+    out.think_begin = tokenizer_->id_of("<think>");
+    out.think_end = tokenizer_->id_of("</think>");
     parser.newline_framing = template_->traits().newlines_in_tags;
     parser.tools = ToolSchemas(chat.tools);
     out.make_parser = [parser = std::move(parser)] { return make_laguna_parser(parser); };
