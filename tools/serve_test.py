@@ -180,10 +180,11 @@ def ps_and_doctor():
     expect(done.returncode == 69 and "BAD   model" in done.stdout, f"doctor on a missing model: {done.stdout}")
     stop(server)
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
         other.listen()
         done = run("doctor", "--port", port)
-        expect(done.returncode == 69 and "another program" in done.stdout, f"doctor on a port in use: {done.stdout}")
+        expect(done.returncode == 69 and "another program has it" in done.stdout, f"doctor on a port in use: {done.stdout}")
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
@@ -288,6 +289,45 @@ def systemd():
     expect(rest and rest[-1] == "STOPPING=1", f"STOPPING comes last: {rest}")
 
 
+def signals_and_pipes():
+    port = free_port()
+    server = start_server(port)
+    for number in [signal.SIGHUP, signal.SIGPIPE]:
+        server.send_signal(number)
+        time.sleep(0.1)
+        expect(get(port, "/health")[0] == 200, f"signal {number} is no reason to end")
+    stop(server)
+    ask = {"prompt": "x", "max_tokens": 2}
+    command = [str(riptide), "serve", "--port", str(port), "--ctx", "2048"]
+
+    def answers():
+        try:
+            return get(port, "/health")[0] == 200
+        except OSError:
+            return False
+    # A log that nobody reads: the pipe is full after a while, and its reader goes in the end.
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    expect(wait_for(answers), "a server whose log nobody reads gets ready")
+    for _ in range(900):
+        post(port, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    expect("choices" in post(port, "/v1/completions", ask), "a full pipe does not stop the server")
+    server.stderr.close()
+    expect("choices" in post(port, "/v1/completions", ask), "nor does one that is closed")
+    stop(server)
+    server = subprocess.Popen(["bash", "-c", f"exec '{riptide}' serve --port {port} --ctx 2048 >&- 2>&-"])
+    expect(wait_for(answers), "a server without stderr gets ready")
+    expect("choices" in post(port, "/v1/completions", ask), "and answers")
+    stop(server)
+    if os.geteuid() == 0:
+        skipped.append("a port and a key file that are not allowed: this is root")
+    else:
+        done = run("serve", "--port", 1)
+        expect(done.returncode == 77 and "port 1 " in done.stderr, f"a port that is not allowed: {done.stderr}")
+        (work / "locked").write_text("key")
+        (work / "locked").chmod(0)
+        expect(run("serve", "--api-key-file", work / "locked").returncode == 77, "a key file that is not allowed")
+
+
 def completion():
     for shell in ["bash", "zsh", "fish"]:
         text = run("completion", shell).stdout
@@ -342,7 +382,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [launch, ps_and_doctor, pull, systemd, completion, haproxy]:
+for part in [launch, ps_and_doctor, pull, systemd, signals_and_pipes, completion, haproxy]:
     try:
         part()
     except Exception as error:

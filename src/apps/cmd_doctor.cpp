@@ -100,7 +100,7 @@ std::string check_port(const Options& o) {
     if (const auto reply = get_local(o.server, "/health", 2)) {
         if (reply->body.find("\"status\"") != std::string::npos)
             return fmt::format("{}: a riptide server answers there already: {}", port, reply->body);
-        fail(ErrorKind::unavailable, "{}: another program listens there; choose another with --port", port);
+        fail(ErrorKind::unavailable, "{}: another program has it; choose another with --port", port);
     }
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int yes = 1;
@@ -111,7 +111,7 @@ std::string check_port(const Options& o) {
     ::inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
     const bool free = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
     ::close(fd);
-    if (!free) fail(ErrorKind::unavailable, "{}: cannot be had; choose another with --port", port);
+    if (!free) fail(ErrorKind::unavailable, "{}: another program has it; choose another with --port", port);
     return fmt::format("{}: free", port);
 }
 

@@ -1,5 +1,6 @@
 // riptide serve: the model over HTTP.
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
+#include "apps/log_writer.h"
 #include "apps/model_flags.h"
 #include "apps/systemd.h"
 #include "apps/terminal.h"
@@ -52,7 +54,7 @@ std::string default_name(const std::string& path) {
     return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
-server::ServerOptions server_options(const Options& o) {
+server::ServerOptions server_options(const Options& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
     RT_CHECK(server::is_loopback(out.http.host) || !out.http.unix_socket.empty() || !out.api_keys.empty() ||
@@ -61,7 +63,7 @@ server::ServerOptions server_options(const Options& o) {
              out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
-    if (!o.quiet) out.log.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
     out.log.json = o.log_format == "json";
     try {
         check_sampling_params(out.defaults.sampling, INT32_MAX);
@@ -95,39 +97,43 @@ std::string url_of(const server::HttpOptions& http, int port) {
                        v6 ? fmt::format("[{}]", http.host) : http.host, port);
 }
 
-void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds) {
+void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds, LogWriter& log) {
+    const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
+        log.write(fmt::format(format, std::forward<Args>(args)...));
+    };
     const EngineInfo info = engine.info();
     const std::string url = url_of(options.http, port);
     const std::string kv = info.k_dtype == info.v_dtype
                                ? dtype_name(info.k_dtype)
                                : fmt::format("{}/{}", dtype_name(info.k_dtype), dtype_name(info.v_dtype));
-    fmt::print(stderr, "model   {}  {:.2f}B parameters, {:.2f}B active  {}\n", options.model,
+    say("model   {}  {:.2f}B parameters, {:.2f}B active  {}", options.model,
                static_cast<double>(info.model.parameters) / 1e9,
                static_cast<double>(info.model.active_parameters) / 1e9, human_bytes(info.model.weight_bytes));
-    fmt::print(stderr, "device  {}\n", info.device);
-    fmt::print(stderr, "fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time\n",
+    say("device  {}", info.device);
+    say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time",
                grouped(info.context_length), grouped(info.kv_tokens), kv, info.max_running);
-    fmt::print(stderr, "access  {}\n",
+    say("access  {}",
                options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
-    fmt::print(stderr, "ready   in {:.1f} s   {}/v1   metrics {}/metrics\n", seconds, url, url);
+    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
-    fmt::print(
-        stderr,
-        "try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
-        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'\n",
+    say("try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
+        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'",
         url);
 }
 
 int serve(const Options& o) {
     catch_interrupts();
+    ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
+    ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
     const auto begun = std::chrono::steady_clock::now();
-    const server::ServerOptions options = server_options(o);
+    LogWriter log;
+    const server::ServerOptions options = server_options(o, log);
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
     engine = open_engine(o);
     server.serve(*engine);
     announce(*engine, options, server.port(),
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
     Systemd systemd;
     systemd.ready(fmt::format("{} on port {}", options.model, server.port()));
     while (!interrupted() && !server.engine_failed()) {
@@ -136,7 +142,7 @@ int serve(const Options& o) {
     }
     systemd.stopping();
     if (server.engine_failed()) fail(ErrorKind::system, "the engine has failed; start riptide serve again");
-    fmt::print(stderr, "stopping: answers may take {} s more (Ctrl-C again ends at once)\n", o.grace_seconds);
+    log.write(fmt::format("stopping: answers may take {} s more (Ctrl-C again ends at once)", o.grace_seconds));
     server.drain(std::chrono::seconds(o.grace_seconds));
     return 0;
 }

@@ -14,6 +14,12 @@ std::string upper(std::string text) {
     return text;
 }
 
+/// Of a shard, everything before "-00001-of-00003"; "" if it is none.
+std::string stem(const std::string& path) {
+    const std::size_t of = path.rfind("-of-");
+    return of == std::string::npos || of < 6 ? "" : path.substr(0, of - 6);
+}
+
 }  // namespace
 
 std::vector<HubFile> choose_files(const std::vector<HubFile>& files, const std::string& variant) {
@@ -29,9 +35,8 @@ std::vector<HubFile> choose_files(const std::vector<HubFile>& files, const std::
             chosen.push_back(file);
         }
     }
-    const auto same_model = [&](const HubFile& file) {  // shards: everything up to "-00001-of-00003"
-        const auto stem = [](const std::string& path) { return path.substr(0, path.rfind("-00")); };
-        return stem(file.path) == stem(chosen.front().path);
+    const auto same_model = [&](const HubFile& file) {
+        return !stem(file.path).empty() && stem(file.path) == stem(chosen.front().path);
     };
     const bool one = !chosen.empty() && (variant == "safetensors" || chosen.size() == 1 ||
                                          std::all_of(chosen.begin(), chosen.end(), same_model));
