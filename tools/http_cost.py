@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""CPU time of the HTTP side for each streamed token. usage: http_cost.py RIPTIDE [streams] [tokens]
+"""CPU time of the HTTP side for each streamed event (a token, mostly). usage: http_cost.py RIPTIDE [streams] [tokens]
 
 Starts `riptide serve` with the demo model, lets several streams run at once, and reads the CPU time of the server's
 I/O thread (named riptide-io) before and after. Prints JSON.
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import urllib.request
 
 riptide, streams, tokens = sys.argv[1], int((sys.argv[2:3] or ["8"])[0]), int((sys.argv[3:4] or ["1500"])[0])
 server = subprocess.Popen([riptide, "serve", "--port", "0", "--ctx", "2048", "--device", "cpu", "--quiet"],
@@ -49,7 +50,7 @@ def measure(path, body):
         thread.start()
     for thread in threads:
         thread.join()
-    return 1e6 * (io_seconds() - before) / (streams * tokens), sum(seen)
+    return 1e6 * (io_seconds() - before) / sum(seen), sum(seen)
 
 
 try:
@@ -58,11 +59,14 @@ try:
         "/v1/completions": {"prompt": "x", "max_tokens": tokens},
         "/v1/responses": {"input": "Count.", "max_output_tokens": tokens},
     }
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/props") as props:
+        never = {str(token): -100 for token in json.load(props)["stop_ids"]}
     rows = []
     for path, body in cases.items():
-        body |= {"stream": True, "temperature": 1, "ignore_eos": True}
+        body |= {"stream": True, "temperature": 1, "ignore_eos": True, "logit_bias": never, "tool_choice": "none",
+                 "chat_template_kwargs": {"enable_thinking": False}}
         values, events = zip(*(measure(path, body) for _ in range(3)))
-        rows.append({"path": path, "us_per_token": {"median": round(statistics.median(values), 2),
+        rows.append({"path": path, "us_per_event": {"median": round(statistics.median(values), 2),
                                                     "values": [round(value, 2) for value in values]},
                      "events": events[-1]})
     print(json.dumps({"streams": streams, "tokens": tokens, "cpus": os.cpu_count(), "results": rows}))

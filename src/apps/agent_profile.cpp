@@ -68,10 +68,8 @@ AgentProfile pi(const AgentServer& s, const std::string& folder) {
                                 {"contextWindow", s.context},
                                 {"maxTokens", output_limit(s)},
                                 {"cost", {{"input", 0}, {"output", 0}, {"cacheRead", 0}, {"cacheWrite", 0}}}};
-    const json::object provider = {{"baseUrl", s.url + "/v1"},
-                                   {"api", "openai-completions"},
-                                   {"apiKey", s.key},
-                                   {"models", json::array{model}}};
+    const json::object provider = {
+        {"baseUrl", s.url + "/v1"}, {"api", "openai-completions"}, {"apiKey", s.key}, {"models", json::array{model}}};
     out.files = {{"models.json", json::serialize(json::object{{"providers", {{"riptide", provider}}}})}};
     out.environment = {{"PI_CODING_AGENT_DIR", folder}};
     out.arguments = {"--provider", "riptide", "--model", s.model};

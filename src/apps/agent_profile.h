@@ -17,9 +17,9 @@ struct AgentServer {
 
 struct AgentProfile {
     std::string program;
-    std::vector<std::string> arguments;                              // in front of the user's own
-    std::vector<std::pair<std::string, std::string>> environment;    // set for it
-    std::vector<std::pair<std::string, std::string>> files;          // name in `folder`, contents
+    std::vector<std::string> arguments;                            // in front of the user's own
+    std::vector<std::pair<std::string, std::string>> environment;  // set for it
+    std::vector<std::pair<std::string, std::string>> files;        // name in `folder`, contents
 };
 
 /// `agent`: claude, codex, opencode or pi. `folder`: exists while the agent runs. Throws Error (usage) for others.

@@ -85,8 +85,10 @@ std::string check_model(const Options& o, bool gpu) {
     const int64_t bytes = checkpoint->tensor_bytes(), memory = available_memory();
     const std::string name = o.model.empty() ? "the demo model" : o.model;
     if (!gpu && memory > 0 && bytes > memory)
-        fail(ErrorKind::unavailable, "{}: its weights take {}, and {} of memory are free: take a smaller type (riptide "
-             "quantize) or a machine with more", name, human_bytes(bytes), human_bytes(memory));
+        fail(ErrorKind::unavailable,
+             "{}: its weights take {}, and {} of memory are free: take a smaller type (riptide "
+             "quantize) or a machine with more",
+             name, human_bytes(bytes), human_bytes(memory));
     const ModelText text(*checkpoint);
     if (!text.chats())
         fail("{}: {} of weights, but it has no chat template that riptide can parse: only text completions work", name,
@@ -137,15 +139,15 @@ int doctor(const Options& o) {
     report.run("model", Verdict::wrong, [&] { return check_model(o, gpu); });
     report.run("port", Verdict::wrong, [&] { return check_port(o); });
     report.run("clients", Verdict::note, check_clients);
-    if (report.wrong() > 0)
-        fail(ErrorKind::unavailable, "{} of these checks failed", report.wrong());
+    if (report.wrong() > 0) fail(ErrorKind::unavailable, "{} of these checks failed", report.wrong());
     return 0;
 }
 
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("doctor", "Check whether everything is there to run a model, and say what is not");
+    CLI::App* cmd =
+        app.add_subcommand("doctor", "Check whether everything is there to run a model, and say what is not");
     auto options = std::make_shared<Options>();
     cmd->add_option("MODEL", options->model, "A GGUF file or a folder; left out: the demo model");
     add_server_address(*cmd, options->server);

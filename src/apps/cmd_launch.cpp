@@ -117,7 +117,8 @@ int launch(const Options& o) {
 }  // namespace
 
 void add_launch(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
+    CLI::App* cmd =
+        app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
     auto options = std::make_shared<Options>();
     cmd->add_option("AGENT", options->agent, "claude | codex | opencode | pi")
         ->required()
@@ -128,7 +129,8 @@ void add_launch(CLI::App& app, Action& action) {
     cmd->positionals_at_end(false);
     cmd->footer(
         "The agent's own settings stay as they are: it gets variables, flags and a temporary folder.\n"
-        "Examples:\n  riptide launch claude --model laguna-xs.2-q4_k_m.gguf\n  riptide launch codex -- exec 'fix the tests'");
+        "Examples:\n  riptide launch claude --model laguna-xs.2-q4_k_m.gguf\n  riptide launch codex -- exec 'fix the "
+        "tests'");
     cmd->callback([options, &action] { action = [options] { return launch(*options); }; });
 }
 

@@ -53,13 +53,15 @@ int pull(Options o) {
 void add_pull(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("pull", "Fetch a model from Hugging Face, or a server that looks like it");
     auto options = std::make_shared<Options>();
-    cmd->add_option("REPO", options->what, "OWNER/NAME[:VARIANT]; VARIANT: a GGUF type (Q4_K_M if left out), a file, or safetensors")
+    cmd->add_option("REPO", options->what,
+                    "OWNER/NAME[:VARIANT]; VARIANT: a GGUF type (Q4_K_M if left out), a file, or safetensors")
         ->required();
     cmd->add_option("--to", options->folder, "Where models belong; left out: ~/.cache/riptide/models");
     cmd->add_option("--endpoint", options->hub.endpoint, "The hub")->capture_default_str();
     cmd->add_option("--token-file", options->token_file, "A file with an access token, for private repositories");
-    cmd->footer("Prints the path. What is there already is not fetched again; what was broken off goes on.\n"
-                "Examples:\n  riptide serve $(riptide pull poolside/Laguna-XS.2-GGUF:Q4_K_M)");
+    cmd->footer(
+        "Prints the path. What is there already is not fetched again; what was broken off goes on.\n"
+        "Examples:\n  riptide serve $(riptide pull poolside/Laguna-XS.2-GGUF:Q4_K_M)");
     cmd->callback([options, &action] { action = [options] { return pull(*options); }; });
 }
 

@@ -57,10 +57,11 @@ std::string default_name(const std::string& path) {
 server::ServerOptions server_options(const Options& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
-    RT_CHECK(server::is_loopback(out.http.host) || !out.http.unix_socket.empty() || !out.api_keys.empty() ||
-                 o.allow_no_auth, ErrorKind::usage,
-             "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
-             out.http.host);
+    RT_CHECK(
+        server::is_loopback(out.http.host) || !out.http.unix_socket.empty() || !out.api_keys.empty() || o.allow_no_auth,
+        ErrorKind::usage,
+        "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
+        out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
     if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
@@ -107,13 +108,12 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
                                ? dtype_name(info.k_dtype)
                                : fmt::format("{}/{}", dtype_name(info.k_dtype), dtype_name(info.v_dtype));
     say("model   {}  {:.2f}B parameters, {:.2f}B active  {}", options.model,
-               static_cast<double>(info.model.parameters) / 1e9,
-               static_cast<double>(info.model.active_parameters) / 1e9, human_bytes(info.model.weight_bytes));
+        static_cast<double>(info.model.parameters) / 1e9, static_cast<double>(info.model.active_parameters) / 1e9,
+        human_bytes(info.model.weight_bytes));
     say("device  {}", info.device);
-    say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time",
-               grouped(info.context_length), grouped(info.kv_tokens), kv, info.max_running);
-    say("access  {}",
-               options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
+    say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
+        grouped(info.kv_tokens), kv, info.max_running);
+    say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
     say("try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "

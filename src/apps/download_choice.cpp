@@ -28,10 +28,11 @@ std::vector<HubFile> choose_files(const std::vector<HubFile>& files, const std::
         const std::string name = upper(std::filesystem::path(file.path).filename().string());
         const bool top = file.path.find('/') == std::string::npos;
         if (variant == "safetensors") {
-            if (top && (file.path.ends_with(".safetensors") || file.path.ends_with(".json") ||
-                        file.path.ends_with(".jinja")))
+            if (top &&
+                (file.path.ends_with(".safetensors") || file.path.ends_with(".json") || file.path.ends_with(".jinja")))
                 chosen.push_back(file);
-        } else if (file.path == variant || (name.ends_with(".GGUF") && name.find(upper(variant)) != std::string::npos)) {
+        } else if (file.path == variant ||
+                   (name.ends_with(".GGUF") && name.find(upper(variant)) != std::string::npos)) {
             chosen.push_back(file);
         }
     }

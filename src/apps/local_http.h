@@ -17,8 +17,8 @@ struct LocalReply {
     std::string body;
 };
 
-/// GET over plain HTTP. nullopt: nobody listens there, or no reply has come within `seconds`. Throws Error (usage) for a
-/// host that is no IPv4 address.
+/// GET over plain HTTP. nullopt: nobody listens there, or no reply has come within `seconds`. Throws Error (usage) for
+/// a host that is no IPv4 address.
 std::optional<LocalReply> get_local(const ServerAddress& server, const std::string& path, int seconds = 5);
 
 }  // namespace riptide::apps

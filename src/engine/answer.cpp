@@ -104,7 +104,7 @@ void Answer::score(int64_t begin, const Tensor& logits, int64_t first_row, int64
     out.begin = scored;
     if (scored == 0) out.tokens.push_back({tokens[0], std::numeric_limits<float>::quiet_NaN(), 0, {}});
     for (int64_t i = 0; i < rows && begin + i + 1 < std::ssize(tokens); ++i) {
-        const int64_t at = begin + i + 1;  // the token that the row says something of
+        const int64_t at = begin + i + 1;                    // the token that the row says something of
         if (at < scored + std::ssize(out.tokens)) continue;  // a preempted answer reads its prompt again
         const std::span<const float> row(logits.row(first_row + i), static_cast<size_t>(logits.row_elements()));
         out.tokens.push_back(score_token(row, tokens[static_cast<size_t>(at)], sampling_.logprobs));

@@ -145,8 +145,7 @@ Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shap
                  const std::string& field) {
     check_model(ctx, asked.model);
     const ReplyFacts facts = facts_of(ctx, id_prefix);
-    PendingReply out =
-        pending(std::make_shared<Reply>(facts, asked, ctx.engine.tokenizer()), asked.stream);
+    PendingReply out = pending(std::make_shared<Reply>(facts, asked, ctx.engine.tokenizer()), asked.stream);
     start(ctx, asked, shape, field, facts.id, out);
     return out;
 }
@@ -171,8 +170,7 @@ Outcome post_completion(const ApiContext& ctx, const HttpRequest& request) {
 }
 
 Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
-    ResponsesRequest asked =
-        parse_responses(parse_body(request.body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+    ResponsesRequest asked = parse_responses(parse_body(request.body), defaults_of(ctx), &ctx.responses, ctx.isolation);
     check_model(ctx, asked.generation.model);
     ResponseReply::Keep keep;
     if (asked.store)
@@ -181,8 +179,7 @@ Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
             store.put(isolation, id, conversation, output_items);
         };
     const ReplyFacts facts = facts_of(ctx, "resp_");
-    PendingReply out =
-        pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
+    PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
     try {
         start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
     } catch (const ApiError& error) {

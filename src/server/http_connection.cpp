@@ -9,20 +9,16 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/error.hpp>
-#include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <cctype>
 
 #include "base/error.h"
+#include "server/http_head.h"
 
 namespace riptide::server {
 
 namespace net = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using Parser = http::request_parser<http::string_body>;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -30,72 +26,6 @@ namespace {
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 constexpr std::size_t kReadAtOnce = 16384;
 constexpr std::chrono::milliseconds kNextLook{200};
-
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return out;
-}
-
-std::string text_of(beast::string_view view) { return {view.data(), view.size()}; }
-
-/// The status to refuse a request with that could not be read; 0: nobody is there to be told.
-int status_of(const beast::error_code& ec) {
-    if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return 431;
-    if (ec == http::error::body_limit) return 413;
-    if (ec == http::error::bad_version) return 505;
-    if (ec == http::error::end_of_stream || ec == http::error::partial_message) return 0;
-    return ec.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
-}
-
-/// What is wrong with a header that could be read: a status, or 0.
-int check_header(const Parser& parser, const HttpOptions& options, std::string& problem) {
-    const auto& message = parser.get();
-    const auto refuse = [&](int status, std::string text) {
-        problem = std::move(text);
-        return status;
-    };
-    if (message.target().size() > options.target_bytes) return refuse(414, "the request target is too long");
-    const bool star = message.target() == "*" && message.method() == http::verb::options;
-    if (!star && !message.target().starts_with('/'))
-        return refuse(400, "the request target must be a path that starts with '/'");
-    const auto fields = std::distance(message.begin(), message.end());
-    if (fields > static_cast<std::ptrdiff_t>(options.header_fields)) return refuse(431, "too many header fields");
-    const auto hosts = message.count(http::field::host);
-    if (hosts > 1 || (hosts == 0 && message.version() >= 11)) return refuse(400, "expected one Host header");
-    if (const auto encoding = message[http::field::content_encoding]; !encoding.empty() && encoding != "identity")
-        return refuse(415, "Content-Encoding is not supported: send the body as it is");
-    return 0;
-}
-
-void copy_header(const Parser& parser, HttpRequest& out) {
-    const auto& message = parser.get();
-    out.method = text_of(message.method_string());
-    const std::string target = text_of(message.target());
-    const std::size_t mark = target.find('?');
-    out.path = target.substr(0, mark);
-    if (mark != std::string::npos) out.query = target.substr(mark + 1);
-    for (const auto& field : message)
-        out.headers.emplace_back(lower(text_of(field.name_string())), text_of(field.value()));
-}
-
-std::string_view reason_of(int status) {
-    const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-    return {reason.data(), reason.size()};
-}
-
-std::string head(int status, std::string_view type, const Headers& headers, bool keep_alive) {
-    std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, reason_of(status));
-    if (!type.empty()) out += fmt::format("Content-Type: {}\r\n", type);
-    for (const auto& [name, value] : headers) out += fmt::format("{}: {}\r\n", name, value);
-    if (!keep_alive) out += "Connection: close\r\n";
-    return out;
-}
-
-/// One chunk of a chunked body; for HTTP/1.0 the bytes as they are.
-std::string framed(std::string_view bytes, bool plain) {
-    return plain ? std::string(bytes) : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
-}
 
 }  // namespace
 
@@ -282,7 +212,7 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
         Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         if (!in.http_1_0) headers.emplace_back("Transfer-Encoding", "chunked");
         headers.insert(headers.end(), in.also.begin(), in.also.end());
-        std::string begin = head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
+        std::string begin = reply_head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
         begin += "\r\n";
         if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
         if (!co_await write(begin)) co_return false;
@@ -332,7 +262,7 @@ net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, bo
 
 net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input& in) {
     const bool keep = in.keep_alive && !shared_.draining;
-    std::string out = head(reply.status, reply.body.empty() ? "" : reply.content_type, reply.headers, keep);
+    std::string out = reply_head(reply.status, reply.body.empty() ? "" : reply.content_type, reply.headers, keep);
     for (const auto& [name, value] : in.also) out += fmt::format("{}: {}\r\n", name, value);
     if (keep && in.http_1_0) out += "Connection: keep-alive\r\n";
     if (reply.status != 204) out += fmt::format("Content-Length: {}\r\n", reply.body.size());
@@ -369,10 +299,9 @@ net::awaitable<void> Connection::linger() {
 /// Notices, without reading, that the client closes its side. What a client sends ahead ends the watch.
 void Connection::watch() {
     const uint64_t number = ++watching_;
-    stream_.socket().async_wait(Socket::wait_read,
-                                [self = shared_from_this(), number](const beast::error_code& ec) {
-                                    if (!ec) self->look(number);
-                                });
+    stream_.socket().async_wait(Socket::wait_read, [self = shared_from_this(), number](const beast::error_code& ec) {
+        if (!ec) self->look(number);
+    });
 }
 
 /// The client has sent something, or closed its side.

@@ -26,7 +26,11 @@ CompletionReply::CompletionReply(ReplyFacts facts, const GenerationRequest& requ
       echo_(request.echo),
       prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<std::size_t>(n_)),
-      usage_(std::ssize(choices_)) {}
+      usage_(std::ssize(choices_)) {
+    chunk_head_ = json::serialize(envelope());
+    chunk_head_.back() = ',';  // goes on
+    chunk_head_ += "\"choices\":[{\"index\":";
+}
 
 json::object CompletionReply::envelope() const {
     return {{"id", facts_.id}, {"object", "text_completion"}, {"created", facts_.created}, {"model", facts_.model}};
@@ -56,14 +60,19 @@ json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> b
                         {"text_offset", std::move(offsets)}};
 }
 
+/// Written by hand: this is what each token costs.
 void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason,
                            std::string& out) {
     if (!stream_) return;
-    json::object chunk = envelope();
-    chunk["choices"] = json::array{
-        {{"index", index}, {"text", text}, {"logprobs", logprobs(choices_[index])}, {"finish_reason", finish_reason}}};
-    if (include_usage_) chunk["usage"] = nullptr;
-    append_data(out, json::serialize(chunk));
+    out += "data: ";
+    out += chunk_head_;
+    out += std::to_string(index);
+    out += ",\"text\":";
+    out += json::serialize(json::string_view(text.data(), text.size()));
+    out += logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index])) : ",\"logprobs\":null";
+    out += ",\"finish_reason\":";
+    out += finish_reason.is_null() ? "null" : json::serialize(finish_reason);
+    out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
 }
 
 std::string CompletionReply::opening() {

@@ -38,6 +38,7 @@ class CompletionReply {
     void send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out);
 
     ReplyFacts facts_;
+    std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
     bool stream_, include_usage_, logprobs_, echo_only_;
     int32_t n_;

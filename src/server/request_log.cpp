@@ -31,8 +31,11 @@ std::string text_line(const Event& event, const Done& done) {
 
 json::object head(std::string_view event, const LogSubject& subject, RequestId id) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    json::object out = {{"time", std::chrono::duration<double>(now).count()}, {"event", event}, {"id", subject.id},
-                        {"route", subject.route},                             {"request", id}};
+    json::object out = {{"time", std::chrono::duration<double>(now).count()},
+                        {"event", event},
+                        {"id", subject.id},
+                        {"route", subject.route},
+                        {"request", id}};
     if (!subject.session.empty()) out["session"] = subject.session;
     return out;
 }

@@ -41,14 +41,22 @@ ResponseReply::ResponseReply(ReplyFacts facts, const ResponsesRequest& request, 
 }
 
 json::object ResponseReply::response(std::string_view status, const json::object& also) const {
-    json::object out = {{"id", facts_.id},          {"object", "response"},
-                        {"created_at", facts_.created}, {"status", status},
-                        {"background", false},      {"error", nullptr},
-                        {"incomplete_details", nullptr}, {"model", facts_.model},
-                        {"output", output_},        {"service_tier", "default"},
-                        {"store", store_},          {"temperature", temperature_},
-                        {"top_logprobs", 0},        {"top_p", top_p_},
-                        {"truncation", "disabled"}, {"usage", nullptr}};
+    json::object out = {{"id", facts_.id},
+                        {"object", "response"},
+                        {"created_at", facts_.created},
+                        {"status", status},
+                        {"background", false},
+                        {"error", nullptr},
+                        {"incomplete_details", nullptr},
+                        {"model", facts_.model},
+                        {"output", output_},
+                        {"service_tier", "default"},
+                        {"store", store_},
+                        {"temperature", temperature_},
+                        {"top_logprobs", 0},
+                        {"top_p", top_p_},
+                        {"truncation", "disabled"},
+                        {"usage", nullptr}};
     for (const auto& [key, value] : echo_) out[key] = value;
     for (const auto& [key, value] : also) out[key] = value;
     return out;
@@ -75,9 +83,7 @@ void ResponseReply::heartbeat(std::string& out) {
     emit("response.in_progress", {{"response", response("in_progress", {})}}, out);
 }
 
-void ResponseReply::abort(std::string& out) {
-    fail(ApiError(503, "the answer was broken off: the server stops"), out);
-}
+void ResponseReply::abort(std::string& out) { fail(ApiError(503, "the answer was broken off: the server stops"), out); }
 
 // Deltas are what each token costs: everything but text and number is made once for each item.
 
@@ -121,7 +127,8 @@ void ResponseReply::open(Kind kind, std::string& out) {
                  {"content", json::array()}};
         delta_head_ = delta_head("response.output_text.delta", item_, index, "content_index");
     } else {
-        item_ = {{"id", random_id("rs_")}, {"type", "reasoning"}, {"status", "in_progress"}, {"summary", json::array()}};
+        item_ = {
+            {"id", random_id("rs_")}, {"type", "reasoning"}, {"status", "in_progress"}, {"summary", json::array()}};
         item_["content"] = json::array();
         if (sealed_) item_["encrypted_content"] = nullptr;
         delta_head_ = delta_head("response.reasoning_text.delta", item_, index, "content_index");

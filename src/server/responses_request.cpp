@@ -101,9 +101,8 @@ class ItemReader {
         if (std::string text = reasoning_of(item); !text.empty()) turn()["reasoning_content"] = std::move(text);
     }
     void add_call(const json::object& item, bool json_arguments) {
-        const json::value arguments = json_arguments
-                                          ? json::value(string_of(item, "arguments"))
-                                          : json::value(json::object{{"input", string_of(item, "input")}});
+        const json::value arguments = json_arguments ? json::value(string_of(item, "arguments"))
+                                                     : json::value(json::object{{"input", string_of(item, "input")}});
         const json::object function = {{"name", string_of(item, "name")}, {"arguments", arguments}};
         json::object& message = turn();
         if (!has("tool_calls")) message["tool_calls"] = json::array();
@@ -242,8 +241,7 @@ json::array items_of(const Fields& fields, const ResponseStore* store, const std
         for (const json::value& item : *fields.array("input")) items.push_back(item);
     }
     if (items.empty()) refuse("input", "input: expected at least one item");
-    if (items.size() > kMostItems)
-        refuse("input", "input: {} items, expected at most {}", items.size(), kMostItems);
+    if (items.size() > kMostItems) refuse("input", "input: {} items, expected at most {}", items.size(), kMostItems);
     return items;
 }
 

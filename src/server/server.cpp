@@ -17,7 +17,8 @@ ErrorShape shape_of(const Known& known) {
 }
 
 std::string session_of(const HttpRequest& request) {
-    for (const char* name : {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
+    for (const char* name :
+         {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
         if (const std::string_view value = request.header(name); !value.empty())
             return std::string(value.substr(0, 256));
     return {};
@@ -59,8 +60,8 @@ struct Server::Impl {
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
     ApiContext context(Engine& on, const HttpRequest& request, const Known& known) {
-        return {on,          options,      metrics,      responses, live, log, access.isolation(request),
-                session_of(request), known.label, request.body};
+        return {on,          options,     metrics, responses, live, log, access.isolation(request), session_of(request),
+                known.label, request.body};
     }
     bool broken() const;
     HttpReply health() const;

@@ -184,8 +184,12 @@ TEST_F(ServerAnswers, an_echoed_prompt_has_the_engines_probabilities) {
     direct.sampling.logprobs = 1;
     const Heard expected = ask(*engine, direct);
     for (const int64_t most : {0, 2}) {
-        const json::object body = {{"prompt", json::value_from(ids)}, {"max_tokens", most}, {"temperature", 0},
-                                   {"logprobs", 1},                    {"echo", true},       {"ignore_eos", true}};
+        const json::object body = {{"prompt", json::value_from(ids)},
+                                   {"max_tokens", most},
+                                   {"temperature", 0},
+                                   {"logprobs", 1},
+                                   {"echo", true},
+                                   {"ignore_eos", true}};
         const json::object reply = post("/v1/completions", body).object();
         const json::object& choice = reply.at("choices").at(0).as_object();
         const std::string echoed = engine->tokenizer()->decode(ids);
@@ -232,13 +236,11 @@ TEST_F(ServerAnswers, thinking_stops_at_its_budget_in_every_dialect) {
     EXPECT_EQ(tokens(body), 4);
     body.erase("thinking_budget");
     EXPECT_EQ(tokens(body), all);
-    const json::object message =
-        thought("/v1/messages", {{"messages", user_says(question)},
-                                 {"max_tokens", 64},
-                                 {"thinking", {{"type", "enabled"}, {"budget_tokens", 4}}}});
-    const json::object whole = thought("/v1/messages", {{"messages", user_says(question)},
-                                                        {"max_tokens", 64},
-                                                        {"thinking", {{"type", "adaptive"}}}});
+    const json::object message = thought("/v1/messages", {{"messages", user_says(question)},
+                                                          {"max_tokens", 64},
+                                                          {"thinking", {{"type", "enabled"}, {"budget_tokens", 4}}}});
+    const json::object whole = thought(
+        "/v1/messages", {{"messages", user_says(question)}, {"max_tokens", 64}, {"thinking", {{"type", "adaptive"}}}});
     EXPECT_LT(message.at("content").at(0).at("thinking").as_string().size(),
               whole.at("content").at(0).at("thinking").as_string().size());
     EXPECT_EQ(message.at("content").at(1).at("type").as_string(), "text");

@@ -74,8 +74,8 @@ TEST_F(ServerBadInput, conversations_of_odd_shape_get_the_same_answer_each_time)
         EXPECT_TRUE(first == 200 || first == 400) << json::serialize(messages);
         EXPECT_EQ(status(body), first);
     }
-    for (const json::object& body :
-         {json::object{{"prompt", ""}}, json::object{{"prompt", {"", ""}}}, json::object{{"prompt", {json::array{}}}}}) {
+    for (const json::object& body : {json::object{{"prompt", ""}}, json::object{{"prompt", {"", ""}}},
+                                     json::object{{"prompt", {json::array{}}}}}) {
         const int first = post("/v1/completions", body).status;
         EXPECT_TRUE(first == 200 || first == 400) << json::serialize(body);
     }
@@ -85,13 +85,26 @@ TEST_F(ServerBadInput, conversations_of_odd_shape_get_the_same_answer_each_time)
 TEST_F(ServerBadInput, pairs_of_sampling_options_in_a_crowd_answer_or_name_the_field) {
     start();
     const std::vector<std::pair<std::string, json::value>> options = {
-        {"temperature", 0},         {"temperature", 2},          {"top_k", 1},
-        {"top_p", 0.1},             {"min_p", 1},                {"repetition_penalty", 1.5},
-        {"frequency_penalty", 2},   {"presence_penalty", -2},    {"logit_bias", json::object{{"5", 100}, {"6", -100}}},
-        {"n", 3},                   {"stop", json::array{"e", " "}}, {"min_tokens", 1},
-        {"ignore_eos", true},       {"seed", -1},                {"stream", true},
-        {"logprobs", true},         {"thinking_budget", 0},      {"parallel_tool_calls", false},
-        {"tools", json::array()},   {"max_tokens", 1},
+        {"temperature", 0},
+        {"temperature", 2},
+        {"top_k", 1},
+        {"top_p", 0.1},
+        {"min_p", 1},
+        {"repetition_penalty", 1.5},
+        {"frequency_penalty", 2},
+        {"presence_penalty", -2},
+        {"logit_bias", json::object{{"5", 100}, {"6", -100}}},
+        {"n", 3},
+        {"stop", json::array{"e", " "}},
+        {"min_tokens", 1},
+        {"ignore_eos", true},
+        {"seed", -1},
+        {"stream", true},
+        {"logprobs", true},
+        {"thinking_budget", 0},
+        {"parallel_tool_calls", false},
+        {"tools", json::array()},
+        {"max_tokens", 1},
     };
     std::vector<json::object> bodies;
     for (size_t a = 0; a < options.size(); ++a)

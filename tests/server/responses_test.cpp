@@ -282,12 +282,12 @@ TEST_F(ServerResponses, reasoning_comes_back_under_every_name) {
     const std::string text = "twelve and thirty";
     const json::array summary = {{{"type", "summary_text"}, {"text", text}}};
     const json::array content = {{{"type", "reasoning_text"}, {"text", text}}};
-    const int64_t size = prompt_size(json::object{{"type", "reasoning"}, {"summary", json::array()}, {"content", content}});
+    const int64_t size =
+        prompt_size(json::object{{"type", "reasoning"}, {"summary", json::array()}, {"content", content}});
     EXPECT_GT(size, prompt_size(nullptr));
     EXPECT_EQ(size, prompt_size(json::object{{"type", "reasoning"}, {"summary", summary}}));
-    EXPECT_EQ(size, prompt_size(json::object{{"type", "reasoning"},
-                                             {"summary", json::array()},
-                                             {"encrypted_content", "riptide:" + text}}));
+    EXPECT_EQ(size, prompt_size(json::object{
+                        {"type", "reasoning"}, {"summary", json::array()}, {"encrypted_content", "riptide:" + text}}));
     EXPECT_EQ(prompt_size(nullptr), prompt_size(json::object{{"type", "web_search_call"}, {"id", "ws_1"}}));
 }
 

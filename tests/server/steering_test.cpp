@@ -1,6 +1,7 @@
 // What operators and trainers do with a server: look at requests and end them, pause, other weights, the log.
 #include <filesystem>
 
+#include "tests/engine/fake_model.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {
@@ -38,7 +39,8 @@ TEST_F(ServerSteering, who_may_not_steer_is_refused) {
 
 TEST_F(ServerSteering, a_paused_answer_goes_on_as_if_nothing_had_been) {
     start_with_admin();
-    const json::object body = {{"prompt", "x"}, {"max_tokens", 60}, {"ignore_eos", true}, {"seed", 3}, {"temperature", 1}};
+    const json::object body = {
+        {"prompt", "x"}, {"max_tokens", 60}, {"ignore_eos", true}, {"seed", 3}, {"temperature", 1}};
     const json::object alone = post("/v1/completions", body).object();
     Client client(port());
     EXPECT_EQ(bare_post("/pause?mode=keep&clear_cache=false").object().at("paused"), true);
@@ -122,7 +124,11 @@ TEST_F(ServerSteering, requests_of_another_key_are_neither_seen_nor_ended) {
                 "Content-Type: application/json\r\nx-api-key: first-key\r\n");
     EXPECT_EQ(client.receive_header().status, 200);
     const auto list = [&](const std::string& key) {
-        return Client(port()).ask("GET", "/v1/requests", "", "x-api-key: " + key + "\r\n").object().at("data").as_array();
+        return Client(port())
+            .ask("GET", "/v1/requests", "", "x-api-key: " + key + "\r\n")
+            .object()
+            .at("data")
+            .as_array();
     };
     const json::array own = list("first-key");
     ASSERT_EQ(own.size(), 1u);
@@ -158,6 +164,35 @@ TEST_F(ServerSteering, the_log_has_a_line_for_each_answer_and_content_only_if_as
             EXPECT_EQ(lines.find(said) != std::string::npos, content) << said << lines;
             EXPECT_NE(lines.find("stop_id"), std::string::npos) << lines;
         }
+}
+
+/// Fails as a device does.
+class BurningModel final : public FakeModel {
+  public:
+    Tensor logits(Context&, const Tensor&, const Batch&) const override {
+        fail(ErrorKind::system, "the device has caught fire");
+    }
+};
+
+TEST(ServerHealth, a_failed_engine_is_unhealthy_also_while_nobody_asks_it) {
+    RT_CPU_ONLY("the fake model is host code");
+    EngineOptions o;
+    o.threads = 1;
+    o.context = 128;
+    o.kv_tokens = 512;
+    o.k_dtype = o.v_dtype = DType::f32;
+    o.page_rows = 4;
+    o.chunk_rows = 32;
+    Engine engine(std::make_unique<BurningModel>(), o);
+    server::Server server(server_options());
+    server.serve(engine);
+    const auto health = [&] { return Client(server.port()).ask("GET", "/health").status; };
+    EXPECT_EQ(health(), 200);
+    EXPECT_FALSE(server.engine_failed());
+    engine.submit(continuation({1, 2, 3}, 4), [](const Event&) {});
+    EXPECT_TRUE(becomes([&] { return health() == 500; }));
+    EXPECT_TRUE(server.engine_failed());
+    EXPECT_EQ(Client(server.port()).post("/v1/completions", {{"prompt", {1, 2}}}).status, 500);
 }
 
 }  // namespace

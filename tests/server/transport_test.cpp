@@ -147,9 +147,9 @@ TEST_F(ServerTransport, pages_of_named_origins_may_ask_and_no_others) {
         EXPECT_EQ(refused.status, 403) << foreign;
         EXPECT_FALSE(refused.headers.contains("Access-Control-Allow-Origin"));
     }
-    const Answer streamed = Client(port()).ask("POST", "/v1/completions",
-                                               R"({"prompt": "x", "max_tokens": 1, "stream": true})",
-                                               "Content-Type: application/json\r\nOrigin: https://app.example\r\n");
+    const Answer streamed =
+        Client(port()).ask("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1, "stream": true})",
+                           "Content-Type: application/json\r\nOrigin: https://app.example\r\n");
     EXPECT_EQ(streamed.headers.at("Access-Control-Allow-Origin"), "https://app.example");
     options.cors_origins = {"*"};
     options.api_keys = {"key"};
