@@ -50,7 +50,7 @@ def check(root: pathlib.Path) -> list[str]:
                         problems.append(f"{where}:{number}: {layer} must not include {target}")
             elif re.match(r"^\s*#\s*if.*CUDA", line) and layer not in CUDA_FOLDERS:
                 problems.append(f"{where}:{number}: CUDA conditional outside the CUDA folders")
-            elif re.search(r"\bgetenv\s*\(", line):
+            elif re.search(r"\bgetenv\s*\(", line) and where.name != "environment.cpp":
                 problems.append(f"{where}:{number}: src/ reads no environment variables")
             elif re.search(r"\bstd::regex\b", line):
                 problems.append(f"{where}:{number}: std::regex overflows the stack on long input")

@@ -52,9 +52,10 @@ def bad(code, needle, *arguments):
 
 
 def help_and_usage():
-    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "trace", "ppl", "serve"]:
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "trace", "ppl",
+                    "serve", "launch", "pull", "ps", "doctor", "completion"]:
         text = good(command, "--help")
-        expect("Examples:" in text and len(text.splitlines()) <= 50, f"{command} --help fits one screen and has examples")
+        expect("Examples:" in text and len(text.splitlines()) <= 60, f"{command} --help fits one screen and has examples")
     expect("riptide" in good("--version"), "--version")
     good()
     bad(64, "--prompt", "run", "--promt", "x")

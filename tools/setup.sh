@@ -2,6 +2,7 @@
 # Installs the Debian packages that building and testing need. Does nothing, quickly, where they are all there.
 set -euo pipefail
 packages=(g++ cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libgtest-dev libbenchmark-dev
+          libssl-dev libcurl4-openssl-dev haproxy
           clang libclang-rt-14-dev python3)
 missing=()
 for package in "${packages[@]}"; do

@@ -1,5 +1,6 @@
 // riptide serve: the model over HTTP.
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -7,7 +8,9 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
+#include "apps/log_writer.h"
 #include "apps/model_flags.h"
+#include "apps/systemd.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -24,7 +27,7 @@ struct Options {
     DraftFlags draft;
     EngineOptions engine;
     server::ServerOptions server;
-    std::string key_file, reasoning = "auto";
+    std::string key_file, reasoning = "auto", log_format = "text";
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64;
     int grace_seconds = 30;
     bool allow_no_auth = false, quiet = false;
@@ -52,15 +55,18 @@ std::string default_name(const std::string& path) {
     return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
-server::ServerOptions server_options(const Options& o) {
+server::ServerOptions server_options(const Options& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
-    RT_CHECK(server::is_loopback(out.http.host) || !out.api_keys.empty() || o.allow_no_auth, ErrorKind::usage,
-             "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
-             out.http.host);
+    RT_CHECK(
+        server::is_loopback(out.http.host) || !out.http.unix_socket.empty() || !out.api_keys.empty() || o.allow_no_auth,
+        ErrorKind::usage,
+        "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
+        out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
-    if (!o.quiet) out.log = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
+    out.log.json = o.log_format == "json";
     try {
         check_sampling_params(out.defaults.sampling, INT32_MAX);
     } catch (const Error& error) {
@@ -87,43 +93,58 @@ std::unique_ptr<Engine> open_engine(const Options& o) {
     return std::make_unique<Engine>(std::move(checkpoint), engine_options(o, progress, total));
 }
 
-void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds) {
+std::string url_of(const server::HttpOptions& http, int port) {
+    if (!http.unix_socket.empty()) return "unix:" + http.unix_socket;
+    const bool v6 = http.host.find(':') != std::string::npos;
+    return fmt::format("{}://{}:{}", http.tls_certificate.empty() ? "http" : "https",
+                       v6 ? fmt::format("[{}]", http.host) : http.host, port);
+}
+
+void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds, LogWriter& log) {
+    const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
+        log.write(fmt::format(format, std::forward<Args>(args)...));
+    };
     const EngineInfo info = engine.info();
-    const bool v6 = options.http.host.find(':') != std::string::npos;
-    const std::string host = v6 ? fmt::format("[{}]", options.http.host) : options.http.host;
-    const std::string url = fmt::format("http://{}:{}", host, port);
+    const std::string url = url_of(options.http, port);
     const std::string kv = info.k_dtype == info.v_dtype
                                ? dtype_name(info.k_dtype)
                                : fmt::format("{}/{}", dtype_name(info.k_dtype), dtype_name(info.v_dtype));
-    fmt::print(stderr, "model   {}  {:.2f}B parameters, {:.2f}B active  {}\n", options.model,
-               static_cast<double>(info.model.parameters) / 1e9,
-               static_cast<double>(info.model.active_parameters) / 1e9, human_bytes(info.model.weight_bytes));
-    fmt::print(stderr, "device  {}\n", info.device);
-    fmt::print(stderr, "fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time\n",
-               grouped(info.context_length), grouped(info.kv_tokens), kv, info.max_running);
-    fmt::print(stderr, "access  {}\n",
-               options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
-    fmt::print(stderr, "ready   in {:.1f} s   {}/v1   metrics {}/metrics\n", seconds, url, url);
-    fmt::print(
-        stderr,
-        "try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
-        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'\n",
+    say("model   {}  {:.2f}B parameters, {:.2f}B active  {}", options.model,
+        static_cast<double>(info.model.parameters) / 1e9, static_cast<double>(info.model.active_parameters) / 1e9,
+        human_bytes(info.model.weight_bytes));
+    say("device  {}", info.device);
+    say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
+        grouped(info.kv_tokens), kv, info.max_running);
+    say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
+    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
+    if (!options.http.unix_socket.empty()) return;
+    say("try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
+        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'",
         url);
 }
 
 int serve(const Options& o) {
     catch_interrupts();
+    ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
+    ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
     const auto begun = std::chrono::steady_clock::now();
-    const server::ServerOptions options = server_options(o);
+    LogWriter log;
+    const server::ServerOptions options = server_options(o, log);
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
     engine = open_engine(o);
     server.serve(*engine);
     announce(*engine, options, server.port(),
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
-    while (!interrupted() && !server.engine_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
+    Systemd systemd;
+    systemd.ready(fmt::format("{} on port {}", options.model, server.port()));
+    while (!interrupted() && !server.engine_failed()) {
+        systemd.alive();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    systemd.stopping();
     if (server.engine_failed()) fail(ErrorKind::system, "the engine has failed; start riptide serve again");
-    fmt::print(stderr, "stopping: answers may take {} s more (Ctrl-C again ends at once)\n", o.grace_seconds);
+    log.write(fmt::format("stopping: answers may take {} s more (Ctrl-C again ends at once)", o.grace_seconds));
     server.drain(std::chrono::seconds(o.grace_seconds));
     return 0;
 }
@@ -141,10 +162,20 @@ void add_server_flags(CLI::App& cmd, Options& o) {
     cmd.add_flag("--allow-no-auth", o.allow_no_auth, "Let other machines in without a key");
     cmd.add_option("--allowed-host", o.server.allowed_hosts, "A further name of this server (repeatable)")
         ->allow_extra_args(false);
+    cmd.add_option("--socket", o.server.http.unix_socket, "Listen on this Unix socket, and on no port");
+    cmd.add_option("--tls-cert", o.server.http.tls_certificate, "Speak TLS, with the certificate (chain) in this file");
+    cmd.add_option("--tls-key", o.server.http.tls_key, "Its private key; left out: in the same file");
+    cmd.add_option("--cors-origin", o.server.cors_origins, "Let web pages of this origin ask (repeatable)")
+        ->allow_extra_args(false);
     cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
         ->check(CLI::Range(0, 86400))
         ->capture_default_str();
     cmd.add_flag("--quiet", o.quiet, "No line for each answer");
+    cmd.add_option("--log-format", o.log_format, "Of these lines: text | json")
+        ->check(CLI::IsMember({"text", "json"}))
+        ->capture_default_str();
+    cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
+    cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
 void add_engine_flags(CLI::App& cmd, Options& o) {
@@ -178,6 +209,10 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
     cmd.add_option("--reasoning", o.reasoning, "Where a request does not say: on | off | auto (as the template has it)")
         ->check(CLI::IsMember({"on", "off", "auto"}))
+        ->capture_default_str();
+    cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
+                   "Tokens of thinking, where a request does not say; -1: no limit")
+        ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
         ->capture_default_str();
     cmd.add_option("--temperature", p.temperature, "Where a request does not say")->capture_default_str();
     cmd.add_option("--top-k", p.top_k, "Where a request does not say; 0: all")->capture_default_str();

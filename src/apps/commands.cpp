@@ -23,6 +23,7 @@ constexpr const char* kExamples =
     "  riptide run --prompt 'def fibonacci(n):' -n 64\n"
     "  riptide chat laguna-xs.2-q4_k_m.gguf --think\n"
     "  riptide serve laguna-xs.2-q4_k_m.gguf\n"
+    "  riptide launch claude\n"
     "  riptide inspect laguna-xs.2-q4_k_m.gguf\n"
     "  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
     "Each command explains itself: riptide COMMAND --help";
@@ -104,6 +105,10 @@ int riptide_main(int argc, const char* const* argv) {
     add_run(app, action);
     add_chat(app, action);
     add_serve(app, action);
+    add_launch(app, action);
+    add_pull(app, action);
+    add_ps(app, action);
+    add_doctor(app, action);
     add_bench(app, action);
     add_ab(app, action);
     add_ppl(app, action);
@@ -113,6 +118,7 @@ int riptide_main(int argc, const char* const* argv) {
     add_quantize(app, action);
     add_synth(app, action);
     add_trace(app, action);
+    add_completion(app, action);
     try {
         app.parse(argc, argv);
         if (!action) {

@@ -22,6 +22,15 @@ void add_trace(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
 void add_ab(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
+void add_launch(CLI::App& app, Action& action);
+void add_pull(CLI::App& app, Action& action);
+void add_ps(CLI::App& app, Action& action);
+void add_doctor(CLI::App& app, Action& action);
+void add_completion(CLI::App& app, Action& action);
+
+/// --host, --port and --api-key of a server that runs.
+struct ServerAddress;
+void add_server_address(CLI::App& command, ServerAddress& server);
 
 /// Help with one line for each flag: what it does begins at column `width`.
 void wide_help(CLI::App& command, size_t width);

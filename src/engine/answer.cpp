@@ -1,6 +1,7 @@
 #include "engine/answer.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace riptide {
@@ -78,9 +79,39 @@ Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_siz
       index_(index),
       sampling_(with_seed(job.sampling, index)),
       sampler_(sampling_, vocab_size, job.stop_ids, job.prompt.tokens),
-      text_(text, job.prompt, job.sampling.stop_strings) {
+      text_(text, job.prompt, job.sampling.stop_strings),
+      thinking_(job.prompt.thinking) {
     usage.prompt = std::ssize(job.prompt.tokens);
     if (job.constraint) allowed_.emplace(job.constraint, job.stop_ids, vocab_size);
+}
+
+int64_t Answer::free_draws() const {
+    if (!thinking_ || job_->thinking_budget < 0) return std::numeric_limits<int64_t>::max();
+    return std::max<int64_t>(0, job_->thinking_budget - usage.reasoning);
+}
+
+Sampled Answer::draw(std::span<const float> logits, int64_t position) {
+    Sampled out = sampler_.sample(logits, position, allowed_ ? allowed_->next() : std::span<const uint64_t>());
+    if (free_draws() > 0) return out;
+    out.token = job_->prompt.think_end;  // certain, so its sampling_logprob is 0
+    out.sampling_logprob = 0;
+    if (sampling_.logprobs >= 0) out = score_token(logits, out.token, sampling_.logprobs);
+    return out;
+}
+
+void Answer::score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows) {
+    const std::vector<int32_t>& tokens = job_->prompt.tokens;
+    PromptScored out;
+    out.begin = scored;
+    if (scored == 0) out.tokens.push_back({tokens[0], std::numeric_limits<float>::quiet_NaN(), 0, {}});
+    for (int64_t i = 0; i < rows && begin + i + 1 < std::ssize(tokens); ++i) {
+        const int64_t at = begin + i + 1;                    // the token that the row says something of
+        if (at < scored + std::ssize(out.tokens)) continue;  // a preempted answer reads its prompt again
+        const std::span<const float> row(logits.row(first_row + i), static_cast<size_t>(logits.row_elements()));
+        out.tokens.push_back(score_token(row, tokens[static_cast<size_t>(at)], sampling_.logprobs));
+    }
+    scored += std::ssize(out.tokens);
+    if (!out.tokens.empty()) job_->emit(*this, std::move(out));
 }
 
 bool Answer::take(const Sampled& sampled) {
@@ -93,6 +124,9 @@ bool Answer::take(const Sampled& sampled) {
     if (allowed_) allowed_->accept(sampled.token);
     tokens_.push_back(sampled.token);
     const int64_t produced = ++usage.completion;
+    if (sampled.token == job_->prompt.think_end) thinking_ = false;
+    else if (sampled.token == job_->prompt.think_begin) thinking_ = true;
+    else if (thinking_) ++usage.reasoning;
     if (job_->want_tokens) out_.emplace_back(TokensDrawn{{sampled}});
     text_.push(sampled.token, produced > sampling_.min_tokens, out_);
     send();

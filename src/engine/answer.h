@@ -12,6 +12,7 @@
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/stop_matcher.h"
+#include "tensor/tensor.h"
 #include "text/detokenizer.h"
 
 namespace riptide {
@@ -27,13 +28,14 @@ struct Job {
     SamplingParams sampling;
     std::shared_ptr<Constraint> constraint;  // of each answer; or null
     std::vector<int32_t> stop_ids;           // that end the answer
-    int64_t max_tokens = 0;         // of the answer
-    bool until_full = false;        // max_tokens is what the context leaves
+    int64_t max_tokens = 0;                  // of the answer
+    bool until_full = false;                 // max_tokens is what the context leaves
+    int64_t thinking_budget = -1;            // Request::thinking_budget
     PrefixSalt salt;
     uint64_t share = 0;          // for whom the scheduler counts
     uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
     int priority = 1;
-    bool side = false, deterministic = false, want_tokens = false;
+    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false;
     int64_t submitted_us = 0;
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
     std::optional<std::chrono::milliseconds> deadline;  // as asked
@@ -89,11 +91,13 @@ class Answer {
     const SamplingParams& sampling() const { return sampling_; }
     /// Draws for `position` from the raw logits. Throws Error if no token can be drawn; GrammarError if that is due to
     /// the form that was asked for.
-    Sampled draw(std::span<const float> logits, int64_t position) {
-        return sampler_.sample(logits, position, allowed_ ? allowed_->next() : std::span<const uint64_t>());
-    }
+    Sampled draw(std::span<const float> logits, int64_t position);
     /// Whether the answer is held to a form.
     bool constrained() const { return allowed_.has_value(); }
+    /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
+    int64_t free_draws() const;
+    /// Sends what logits [rows, vocab] behind the prompt's tokens from `begin` on say of the tokens that follow them.
+    void score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows);
     /// Takes the next token and sends events. True if another is wanted.
     bool take(const Sampled& sampled);
     /// Sends what was held back.
@@ -113,6 +117,7 @@ class Answer {
     int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;
+    int64_t scored = 0;    // tokens of the prompt whose PromptScored has been sent
     int64_t computed = 0;  // tokens of the prompt up to which the cache has been given what is worth keeping
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
     bool ends = false;
@@ -131,6 +136,7 @@ class Answer {
     AnswerText text_;
     std::vector<int32_t> tokens_;
     int32_t stop_token_ = -1;
+    bool thinking_;
     bool closed_ = false;
     std::vector<EventBody> out_;
 };

@@ -18,6 +18,7 @@ namespace riptide {
 namespace {
 
 constexpr int32_t kMostAnswers = 128;
+constexpr std::chrono::seconds kIdleCheck{1};
 
 /// What a client names something by, as a number that others cannot aim at; `isolation` keeps clients apart.
 uint64_t key_number(const std::string& isolation, const std::string& key, uint64_t secret) {
@@ -72,6 +73,7 @@ struct Engine::Impl {
     void run();
     void take_news(std::unique_lock<std::mutex>& lock);
     void step(std::unique_lock<std::mutex>& lock);
+    void check_idle();
     void swap_weights(std::unique_lock<std::mutex>& lock);
     void end(std::unique_lock<std::mutex>& lock);
 
@@ -111,11 +113,11 @@ struct Engine::Impl {
 std::unique_ptr<Job> Engine::Impl::make_job(Request&& request, Sink&& sink) {
     const int64_t vocab = facts.model.vocab_size;
     RT_CHECK(sink, "a request without a sink");
-    RT_CHECK(!request.prompt_logprobs, "log-probabilities of prompt tokens are not there yet");
     RT_CHECK(request.n >= 1 && request.n <= kMostAnswers, "n is {}, expected 1 to {}", request.n, kMostAnswers);
     RT_CHECK(request.priority >= 0 && request.priority <= 2, "priority is {}, expected 0 to 2", request.priority);
     RT_CHECK(!request.deadline || request.deadline->count() > 0, "deadline is {} ms, expected more than 0",
              request.deadline->count());
+    RT_CHECK(request.thinking_budget >= -1, "thinking_budget is {}, expected 0 or more", request.thinking_budget);
     check_sampling_params(request.sampling, vocab);
     RT_CHECK(text.tokenizer() != nullptr || request.sampling.stop_strings.empty(),
              "stop strings need a tokenizer, and this model has none");
@@ -133,11 +135,13 @@ std::unique_ptr<Job> Engine::Impl::make_job(Request&& request, Sink&& sink) {
     const int64_t room = facts.context_length - std::ssize(job->prompt.tokens), asked = job->sampling.max_tokens;
     job->until_full = asked < 0 || asked > room;
     job->max_tokens = job->until_full ? room : asked;
+    job->thinking_budget = request.thinking_budget;
     job->cuts = choose_cuts(job->prompt, machine.options().checkpoint_every);
     job->priority = request.priority;
     job->side = request.side;
     job->deterministic = request.deterministic.value_or(machine.options().deterministic);
     job->want_tokens = request.want_tokens;
+    job->prompt_logprobs = request.prompt_logprobs;
     job->deadline = request.deadline;
     job->salt.prompt = text.fingerprint();
     job->salt.isolation = request.isolation;
@@ -224,10 +228,19 @@ void Engine::Impl::run() {
         } else {
             quiet = loop.idle();
             changed.notify_all();
-            wake.wait(lock, [&] { return news.load(); });
+            if (!wake.wait_for(lock, kIdleCheck, [&] { return news.load(); })) check_idle();
         }
     }
     end(lock);
+}
+
+/// A device can fail while nobody uses it: whoever asks for the server's health should know.
+void Engine::Impl::check_idle() {
+    try {
+        machine.check();
+    } catch (const std::exception& error) {
+        failure = fmt::format("the engine has failed: {}", error.what());
+    }
 }
 
 /// New requests and cancellations go to the loop.
@@ -343,6 +356,7 @@ EngineStats Engine::stats() const {
     stats.waiting = impl_->loop.waiting;
     stats.refused = impl_->refused;
     stats.paused = impl_->paused;
+    stats.broken = !impl_->failure.empty();
     return stats;
 }
 

@@ -65,6 +65,7 @@ struct EngineStats {
     double host_seconds = 0;                      // of them, not spent in the model or waiting for the device
     int64_t version = 1;
     bool paused = false;
+    bool broken = false;  // the engine has ended: submit throws
 };
 
 /// Owns model, device, K/V and a thread that runs them. **Thread safety:** all functions, from any thread, except that

@@ -18,16 +18,27 @@ std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options) {
 
 /// Pages that go together: to find the oldest takes a walk over all.
 constexpr int32_t kEvictAtOnce = 16;
+/// Logits of one request in a step, for log-probabilities of its prompt.
+constexpr int64_t kScoredBytes = int64_t{64} << 20;
 
-SchedulerOptions scheduler_options(const EngineOptions& o) {
+SchedulerOptions scheduler_options(const EngineOptions& o, int64_t vocab_size) {
     SchedulerOptions s;
     s.max_running = o.max_running;
     s.prefill_rows = o.chunk_rows;
     s.prefill_rows_beside = std::min(o.prefill_rows_beside, o.chunk_rows);
     s.quantum = std::min(s.quantum, o.chunk_rows);
+    s.scored_rows = static_cast<int32_t>(
+        std::clamp<int64_t>(kScoredBytes / (vocab_size * int64_t{sizeof(float)}), 1, o.chunk_rows));
     s.max_queue = INT32_MAX;  // bounded where requests come in
     return s;
 }
+
+}  // namespace
+
+namespace {
+
+/// What is restored from the cache has no logits.
+bool reads_whole_prompt(const Answer& answer) { return answer.job().prompt_logprobs && answer.index() == 0; }
 
 }  // namespace
 
@@ -38,7 +49,7 @@ EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
       interrupted_(std::move(interrupted)),
       pace_(machine.options().slowdown),
       slots_(static_cast<size_t>(machine.options().max_running)),
-      scheduler_(machine.cache(), scheduler_options(machine.options()), hooks()) {
+      scheduler_(machine.cache(), scheduler_options(machine.options(), machine.model().info().vocab_size), hooks()) {
     const SpeculationOptions& speculation = machine.options().speculation;
     if (speculation.on()) speculator_ = make_speculator(speculation);
 }
@@ -67,6 +78,7 @@ void EngineLoop::schedule(Answer& answer) {
     request.max_tokens = job.max_tokens;
     request.session = job.share;
     request.priority = job.priority;
+    request.prompt_logits = job.prompt_logprobs && answer.index() == 0;
     request.deadline_us = job.deadline_us;
     try {
         answer.scheduled = scheduler_.submit(std::move(request), now_us());
@@ -174,7 +186,7 @@ void EngineLoop::guarded(const Action& action) {
 
 int64_t EngineLoop::cached(Answer& answer) {
     PrefixCache* prefix = machine_.prefix();
-    if (prefix == nullptr) return 0;
+    if (prefix == nullptr || reads_whole_prompt(answer)) return 0;
     if (answer.cached_at != cache_changes_)
         guarded([&] {
             const Job& job = answer.job();
@@ -194,7 +206,7 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
         stats_.prompt_tokens += answer.usage.prompt;
     }
     PrefixCache* prefix = machine_.prefix();
-    if (prefix == nullptr) return;
+    if (prefix == nullptr || reads_whole_prompt(answer)) return;
     guarded([&] {
         const Job& job = answer.job();
         const PrefixMatch match = prefix->attach(job.prefix(job.prompt.tokens), state);

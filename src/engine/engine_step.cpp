@@ -64,7 +64,8 @@ void EngineLoop::run(const StepPlan& plan) {
     stats_.decode_rows += rows_of(plan.decode);
     stats_.prefill_rows += rows_of(plan.prefill);
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
-    const int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
+    int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
+    for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
     int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
     if (!device_rows_.empty()) begin_on_device();
     if (!host_items_.empty()) {
@@ -109,7 +110,8 @@ void EngineLoop::split(const StepPlan& plan) {
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() && !answer.constrained() &&
-           item.logits == StepRows::Logits::last && device_draws(answer.sampling(), machine_.model().info().vocab_size);
+           answer.free_draws() > 0 && item.logits == StepRows::Logits::last &&
+           device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
 /// Starts the first step of device_rows_.
@@ -230,16 +232,19 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         const int64_t end = item.sequence->length() + std::ssize(item.tokens);
         if (end <= answer.usage.prompt)
             answer.job().emit(answer, PromptProgress{end, answer.usage.cached, answer.usage.prompt});
-        if (item.logits == StepRows::Logits::none) {
+        const bool all = item.logits == StepRows::Logits::all;
+        const int64_t rows = all ? std::ssize(item.tokens) : item.logits == StepRows::Logits::last ? 1 : 0;
+        row += rows;
+        if (all && item.sequence->length() >= answer.usage.prompt) {
+            draw_drafted(answer, item, logits, row - rows);
+            continue;
+        }
+        if (all) answer.score(item.sequence->length(), logits, row - rows, rows);
+        if (rows == 0 || end < answer.usage.prompt) {
             if (answer.job().sink_failed) cancel(answer.job());
             continue;
         }
-        if (item.logits == StepRows::Logits::all) {
-            draw_drafted(answer, item, logits, row);
-            row += std::ssize(item.tokens);
-            continue;
-        }
-        const std::span<const float> values(logits.row(row++), static_cast<size_t>(logits.row_elements()));
+        const std::span<const float> values(logits.row(row - 1), static_cast<size_t>(logits.row_elements()));
         Sampled sampled;
         try {
             sampled = answer.draw(values, end);

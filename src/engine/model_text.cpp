@@ -98,6 +98,8 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     out.opens_with_system = opens_with_system(chat, rendered);
     LagunaParserOptions parser;
     parser.thinking = out.thinking = ends_inside_thinking(rendered);
+    out.think_begin = tokenizer_->id_of("<think>");
+    out.think_end = tokenizer_->id_of("</think>");
     parser.newline_framing = template_->traits().newlines_in_tags;
     parser.tools = ToolSchemas(chat.tools);
     out.make_parser = [parser = std::move(parser)] { return make_laguna_parser(parser); };

@@ -58,13 +58,24 @@ struct Request {
     /// is kept for the next turn only as prefill computes it. Empty: EngineOptions::deterministic.
     std::optional<bool> deterministic;
 
+    /// Of a chat: tokens of reasoning after which the end-of-thinking marker is taken, whatever the model would say. -1:
+    /// as many as it likes.
+    int64_t thinking_budget = -1;
+
     bool want_tokens = false;      // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0
-    bool prompt_logprobs = false;  // not yet: refused
+    /// PromptScored events. The whole prompt is computed then, whatever the prefix cache holds.
+    bool prompt_logprobs = false;
 };
 
 /// The prompt is being read: so many tokens are done, of them so many came from the cache.
 struct PromptProgress {
     int64_t done = 0, cached = 0, total = 0;
+};
+/// Tokens of the prompt from `begin` on, with the probabilities that the model gave them. The first of all has none: NaN.
+/// Only of answer 0.
+struct PromptScored {
+    int64_t begin = 0;
+    std::vector<Sampled> tokens;
 };
 /// Tokens of the answer, except the stop id that ends it.
 struct TokensDrawn {
@@ -75,6 +86,7 @@ struct Usage {
     int64_t prompt = 0;      // tokens
     int64_t cached = 0;      // of them, restored from the prefix cache
     int64_t completion = 0;  // tokens of the answer, without the stop id
+    int64_t reasoning = 0;   // of them, thinking
     int64_t drafted = 0, accepted = 0;
 };
 struct Timings {  // seconds
@@ -98,8 +110,8 @@ struct Failed {
     std::string message;
 };
 
-/// For each answer: PromptProgress, then deltas and TokensDrawn, then one Done or Failed.
-using EventBody = std::variant<PromptProgress, TextDelta, ReasoningDelta, ToolCallBegin, ToolCallArguments, ToolCallEnd,
+/// For each answer: PromptProgress and PromptScored, then deltas and TokensDrawn, then one Done or Failed.
+using EventBody = std::variant<PromptProgress, PromptScored, TextDelta, ReasoningDelta, ToolCallBegin, ToolCallArguments, ToolCallEnd,
                                TokensDrawn, Done, Failed>;
 struct Event {
     RequestId id = 0;

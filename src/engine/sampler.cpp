@@ -176,14 +176,20 @@ Sampled Sampler::sample(std::span<const float> logits, int64_t position, std::sp
     return out;
 }
 
-void Sampler::report(std::span<const float> logits, double total, double weight, Sampled& out) const {
+Sampled score_token(std::span<const float> logits, int32_t token, int64_t top) {
     const double normaliser = ops::log_sum_exp<double>(logits);
     const auto logprob = [&](float logit) { return static_cast<float>(double{logit} - normaliser); };
-    out.logprob = logprob(logits[static_cast<size_t>(out.token)]);
+    Sampled out;
+    out.token = token;
+    out.logprob = logprob(logits[static_cast<size_t>(token)]);
+    if (top <= 0) return out;
+    for (const ops::Scored& scored : ops::top_k(logits, top)) out.top.push_back({scored.index, logprob(scored.value)});
+    return out;
+}
+
+void Sampler::report(std::span<const float> logits, double total, double weight, Sampled& out) const {
+    out = score_token(logits, out.token, params_.logprobs);
     out.sampling_logprob = static_cast<float>(std::log(weight / total));
-    if (params_.logprobs == 0) return;
-    for (const ops::Scored& scored : ops::top_k(logits, params_.logprobs))
-        out.top.push_back({scored.index, logprob(scored.value)});
 }
 
 std::vector<std::pair<int32_t, double>> Sampler::distribution(std::span<const float> logits,

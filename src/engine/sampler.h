@@ -23,6 +23,9 @@ struct Sampled {
     std::vector<TokenLogprob> top;  // of the raw logits, most likely first
 };
 
+/// A token that was not drawn, with its probability and those of the `top` most likely ones.
+Sampled score_token(std::span<const float> logits, int32_t token, int64_t top);
+
 /// The chain for one sequence. In this order, all in double from the f32 logits:
 ///   allowed      tokens that are not allowed are out, as if their logits were -infinity
 ///   bias         logit += logit_bias;  while the answer has fewer than min_tokens tokens, stop ids become impossible

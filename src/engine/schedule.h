@@ -22,6 +22,7 @@ struct SchedulerOptions {
     int32_t prefill_rows = 8192;         // rows of its prefill part when nothing decodes
     int32_t prefill_rows_beside = 1024;  // and beside decoding requests, which wait for it
     int32_t quantum = 512;               // prompt rows that a session gets before the others are looked at
+    int32_t scored_rows = 64;            // rows of a step that want logits each, of one request
     int32_t max_queue = 512;             // requests that wait for their first step
     int64_t aging_us = 10'000'000;       // a request that waits so long counts as one priority higher
     bool optimistic = true;       // admit by the pages that a request needs now; false: by what max_tokens may need
@@ -34,6 +35,7 @@ struct ScheduledRequest {
     int64_t max_tokens = 1;  // of the answer
     uint64_t session = 0;  // requests with the same number have one share together
     int priority = 1;      // 0 background, 1 normal, 2 interactive
+    bool prompt_logits = false;  // every row of the prompt wants logits, not only the last
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
 };
 

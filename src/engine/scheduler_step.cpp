@@ -76,7 +76,9 @@ void Scheduler::plan_prompts() {
         if (r.decodes() || std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
         const int64_t rows =
             r.in_prompt() ? std::min(prefill_left, r.prompt_left()) : std::min(decode_left_, r.pending() - r.rows);
-        return std::min<int64_t>({rows, options_.quantum, cache_.options().max_step_rows - r.rows});
+        const bool scored = r.in_prompt() && r.asked.prompt_logits;
+        const int64_t most = scored ? options_.scored_rows : cache_.options().max_step_rows;
+        return std::min<int64_t>({rows, options_.quantum, most - r.rows});
     };
     for (;;) {
         Request* next = nullptr;
@@ -117,6 +119,7 @@ void Scheduler::build_items() {
                       .tokens = std::span(r->tokens).subspan(static_cast<size_t>(r->state->length()),
                                                              static_cast<size_t>(r->rows)),
                       .logits = r->wants_logits() ? StepRows::Logits::last : StepRows::Logits::none};
+        if (r->in_prompt() && r->asked.prompt_logits) item.logits = StepRows::Logits::all;
         if (r->drafts > 0) {
             r->fed_tokens.assign(1, r->tokens.back());
             r->fed_tokens.insert(r->fed_tokens.end(), r->draft_tokens.begin(), r->draft_tokens.begin() + r->drafts);

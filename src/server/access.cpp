@@ -38,8 +38,16 @@ bool is_loopback(std::string_view host) {
     return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
 }
 
-Access::Access(const std::vector<std::string>& keys, const std::string& host, std::vector<std::string> names)
-    : names_(std::move(names)), check_host_(is_loopback(host) || !names_.empty()) {
+Access::Access(const std::vector<std::string>& keys, const std::string& host, std::vector<std::string> names,
+               std::vector<std::string> origins)
+    : names_(std::move(names)), origins_(std::move(origins)), check_host_(is_loopback(host) || !names_.empty()) {
+    for (const std::string& origin : origins_) {
+        const std::size_t scheme = origin.find("://");
+        RT_CHECK(origin == "*" || (scheme != std::string::npos && origin.find('/', scheme + 3) == std::string::npos),
+                 ErrorKind::usage, "--cors-origin {}: expected an origin, such as https://example.org", origin);
+        RT_CHECK(origin != "*" || keys.empty(), ErrorKind::usage,
+                 "--cors-origin *: not with an API key; name the origins");
+    }
     for (const std::string& key : keys) {
         RT_CHECK(!key.empty(), ErrorKind::usage, "an API key is empty");
         keys_.push_back(digest_of(key));
@@ -53,11 +61,28 @@ bool Access::is_ours(std::string_view authority) const {
     return std::any_of(names_.begin(), names_.end(), [&](const std::string& ours) { return same_name(ours, name); });
 }
 
+bool Access::is_invited(std::string_view origin) const {
+    return std::any_of(origins_.begin(), origins_.end(),
+                       [&](const std::string& ours) { return ours == "*" || same_name(ours, origin); });
+}
+
+Headers Access::cors(const HttpRequest& request) const {
+    const std::string_view origin = request.header("origin");
+    if (origin.empty() || !is_invited(origin)) return {};
+    Headers out = {{"Access-Control-Allow-Origin", std::string(origin)}, {"Vary", "Origin"}};
+    if (request.method != "OPTIONS") return out;
+    const std::string_view wanted = request.header("access-control-request-headers");
+    out.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE");
+    if (!wanted.empty()) out.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
+    out.emplace_back("Access-Control-Max-Age", "600");
+    return out;
+}
+
 void Access::check_origin(const HttpRequest& request) const {
     if (check_host_ && !is_ours(request.header("host")) && !request.header("host").empty())
         throw ApiError(403, "this server is not called by the name in the Host header; --allowed-host NAME allows it");
     const std::string_view origin = request.header("origin");
-    if (origin.empty()) return;
+    if (origin.empty() || is_invited(origin)) return;
     const std::size_t scheme = origin.find("://");
     if (scheme == std::string_view::npos || !is_ours(origin.substr(scheme + 3)))
         throw ApiError(403, "web pages of other origins may not use this server");

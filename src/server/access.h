@@ -16,12 +16,17 @@ namespace riptide::server {
 class Access {
   public:
     /// `host`: the address that the server listens on. No keys: everybody may ask. Names: further ones that a Host
-    /// header may hold. Throws Error (usage) for an empty key.
-    Access(const std::vector<std::string>& keys, const std::string& host, std::vector<std::string> names);
+    /// header may hold. Origins ("https://example.org", or "*" where there are no keys): whose pages may ask. Throws
+    /// Error (usage) for an empty key, or an origin that is none.
+    Access(const std::vector<std::string>& keys, const std::string& host, std::vector<std::string> names,
+           std::vector<std::string> origins = {});
 
     /// Refuses a page of somebody else's that a browser shows (DNS rebinding, foreign Origin). Host is checked where
     /// the server listens on a loopback address, or where names are given. Throws ApiError(403).
     void check_origin(const HttpRequest& request) const;
+
+    /// What a browser wants to read in the reply, if the page may ask; with OPTIONS, what the page may send.
+    Headers cors(const HttpRequest& request) const;
 
     /// Checks `Authorization: Bearer KEY` or `x-api-key: KEY` in a time that does not depend on the key. Throws
     /// ApiError(401).
@@ -32,9 +37,10 @@ class Access {
 
   private:
     bool is_ours(std::string_view authority) const;
+    bool is_invited(std::string_view origin) const;
 
     std::vector<Digest> keys_;
-    std::vector<std::string> names_;
+    std::vector<std::string> names_, origins_;
     bool check_host_;
 };
 

@@ -31,7 +31,8 @@ json::object MessageReply::usage() const {
     return {{"input_tokens", usage_.prompt() - usage_.cached()},
             {"cache_creation_input_tokens", 0},
             {"cache_read_input_tokens", usage_.cached()},
-            {"output_tokens", usage_.completion()}};
+            {"output_tokens", usage_.completion()},
+            {"weights_version", usage_.version()}};
 }
 
 json::object MessageReply::message(const json::array& content) const {

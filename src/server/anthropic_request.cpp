@@ -162,6 +162,20 @@ std::string session_of(const Fields& fields) {
     return user;
 }
 
+/// thinking.type, and how long it may be: thinking.budget_tokens, or output_config.effort.
+void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatOptions& options, Request& out) {
+    out.thinking_budget = defaults.thinking_budget;
+    if (const json::object* config = fields.object("output_config"))
+        if (const auto effort = Fields(*config, "output_config.").string("effort"))
+            out.thinking_budget = budget_of_effort(*effort, "output_config.effort");
+    const json::object* thinking = fields.object("thinking");
+    if (thinking == nullptr) return;
+    const Fields inner(*thinking, "thinking.");
+    options.enable_thinking = inner.string("type").value_or("enabled") != "disabled";
+    if (const auto tokens = inner.integer("budget_tokens", 1, std::numeric_limits<int32_t>::max()))
+        out.thinking_budget = *tokens;
+}
+
 }  // namespace
 
 GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults) {
@@ -180,9 +194,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
 
     ChatPrompt prompt;
     prompt.options.enable_thinking = defaults.thinking;
-    if (const json::object* thinking = fields.object("thinking"))
-        prompt.options.enable_thinking =
-            Fields(*thinking, "thinking.").string("type").value_or("enabled") != "disabled";
+    parse_thinking(fields, defaults, prompt.options, request);
     const json::array* messages = fields.array("messages");
     if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");
     if (const json::value* system = fields.find("system")) {

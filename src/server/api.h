@@ -6,7 +6,9 @@
 #include "engine/engine.h"
 #include "server/generation_request.h"
 #include "server/http_message.h"
+#include "server/live_requests.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
 #include "server/server.h"
 
 namespace riptide::server {
@@ -16,15 +18,27 @@ struct ApiContext {
     Engine& engine;
     const ServerOptions& options;
     Metrics& metrics;
-    std::string isolation;  // Request::isolation
-    std::string session;    // from headers; may be empty
+    ResponseStore& responses;
+    LiveRequests& live;
+    const RequestLog& log;
+    std::string isolation;   // Request::isolation
+    std::string session;     // from headers; may be empty
+    std::string_view route;  // Known::label
+    const std::string& body;
 };
 
 // All throw ApiError, or Error as Engine::submit does.
 Outcome post_chat(const ApiContext& ctx, const HttpRequest& request);
 Outcome post_completion(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_responses(const ApiContext& ctx, const HttpRequest& request);
 Outcome post_messages(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_pause(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_resume(const ApiContext& ctx);
+HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request);
+HttpReply get_requests(const ApiContext& ctx);
+/// Ends it, if it is one of the same key's.
+HttpReply delete_request(const ApiContext& ctx, std::string_view id);
 HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request);
 HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request);
@@ -40,10 +54,10 @@ void check_model(const ApiContext& ctx, const std::string& name);
 /// What the engine throws when a prompt is too long, in the words that clients look for.
 ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field);
 
-/// Hands the prompts to the engine, and leaves in `reply` how to follow and to end them. All or none are submitted.
-/// Throws ApiError.
+/// Hands the prompts to the engine, and leaves in `reply`, which has the id `id`, how to follow and to end them. All or
+/// none are submitted. Throws ApiError.
 void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
-           PendingReply& reply);
+           const std::string& id, PendingReply& reply);
 
 /// Fills a PendingReply with the functions of a dialect's reply object.
 template <class Reply>

@@ -7,6 +7,7 @@
 #include "server/api.h"
 #include "server/openai_chat.h"
 #include "server/openai_completion.h"
+#include "server/responses_reply.h"
 
 namespace riptide::server {
 
@@ -19,24 +20,6 @@ uint64_t random_number() {
         return std::mt19937_64(seed);
     }();
     return source();
-}
-
-std::string grouped(int64_t number) {
-    std::string digits = std::to_string(number);
-    for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
-        digits.insert(static_cast<std::size_t>(at), 1, ',');
-    return digits;
-}
-
-/// "req 17  in 52,310 (51,884 tokens from the cache; why not more)  first token 0.21 s  out 412 at 238.1 tok/s stop_id"
-std::string log_line(const Event& event, const Done& done) {
-    const double decode = done.timings.decode;
-    const double rate = decode > 0 ? static_cast<double>(done.usage.completion) / decode : 0;
-    const std::string answer = event.answer > 0 ? fmt::format(".{}", event.answer) : "";
-    const std::string cached = done.cache_note.empty() ? fmt::format("{} cached", done.usage.cached) : done.cache_note;
-    return fmt::format("req {}{}  in {} ({})  first token {:.2f} s  out {} at {:.1f} tok/s  {}", event.id, answer,
-                       grouped(done.usage.prompt), cached, done.timings.queue + done.timings.prefill,
-                       grouped(done.usage.completion), rate, finish_reason_name(done.reason));
 }
 
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
@@ -67,34 +50,85 @@ ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::strin
         field, "context_length_exceeded"};
 }
 
+namespace {
+
+/// What is told of a reply while it is made, beside the client.
+class Follower {
+  public:
+    Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live)
+        : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), live_(std::move(live)) {
+        subject_ = {live_->id, live_->route, live_->session};
+        all_.add(live_);
+        log_.asked(subject_, ctx.body);
+    }
+    ~Follower() { all_.remove(live_->id); }
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
+
+    void submitted(RequestId id) { all_.submitted(*live_, id); }
+    void hear(const Event& event) {
+        all_.heard(*live_, event);
+        if (log_.content()) note(event);
+        if (const auto* done = std::get_if<Done>(&event.body)) {
+            metrics_.answered(*done);
+            log_.answered(subject_, event, *done, said_[event.answer]);
+        } else if (const auto* failed = std::get_if<Failed>(&event.body)) {
+            log_.failed(subject_, event.id, failed->message);
+        }
+    }
+    void abandoned() {
+        metrics_.abandoned();
+        log_.abandoned(subject_, live_->requests.empty() ? 0 : live_->requests.front());
+    }
+
+  private:
+    void note(const Event& event) {
+        std::string& said = said_[event.answer];
+        if (const auto* text = std::get_if<TextDelta>(&event.body)) said += text->text;
+        if (const auto* thought = std::get_if<ReasoningDelta>(&event.body)) said += thought->text;
+        if (const auto* call = std::get_if<ToolCallBegin>(&event.body)) said += "\n" + call->name + " ";
+        if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) said += part->json_fragment;
+    }
+
+    Metrics& metrics_;
+    const RequestLog& log_;
+    LiveRequests& all_;
+    std::shared_ptr<LiveRequest> live_;
+    LogSubject subject_;
+    std::map<int32_t, std::string> said_;  // by each answer, if it is logged
+};
+
+}  // namespace
+
 void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
-           PendingReply& reply) {
+           const std::string& id, PendingReply& reply) {
     reply.events = std::make_shared<EventQueue>();
+    auto live = std::make_shared<LiveRequest>();
+    live->id = id;
+    live->route = ctx.route;
+    live->isolation = ctx.isolation;
+    live->session = asked.session.empty() ? ctx.session : asked.session;
+    live->stream = asked.stream;
+    live->answers = std::ssize(asked.prompts) * asked.prompts.at(0).n;
+    const auto follower = std::make_shared<Follower>(ctx, live);
     const auto ids = std::make_shared<std::vector<RequestId>>();
     reply.cancel = [&engine = ctx.engine, ids] {
-        for (const RequestId id : *ids) engine.cancel(id);
+        for (const RequestId each : *ids) engine.cancel(each);
     };
-    reply.take = [take = std::move(reply.take), &metrics = ctx.metrics, &log = ctx.options.log](const Item& item,
-                                                                                                std::string& out) {
-        if (const auto* done = std::get_if<Done>(&item.event.body)) {
-            metrics.answered(*done);
-            if (log) log(log_line(item.event, *done));
-        } else if (const auto* failed = std::get_if<Failed>(&item.event.body); failed != nullptr && log) {
-            log(fmt::format("req {}  failed: {}", item.event.id, failed->message));
-        }
+    reply.take = [take = std::move(reply.take), follower](const Item& item, std::string& out) {
+        follower->hear(item.event);
         return take(item, out);
     };
-    reply.ended = [ids, &metrics = ctx.metrics, &log = ctx.options.log](bool complete) {
-        if (complete) return;
-        metrics.abandoned();
-        if (log) log(fmt::format("req {}  the client has gone", ids->empty() ? 0 : ids->front()));
+    reply.ended = [follower](bool complete) {
+        if (!complete) follower->abandoned();
     };
     try {
         for (std::size_t i = 0; i < asked.prompts.size(); ++i) {
             Request& request = asked.prompts[i];
             request.isolation = ctx.isolation;
-            request.session = asked.session.empty() ? ctx.session : asked.session;
+            request.session = live->session;
             ids->push_back(ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i))));
+            follower->submitted(ids->back());
         }
     } catch (const Error& error) {
         reply.events->close();
@@ -110,9 +144,9 @@ template <class Reply>
 Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shape, std::string_view id_prefix,
                  const std::string& field) {
     check_model(ctx, asked.model);
-    auto reply = std::make_shared<Reply>(facts_of(ctx, id_prefix), asked, ctx.engine.tokenizer());
-    PendingReply out = pending(std::move(reply), asked.stream);
-    start(ctx, asked, shape, field, out);
+    const ReplyFacts facts = facts_of(ctx, id_prefix);
+    PendingReply out = pending(std::make_shared<Reply>(facts, asked, ctx.engine.tokenizer()), asked.stream);
+    start(ctx, asked, shape, field, facts.id, out);
     return out;
 }
 
@@ -133,6 +167,25 @@ Outcome post_chat(const ApiContext& ctx, const HttpRequest& request) {
 Outcome post_completion(const ApiContext& ctx, const HttpRequest& request) {
     GenerationRequest asked = parse_completion(parse_body(request.body), defaults_of(ctx), ctx.engine.tokenizer());
     return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
+}
+
+Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
+    ResponsesRequest asked = parse_responses(parse_body(request.body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+    check_model(ctx, asked.generation.model);
+    ResponseReply::Keep keep;
+    if (asked.store)
+        keep = [&store = ctx.responses, isolation = ctx.isolation](
+                   const std::string& id, const json::array& conversation, std::size_t output_items) {
+            store.put(isolation, id, conversation, output_items);
+        };
+    const ReplyFacts facts = facts_of(ctx, "resp_");
+    PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
+    try {
+        start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
+    } catch (const ApiError& error) {
+        throw in_its_words(error, asked.origins);
+    }
+    return out;
 }
 
 Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {

@@ -107,6 +107,15 @@ ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defa
     return options;
 }
 
+/// What says how long the model may think: the most exact of the fields that are there.
+int64_t parse_thinking_budget(const Fields& fields, const RequestDefaults& defaults) {
+    int64_t budget = defaults.thinking_budget;
+    if (const auto effort = fields.string("reasoning_effort")) budget = budget_of_effort(*effort, "reasoning_effort");
+    for (const char* key : {"thinking_budget", "thinking_token_budget"})
+        if (const auto tokens = fields.integer(key, 0, kMostTokens)) budget = *tokens;
+    return budget;
+}
+
 void parse_stream(const Fields& fields, GenerationRequest& out) {
     out.stream = fields.boolean("stream").value_or(false);
     const json::object* options = fields.object("stream_options");
@@ -123,6 +132,16 @@ std::string first_string(const Fields& fields, std::initializer_list<std::string
 }
 
 }  // namespace
+
+int64_t budget_of_effort(std::string_view effort, const std::string& field) {
+    if (effort == "none") return 0;
+    if (effort == "minimal") return 256;
+    if (effort == "low") return 1024;
+    if (effort == "medium") return 8192;
+    if (effort == "high" || effort == "xhigh" || effort == "max") return -1;
+    refuse(field, "{}: expected none, minimal, low, medium, high, xhigh or max, found '{}'", field,
+           effort.substr(0, 40));
+}
 
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
@@ -193,6 +212,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     ChatPrompt prompt;
     prompt.options = parse_chat_options(fields, defaults);
+    request.thinking_budget = parse_thinking_budget(fields, defaults);
     const bool offered = parse_tool_choice(fields, request.tool_choice);
     request.tool_choice.single = out.one_tool_call;
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
@@ -247,9 +267,14 @@ std::string echo_of(const Prompt& prompt, const Tokenizer* tokenizer) {
 
 void refuse_unsupported(const Fields& fields) {
     if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty())
-        refuse("suffix", "suffix: filling in the middle is not supported");
+        refuse("suffix", "suffix: this model has no tokens for filling in the middle");
     if (fields.integer("best_of", 1, 128).value_or(1) > parse_n(fields))
         refuse("best_of", "best_of: more answers than n are not supported");
+}
+
+SamplingParams one_token(json::object body, const RequestDefaults& defaults) {
+    body["max_tokens"] = 1;
+    return parse_sampling(Fields(body), defaults);
 }
 
 }  // namespace
@@ -258,18 +283,21 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     const Fields fields(body);
     GenerationRequest out;
     refuse_unsupported(fields);
+    const bool echo = fields.boolean("echo").value_or(false);
     Request request;
-    request.sampling = parse_sampling(fields, defaults);
+    const json::value* most = fields.find("max_tokens");
+    out.echo_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want the prompt's probabilities only
+    request.sampling = out.echo_only ? one_token(body, defaults) : parse_sampling(fields, defaults);
     if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
     request.n = parse_n(fields);
     parse_stream(fields, out);
     request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
-    const bool echo = fields.boolean("echo").value_or(false);
     if (const auto top = fields.integer("logprobs", 0, 20)) {
-        if (echo) refuse("echo", "echo with logprobs is not supported so far: there are none of the prompt's tokens");
         out.logprobs = request.want_tokens = true;
+        if (echo && out.stream) refuse("echo", "echo with logprobs cannot be streamed");
+        request.prompt_logprobs = echo;
         request.sampling.logprobs = *top;
     }
     const json::value* prompt = fields.find("prompt");

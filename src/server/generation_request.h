@@ -16,6 +16,7 @@ namespace riptide::server {
 struct RequestDefaults {
     SamplingParams sampling;
     std::optional<bool> thinking;  // enable_thinking of the template; absent: as the template has it
+    int64_t thinking_budget = -1;  // Request::thinking_budget
 };
 
 struct GenerationRequest {
@@ -27,10 +28,15 @@ struct GenerationRequest {
     bool include_usage = false;  // a last chunk of a stream with the usage
     bool one_tool_call = false;  // further calls of an answer are dropped
     bool logprobs = false;
+    bool echo_only = false;  // a completion of no tokens: one is made, and not shown
 };
 
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
+
+/// Tokens of thinking for the efforts that the APIs know; -1 (no limit) for "high" and more. Throws ApiError naming
+/// `field` for other words.
+int64_t budget_of_effort(std::string_view effort, const std::string& field);
 
 /// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
 /// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that

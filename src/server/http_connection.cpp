@@ -1,114 +1,70 @@
 #include "server/http_connection.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/error.hpp>
-#include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <cctype>
 
 #include "base/error.h"
+#include "server/http_head.h"
 
 namespace riptide::server {
 
 namespace net = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using Parser = http::request_parser<http::string_body>;
 using Clock = std::chrono::steady_clock;
 
 namespace {
 
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 constexpr std::size_t kReadAtOnce = 16384;
-
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return out;
-}
-
-std::string text_of(beast::string_view view) { return {view.data(), view.size()}; }
-
-/// The status to refuse a request with that could not be read; 0: nobody is there to be told.
-int status_of(const beast::error_code& ec) {
-    if (ec == http::error::header_limit || ec == http::error::buffer_overflow) return 431;
-    if (ec == http::error::body_limit) return 413;
-    if (ec == http::error::bad_version) return 505;
-    if (ec == http::error::end_of_stream || ec == http::error::partial_message) return 0;
-    return ec.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
-}
-
-/// What is wrong with a header that could be read: a status, or 0.
-int check_header(const Parser& parser, const HttpOptions& options, std::string& problem) {
-    const auto& message = parser.get();
-    const auto refuse = [&](int status, std::string text) {
-        problem = std::move(text);
-        return status;
-    };
-    if (message.target().size() > options.target_bytes) return refuse(414, "the request target is too long");
-    const bool star = message.target() == "*" && message.method() == http::verb::options;
-    if (!star && !message.target().starts_with('/'))
-        return refuse(400, "the request target must be a path that starts with '/'");
-    const auto fields = std::distance(message.begin(), message.end());
-    if (fields > static_cast<std::ptrdiff_t>(options.header_fields)) return refuse(431, "too many header fields");
-    const auto hosts = message.count(http::field::host);
-    if (hosts > 1 || (hosts == 0 && message.version() >= 11)) return refuse(400, "expected one Host header");
-    if (const auto encoding = message[http::field::content_encoding]; !encoding.empty() && encoding != "identity")
-        return refuse(415, "Content-Encoding is not supported: send the body as it is");
-    return 0;
-}
-
-void copy_header(const Parser& parser, HttpRequest& out) {
-    const auto& message = parser.get();
-    out.method = text_of(message.method_string());
-    const std::string target = text_of(message.target());
-    const std::size_t mark = target.find('?');
-    out.path = target.substr(0, mark);
-    if (mark != std::string::npos) out.query = target.substr(mark + 1);
-    for (const auto& field : message)
-        out.headers.emplace_back(lower(text_of(field.name_string())), text_of(field.value()));
-}
-
-std::string_view reason_of(int status) {
-    const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-    return {reason.data(), reason.size()};
-}
-
-std::string head(int status, std::string_view type, const Headers& headers, bool keep_alive) {
-    std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, reason_of(status));
-    if (!type.empty()) out += fmt::format("Content-Type: {}\r\n", type);
-    for (const auto& [name, value] : headers) out += fmt::format("{}: {}\r\n", name, value);
-    if (!keep_alive) out += "Connection: close\r\n";
-    return out;
-}
-
-/// One chunk of a chunked body; for HTTP/1.0 the bytes as they are.
-std::string framed(std::string_view bytes, bool plain) {
-    return plain ? std::string(bytes) : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
-}
+constexpr std::chrono::milliseconds kNextLook{200};
 
 }  // namespace
 
-Connection::Connection(net::ip::tcp::socket socket, HttpShared& shared)
+HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
+    : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)) {
+    if (o.tls_certificate.empty()) return;
+    using ssl = net::ssl::context;
+    tls.emplace(ssl::tls_server);
+    tls->set_options(ssl::default_workarounds | ssl::no_sslv2 | ssl::no_sslv3 | ssl::no_tlsv1 | ssl::no_tlsv1_1);
+    beast::error_code ec;
+    tls->use_certificate_chain_file(o.tls_certificate, ec);
+    RT_CHECK(!ec, ErrorKind::usage, "{}: not a certificate (PEM): {}", o.tls_certificate, ec.message());
+    const std::string& key = o.tls_key.empty() ? o.tls_certificate : o.tls_key;
+    tls->use_private_key_file(key, ssl::pem, ec);
+    RT_CHECK(!ec, ErrorKind::usage, "{}: not the private key (PEM) of {}: {}", key, o.tls_certificate, ec.message());
+}
+
+Connection::Connection(Socket socket, HttpShared& shared)
     : shared_(shared),
       stream_(std::move(socket)),
       buffer_(shared.options.header_bytes + 65536),
-      news_(stream_.get_executor()) {
-    beast::error_code ignored;
+      news_(stream_.get_executor()),
+      peek_(stream_.get_executor()) {
+    if (shared.tls) tls_.emplace(stream_, *shared.tls);
+    beast::error_code ignored;  // a Unix socket has no such option
     stream_.socket().set_option(net::ip::tcp::no_delay(true), ignored);
     if (const int bytes = shared.options.send_buffer; bytes > 0)
         stream_.socket().set_option(net::socket_base::send_buffer_size(bytes), ignored);
 }
 
+net::awaitable<bool> Connection::shake_hands() {
+    if (!tls_) co_return true;
+    stream_.expires_after(shared_.options.header_time);
+    const auto [ec] = co_await tls_->async_handshake(net::ssl::stream_base::server, kAwait);
+    co_return !ec;
+}
+
 net::awaitable<void> Connection::run() {
-    bool more = true;
+    bool more = co_await shake_hands();
     while (more && !stopping_) {
         Input in;
         idle_ = true;
@@ -127,21 +83,34 @@ net::awaitable<bool> Connection::wait_for_bytes() {
     if (buffer_.size() > 0) co_return true;
     if (shared_.draining) co_return false;
     stream_.expires_after(shared_.options.idle_time);
-    const auto [ec, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
-    if (ec) co_return false;
-    buffer_.commit(bytes);
-    co_return true;
+    beast::error_code ec;  // no co_await inside ?: GCC 12 runs both
+    if (tls_) ec = co_await read_some(*tls_);
+    else ec = co_await read_some(stream_);
+    co_return !ec;
+}
+
+template <class From>
+net::awaitable<beast::error_code> Connection::read_some(From& from) {
+    const auto [ec, bytes] = co_await from.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
+    if (!ec) buffer_.commit(bytes);
+    co_return ec;
 }
 
 /// False: the client has gone. A request that cannot be read has a status.
 net::awaitable<bool> Connection::read_request(Input& in) {
+    if (tls_) co_return co_await read_request(in, *tls_);
+    co_return co_await read_request(in, stream_);
+}
+
+template <class From>
+net::awaitable<bool> Connection::read_request(Input& in, From& from) {
     const HttpOptions& options = shared_.options;
     Parser parser;
     parser.header_limit(options.header_bytes);
     parser.body_limit(options.body_bytes);
     in.unread = true;
     deadline(options.header_time);
-    const auto [header_error, header_bytes] = co_await http::async_read_header(stream_, buffer_, parser, kAwait);
+    const auto [header_error, header_bytes] = co_await http::async_read_header(from, buffer_, parser, kAwait);
     if (header_error) {
         in.status = overdue_ ? 408 : status_of(header_error);
         in.problem = in.status == 408 ? "the request's header took too long"
@@ -152,6 +121,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     in.keep_alive = parser.keep_alive();
     in.status = check_header(parser, options, in.problem);
     copy_header(parser, in.request);
+    if (shared_.handlers.headers) in.also = shared_.handlers.headers(in.request);
     if (in.status == 0) in.reply = shared_.handlers.door(in.request);
     if (in.status != 0 || in.reply) {
         in_time();
@@ -162,7 +132,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
         !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
         co_return false;
     deadline(options.body_time);
-    const auto [body_error, body_bytes] = co_await http::async_read(stream_, buffer_, parser, kAwait);
+    const auto [body_error, body_bytes] = co_await http::async_read(from, buffer_, parser, kAwait);
     if (body_error) {
         in.status = overdue_ ? 408 : status_of(body_error);
         in.problem =
@@ -241,7 +211,8 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
     if (reply.stream) {
         Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         if (!in.http_1_0) headers.emplace_back("Transfer-Encoding", "chunked");
-        std::string begin = head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
+        headers.insert(headers.end(), in.also.begin(), in.also.end());
+        std::string begin = reply_head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
         begin += "\r\n";
         if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
         if (!co_await write(begin)) co_return false;
@@ -291,7 +262,8 @@ net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, bo
 
 net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input& in) {
     const bool keep = in.keep_alive && !shared_.draining;
-    std::string out = head(reply.status, reply.body.empty() ? "" : reply.content_type, reply.headers, keep);
+    std::string out = reply_head(reply.status, reply.body.empty() ? "" : reply.content_type, reply.headers, keep);
+    for (const auto& [name, value] : in.also) out += fmt::format("{}: {}\r\n", name, value);
     if (keep && in.http_1_0) out += "Connection: keep-alive\r\n";
     if (reply.status != 204) out += fmt::format("Content-Length: {}\r\n", reply.body.size());
     out += "\r\n";
@@ -303,9 +275,12 @@ net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input
 net::awaitable<bool> Connection::write(std::string_view bytes) {
     while (!bytes.empty()) {
         stream_.expires_after(shared_.options.write_time);
-        const auto [ec, sent] = co_await stream_.async_write_some(net::buffer(bytes.data(), bytes.size()), kAwait);
-        if (ec) co_return false;
-        bytes.remove_prefix(sent);
+        const auto piece = net::buffer(bytes.data(), bytes.size());
+        std::tuple<beast::error_code, std::size_t> done;
+        if (tls_) done = co_await tls_->async_write_some(piece, kAwait);
+        else done = co_await stream_.async_write_some(piece, kAwait);
+        if (std::get<0>(done)) co_return false;
+        bytes.remove_prefix(std::get<1>(done));
     }
     co_return true;
 }
@@ -313,32 +288,45 @@ net::awaitable<bool> Connection::write(std::string_view bytes) {
 /// A refusal would be lost if the socket were closed while the client still sends: reads a little of it.
 net::awaitable<void> Connection::linger() {
     beast::error_code ec;
-    stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, ec);
+    stream_.socket().shutdown(Socket::shutdown_send, ec);
     stream_.expires_after(std::chrono::seconds(1));
     for (int i = 0; i < 256 && !ec; ++i) {
         buffer_.clear();
-        const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
-        ec = error;
+        ec = co_await read_some(stream_);  // whatever it is
     }
 }
 
 /// Notices, without reading, that the client closes its side. What a client sends ahead ends the watch.
 void Connection::watch() {
     const uint64_t number = ++watching_;
-    stream_.socket().async_wait(
-        net::ip::tcp::socket::wait_read, [self = shared_from_this(), number](const beast::error_code& ec) {
-            if (ec || number != self->watching_) return;
-            char byte = 0;
-            const auto got = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-            if (got > 0) return;
-            if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->watch();
-            self->gone_ = true;
-            self->news_.cancel();
+    stream_.socket().async_wait(Socket::wait_read, [self = shared_from_this(), number](const beast::error_code& ec) {
+        if (!ec) self->look(number);
+    });
+}
+
+/// The client has sent something, or closed its side.
+void Connection::look(uint64_t number) {
+    if (number != watching_) return;
+    const int fd = stream_.socket().native_handle();
+    char byte = 0;
+    const auto got = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return watch();
+    pollfd state{fd, POLLRDHUP, 0};
+    if (got > 0 && ::poll(&state, 1, 0) == 0) {
+        if (!tls_) return;
+        // With TLS that is most likely a farewell, and the end of the connection follows at once.
+        peek_.expires_after(kNextLook);
+        return peek_.async_wait([self = shared_from_this(), number](const beast::error_code& ec) {
+            if (!ec) self->look(number);
         });
+    }
+    gone_ = true;
+    news_.cancel();
 }
 
 void Connection::unwatch() {
     ++watching_;
+    peek_.cancel();
     beast::error_code ignored;
     if (stream_.socket().is_open()) stream_.socket().cancel(ignored);
 }
@@ -356,7 +344,7 @@ void Connection::stop() {
 void Connection::shut() {
     beast::error_code ignored;
     if (!stream_.socket().is_open()) return;
-    stream_.socket().shutdown(net::ip::tcp::socket::shutdown_send, ignored);
+    stream_.socket().shutdown(Socket::shutdown_send, ignored);
     stream_.close();
 }
 

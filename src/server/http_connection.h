@@ -4,11 +4,13 @@
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,22 +19,26 @@
 
 namespace riptide::server {
 
+/// TCP or a Unix socket.
+using Socket = boost::asio::generic::stream_protocol::socket;
+
 /// What all connections have in common; outlives them.
 struct HttpShared {
     HttpOptions options;
+    std::optional<boost::asio::ssl::context> tls;
     HttpHandlers handlers;
     boost::asio::thread_pool workers;
     std::atomic<bool> draining = false;
 
-    HttpShared(const HttpOptions& o, HttpHandlers h)
-        : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)) {}
+    /// Throws Error (usage): certificate or key cannot be used.
+    HttpShared(const HttpOptions& o, HttpHandlers h);
 };
 
 /// Reads requests and writes replies, one after the other. Everything happens on the I/O thread, except
 /// HttpHandlers::handle and the wake-up from the engine.
 class Connection : public std::enable_shared_from_this<Connection> {
   public:
-    Connection(boost::asio::ip::tcp::socket socket, HttpShared& shared);
+    Connection(Socket socket, HttpShared& shared);
     /// Until the client leaves, a limit is reached, or close() or stop(). Needs a shared_ptr to this that lives as
     /// long.
     boost::asio::awaitable<void> run();
@@ -45,6 +51,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   private:
     struct Input {
         HttpRequest request;
+        Headers also;  // for the reply's header
         bool keep_alive = false, http_1_0 = false;
         bool unread = false;  // a body that nobody has read
         int status = 0;       // not 0: the request is refused
@@ -52,8 +59,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
         std::optional<HttpReply> reply;  // of the door
     };
 
+    using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
+    using TlsStream = boost::asio::ssl::stream<Stream&>;
+
+    boost::asio::awaitable<bool> shake_hands();
     boost::asio::awaitable<bool> wait_for_bytes();
     boost::asio::awaitable<bool> read_request(Input& in);
+    template <class From>
+    boost::asio::awaitable<bool> read_request(Input& in, From& from);
+    template <class From>
+    boost::asio::awaitable<boost::beast::error_code> read_some(From& from);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
     boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, bool& complete);
@@ -63,14 +78,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void deadline(std::chrono::milliseconds time);
     void in_time();
     void watch();
+    void look(uint64_t number);
     void unwatch();
     void shut();
 
     HttpShared& shared_;
-    boost::beast::tcp_stream stream_;
+    Stream stream_;
+    std::optional<TlsStream> tls_;  // around it
     boost::beast::flat_buffer buffer_;
-    boost::asio::steady_timer
-        news_;  // of reading a request; then of waiting for the engine: cancelled when there is something to do
+    /// Of reading a request; then of waiting for the engine: cancelled when there is something to do.
+    boost::asio::steady_timer news_;
+    boost::asio::steady_timer peek_;  // until the next look() at a client that has sent something
     bool idle_ = false, following_ = false, stopping_ = false;
     uint64_t deadline_ = 0;  // number of the one that is on
     bool overdue_ = false;   // the request took too long

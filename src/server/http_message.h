@@ -66,6 +66,8 @@ struct HttpHandlers {
     std::function<std::optional<HttpReply>(const HttpRequest&)> door;
     /// On a worker thread, several at a time. Must not throw.
     std::function<Outcome(HttpRequest&&)> handle;
+    /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
+    std::function<Headers(const HttpRequest&)> headers;
     /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
     std::function<std::string(int status, const std::string& message)> error_body;
 };

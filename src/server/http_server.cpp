@@ -1,13 +1,21 @@
 #include "server/http_server.h"
 
+#include <pthread.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -19,6 +27,7 @@ namespace riptide::server {
 
 namespace net = boost::asio;
 using net::ip::tcp;
+using local_protocol = net::local::stream_protocol;
 
 namespace {
 
@@ -37,7 +46,21 @@ tcp::endpoint address_of(const HttpOptions& o) {
 }  // namespace
 
 struct HttpServer::Impl {
-    Impl(const HttpOptions& options, HttpHandlers handlers) : shared(options, std::move(handlers)), acceptor(io) {
+    Impl(const HttpOptions& options, HttpHandlers handlers)
+        : shared(options, std::move(handlers)), acceptor(io), local(io) {
+        if (options.unix_socket.empty()) {
+            listen_on_port();
+            net::co_spawn(io, accept(acceptor), net::detached);
+        } else {
+            listen_on_path();
+            net::co_spawn(io, accept(local), net::detached);
+        }
+        thread = std::thread([this] { io.run(); });
+        ::pthread_setname_np(thread.native_handle(), "riptide-io");  // for those who look at its CPU time
+    }
+
+    void listen_on_port() {
+        const HttpOptions& options = shared.options;
         const tcp::endpoint where = address_of(options);
         boost::system::error_code ec;
         acceptor.open(where.protocol(), ec);
@@ -47,11 +70,37 @@ struct HttpServer::Impl {
         if (ec == net::error::address_in_use)
             fail(ErrorKind::unavailable, "port {} of {} is in use; choose another with --port", options.port,
                  options.host);
+        if (ec == net::error::access_denied)
+            fail(ErrorKind::permission, "port {} of {}: {}; choose one from 1024 on with --port", options.port,
+                 options.host, ec.message());
         if (ec)
             fail(ErrorKind::unavailable, "cannot listen on {} port {}: {}", options.host, options.port, ec.message());
         port = acceptor.local_endpoint().port();
-        net::co_spawn(io, accept(), net::detached);
-        thread = std::thread([this] { io.run(); });
+    }
+
+    void listen_on_path() {
+        const std::string& path = shared.options.unix_socket;
+        RT_CHECK(path.size() < sizeof(sockaddr_un::sun_path), ErrorKind::usage,
+                 "{}: the path of a socket has at most {} bytes", path, sizeof(sockaddr_un::sun_path) - 1);
+        remove_dead_socket(path);
+        boost::system::error_code ec;
+        local.open(local_protocol(), ec);
+        if (!ec) local.bind(local_protocol::endpoint(path), ec);
+        if (!ec && ::chmod(path.c_str(), 0600) != 0) ec = {errno, boost::system::system_category()};
+        if (!ec) local.listen(net::socket_base::max_listen_connections, ec);
+        if (ec) fail(ErrorKind::unavailable, "{}: cannot listen on this socket: {}", path, ec.message());
+    }
+
+    /// What a server that was killed has left.
+    void remove_dead_socket(const std::string& path) {
+        struct stat facts {};
+        if (::lstat(path.c_str(), &facts) != 0) return;
+        RT_CHECK(S_ISSOCK(facts.st_mode), ErrorKind::usage, "{}: is there already, and is no socket", path);
+        boost::system::error_code ec;
+        local_protocol::socket probe(io);
+        probe.connect(local_protocol::endpoint(path), ec);
+        if (!ec) fail(ErrorKind::unavailable, "{}: another server listens on this socket", path);
+        ::unlink(path.c_str());
     }
 
     ~Impl() {
@@ -59,16 +108,20 @@ struct HttpServer::Impl {
         wait_until_empty(kAbortTime);
         io.stop();
         thread.join();
+        stop_accepting();  // in case the I/O thread did not come to it
         shared.workers.join();
     }
 
-    net::awaitable<void> accept();
+    template <class Acceptor>
+    net::awaitable<void> accept(Acceptor& from);
+    void stop_accepting();
     void stop_all();
     bool wait_until_empty(std::chrono::milliseconds time);
 
     HttpShared shared;
     net::io_context io{1};
     tcp::acceptor acceptor;
+    local_protocol::acceptor local;
     int port = 0;
     std::thread thread;
 
@@ -80,18 +133,27 @@ struct HttpServer::Impl {
     std::condition_variable emptied;
 };
 
-net::awaitable<void> HttpServer::Impl::accept() {
+void HttpServer::Impl::stop_accepting() {
+    boost::system::error_code ignored;
+    if (local.is_open()) ::unlink(shared.options.unix_socket.c_str());
+    acceptor.close(ignored);
+    local.close(ignored);
+    shared.draining = true;
+}
+
+template <class Acceptor>
+net::awaitable<void> HttpServer::Impl::accept(Acceptor& from) {
     net::steady_timer pause(io);
-    while (acceptor.is_open()) {
-        auto [ec, socket] = co_await acceptor.async_accept(kAwait);
-        if (!acceptor.is_open()) break;
+    while (from.is_open()) {
+        auto [ec, socket] = co_await from.async_accept(kAwait);
+        if (!from.is_open()) break;
         if (ec) {  // no more descriptors, most likely: wait for some, do not spin
             pause.expires_after(std::chrono::milliseconds(100));
             co_await pause.async_wait(kAwait);
             continue;
         }
         if (std::ssize(connections) >= shared.options.max_connections) continue;  // closes the socket
-        const auto connection = std::make_shared<Connection>(std::move(socket), shared);
+        const auto connection = std::make_shared<Connection>(Socket(std::move(socket)), shared);
         connections.emplace(connection.get(), connection);
         ++count;
         auto session = [connection]() { return connection->run(); };
@@ -104,9 +166,7 @@ net::awaitable<void> HttpServer::Impl::accept() {
 }
 
 void HttpServer::Impl::stop_all() {
-    boost::system::error_code ignored;
-    acceptor.close(ignored);
-    shared.draining = true;
+    stop_accepting();
     for (const auto& [key, weak] : connections)
         if (const auto connection = weak.lock()) connection->stop();
 }
@@ -126,9 +186,7 @@ int64_t HttpServer::connections() const { return impl_->count; }
 void HttpServer::drain(std::chrono::milliseconds grace) {
     Impl& impl = *impl_;
     net::post(impl.io, [&impl] {
-        boost::system::error_code ignored;
-        impl.acceptor.close(ignored);
-        impl.shared.draining = true;
+        impl.stop_accepting();
         for (const auto& [key, weak] : impl.connections)
             if (const auto connection = weak.lock()) connection->close_when_idle();
     });

@@ -13,6 +13,9 @@ namespace riptide::server {
 struct HttpOptions {
     std::string host = "127.0.0.1";  // an address, or "localhost"
     int port = 0;                    // 0: any that is free
+    std::string unix_socket;         // a path: listen there and nowhere else
+    std::string tls_certificate;     // a PEM file (the chain): speak TLS
+    std::string tls_key;             // its private key; empty: it is in the same file
     int worker_threads = 2;          // parse, render and tokenise requests
     int64_t max_connections = 16384;
     uint64_t body_bytes = uint64_t{32} << 20;
@@ -37,6 +40,7 @@ class HttpServer {
     HttpServer(const HttpServer&) = delete;
     HttpServer& operator=(const HttpServer&) = delete;
 
+    /// 0 for a Unix socket.
     int port() const;
     int64_t connections() const;
 

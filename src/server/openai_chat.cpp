@@ -33,30 +33,53 @@ ChatReply::ChatReply(ReplyFacts facts, const GenerationRequest& request, const T
     chunk_head_ += "\"choices\":[{\"index\":";
 }
 
-/// Written by hand but for the delta: this is what each token costs.
-std::string ChatReply::chunk(int32_t index, const json::object& delta, const json::value& logprobs,
-                             const json::value& finish_reason) const {
-    std::string out = fmt::format("{}{},\"delta\":{}", chunk_head_, index, json::serialize(delta));
+/// Written by hand: this is what each token costs. `delta` is JSON.
+void ChatReply::append_chunk(int32_t index, std::string_view delta, const json::value& logprobs,
+                             const json::value& finish_reason, std::string& out) const {
+    out += "data: ";
+    out += chunk_head_;
+    out += std::to_string(index);
+    out += ",\"delta\":";
+    out += delta;
     if (logprobs_) out += ",\"logprobs\":" + json::serialize(logprobs);
-    out += ",\"finish_reason\":" + json::serialize(finish_reason);
-    out += include_usage_ ? "}],\"usage\":null}" : "}]}";
-    return out;
+    if (finish_reason.is_null()) out += ",\"finish_reason\":null";
+    else out += ",\"finish_reason\":" + json::serialize(finish_reason);
+    out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
 }
 
 std::string ChatReply::opening() const {
     std::string out;
     for (int32_t i = 0; i < std::ssize(choices_); ++i)
-        append_data(out, chunk(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr));
+        append_chunk(i, R"({"role":"assistant","content":""})", nullptr, nullptr, out);
     return out;
 }
 
-/// A delta, with the log-probabilities of the tokens since the last one.
-void ChatReply::send(int32_t index, const json::object& delta, std::string& out) {
-    if (!stream_) return;
+/// Of the tokens since the last delta.
+json::value ChatReply::logprobs_so_far(int32_t index) {
     Choice& choice = choices_[static_cast<std::size_t>(index)];
-    json::value logprobs;
-    if (!choice.logprobs.empty()) logprobs = json::object{{"content", std::exchange(choice.logprobs, {})}};
-    append_data(out, chunk(index, delta, logprobs, nullptr));
+    if (choice.logprobs.empty()) return nullptr;
+    return json::object{{"content", std::exchange(choice.logprobs, {})}};
+}
+
+void ChatReply::send(int32_t index, const json::object& delta, std::string& out) {
+    if (stream_) append_chunk(index, json::serialize(delta), logprobs_so_far(index), nullptr, out);
+}
+
+/// A delta that has the same text under each key.
+void ChatReply::send_text(int32_t index, std::initializer_list<std::string_view> keys, const std::string& text,
+                          std::string& out) {
+    if (!stream_) return;
+    const std::string quoted = json::serialize(json::string_view(text));
+    std::string delta = "{";
+    for (const std::string_view key : keys) {
+        if (delta.size() > 1) delta += ',';
+        delta += '"';
+        delta += key;
+        delta += "\":";
+        delta += quoted;
+    }
+    delta += '}';
+    append_chunk(index, delta, logprobs_so_far(index), nullptr, out);
 }
 
 bool ChatReply::take(const Item& item, std::string& out) {
@@ -70,10 +93,10 @@ bool ChatReply::take(const Item& item, std::string& out) {
     }
     if (const auto* text = std::get_if<TextDelta>(&event.body)) {
         if (!stream_) choice.text += text->text;
-        send(event.answer, {{"content", text->text}}, out);
+        send_text(event.answer, {"content"}, text->text, out);
     } else if (const auto* thought = std::get_if<ReasoningDelta>(&event.body)) {
         if (!stream_) choice.reasoning += thought->text;
-        send(event.answer, {{"reasoning_content", thought->text}, {"reasoning", thought->text}}, out);
+        send_text(event.answer, {"reasoning_content", "reasoning"}, thought->text, out);
     } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body)) {
         drawn(choice, *tokens);
     } else if (const auto* call = std::get_if<ToolCallBegin>(&event.body)) {
@@ -113,9 +136,7 @@ void ChatReply::call_goes_on(Choice& choice, int32_t index, const ToolCallArgume
 void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std::string& out) {
     choice.finish_reason = openai_finish_reason(done);
     if (!stream_) return;
-    json::value logprobs;
-    if (!choice.logprobs.empty()) logprobs = json::object{{"content", std::exchange(choice.logprobs, {})}};
-    append_data(out, chunk(index, {}, logprobs, choice.finish_reason));
+    append_chunk(index, "{}", logprobs_so_far(index), choice.finish_reason, out);
     if (!usage_.complete()) return;
     if (include_usage_) {
         const json::object last = {{"id", facts_.id},
@@ -124,13 +145,14 @@ void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std
                                    {"model", facts_.model},
                                    {"choices", json::array()},
                                    {"usage", usage_.openai()},
-                                   {"timings", usage_.timings()}};
+                                   {"timings", usage_.timings()},
+                                   {"weights_version", usage_.version()}};
         append_data(out, json::serialize(last));
     }
     append_data(out, "[DONE]");
 }
 
-void ChatReply::heartbeat(std::string& out) const { append_data(out, chunk(0, {}, nullptr, nullptr)); }
+void ChatReply::heartbeat(std::string& out) const { append_chunk(0, "{}", nullptr, nullptr, out); }
 
 void ChatReply::abort(std::string& out) const {
     append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
@@ -167,7 +189,8 @@ HttpReply ChatReply::finish() const {
                               {"model", facts_.model},
                               {"choices", std::move(choices)},
                               {"usage", usage_.openai()},
-                              {"timings", usage_.timings()}};
+                              {"timings", usage_.timings()},
+                              {"weights_version", usage_.version()}};
     return {200, json::serialize(out)};
 }
 

@@ -1,6 +1,7 @@
 // Replies of POST /v1/chat/completions.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,9 +37,12 @@ class ChatReply {
         json::value finish_reason;
     };
 
-    std::string chunk(int32_t index, const json::object& delta, const json::value& logprobs,
-                      const json::value& finish_reason) const;
     void send(int32_t index, const json::object& delta, std::string& out);
+    void send_text(int32_t index, std::initializer_list<std::string_view> keys, const std::string& text,
+                   std::string& out);
+    void append_chunk(int32_t index, std::string_view delta, const json::value& logprobs,
+                      const json::value& finish_reason, std::string& out) const;
+    json::value logprobs_so_far(int32_t index);
     void drawn(Choice& choice, const TokensDrawn& tokens) const;
     void call_begins(Choice& choice, int32_t index, const ToolCallBegin& call, std::string& out);
     void call_goes_on(Choice& choice, int32_t index, const ToolCallArguments& part, std::string& out);

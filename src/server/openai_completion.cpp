@@ -1,6 +1,7 @@
 #include "server/openai_completion.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace riptide::server {
@@ -20,44 +21,58 @@ CompletionReply::CompletionReply(ReplyFacts facts, const GenerationRequest& requ
       stream_(request.stream),
       include_usage_(request.include_usage),
       logprobs_(request.logprobs),
+      echo_only_(request.echo_only),
       n_(request.prompts.at(0).n),
       echo_(request.echo),
+      prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<std::size_t>(n_)),
-      usage_(std::ssize(choices_)) {}
+      usage_(std::ssize(choices_)) {
+    chunk_head_ = json::serialize(envelope());
+    chunk_head_.back() = ',';  // goes on
+    chunk_head_ += "\"choices\":[{\"index\":";
+}
 
 json::object CompletionReply::envelope() const {
     return {{"id", facts_.id}, {"object", "text_completion"}, {"created", facts_.created}, {"model", facts_.model}};
 }
 
-/// Of the tokens drawn since the last call.
-json::value CompletionReply::logprobs(Choice& choice) const {
+/// Of what is `before`, and of the tokens drawn since the last call.
+json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> before) const {
     if (!logprobs_) return nullptr;
     json::array tokens, values, tops, offsets;
-    for (const Sampled& sampled : std::exchange(choice.drawn, {})) {
+    const auto add = [&](const Sampled& sampled) {
         const std::string text = token_text(tokenizer_, sampled.token);
         json::object top;
         for (const TokenLogprob& other : sampled.top)
             top[token_text(tokenizer_, other.token)] = json_logprob(other.logprob);
+        const bool first = std::isnan(sampled.logprob);  // of a prompt
         tokens.emplace_back(text);
-        values.emplace_back(json_logprob(sampled.logprob));
-        tops.push_back(std::move(top));
+        values.push_back(first ? json::value() : json::value(json_logprob(sampled.logprob)));
+        tops.push_back(first ? json::value() : json::value(std::move(top)));
         offsets.emplace_back(choice.offset);
         choice.offset += characters(text);
-    }
+    };
+    for (const Sampled& sampled : before) add(sampled);
+    for (const Sampled& sampled : std::exchange(choice.drawn, {})) add(sampled);
     return json::object{{"tokens", std::move(tokens)},
                         {"token_logprobs", std::move(values)},
                         {"top_logprobs", std::move(tops)},
                         {"text_offset", std::move(offsets)}};
 }
 
+/// Written by hand: this is what each token costs.
 void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason,
                            std::string& out) {
     if (!stream_) return;
-    json::object chunk = envelope();
-    chunk["choices"] = json::array{
-        {{"index", index}, {"text", text}, {"logprobs", logprobs(choices_[index])}, {"finish_reason", finish_reason}}};
-    if (include_usage_) chunk["usage"] = nullptr;
-    append_data(out, json::serialize(chunk));
+    out += "data: ";
+    out += chunk_head_;
+    out += std::to_string(index);
+    out += ",\"text\":";
+    out += json::serialize(json::string_view(text.data(), text.size()));
+    out += logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index])) : ",\"logprobs\":null";
+    out += ",\"finish_reason\":";
+    out += finish_reason.is_null() ? "null" : json::serialize(finish_reason);
+    out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
 }
 
 std::string CompletionReply::opening() {
@@ -77,10 +92,13 @@ bool CompletionReply::take(const Item& item, std::string& out) {
         if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
         return true;
     }
-    if (const auto* text = std::get_if<TextDelta>(&event.body)) {
+    if (const auto* part = std::get_if<PromptScored>(&event.body)) {
+        std::vector<Sampled>& prompt = prompts_.at(static_cast<std::size_t>(item.request));
+        prompt.insert(prompt.end(), part->tokens.begin(), part->tokens.end());
+    } else if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr && !echo_only_) {
         if (!stream_) choice.text += text->text;
         send(index, text->text, nullptr, out);
-    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body)) {
+    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body); tokens != nullptr && !echo_only_) {
         choice.drawn.insert(choice.drawn.end(), tokens->tokens.begin(), tokens->tokens.end());
     } else if (const auto* done = std::get_if<Done>(&event.body)) {
         choice.finish_reason = openai_finish_reason(*done);
@@ -92,6 +110,7 @@ bool CompletionReply::take(const Item& item, std::string& out) {
         last["choices"] = json::array();
         last["usage"] = usage_.openai();
         last["timings"] = usage_.timings();
+        last["weights_version"] = usage_.version();
         append_data(out, json::serialize(last));
     }
     append_data(out, "[DONE]");
@@ -116,13 +135,14 @@ HttpReply CompletionReply::finish() const {
         const std::string echo = echo_.empty() ? "" : echo_[i / static_cast<std::size_t>(n_)];
         choices.push_back({{"index", i},
                            {"text", echo + choice.text},
-                           {"logprobs", logprobs(choice)},
+                           {"logprobs", logprobs(choice, prompts_[i / static_cast<std::size_t>(n_)])},
                            {"finish_reason", choice.finish_reason}});
     }
     json::object out = envelope();
     out["choices"] = std::move(choices);
     out["usage"] = usage_.openai();
     out["timings"] = usage_.timings();
+    out["weights_version"] = usage_.version();
     return {200, json::serialize(out)};
 }
 

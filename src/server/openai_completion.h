@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,8 @@
 namespace riptide::server {
 
 /// As ChatReply, for text. Answer a of prompt p is choice p * n + a. Log-probabilities come in the old form: parallel
-/// arrays of tokens, their logprobs, alternatives and offsets (in characters) in the text. Not thread-safe.
+/// arrays of tokens, their logprobs, alternatives and offsets (in characters) in the text; with echo, of the prompt's
+/// tokens too (not in a stream). Not thread-safe.
 class CompletionReply {
   public:
     CompletionReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);
@@ -32,14 +34,16 @@ class CompletionReply {
     };
 
     json::object envelope() const;
-    json::value logprobs(Choice& choice) const;
+    json::value logprobs(Choice& choice, std::span<const Sampled> before = {}) const;
     void send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out);
 
     ReplyFacts facts_;
+    std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
-    bool stream_, include_usage_, logprobs_;
+    bool stream_, include_usage_, logprobs_, echo_only_;
     int32_t n_;
     std::vector<std::string> echo_;
+    std::vector<std::vector<Sampled>> prompts_;  // with their probabilities, if they are echoed so
     mutable std::vector<Choice> choices_;
     UsageSum usage_;
     std::optional<ApiError> error_;

@@ -11,6 +11,8 @@ void UsageSum::add(const Item& item) {
     if (const auto* done = std::get_if<Done>(&event.body)) {
         --open_;
         completion_ += done->usage.completion;
+        reasoning_ += done->usage.reasoning;
+        version_ = done->version;
         decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
         if (event.answer != 0) return;
         prompt_ += done->usage.prompt;
@@ -25,7 +27,8 @@ json::object UsageSum::openai() const {
     return {{"prompt_tokens", prompt_},
             {"completion_tokens", completion_},
             {"total_tokens", prompt_ + completion_},
-            {"prompt_tokens_details", {{"cached_tokens", cached_}}}};
+            {"prompt_tokens_details", {{"cached_tokens", cached_}}},
+            {"completion_tokens_details", {{"reasoning_tokens", reasoning_}}}};
 }
 
 json::object UsageSum::timings() const {

@@ -31,10 +31,13 @@ class UsageSum {
     int64_t prompt() const { return prompt_; }
     int64_t cached() const { return cached_; }
     int64_t completion() const { return completion_; }
+    int64_t reasoning() const { return reasoning_; }
+    /// Of the weights that the answers are from (the last of them).
+    int64_t version() const { return version_; }
 
   private:
     int64_t open_;
-    int64_t prompt_ = 0, cached_ = 0, completion_ = 0;
+    int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0;
 };
 

@@ -1,71 +1,15 @@
 #include "server/server.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 
 #include "server/access.h"
 #include "server/api.h"
+#include "server/routes.h"
 
 namespace riptide::server {
 
 namespace {
-
-enum class Route {
-    none,
-    hello,
-    health,
-    models,
-    model,
-    props,
-    metrics,
-    chat,
-    completions,
-    tokenize,
-    detokenize,
-    apply_template,
-    messages,
-    count_tokens
-};
-
-struct Known {
-    std::string_view path;  // without /v1
-    Route route;
-    bool post;
-    std::string_view label;  // in metrics
-};
-
-constexpr std::array kRoutes = {
-    Known{"/", Route::hello, false, "/"},
-    Known{"/api/hello", Route::hello, false, "/api/hello"},
-    Known{"/health", Route::health, false, "/health"},
-    Known{"/models", Route::models, false, "/v1/models"},
-    Known{"/props", Route::props, false, "/props"},
-    Known{"/metrics", Route::metrics, false, "/metrics"},
-    Known{"/chat/completions", Route::chat, true, "/v1/chat/completions"},
-    Known{"/completions", Route::completions, true, "/v1/completions"},
-    Known{"/messages", Route::messages, true, "/v1/messages"},
-    Known{"/messages/count_tokens", Route::count_tokens, true, "/v1/messages/count_tokens"},
-    Known{"/tokenize", Route::tokenize, true, "/tokenize"},
-    Known{"/detokenize", Route::detokenize, true, "/detokenize"},
-    Known{"/apply-template", Route::apply_template, true, "/apply-template"},
-};
-constexpr Known kUnknown{"", Route::none, false, "other"};
-constexpr Known kModel{"/models/", Route::model, false, "/v1/models/{id}"};
-
-/// Clients disagree whether their base URL ends in /v1: any number of them in front is fine.
-std::string_view bare_path(std::string_view path) {
-    while (path.starts_with("/v1/")) path.remove_prefix(3);
-    return path == "/v1" ? "/" : path;
-}
-
-const Known& find_route(std::string_view path) {
-    path = bare_path(path);
-    if (path.starts_with(kModel.path)) return kModel;
-    const auto found =
-        std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
-    return found == kRoutes.end() ? kUnknown : *found;
-}
 
 ErrorShape shape_of(const Known& known) {
     const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
@@ -73,7 +17,8 @@ ErrorShape shape_of(const Known& known) {
 }
 
 std::string session_of(const HttpRequest& request) {
-    for (const char* name : {"x-claude-code-session-id", "x-session-id", "session-id", "x-session-affinity"})
+    for (const char* name :
+         {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
         if (const std::string_view value = request.header(name); !value.empty())
             return std::string(value.substr(0, 256));
     return {};
@@ -98,9 +43,13 @@ ApiError not_ready(const std::string& message) {
 struct Server::Impl {
     explicit Impl(ServerOptions o)
         : options(std::move(o)),
-          access(options.api_keys, options.http.host, options.allowed_hosts),
+          access(options.api_keys, options.http.unix_socket.empty() ? options.http.host : "localhost",
+                 options.allowed_hosts, options.cors_origins),
+          responses(options.stored_bytes),
+          log(options.log),
           http(options.http, {.door = [this](const HttpRequest& request) { return door(request); },
                               .handle = [this](HttpRequest&& request) { return handle(request); },
+                              .headers = [this](const HttpRequest& request) { return access.cors(request); },
                               .error_body =
                                   [](int status, const std::string& text) {
                                       return error_body(ApiError(status, text), ErrorShape::openai);
@@ -110,15 +59,20 @@ struct Server::Impl {
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
-    ApiContext context(Engine& on, const HttpRequest& request) {
-        return {on, options, metrics, access.isolation(request), session_of(request)};
+    ApiContext context(Engine& on, const HttpRequest& request, const Known& known) {
+        return {on,          options,     metrics, responses, live, log, access.isolation(request), session_of(request),
+                known.label, request.body};
     }
+    bool broken() const;
     HttpReply health() const;
     HttpReply about(const HttpRequest& request, const Known& known);
 
     const ServerOptions options;
     const Access access;
     Metrics metrics;
+    ResponseStore responses;
+    LiveRequests live;
+    RequestLog log;
     std::atomic<Engine*> engine = nullptr;
     std::atomic<bool> draining = false, failed = false;
     HttpServer http;  // last: it calls the others
@@ -132,7 +86,8 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
         reply = pass(request, known);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
-        if (error.status() == 405) reply->headers.emplace_back("Allow", known.post ? "POST" : "GET, HEAD");
+        if (error.status() == 405)
+            reply->headers.emplace_back("Allow", known.get() ? "GET, HEAD" : std::string(known.method));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
@@ -148,17 +103,27 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (get && known.route == Route::health) return health();
     access.check_key(request);
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
-    if (known.post ? request.method != "POST" : !get) throw ApiError(405, "this path does not take " + request.method);
-    if (!known.post) return about(request, known);
-    if (!is_json(request.header("content-type")))
+    if (known.get() ? !get : request.method != known.method)
+        throw ApiError(405, "this path does not take " + request.method);
+    if (known.without_body()) return about(request, known);
+    if (known.admin() && !options.admin)
+        throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
+    const bool empty = known.admin() && request.header("content-type").empty();
+    if (!empty && !is_json(request.header("content-type")))
         throw ApiError(415, "the body must be JSON, and the request must say so: Content-Type: application/json");
     if (draining) throw not_ready("the server is shutting down");
     if (engine == nullptr) throw not_ready("the model is being loaded");
     return std::nullopt;
 }
 
+/// The engine has ended: it said so, or refused a request for it.
+bool Server::Impl::broken() const {
+    const Engine* const loaded = engine;
+    return failed || (loaded != nullptr && loaded->stats().broken);
+}
+
 HttpReply Server::Impl::health() const {
-    if (failed) return {500, R"({"status":"failed"})"};
+    if (broken()) return {500, R"({"status":"failed"})"};
     if (!draining && engine != nullptr) return {200, R"({"status":"ok"})"};
     HttpReply reply{503, draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
     reply.headers.emplace_back("Retry-After", "2");
@@ -170,9 +135,11 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::metrics)
         return {200, metrics.page(loaded, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
     if (loaded == nullptr) throw not_ready("the model is being loaded");
-    const ApiContext ctx = context(*loaded, request);
+    const ApiContext ctx = context(*loaded, request, known);
     if (known.route == Route::models) return get_models(ctx);
-    if (known.route == Route::model) return get_model(ctx, bare_path(request.path).substr(kModel.path.size()));
+    if (known.route == Route::model) return get_model(ctx, rest_of(request.path, known));
+    if (known.route == Route::requests) return get_requests(ctx);
+    if (known.route == Route::request) return delete_request(ctx, rest_of(request.path, known));
     return get_props(ctx);
 }
 
@@ -180,7 +147,7 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
     const Known& known = find_route(request.path);
     Outcome outcome;
     const auto refuse_with = [&](const ApiError& error) {
-        if (error.status() == 500 && options.log) options.log(fmt::format("{}: {}", known.label, error.what()));
+        if (error.status() == 500) log.mistake(known.label, error.what());
         outcome = error_reply(error, shape_of(known));
     };
     try {
@@ -201,16 +168,24 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
 }
 
 Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
-    const ApiContext ctx = context(*engine, request);
+    const ApiContext ctx = context(*engine, request, known);
     switch (known.route) {
         case Route::chat:
             return post_chat(ctx, request);
         case Route::completions:
             return post_completion(ctx, request);
+        case Route::responses:
+            return post_responses(ctx, request);
         case Route::messages:
             return post_messages(ctx, request);
         case Route::count_tokens:
             return post_count_tokens(ctx, request);
+        case Route::pause:
+            return post_pause(ctx, request);
+        case Route::resume:
+            return post_resume(ctx);
+        case Route::update_weights:
+            return post_update_weights(ctx, request);
         case Route::tokenize:
             return post_tokenize(ctx, request);
         case Route::detokenize:
@@ -225,7 +200,7 @@ Server::~Server() = default;
 
 int Server::port() const { return impl_->http.port(); }
 void Server::serve(Engine& engine) { impl_->engine = &engine; }
-bool Server::engine_failed() const { return impl_->failed; }
+bool Server::engine_failed() const { return impl_->broken(); }
 
 void Server::drain(std::chrono::milliseconds grace) {
     impl_->draining = true;

@@ -1,7 +1,6 @@
 // The server: OpenAI's and Anthropic's APIs in front of an Engine.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "engine/engine.h"
 #include "server/generation_request.h"
 #include "server/http_server.h"
+#include "server/request_log.h"
 
 namespace riptide::server {
 
@@ -18,9 +18,11 @@ struct ServerOptions {
     bool strict_model = false;               // other names are refused, not taken for this model
     std::vector<std::string> api_keys;       // none: everybody may ask
     std::vector<std::string> allowed_hosts;  // further names in Host and Origin headers
+    std::vector<std::string> cors_origins;   // whose web pages may ask; none: only our own
     RequestDefaults defaults;
-    /// One line for each answer: no prompt, no key. Called on the I/O thread.
-    std::function<void(const std::string&)> log;
+    int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
+    LogOptions log;
+    bool admin = false;  // clients may pause the engine and give it other weights
 };
 
 /// Listens from construction on, and says 503 until it has an engine. All functions may be called from any thread.

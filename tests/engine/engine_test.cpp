@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <cmath>
 #include <fstream>
 
 #include "base/error.h"
@@ -136,8 +137,8 @@ TEST_F(EngineTest, what_cannot_be_answered_is_refused_with_value_and_limit) {
               "temperature is -1, expected 0 to 100");
     EXPECT_EQ(refusal(changed([](Request& r) { r.deadline = std::chrono::milliseconds(0); })),
               "deadline is 0 ms, expected more than 0");
-    EXPECT_EQ(refusal(changed([](Request& r) { r.prompt_logprobs = true; })),
-              "log-probabilities of prompt tokens are not there yet");
+    EXPECT_EQ(refusal(changed([](Request& r) { r.thinking_budget = -2; })),
+              "thinking_budget is -2, expected 0 or more");
     EXPECT_NE(refusal(changed([](Request& r) {
                   ChatPrompt bad;
                   bad.messages = {{{"role", "user"}, {"content", 5}}};
@@ -145,6 +146,64 @@ TEST_F(EngineTest, what_cannot_be_answered_is_refused_with_value_and_limit) {
               })).find("messages[0].content"),
               std::string::npos);
     EXPECT_EQ(engine->stats().submitted, 0);
+}
+
+TEST_F(EngineTest, thinking_ends_where_its_budget_does_and_the_answer_goes_on) {
+    Request free = chat("What is 12 plus 30?");
+    std::get<ChatPrompt>(free.prompt).options.enable_thinking = true;
+    const Heard thought = ask(*engine, free);
+    const int64_t length = thought.done->usage.reasoning;
+    ASSERT_GT(length, 3);
+    const int32_t marker = engine->tokenizer()->id_of("</think>");
+    EXPECT_EQ(std::find(thought.tokens.begin(), thought.tokens.end(), marker) - thought.tokens.begin(), length);
+    for (const int64_t budget : {int64_t{0}, int64_t{1}, int64_t{3}, length, length + 1}) {
+        Request r = free;
+        r.thinking_budget = budget;
+        const Heard heard = ask(*engine, r);
+        const int64_t kept = std::min(budget, length);
+        EXPECT_EQ(heard.done->usage.reasoning, kept);
+        EXPECT_TRUE(std::equal(heard.tokens.begin(), heard.tokens.begin() + kept, thought.tokens.begin()))
+            << "what comes before is what the model says";
+        EXPECT_EQ(heard.tokens.at(static_cast<size_t>(kept)), marker);
+        EXPECT_FALSE(heard.text.empty());
+        if (budget >= length) {
+            EXPECT_EQ(heard.tokens, thought.tokens);
+        }
+        r.sampling.logprobs = 0;
+        EXPECT_LT(ask(*engine, r).sampled.at(static_cast<size_t>(kept)).logprob, 0) << "the model's own probability";
+    }
+}
+
+TEST_F(EngineTest, a_prompts_own_probabilities_are_those_of_the_session_whatever_is_cached) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < 300; ++i) prompt.push_back(5 + i * 7 % 900);
+    Session session(open_checkpoint(demo_path()), [] {
+        SessionOptions o = demo_options();
+        o.threads = 1;
+        return o;
+    }());
+    std::vector<float> expected;
+    session.score(prompt, [&](int64_t begin, const Tensor& logits) {
+        for (int64_t i = 0; i < logits.rows() && begin + i + 1 < std::ssize(prompt); ++i) {
+            const std::span<const float> row(logits.row(i), static_cast<size_t>(logits.row_elements()));
+            expected.push_back(score_token(row, prompt[static_cast<size_t>(begin + i + 1)], 0).logprob);
+        }
+    });
+    const Heard plain = ask(*engine, continuation(prompt, 4));  // and it is in the cache now
+    Request r = continuation(prompt, 4);
+    r.prompt_logprobs = true;
+    r.sampling.logprobs = 2;
+    const Heard heard = ask(*engine, r);
+    EXPECT_EQ(heard.tokens, plain.tokens);
+    EXPECT_EQ(heard.done->usage.cached, 0);
+    ASSERT_EQ(heard.scored.size(), prompt.size());
+    EXPECT_TRUE(std::isnan(heard.scored[0].logprob));
+    for (size_t i = 0; i < prompt.size(); ++i) EXPECT_EQ(heard.scored[i].token, prompt[i]);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(heard.scored[i + 1].logprob, expected[i]) << i;
+    EXPECT_EQ(heard.scored[1].top.size(), 2u);
+    EXPECT_EQ(ask(*engine, continuation({5}, 1)).scored.size(), 0u);
+    r.prompt = std::vector<int32_t>{5};
+    EXPECT_EQ(ask(*engine, r).scored.size(), 1u) << "one token, and no probability";
 }
 
 TEST_F(EngineTest, several_answers_read_the_prompt_once_and_draw_as_each_would_alone) {

@@ -39,6 +39,7 @@ struct Heard {
     std::string text, reasoning;
     std::vector<std::string> calls, arguments;
     std::vector<PromptProgress> progress;
+    std::vector<Sampled> scored;  // of the prompt
     std::optional<Done> done;
     std::optional<Failed> failed;
     int64_t events = 0;
@@ -92,6 +93,10 @@ class Listener {
         }
     };
     static void add(Heard& h, const PromptProgress& p) { h.progress.push_back(p); }
+    static void add(Heard& h, const PromptScored& p) {
+        EXPECT_EQ(p.begin, std::ssize(h.scored)) << "tokens of the prompt come in order, each once";
+        h.scored.insert(h.scored.end(), p.tokens.begin(), p.tokens.end());
+    }
     static void add(Heard& h, const TextDelta& d) { h.text += d.text; }
     static void add(Heard& h, const ReasoningDelta& d) { h.reasoning += d.text; }
     static void add(Heard& h, const ToolCallBegin& c) {

@@ -177,6 +177,77 @@ TEST_F(ServerAnswers, text_completions_are_the_engines_from_text_and_from_ids) {
     EXPECT_EQ(tokens, expected.tokens.size());
 }
 
+TEST_F(ServerAnswers, an_echoed_prompt_has_the_engines_probabilities) {
+    const std::vector<int32_t> ids = engine->tokenize(TextPrompt{"def add(a, b):\n    return a"});
+    Request direct = continuation(ids, 2);
+    direct.prompt_logprobs = true;
+    direct.sampling.logprobs = 1;
+    const Heard expected = ask(*engine, direct);
+    for (const int64_t most : {0, 2}) {
+        const json::object body = {{"prompt", json::value_from(ids)},
+                                   {"max_tokens", most},
+                                   {"temperature", 0},
+                                   {"logprobs", 1},
+                                   {"echo", true},
+                                   {"ignore_eos", true}};
+        const json::object reply = post("/v1/completions", body).object();
+        const json::object& choice = reply.at("choices").at(0).as_object();
+        const std::string echoed = engine->tokenizer()->decode(ids);
+        EXPECT_EQ(choice.at("text").as_string(), most == 0 ? echoed : echoed + expected.text);
+        const json::array& values = choice.at("logprobs").at("token_logprobs").as_array();
+        ASSERT_EQ(values.size(), ids.size() + static_cast<size_t>(most));
+        EXPECT_TRUE(values[0].is_null());
+        for (size_t i = 1; i < ids.size(); ++i)
+            EXPECT_EQ(static_cast<float>(values[i].as_double()), expected.scored[i].logprob);
+        std::string spelled;
+        for (size_t i = 0; i < values.size(); ++i) {
+            EXPECT_EQ(choice.at("logprobs").at("text_offset").at(i).to_number<int64_t>(),
+                      std::count_if(spelled.begin(), spelled.end(), [](char c) { return (c & 0xC0) != 0x80; }))
+                << "in characters";
+            spelled += std::string(choice.at("logprobs").at("tokens").at(i).as_string());
+        }
+        EXPECT_EQ(spelled, choice.at("text").as_string());
+    }
+    const json::object streamed = {{"prompt", "x"}, {"logprobs", 1}, {"echo", true}, {"stream", true}};
+    EXPECT_EQ(post("/v1/completions", streamed).param(), "echo");
+}
+
+TEST_F(ServerAnswers, thinking_stops_at_its_budget_in_every_dialect) {
+    const auto thought = [&](const std::string& path, json::object body) {
+        body["temperature"] = 0;
+        const Answer answer = post(path, body);
+        EXPECT_EQ(answer.status, 200) << answer.body;
+        return answer.object();
+    };
+    const std::string question = "What is 12 plus 30?";
+    json::object body = {{"messages", user_says(question)}, {"chat_template_kwargs", {{"enable_thinking", true}}}};
+    const auto tokens = [&](const json::object& b) {
+        return thought("/v1/chat/completions", b)
+            .at("usage")
+            .at("completion_tokens_details")
+            .at("reasoning_tokens")
+            .to_number<int64_t>();
+    };
+    const int64_t all = tokens(body);
+    ASSERT_GT(all, 4);
+    body["thinking_budget"] = 4;
+    EXPECT_EQ(tokens(body), 4);
+    body["reasoning_effort"] = "high";  // the number is more exact
+    EXPECT_EQ(tokens(body), 4);
+    body.erase("thinking_budget");
+    EXPECT_EQ(tokens(body), all);
+    const json::object message = thought("/v1/messages", {{"messages", user_says(question)},
+                                                          {"max_tokens", 64},
+                                                          {"thinking", {{"type", "enabled"}, {"budget_tokens", 4}}}});
+    const json::object whole = thought(
+        "/v1/messages", {{"messages", user_says(question)}, {"max_tokens", 64}, {"thinking", {{"type", "adaptive"}}}});
+    EXPECT_LT(message.at("content").at(0).at("thinking").as_string().size(),
+              whole.at("content").at(0).at("thinking").as_string().size());
+    EXPECT_EQ(message.at("content").at(1).at("type").as_string(), "text");
+    body["reasoning_effort"] = "plenty";
+    EXPECT_EQ(post("/v1/chat/completions", body).param(), "reasoning_effort");
+}
+
 TEST_F(ServerAnswers, twenty_clients_at_once_get_what_each_gets_alone) {
     constexpr int kClients = 20;
     std::vector<std::string> alone(kClients), together(kClients);

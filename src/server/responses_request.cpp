@@ -1,0 +1,351 @@
+#include "server/responses_request.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace riptide::server {
+
+namespace {
+
+constexpr std::string_view kSeal = "riptide:";
+constexpr std::size_t kMostItems = 8192;
+
+std::string_view type_of(const json::object& item) {
+    const json::value* type = item.if_contains("type");
+    return type != nullptr && type->is_string() ? std::string_view(type->get_string()) : "message";
+}
+
+/// The texts of parts, joined; "" for what has none.
+std::string texts_of(const json::value* content) {
+    if (content == nullptr) return {};
+    if (content->is_string()) return std::string(content->get_string());
+    std::string out;
+    if (!content->is_array()) return out;
+    for (const json::value& part : content->get_array()) {
+        const json::value* text = part.is_object() ? part.get_object().if_contains("text") : nullptr;
+        if (text != nullptr && text->is_string()) out += std::string_view(text->get_string());
+    }
+    return out;
+}
+
+std::string string_of(const json::object& item, std::string_view key) {
+    const json::value* value = item.if_contains(key);
+    return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
+}
+
+/// The same text may stand in a reasoning item up to three times.
+std::string reasoning_of(const json::object& item) {
+    if (std::string text = texts_of(item.if_contains("content")); !text.empty()) return text;
+    if (std::string text = unseal(string_of(item, "encrypted_content")); !text.empty()) return text;
+    return texts_of(item.if_contains("summary"));
+}
+
+/// Turns items into messages of a chat.
+class ItemReader {
+  public:
+    ItemReader(const ResponseStore* store, const std::string& isolation) : store_(store), isolation_(isolation) {}
+
+    void take(const json::value& value, std::size_t index) {
+        const std::string where = fmt::format("input[{}]", index);
+        if (!value.is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(value));
+        index_ = index;
+        const json::object& item = value.get_object();
+        const std::string_view type = type_of(item);
+        if (type == "message") add_message(item, where);
+        else if (type == "reasoning") add_reasoning(item);
+        else if (type == "function_call" || type == "custom_tool_call") add_call(item, type == "function_call");
+        else if (type == "function_call_output" || type == "custom_tool_call_output") add_output(item, where);
+        else if (type == "item_reference") take(stored(item, where), index);
+        // Others (web searches, ...) are the traces of tools that this server does not have.
+    }
+    /// A message that is complete.
+    void put(json::object message, std::size_t from) {
+        messages.push_back(std::move(message));
+        origins.push_back(from);
+    }
+    /// What the model said since the last item of somebody else.
+    void finish_turn() {
+        if (!turn_.empty()) put(std::exchange(turn_, {}), turn_from_);
+    }
+
+    json::array messages;
+    std::vector<std::size_t> origins;  // of each message: the item that it begins with
+
+  private:
+    json::object& turn() {
+        if (turn_.empty()) {
+            turn_ = {{"role", "assistant"}, {"content", ""}};
+            turn_from_ = index_;
+        }
+        return turn_;
+    }
+    bool has(std::string_view key) const { return turn_.contains(key); }
+
+    void add_message(const json::object& item, const std::string& where) {
+        const std::string role = string_of(item, "role");
+        const json::value* content = item.if_contains("content");
+        if (content == nullptr) refuse(where + ".content", "{}.content: missing", where);
+        if (role != "assistant") {
+            finish_turn();
+            put({{"role", role}, {"content", *content}}, index_);
+            return;
+        }
+        if (said_ || has("tool_calls")) finish_turn();
+        turn()["content"] = *content;
+        said_ = true;
+    }
+    void add_reasoning(const json::object& item) {
+        if (said_ || has("tool_calls") || has("reasoning_content")) finish_turn();
+        said_ = false;
+        if (std::string text = reasoning_of(item); !text.empty()) turn()["reasoning_content"] = std::move(text);
+    }
+    void add_call(const json::object& item, bool json_arguments) {
+        const json::value arguments = json_arguments ? json::value(string_of(item, "arguments"))
+                                                     : json::value(json::object{{"input", string_of(item, "input")}});
+        const json::object function = {{"name", string_of(item, "name")}, {"arguments", arguments}};
+        json::object& message = turn();
+        if (!has("tool_calls")) message["tool_calls"] = json::array();
+        message["tool_calls"].get_array().push_back(
+            {{"id", string_of(item, "call_id")}, {"type", "function"}, {"function", function}});
+        said_ = false;
+    }
+    void add_output(const json::object& item, const std::string& where) {
+        finish_turn();
+        said_ = false;
+        const json::value* output = item.if_contains("output");
+        if (output == nullptr) refuse(where + ".output", "{}.output: missing", where);
+        const bool readable = output->is_string() || output->is_array();
+        put({{"role", "tool"},
+             {"tool_call_id", string_of(item, "call_id")},
+             {"content", readable ? *output : json::value(json::serialize(*output))}},
+            index_);
+    }
+    json::value stored(const json::object& item, const std::string& where) const {
+        const std::string id = string_of(item, "id");
+        auto found = store_ != nullptr ? store_->item(isolation_, id) : std::nullopt;
+        if (!found)
+            refuse(where + ".id", "{}.id: there is no item '{}' (any more): send the item itself", where,
+                   id.substr(0, 80));
+        return std::move(*found);
+    }
+
+    const ResponseStore* store_;
+    const std::string& isolation_;
+    std::size_t index_ = 0, turn_from_ = 0;
+    json::object turn_;
+    bool said_ = false;  // the turn has its text
+};
+
+/// {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}
+json::object chat_function(const json::object& tool) {
+    if (tool.contains("function")) return tool;
+    json::object function;
+    for (const std::string_view key : {"name", "description", "parameters", "strict"})
+        if (const json::value* value = tool.if_contains(key); value != nullptr && !value->is_null())
+            function[key] = *value;
+    return {{"type", "function"}, {"function", std::move(function)}};
+}
+
+json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
+    json::array functions;
+    for (const json::value& value : tools) {
+        if (!value.is_object()) {
+            functions.push_back(value);  // refused by name
+            continue;
+        }
+        const json::object& tool = value.get_object();
+        if (type_of(tool) == "function") functions.push_back(chat_function(tool));
+        if (type_of(tool) != "namespace") continue;
+        const json::value* inner = tool.if_contains("tools");
+        if (inner == nullptr || !inner->is_array()) continue;
+        for (const json::value& each : inner->get_array()) {
+            if (!each.is_object() || type_of(each.get_object()) != "function") continue;
+            functions.push_back(chat_function(each.get_object()));
+            out.namespaces.emplace(string_of(each.get_object(), "name"), string_of(tool, "name"));
+        }
+    }
+    return functions;
+}
+
+/// The format as response_format has it.
+json::value chat_format(const json::object& format) {
+    if (type_of(format) != "json_schema") return format;
+    json::object schema;
+    for (const auto& [key, value] : format)
+        if (key != "type") schema[key] = value;
+    return json::object{{"type", "json_schema"}, {"json_schema", std::move(schema)}};
+}
+
+/// {"type": "function", "name"} -> {"type": "function", "function": {"name"}}
+json::value chat_tool_choice(const json::value& choice) {
+    if (!choice.is_object() || type_of(choice.get_object()) != "function") return choice;
+    return json::object{{"type", "function"}, {"function", {{"name", string_of(choice.get_object(), "name")}}}};
+}
+
+/// Fields that mean the same here and there.
+constexpr std::array<std::string_view, 22> kSame = {"model",
+                                                    "stream",
+                                                    "temperature",
+                                                    "top_p",
+                                                    "top_k",
+                                                    "min_p",
+                                                    "seed",
+                                                    "stop",
+                                                    "frequency_penalty",
+                                                    "presence_penalty",
+                                                    "repetition_penalty",
+                                                    "logit_bias",
+                                                    "min_tokens",
+                                                    "ignore_eos",
+                                                    "parallel_tool_calls",
+                                                    "prompt_cache_key",
+                                                    "chat_template_kwargs",
+                                                    "thinking_budget",
+                                                    "thinking_token_budget",
+                                                    "priority",
+                                                    "cache_salt",
+                                                    "return_token_ids"};
+
+void refuse_unsupported(const Fields& fields) {
+    if (fields.boolean("background").value_or(false))
+        refuse("background", "background: answers are not kept for later; ask without, or with \"stream\": true");
+    if (fields.find("conversation") != nullptr)
+        refuse("conversation", "conversation: not supported; send the items, or previous_response_id");
+    if (fields.find("prompt") != nullptr) refuse("prompt", "prompt: there are no stored prompts here");
+    if (fields.integer("top_logprobs", 0, 20).value_or(0) > 0)
+        refuse("top_logprobs", "top_logprobs: not supported here; /v1/chat/completions has them");
+    const json::array* include = fields.array("include");
+    for (std::size_t i = 0; include != nullptr && i < include->size(); ++i)
+        if ((*include)[i] == "message.output_text.logprobs")
+            refuse("include", "include: log-probabilities are not supported here; /v1/chat/completions has them");
+}
+
+json::array items_of(const Fields& fields, const ResponseStore* store, const std::string& isolation) {
+    json::array items;
+    if (const auto id = fields.string("previous_response_id")) {
+        auto before = store != nullptr ? store->conversation(isolation, std::string(*id)) : std::nullopt;
+        if (!before)
+            throw ApiError(400,
+                           fmt::format("previous_response_id: there is no response '{}' (any more): send the whole "
+                                       "conversation as input",
+                                       id->substr(0, 80)),
+                           "previous_response_id", "previous_response_not_found");
+        items = std::move(*before);
+    }
+    const json::value* input = fields.find("input");
+    if (input == nullptr) refuse("input", "input: missing");
+    if (input->is_string()) {
+        items.push_back({{"type", "message"}, {"role", "user"}, {"content", *input}});
+    } else {
+        for (const json::value& item : *fields.array("input")) items.push_back(item);
+    }
+    if (items.empty()) refuse("input", "input: expected at least one item");
+    if (items.size() > kMostItems) refuse("input", "input: {} items, expected at most {}", items.size(), kMostItems);
+    return items;
+}
+
+json::object echo_of(const json::object& body) {
+    json::object out;
+    const auto copy = [&](std::string_view key, json::value otherwise) {
+        const json::value* value = body.if_contains(key);
+        out[key] = value != nullptr && !value->is_null() ? *value : std::move(otherwise);
+    };
+    copy("instructions", nullptr);
+    copy("max_output_tokens", nullptr);
+    copy("metadata", json::object());
+    copy("parallel_tool_calls", true);
+    copy("previous_response_id", nullptr);
+    copy("prompt_cache_key", nullptr);
+    copy("reasoning", json::object{{"effort", nullptr}, {"summary", nullptr}});
+    copy("text", json::object{{"format", {{"type", "text"}}}});
+    copy("tool_choice", "auto");
+    copy("tools", json::array());
+    copy("user", nullptr);
+    return out;
+}
+
+std::string_view find_rename(std::string_view field) {
+    if (field == "max_completion_tokens") return "max_output_tokens";
+    if (field.starts_with("response_format")) return "text.format";
+    if (field == "reasoning_effort") return "reasoning.effort";
+    return {};
+}
+
+}  // namespace
+
+ApiError in_its_words(const ApiError& error, const std::vector<std::size_t>& origins) {
+    constexpr std::string_view kMessage = "messages[";
+    std::string field = error.param(), text = error.what();
+    if (field.starts_with(kMessage)) {
+        const std::size_t end = field.find(']'), number = std::stoul(field.substr(kMessage.size()));
+        const std::string item = fmt::format("input[{}]", number < origins.size() ? origins[number] : number);
+        const std::string old = field.substr(0, end + 1);
+        field.replace(0, old.size(), item);
+        if (text.starts_with(old)) text.replace(0, old.size(), item);
+    } else if (const std::string_view better = find_rename(field); !better.empty()) {
+        if (text.starts_with(field)) text.replace(0, field.size(), better);
+        field = better;
+    }
+    ApiError out(error.status(), text, field, error.code());
+    out.retry_after_us = error.retry_after_us;
+    return out;
+}
+
+namespace {
+
+void add_reasoning(const Fields& fields, json::object& chat, ResponsesRequest& out) {
+    if (const json::object* reasoning = fields.object("reasoning")) {
+        const Fields inner(*reasoning, "reasoning.");
+        if (const auto effort = inner.string("effort")) chat["reasoning_effort"] = *effort;
+        const auto summary = inner.string("summary");
+        out.summary = (summary && *summary != "none") || inner.string("generate_summary");
+    }
+    const json::array* include = fields.array("include");
+    out.sealed = include != nullptr && std::find(include->begin(), include->end(),
+                                                 json::value("reasoning.encrypted_content")) != include->end();
+}
+
+}  // namespace
+
+std::string seal(std::string_view reasoning) { return std::string(kSeal) + std::string(reasoning); }
+
+std::string unseal(std::string_view sealed) {
+    return sealed.starts_with(kSeal) ? std::string(sealed.substr(kSeal.size())) : std::string();
+}
+
+ResponsesRequest parse_responses(json::object body, const RequestDefaults& defaults, const ResponseStore* store,
+                                 const std::string& isolation) {
+    const Fields fields(body);
+    ResponsesRequest out;
+    refuse_unsupported(fields);
+    out.store = fields.boolean("store").value_or(true);
+    out.conversation = items_of(fields, store, isolation);
+    ItemReader reader(store, isolation);
+    if (const auto text = fields.string("instructions"); text && !text->empty())
+        reader.put({{"role", "system"}, {"content", *text}}, 0);
+    for (std::size_t i = 0; i < out.conversation.size(); ++i) reader.take(out.conversation[i], i);
+    reader.finish_turn();
+
+    json::object chat;
+    for (const std::string_view key : kSame)
+        if (const json::value* value = fields.find(key)) chat[key] = *value;
+    chat["messages"] = std::move(reader.messages);
+    if (const json::value* most = fields.find("max_output_tokens")) chat["max_completion_tokens"] = *most;
+    if (const json::array* tools = fields.array("tools")) chat["tools"] = chat_tools(*tools, out);
+    if (const json::value* choice = fields.find("tool_choice")) chat["tool_choice"] = chat_tool_choice(*choice);
+    if (const json::object* text = fields.object("text"))
+        if (const json::object* format = Fields(*text, "text.").object("format"))
+            chat["response_format"] = chat_format(*format);
+    add_reasoning(fields, chat, out);
+    out.echo = echo_of(body);
+    try {
+        out.generation = parse_chat(std::move(chat), defaults);
+    } catch (const ApiError& error) {
+        throw in_its_words(error, reader.origins);
+    }
+    out.origins = std::move(reader.origins);
+    return out;
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,50 @@
+// The paths that the server knows.
+#pragma once
+
+#include <string_view>
+
+namespace riptide::server {
+
+enum class Route {
+    none,
+    hello,
+    health,
+    models,
+    model,
+    props,
+    metrics,
+    requests,
+    request,
+    chat,
+    completions,
+    responses,
+    tokenize,
+    detokenize,
+    apply_template,
+    messages,
+    count_tokens,
+    pause,
+    resume,
+    update_weights
+};
+
+struct Known {
+    std::string_view path;  // without /v1; what a path begins with, if it ends in '/'
+    Route route;
+    std::string_view method;  // "GET" (and "HEAD"), "POST", "DELETE"
+    std::string_view label;   // in metrics
+
+    bool get() const { return method == "GET"; }
+    /// Answered from the header alone.
+    bool without_body() const { return method != "POST"; }
+    /// Changes the server for everybody: only where ServerOptions::admin allows it.
+    bool admin() const { return route == Route::pause || route == Route::resume || route == Route::update_weights; }
+};
+
+/// Route::none for a path that is not known. Clients disagree whether their base URL ends in /v1: any number of them in
+/// front is fine.
+const Known& find_route(std::string_view path);
+/// What stands behind the part of the path that is known: an id.
+std::string_view rest_of(std::string_view path, const Known& known);
+
+}  // namespace riptide::server

@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""The commands round a server: launch, ps, doctor, pull, completion, systemd's protocol, and several replicas behind
+HAProxy. usage: serve_test.py RIPTIDE. Agents are fakes on PATH; the hub is a small server here; nothing leaves loopback.
+"""
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+riptide = pathlib.Path(sys.argv[1]).resolve()
+work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-serve-"))
+failures, checks, skipped = [], 0, []
+
+
+def expect(condition, what):
+    global checks
+    checks += 1
+    if not condition:
+        failures.append(what)
+        print(f"FAILED {what}")
+
+
+def run(*arguments, env=None, timeout=120):
+    return subprocess.run([str(riptide), *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+                          stdin=subprocess.DEVNULL, env=os.environ | (env or {}))
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def get(port, path, headers=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers or {})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return reply.status, json.loads(reply.read()), dict(reply.headers)
+
+
+def post(port, path, body, headers=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"} | (headers or {}))
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.loads(reply.read())
+
+
+def listens(port):
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
+
+
+def start_server(port, *more, env=None):
+    process = subprocess.Popen([str(riptide), "serve", "--port", str(port), "--ctx", "2048", "--quiet", *more],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | (env or {}))
+
+    def ready():
+        try:
+            return get(port, "/health")[0] == 200
+        except OSError:
+            return False
+    expect(wait_for(ready), f"a server on port {port} gets ready")
+    return process
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    expect(process.wait(timeout=40) == 0, "SIGTERM ends a server with status 0")
+
+
+# What an agent does here: notes what it was given, asks the server as it would, exits with 3.
+FAKE = r"""#!/usr/bin/env python3
+import json, os, pathlib, sys, urllib.request
+env = dict(os.environ)
+name = pathlib.Path(sys.argv[0]).name
+note = {"arguments": sys.argv[1:], "environment": env}
+def post(url, key, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", "Authorization": "Bearer " + key})
+    return json.loads(urllib.request.urlopen(request, timeout=60).read())
+messages = [{"role": "user", "content": "What is 12 plus 30?"}]
+if name == "claude":
+    note["reply"] = post(env["ANTHROPIC_BASE_URL"] + "/v1/messages", env["ANTHROPIC_AUTH_TOKEN"], {"model": env["ANTHROPIC_MODEL"], "max_tokens": 40, "messages": messages, "temperature": 0})
+if name == "codex":
+    settings = dict(a.split("=", 1) for f, a in zip(sys.argv[1:], sys.argv[2:]) if f == "-c")
+    provider = "model_providers.riptide."
+    assert json.loads(settings["model_provider"]) == "riptide"
+    note["reply"] = post(json.loads(settings[provider + "base_url"]) + "/responses", env[json.loads(settings[provider + "env_key"])], {"model": json.loads(settings["model"]), "input": "What is 12 plus 30?", "temperature": 0, "max_output_tokens": 40})
+if name == "opencode":
+    config = json.loads(env["OPENCODE_CONFIG_CONTENT"])
+    provider, model = config["model"].split("/", 1)
+    options = config["provider"][provider]["options"]
+    note["reply"] = post(options["baseURL"] + "/chat/completions", options["apiKey"], {"model": model, "messages": messages, "temperature": 0})
+if name == "pi":
+    provider = json.load(open(env["PI_CODING_AGENT_DIR"] + "/models.json"))["providers"]["riptide"]
+    assert sys.argv[1:3] == ["--provider", "riptide"]
+    note["reply"] = post(provider["baseUrl"] + "/chat/completions", provider["apiKey"], {"model": provider["models"][0]["id"], "messages": messages, "temperature": 0})
+json.dump(note, open(env["NOTE"], "w"))
+sys.exit(3)
+"""
+
+
+def launch():
+    tools, home = work / "bin", work / "home"
+    tools.mkdir()
+    home.mkdir()
+    for name in ["claude", "codex", "opencode", "pi"]:
+        (tools / name).write_text(FAKE)
+        (tools / name).chmod(0o755)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "NOTE": str(work / "note.json"), "HOME": str(home),
+           "TMPDIR": str(work / "tmp"), "ANTHROPIC_API_KEY": "the user's own"}
+    (work / "tmp").mkdir()
+    port = free_port()
+    server = None
+    for name in ["claude", "codex", "opencode", "pi"]:
+        done = run("launch", name, "--port", port, "--", "--flag", "a word", env=env)
+        expect(done.returncode == 3, f"launch {name} ends as the agent does: {done.returncode} {done.stderr[-500:]}")
+        note = json.loads((work / "note.json").read_text())
+        expect(note["arguments"][-2:] == ["--flag", "a word"], f"launch {name} hands arguments on: {note['arguments']}")
+        expect("42" in json.dumps(note["reply"]), f"the model answers {name}: {note['reply']}")
+        expect(not list((work / "tmp").iterdir()) and not list(home.iterdir()), f"launch {name} leaves nothing behind")
+        if name == "claude":
+            expect(note["environment"]["ANTHROPIC_API_KEY"] == "", "claude does not use the user's own key")
+            expect(not listens(port), "the server that launch has started ends with the agent")
+            server = start_server(port)
+        (work / "note.json").unlink()
+    expect(server.poll() is None and listens(port), "a server that ran before goes on")
+    shutil.rmtree(work / "tmp")
+    (work / "tmp").mkdir()
+    env["PATH"] = "/nonexistent"
+    done = run("launch", "claude", "--port", port, env=env)
+    expect(done.returncode == 69 and "not on PATH" in done.stderr, f"launch without the agent: {done.stderr}")
+    expect(run("launch", "emacs").returncode == 64, "launch of what is no agent")
+    stop(server)
+    env["PATH"] = f"{tools}:{os.environ['PATH']}"
+    done = run("launch", "claude", "--port", port, "--model", work / "none.gguf", env=env)
+    expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
+
+
+def ps_and_doctor():
+    port = free_port()
+    done = run("ps", "--port", port)
+    expect(done.returncode == 69 and "riptide serve" in done.stderr, f"ps without a server: {done.stderr}")
+    done = run("doctor", "--port", port)
+    expect(done.returncode == 0 and f"{port}: free" in done.stdout, f"doctor: {done.stdout}{done.stderr}")
+    (work / "key").write_text("secret\n")
+    server = start_server(port, "--api-key-file", str(work / "key"))
+    expect(run("ps", "--port", port).returncode == 77, "ps without the key")
+    stream = socket.create_connection(("127.0.0.1", port))
+    body = json.dumps({"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
+    stream.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nx-session-id: tea\r\n"
+                   b"x-api-key: secret\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+    stream.recv(1000)
+    done = run("ps", "--port", port, "--api-key", "secret")
+    expect(done.returncode == 0 and "tea" in done.stdout and "cmpl-" in done.stdout, f"ps shows a request: {done.stdout}{done.stderr}")
+    data = json.loads(run("ps", "--port", port, "--api-key", "secret", "--json").stdout)
+    expect(data["server"]["model"] == "laguna-demo", f"ps --json: {data}")
+    stream.close()
+    done = run("doctor", "--port", port)
+    expect("already" in done.stdout, f"doctor finds a server: {done.stdout}")
+    done = run("doctor", work / "none.gguf", "--port", port)
+    expect(done.returncode == 69 and "BAD   model" in done.stdout, f"doctor on a missing model: {done.stdout}")
+    stop(server)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        done = run("doctor", "--port", port)
+        expect(done.returncode == 69 and "another program has it" in done.stdout, f"doctor on a port in use: {done.stdout}")
+
+
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    files, sums, log, cut = {}, {}, [], 0
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        cls = type(self)
+        cls.log.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        if self.path == "/api/models/owner/name/tree/main?recursive=true":
+            listing = [{"type": "directory", "path": "folder"}]
+            for path, data in cls.files.items():
+                listing.append({"type": "file", "path": path, "size": 134, "lfs": {"oid": cls.sums[path], "size": len(data)}})
+            return self.answer(200, json.dumps(listing).encode())
+        prefix = "/owner/name/resolve/main/"
+        data = cls.files.get(self.path[len(prefix):]) if self.path.startswith(prefix) else None
+        if data is None:
+            return self.answer(404, b"{}")
+        begin = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(len(data) - begin))
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        end = begin + cls.cut if cls.cut else len(data)
+        self.wfile.write(data[begin:end])
+        if cls.cut:
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def pull():
+    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    endpoint, models = f"http://127.0.0.1:{hub.server_address[1]}", work / "models"
+    FakeHub.files = {f"laguna-{kind}.gguf": random.Random(kind).randbytes(300_000) for kind in ["q4_k_m", "q8_0"]}
+    FakeHub.files |= {f"big-BF16-0000{i}-of-00002.gguf": bytes([i]) * 5000 for i in [1, 2]}
+    FakeHub.sums = {path: hashlib.sha256(data).hexdigest() for path, data in FakeHub.files.items()}
+    (work / "token").write_text("hf_secret\n")
+    flags = ["--endpoint", endpoint, "--to", str(models)]
+    target = models / "owner/name/laguna-q4_k_m.gguf"
+
+    FakeHub.cut = 100_000
+    done = run("pull", "owner/name:Q4_K_M", *flags)
+    expect(done.returncode == 69, f"a transfer that breaks off is an error: {done.returncode} {done.stderr}")
+    part = target.with_name(target.name + ".part")
+    expect(part.stat().st_size == 100_000 and not target.exists(), "what came is kept under another name")
+    FakeHub.cut = 0
+    FakeHub.log.clear()
+    done = run("pull", "owner/name", *flags, "--token-file", work / "token")
+    expect(done.returncode == 0 and done.stdout.strip() == str(target), f"pull goes on: {done.stdout}{done.stderr}")
+    expect(target.read_bytes() == FakeHub.files[target.name] and not part.exists(), "and the file is whole")
+    expect(FakeHub.log[-1][1] == "bytes=100000-", f"from where it stopped: {FakeHub.log}")
+    expect(all(entry[2] == "Bearer hf_secret" for entry in FakeHub.log), "with the token")
+    FakeHub.log.clear()
+    run("pull", "owner/name", *flags)
+    expect(len(FakeHub.log) == 1, "what is there is not fetched again")
+    done = run("pull", "owner/name:bf16", *flags)
+    expect(done.stdout.strip().endswith("big-BF16-00001-of-00002.gguf"), f"shards belong together: {done.stdout}{done.stderr}")
+    expect((models / "owner/name/big-BF16-00002-of-00002.gguf").exists(), "and all come")
+
+    FakeHub.sums["laguna-q8_0.gguf"] = "0" * 64
+    done = run("pull", "owner/name:q8_0", *flags)
+    expect(done.returncode == 65 and "SHA-256" in done.stderr, f"a wrong checksum: {done.returncode} {done.stderr}")
+    expect(not list((models / "owner/name").glob("*q8_0*")), "leaves nothing")
+    done = run("pull", "owner/name:Q3_X", *flags)
+    expect(done.returncode == 66 and "laguna-q4_k_m.gguf" in done.stderr, f"an unknown variant: {done.stderr}")
+    expect(run("pull", "owner/other", *flags).returncode == 66, "an unknown repository")
+    expect(run("pull", "name", *flags).returncode == 64, "no repository at all")
+    FakeHub.files["../../escape.gguf"] = b"x"
+    FakeHub.sums["../../escape.gguf"] = hashlib.sha256(b"x").hexdigest()
+    expect(run("pull", "owner/name:escape", *flags).returncode == 65, "a path that leads out of the folder")
+    expect(not (work / "escape.gguf").exists() and not list(work.glob("*/escape.gguf")), "is not followed")
+    hub.shutdown()
+
+
+def systemd():
+    path = work / "notify"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.bind(str(path))
+    sock.settimeout(30)
+    port = free_port()
+    server = start_server(port, env={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "200000"})
+    messages = [sock.recv(1000).decode() for _ in range(4)]
+    expect(messages[0].startswith("READY=1\nSTATUS="), f"READY comes first: {messages}")
+    expect(messages.count("WATCHDOG=1") >= 2, f"and then the watchdog's: {messages}")
+    stop(server)
+    rest = []
+    sock.setblocking(False)
+    try:
+        while True:
+            rest.append(sock.recv(1000).decode())
+    except BlockingIOError:
+        pass
+    expect(rest and rest[-1] == "STOPPING=1", f"STOPPING comes last: {rest}")
+
+
+def signals_and_pipes():
+    port = free_port()
+    server = start_server(port)
+    for number in [signal.SIGHUP, signal.SIGPIPE]:
+        server.send_signal(number)
+        time.sleep(0.1)
+        expect(get(port, "/health")[0] == 200, f"signal {number} is no reason to end")
+    stop(server)
+    ask = {"prompt": "x", "max_tokens": 2}
+    command = [str(riptide), "serve", "--port", str(port), "--ctx", "2048"]
+
+    def answers():
+        try:
+            return get(port, "/health")[0] == 200
+        except OSError:
+            return False
+    # A log that nobody reads: the pipe is full after a while, and its reader goes in the end.
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    expect(wait_for(answers), "a server whose log nobody reads gets ready")
+    for _ in range(900):
+        post(port, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    expect("choices" in post(port, "/v1/completions", ask), "a full pipe does not stop the server")
+    server.stderr.close()
+    expect("choices" in post(port, "/v1/completions", ask), "nor does one that is closed")
+    stop(server)
+    server = subprocess.Popen(["bash", "-c", f"exec '{riptide}' serve --port {port} --ctx 2048 >&- 2>&-"])
+    expect(wait_for(answers), "a server without stderr gets ready")
+    expect("choices" in post(port, "/v1/completions", ask), "and answers")
+    stop(server)
+    if os.geteuid() == 0:
+        skipped.append("a port and a key file that are not allowed: this is root")
+    else:
+        done = run("serve", "--port", 1)
+        expect(done.returncode == 77 and "port 1 " in done.stderr, f"a port that is not allowed: {done.stderr}")
+        (work / "locked").write_text("key")
+        (work / "locked").chmod(0)
+        expect(run("serve", "--api-key-file", work / "locked").returncode == 77, "a key file that is not allowed")
+
+
+def completion():
+    for shell in ["bash", "zsh", "fish"]:
+        text = run("completion", shell).stdout
+        expect("launch" in text and "strict-model" in text, f"completion {shell}")
+    script = f"source <({riptide} completion bash); COMP_WORDS=(riptide serve --strict); COMP_CWORD=2; _riptide; echo ${{COMPREPLY[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    expect(done.stdout.strip() == "--strict-model", f"bash completes a flag: {done.stdout}{done.stderr}")
+
+
+def haproxy():
+    if shutil.which("haproxy") is None:
+        skipped.append("haproxy: not installed (tools/setup.sh installs it)")
+        return
+    ports, front = [free_port(), free_port()], free_port()
+    config = (ROOT / "contrib/haproxy.cfg").read_text()
+    for old, new in [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("127.0.0.1:8484", f"127.0.0.1:{ports[0]}"),
+                     ("127.0.0.1:8485", f"127.0.0.1:{ports[1]}")]:
+        expect(old in config, f"contrib/haproxy.cfg names {old}")
+        config = config.replace(old, new)
+    (work / "haproxy.cfg").write_text(config)
+    servers = [start_server(port) for port in ports]
+    proxy = subprocess.Popen(["haproxy", "-f", str(work / "haproxy.cfg"), "-db"], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    try:
+        expect(wait_for(lambda: listens(front)), "haproxy listens")
+        time.sleep(1.5)  # for its first health checks
+
+        def counts():
+            found = []
+            for port in ports:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+                    line = [l for l in page.read().decode().splitlines() if l.startswith("riptide_requests_submitted_total ")]
+                found.append(int(line[0].split()[1]))
+            return found
+        used = set()
+        for number in range(12):
+            before = counts()
+            for _ in range(2):
+                post(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"session {number}"})
+            gained = [after - b for after, b in zip(counts(), before)]
+            expect(sorted(gained) == [0, 2], f"a session stays on one replica: {gained}")
+            used.add(gained.index(max(gained)))
+        expect(used == {0, 1}, f"sessions spread over the replicas: {used}")
+        stop(servers[0])
+        reply = post(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": "session 0"})
+        expect("choices" in reply, "and the other takes over when one ends")
+    finally:
+        proxy.terminate()
+        proxy.wait()
+        for server in servers:
+            if server.poll() is None:
+                stop(server)
+
+
+for part in [launch, ps_and_doctor, pull, systemd, signals_and_pipes, completion, haproxy]:
+    try:
+        part()
+    except Exception as error:
+        expect(False, f"{part.__name__}: {type(error).__name__}: {error}")
+shutil.rmtree(work)
+for line in skipped:
+    print(f"skipped {line}")
+print(f"{checks} checks of commands round a server, {len(failures)} failed")
+sys.exit(1 if failures else 0)
