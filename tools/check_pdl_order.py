@@ -27,7 +27,7 @@ PTX = {
     "wait": "griddepcontrol.wait",
     "readonly": re.compile(r"\bld\.global(\.\w+)*\.nc\b|\bld\.global\.nc"),
     "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async(?!\.(commit|wait|mbarrier)))"),
-    "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|cp\.async\.(cg|ca|bulk)"),
+    "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|cp\.async\.(cg|bulk)"),
     "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|red\.(?!shared|async))"),
 }
 SASS = {

@@ -24,10 +24,9 @@ struct EncodedPrompt {
     /// Ascending token counts: the ends of a chat's messages as they stand in the prompt. Empty for other prompts.
     std::vector<int64_t> message_ends;
     bool opens_with_system = false;                                   // the first of them ends system prompt and tools
-    bool thinking = false;                    // the prompt ends inside the model's thinking
-    int32_t think_begin = -1, think_end = -1;  // the markers of a chat's thinking
+    bool thinking = false;                                            // a chat's answer begins inside the thinking
+    int32_t think_begin = -1, think_end = -1;                         // the markers of a chat's thinking
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
-    bool thinking = false;                                            // a chat's answer begins with reasoning
 };
 
 /// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.

@@ -21,12 +21,6 @@ struct Layer {
 bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra);
 
-/// A sparse layer of two to four rows (decode_few_moe.cu), if it is of Laguna XS.2's sizes: 256 experts, gate and up in
-/// Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at most 8 of them and a shared one, a bf16 router. x: f32
-/// rows to be normalised. Fills `result` but for y, which is there; residual (or null) += y. False: nothing was done.
-bool few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Router& router,
-             const ExpertWeights& weights, const SharedExpert& shared, MoeResult& result, float* residual);
-
 /// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
 /// staged rows, `stride` bytes apart.
 void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits);

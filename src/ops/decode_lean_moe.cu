@@ -20,15 +20,14 @@
 #include "ops/decode_host.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_lean.h"
-#include "ops/decode_lean_route.cuh"
 #include "ops/decode_moe.cuh"
+#include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
-              kSlots = kMostChosen + 1;
+constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 constexpr int kWarpRows = 5;
 constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
@@ -93,15 +92,60 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
 // ---- Choosing experts.
 
 struct LeanRoute {
-    LeanRanks ranks;
+    alignas(16) uint32_t key[kExperts];
+    alignas(16) uint32_t best_key[8 * kWarps];
+    alignas(16) int32_t best[8 * kWarps];
+    float s[kExperts];
     int32_t chosen[kMostChosen];
+    float weights[kMostChosen];
 };
+
+/// As route_row() chooses of kExperts experts, by the first kThreads threads, in two parts: each warp ranks its 32
+/// among themselves; then, when the CTA has synchronised, 64 candidates are ranked. It synchronises again before it
+/// reads `m`.
+__device__ __forceinline__ void lean_rank_own(const RouteArgs& a, float logit, float bias, LeanRoute& m) {
+    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
+    const float s = sigmoid(logit);
+    const uint32_t key = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
+    m.s[t] = s;
+    m.key[t] = key;
+    __syncwarp();
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint4 other = reinterpret_cast<const uint4*>(m.key + 32 * warp)[i];
+        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) rank += keys[k] > key || (keys[k] == key && 4 * i + k < lane) ? 1 : 0;
+    }
+    if (rank < 8) {
+        m.best_key[8 * warp + rank] = key;
+        m.best[8 * warp + rank] = t;
+    }
+}
+__device__ __forceinline__ void lean_rank_best(const RouteArgs& a, LeanRoute& m) {
+    const int t = threadIdx.x, candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
+    const uint32_t my_key = m.best_key[candidate];
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
+        const int4 index = reinterpret_cast<const int4*>(m.best + 16 * quarter)[i];
+        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
+        const int indices[4] = {index.x, index.y, index.z, index.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) rank += keys[k] > my_key || (keys[k] == my_key && indices[k] < mine) ? 1 : 0;
+    }
+    rank += __shfl_xor_sync(~0u, rank, 1);
+    rank += __shfl_xor_sync(~0u, rank, 2);
+    if (quarter == 0 && rank < a.top_k) m.chosen[rank] = mine;
+}
 
 /// The weight of rank t, by the first top_k threads, when m.chosen is there.
 __device__ __forceinline__ float lean_weight(const RouteArgs& a, const LeanRoute& m) {
     const int t = threadIdx.x;
-    float weight = m.ranks.s[m.chosen[t]], sum = 0.0f;
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.ranks.s[m.chosen[k]]);
+    float weight = m.s[m.chosen[t]], sum = 0.0f;
+    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
     if (a.normalize) weight = __fdiv_rn(weight, sum);
     return __fmul_rn(weight, a.scale);
 }
@@ -164,13 +208,10 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     pdl_wait();
     const bool chooses = t < kThreads;
     LeanNormRow x;
-    if (chooses) lean_rank_own(a.route, t, load_shared_f32(a.logits + t), bias, route.ranks);
+    if (chooses) lean_rank_own(a.route, load_shared_f32(a.logits + t), bias, route);
     else x.load(a.x, t - kThreads, partial);
     __syncthreads();
-    if (chooses)
-        lean_rank_best(t, route.ranks, [&](int rank, int expert) {
-            if (rank < a.route.top_k) route.chosen[rank] = expert;
-        });
+    if (chooses) lean_rank_best(a.route, route);
     else x.stage(norm, a.eps, t - kThreads, partial, staged);
     __syncthreads();
     if (b > 0) {

@@ -48,17 +48,6 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* p) {
     *static_cast<uint4*>(shared) = load_weights(p);
 #endif
 }
-/// Four bytes, likewise.
-__device__ __forceinline__ void copy_async4(void* shared, const void* p) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-        "l"(p)
-        : "memory");
-#else
-    *static_cast<uint32_t*>(shared) = load_weight32(p);
-#endif
-}
 /// What this thread copied is there, for itself.
 __device__ __forceinline__ void copy_async_wait() {
 #if __CUDA_ARCH__ >= 800

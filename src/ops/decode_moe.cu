@@ -307,10 +307,6 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         return Routing{router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
                        ctx.alloc(DType::f32, {n, router.top_k})};
     };
-    if (!s.separate && few_moe(ctx, s.layer, source, n, router, weights, shared, result, x.row(0))) {
-        x.int8 = nullptr;
-        return result;
-    }
     const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
     if (plain && router.w->scales == nullptr && n > kFusedRouterRows) {
         const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);

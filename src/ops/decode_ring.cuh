@@ -128,12 +128,12 @@ class StageRing {
   public:
     __device__ __forceinline__ StageRing(void* barriers, int stages)
         : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), stages_(stages) {}
-    /// By one thread, before a barrier of the CTA. askers: 32 that call asked(), or one that calls expect().
-    __device__ __forceinline__ void init(int users, int askers = 32) const {
+    /// By one thread, before a barrier of the CTA.
+    __device__ __forceinline__ void init(int users) const {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll 1
         for (int i = 0; i < stages_; ++i) {
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i), "r"(askers) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barriers_ + 16 * i) : "memory");
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(users) : "memory");
         }
 #endif
@@ -149,21 +149,6 @@ class StageRing {
     __device__ __forceinline__ void asked() const {
 #if __CUDA_ARCH__ >= 800
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barriers_ + 16 * at_) : "memory");
-#endif
-    }
-    /// By one thread: the stage is full when bulk copies of so many bytes have come. Then the copies.
-    __device__ __forceinline__ void expect(int bytes) const {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barriers_ + 16 * at_), "r"(bytes)
-                     : "memory");
-#endif
-    }
-    __device__ __forceinline__ void copy(void* to, const char* from, int bytes) const {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                     "l"(from), "r"(bytes), "r"(barriers_ + 16 * at_)
-                     : "memory");
 #endif
     }
     /// This warp has read what it needs.
