@@ -1,5 +1,6 @@
 # The one binary, with the demo model inside it.
 set(DEMO_MODEL ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo.gguf)
+set(DEMO_DRAFTER ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo-dflash.gguf)
 file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/apps/*.cpp)
 list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
 # riptide pull needs libcurl, which cannot be linked statically as Debian has it.
@@ -20,6 +21,10 @@ set(demo_definitions DEMO_TEMPLATE_FILE="${DEMO_TEMPLATE}")
 if(EXISTS ${DEMO_MODEL})
   list(APPEND demo_files ${DEMO_MODEL})
   list(APPEND demo_definitions DEMO_MODEL_FILE="${DEMO_MODEL}")
+endif()
+if(EXISTS ${DEMO_DRAFTER})
+  list(APPEND demo_files ${DEMO_DRAFTER})
+  list(APPEND demo_definitions DEMO_DRAFTER_FILE="${DEMO_DRAFTER}")
 endif()
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES
   COMPILE_DEFINITIONS "${demo_definitions}" OBJECT_DEPENDS "${demo_files}")

@@ -219,12 +219,14 @@ def guessing_ahead():
     result = json.loads(good(*ab, "--json", "--plot", work / "ab.svg"))
     names = [mode["mode"] for mode in result["modes"]]
     expect(names == ["plain", "auto", "chain 2", "chain 5", "tree 6"], f"modes of ab: {names}")
+    expect(result["drafter"] == "demo" and result["modes"][3]["tokens_per_step"] > 1.3,
+           f"the demo model's own drafter, if none is named: {result['modes'][3]}")
     expect(result["mismatches"] == 0 and [p["id"] for p in result["prompts"]] == ["a", "2", "4"], f"prompts of ab: {result}")
     expect(all(m["tok_s"] > 0 and m["mismatches"] == 0 for m in result["modes"]), "every mode has a speed")
     import xml.dom.minidom
     plot = xml.dom.minidom.parse(str(work / "ab.svg"))
     expect(len(plot.getElementsByTagName("rect")) == 1 + 5, "the plot has a bar for each slot of the widest chain")
-    table = good(*ab, "--temperature", 0.7)
+    table = good(*ab, "--temperature", 0.7, "--drafter", "ngram")
     expect("speed-up" in table and "chain 5" in table, f"the table of ab: {table}")
     prompts.write_text('{"id": "a"}\n')
     bad(65, "prompts.jsonl:1", "ab", "--prompts", prompts)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "apps/demo_model.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/loaded_text.h"
@@ -159,8 +160,7 @@ std::vector<AbPrompt> ab_prompts(const Checkpoint& checkpoint, const std::string
 std::vector<AbMode> ab_modes(const std::string& drafter, const std::vector<int32_t>& widths,
                              const std::vector<int32_t>& trees) {
     std::vector<AbMode> modes = {{"plain", {}}};
-    SpeculationOptions options;
-    options.drafter = drafter;
+    SpeculationOptions options = drafted_by(drafter);
     modes.push_back({"auto", options});
     options.adaptive = false;
     for (const int32_t width : widths) {

@@ -15,7 +15,7 @@ namespace {
 
 struct Options {
     ModelFlags model;
-    std::string drafter = "ngram", prompts, plot;
+    std::string drafter, prompts, plot;
     std::vector<int32_t> widths = {1, 3, 7}, trees = {8, 16, 32};
     SamplingFlags sampling;
     int repeat = 1;
@@ -36,8 +36,9 @@ std::string where(Session& session) {
     return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
 }
 
-int ab(const Options& o) {
+int ab(Options o) {
     catch_interrupts();
+    if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
     const auto session = open_session(o.model);
     AbOptions options;
@@ -75,7 +76,8 @@ void add_ab(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
-    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, or a DFlash drafter's file or folder")->capture_default_str();
+    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
+                    "out: demo for the demo model, else ngram");
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")

@@ -1,7 +1,10 @@
-/* The bytes of the demo model, page-aligned, in read-only data. DEMO_MODEL_FILE is set by CMake where the file exists. */
+/* The bytes of the demo model and its drafter, page-aligned, in read-only data. DEMO_MODEL_FILE and DEMO_DRAFTER_FILE are
+   set by CMake where the files exist. */
     .section .rodata
     .global riptide_demo_model_begin
     .global riptide_demo_model_end
+    .global riptide_demo_drafter_begin
+    .global riptide_demo_drafter_end
     .global riptide_demo_template_begin
     .global riptide_demo_template_end
     .balign 4096
@@ -10,6 +13,13 @@ riptide_demo_model_begin:
     .incbin DEMO_MODEL_FILE
 #endif
 riptide_demo_model_end:
+    .byte 0
+    .balign 4096
+riptide_demo_drafter_begin:
+#ifdef DEMO_DRAFTER_FILE
+    .incbin DEMO_DRAFTER_FILE
+#endif
+riptide_demo_drafter_end:
     .byte 0
 riptide_demo_template_begin:
     .incbin DEMO_TEMPLATE_FILE

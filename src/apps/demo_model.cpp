@@ -7,6 +7,8 @@
 
 extern "C" const std::byte riptide_demo_model_begin[];
 extern "C" const std::byte riptide_demo_model_end[];
+extern "C" const std::byte riptide_demo_drafter_begin[];
+extern "C" const std::byte riptide_demo_drafter_end[];
 extern "C" const char riptide_demo_template_begin[];
 extern "C" const char riptide_demo_template_end[];
 
@@ -18,6 +20,18 @@ std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path) {
     if (image.empty())
         fail(ErrorKind::unavailable, "this build contains no demo model: name a GGUF file or a safetensors folder");
     return open_gguf_memory(image, "(demo model)");
+}
+
+SpeculationOptions drafted_by(const std::string& name) {
+    SpeculationOptions options;
+    options.drafter = name;
+    if (name == "demo")
+        options.open = [] {
+            const std::span<const std::byte> image(riptide_demo_drafter_begin, riptide_demo_drafter_end);
+            if (image.empty()) fail(ErrorKind::unavailable, "this build contains no drafter for the demo model");
+            return open_gguf_memory(image, "(demo drafter)");
+        };
+    return options;
 }
 
 std::string_view demo_chat_template() {

@@ -1,10 +1,11 @@
-// The demo model inside the program.
+// The demo model and its drafter inside the program.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "engine/speculation_options.h"
 #include "io/checkpoint.h"
 
 namespace riptide::apps {
@@ -12,6 +13,10 @@ namespace riptide::apps {
 /// Opens the checkpoint at `path`, or the embedded demo model if `path` is empty.
 /// Throws Error(unavailable) if this build has none.
 std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path);
+
+/// Guesses by `name`: "ngram", "demo" (the embedded drafter of the demo model), or a DFlash drafter's path.
+/// Opening throws Error(unavailable) if this build has no such drafter.
+SpeculationOptions drafted_by(const std::string& name);
 
 /// The demo's chat template, Laguna's v5 dialect.
 std::string_view demo_chat_template();

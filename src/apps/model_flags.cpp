@@ -50,15 +50,15 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
 
 void add_draft_flags(CLI::App& cmd, DraftFlags& flags) {
     cmd.add_option("--drafter", flags.drafter,
-                   "Guess tokens ahead, which changes no answer: ngram, or a DFlash drafter's file");
+                   "Guess tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
+                   "DFlash drafter's file or folder");
     cmd.add_option("--draft-width", flags.width, "Guesses in a row, 1 to 63; auto: as many as pay, or none")
         ->capture_default_str();
     cmd.add_option("--draft-tree", flags.tree, "Guess a tree of up to so many tokens; 0: a chain")->capture_default_str();
 }
 
 SpeculationOptions speculation_options(const DraftFlags& flags) {
-    SpeculationOptions options;
-    options.drafter = flags.drafter;
+    SpeculationOptions options = drafted_by(flags.drafter);
     options.tree = flags.tree;
     options.adaptive = flags.width == "auto";
     if (!options.adaptive) {

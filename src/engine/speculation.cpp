@@ -28,7 +28,7 @@ std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const D
         ngram.slots = SpeculationOptions::kMostWidth;
         return std::make_unique<NgramDrafter>(ngram);
     }
-    auto checkpoint = open_checkpoint(options.drafter);
+    auto checkpoint = options.open ? options.open() : open_checkpoint(options.drafter);
     RT_CHECK(is_dflash(*checkpoint), ErrorKind::usage, "{}: no DFlash drafter; expected one, or ngram", options.drafter);
     return std::make_unique<DflashDrafter>(std::move(checkpoint), target);
 }
