@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "models/facts.h"
 
 namespace riptide {
 
@@ -146,20 +147,6 @@ void read_layers(const ConfigReader& c, DflashConfig& out) {
              c.name_of("num_hidden_layers"), out.num_hidden_layers, kMaxLayers);
     RT_CHECK(out.head_dim >= 1 && out.head_dim <= kMaxSize, "{} is {}, expected 1 to {}", c.name_of("head_dim"),
              out.head_dim, kMaxSize);
-}
-
-std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers) {
-    const json::value& value = keys.raw(key);
-    RT_CHECK(value.is_array() && std::ssize(value.as_array()) == layers, "{}: expected one value for each of {} layers",
-             keys.name_of(key), layers);
-    std::vector<char> flags;
-    for (const json::value& flag : value.as_array()) {
-        const bool number = flag.is_int64() && (flag.as_int64() == 0 || flag.as_int64() == 1);
-        RT_CHECK(flag.is_bool() || number, "{}[{}] is {}, expected 0 or 1", keys.name_of(key), flags.size(),
-                 json::serialize(flag));
-        flags.push_back(flag.is_bool() ? flag.as_bool() : flag.as_int64() == 1);
-    }
-    return flags;
 }
 
 constexpr std::string_view kArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft", "dflash"};

@@ -1,5 +1,6 @@
 #include "models/facts.h"
 
+#include "base/error.h"
 #include "models/binder.h"
 #include "quant/planes.h"
 
@@ -26,6 +27,20 @@ std::string model_name(const Checkpoint& checkpoint) {
     std::string path = checkpoint.path();
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     return path.substr(path.rfind('/') + 1);
+}
+
+std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers) {
+    const json::value& value = keys.raw(key);
+    RT_CHECK(value.is_array() && std::ssize(value.as_array()) == layers, "{}: expected one value for each of {} layers",
+             keys.name_of(key), layers);
+    std::vector<char> flags;
+    for (const json::value& flag : value.as_array()) {
+        const bool number = flag.is_int64() && (flag.as_int64() == 0 || flag.as_int64() == 1);
+        RT_CHECK(flag.is_bool() || number, "{}[{}] is {}, expected 0 or 1", keys.name_of(key), flags.size(),
+                 json::serialize(flag));
+        flags.push_back(flag.is_bool() ? flag.as_bool() : flag.as_int64() == 1);
+    }
+    return flags;
 }
 
 }  // namespace riptide

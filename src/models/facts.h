@@ -1,11 +1,14 @@
-// Counting what one token costs, and naming a model.
+// What the models of all architectures share: counting what one token costs, naming a model, reading flags.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "io/checkpoint.h"
+#include "io/hf_config.h"
 #include "tensor/tensor.h"
 
 namespace riptide {
@@ -24,5 +27,8 @@ struct TokenCost {
 
 /// general.name of a GGUF file, else the last part of the path.
 std::string model_name(const Checkpoint& checkpoint);
+
+/// 0 and 1 per layer, as numbers or as booleans. Throws Error that names the key.
+std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers);
 
 }  // namespace riptide

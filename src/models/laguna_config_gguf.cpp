@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "models/facts.h"
 #include "models/laguna_config.h"
 
 namespace riptide {
@@ -30,21 +31,6 @@ int64_t uniform(const ConfigReader& keys, std::string_view key, int64_t layers) 
         RT_CHECK(value == values[0], "{} differs between layers ({} and {}), expected one value", keys.name_of(key),
                  values[0], value);
     return values[0];
-}
-
-/// 0 and 1 per layer, as numbers or as booleans.
-std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers) {
-    const json::value& value = keys.raw(key);
-    RT_CHECK(value.is_array() && std::ssize(value.as_array()) == layers, "{}: expected one value for each of {} layers",
-             keys.name_of(key), layers);
-    std::vector<char> flags;
-    for (const json::value& flag : value.as_array()) {
-        const bool number = flag.is_int64() && (flag.as_int64() == 0 || flag.as_int64() == 1);
-        RT_CHECK(flag.is_bool() || number, "{}[{}] is {}, expected 0 or 1", keys.name_of(key), flags.size(),
-                 json::serialize(flag));
-        flags.push_back(flag.is_bool() ? flag.as_bool() : flag.as_int64() == 1);
-    }
-    return flags;
 }
 
 /// Window layers from a period whose first layer is full. The head counts must tell the same story.
