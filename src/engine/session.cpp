@@ -36,7 +36,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     kv.page_rows = options.page_rows;
     kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
     kv.max_step_rows = options_.chunk_rows;
-    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
     if (gpu_)
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
@@ -165,7 +165,8 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
     constexpr int64_t kSpan = 256, kAhead = 3;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
-        const int64_t span = std::min({kSpan, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
+        const int64_t most = cache_->delta().any() ? 1 : kSpan;  // recurrent state is committed step by step
+        const int64_t span = std::min({most, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
         int64_t fed = 0, launched = 0;
         const auto settle = [&] {

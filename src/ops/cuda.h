@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/batch.h"
+#include "ops/elementwise.h"
 #include "ops/gated_attention.h"
 #include "ops/kv_pack_job.h"
 #include "ops/kv_view.h"
@@ -29,8 +30,11 @@ void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rop
 void add(Context& ctx, Tensor& x, const Tensor& y);
 Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
 void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads);
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
+Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k);
 // strict: most_likely of topk.h.
 Tensor argmax(Context& ctx, const Tensor& x, bool strict);
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);

@@ -27,6 +27,9 @@ void rope(Context&, Tensor&, std::span<const int32_t>, const Rope&) { no_cuda();
 void add(Context&, Tensor&, const Tensor&) { no_cuda(); }
 Tensor swiglu(Context&, const Tensor&, const Tensor&) { no_cuda(); }
 void mul_softplus(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
+void mul_sigmoid(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
+HeadsAndGates split_gates(Context&, const Tensor&, int64_t) { no_cuda(); }
+Routing route_softmax(Context&, const Tensor&, int64_t) { no_cuda(); }
 Routing route_sigmoid(Context&, const Tensor&, std::span<const float>, int64_t, float, bool) { no_cuda(); }
 Tensor argmax(Context&, const Tensor&, bool) { no_cuda(); }
 TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
