@@ -12,6 +12,7 @@
 #include "ops/batch.h"
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
+#include "ops/gated_delta.h"
 #include "ops/kv_pack_job.h"
 #include "ops/kv_view.h"
 #include "ops/matmul.h"
@@ -45,6 +46,9 @@ void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& 
 void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+// gated_delta.cu.
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
+void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 

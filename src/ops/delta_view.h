@@ -16,7 +16,8 @@ enum class DeltaHeads : uint8_t {
 /// One layer's recurrent state of all slots (Batch::state_slot), and the stash of the running step. All of it is memory
 /// of the device that runs the step. A slot belongs to one sequence and describes it at exactly its committed length:
 /// state cannot be truncated, only copied away and back. Slots are plain bytes without pointers. What a slot holds
-/// while its sequence has no committed tokens does not matter: it counts as zeros.
+/// while its sequence has no committed tokens does not matter: it counts as zeros, and the first rows kept overwrite
+/// all of it.
 ///
 /// conv: the inputs of the convolution of the last conv_width positions (one more than are needed, so that a position
 /// can be written while its predecessors are read); position p lies in column conv_column(p), channels in the order q,

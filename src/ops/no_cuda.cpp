@@ -37,6 +37,8 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode) { no_cuda(); }
+void gated_delta_commit(Context&, std::span<const DeltaView>, const DeltaPaths&) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
