@@ -86,8 +86,9 @@ INSTANTIATE_TEST_SUITE_P(All, RowsTest,
                                            Case{"laguna_xs2", DType::q8_0}, Case{"laguna_m1", DType::bf16},
                                            Case{"laguna_odd", DType::f16}, Case{"laguna_int4", DType::f16},
                                            Case{"laguna_nvfp4", DType::f16}, Case{"laguna_fp8", DType::f8_e4m3},
-                                           Case{"qwen3_tied", DType::f16}, Case{"demo", DType::f16},
-                                           Case{"demo", DType::q4_0}),
+                                           Case{"qwen3_tied", DType::f16}, Case{"qwen35_tied", DType::f16},
+                                           Case{"qwen35_odd", DType::f32}, Case{"qwen35_moe", DType::q8_0},
+                                           Case{"demo", DType::f16}, Case{"demo", DType::q4_0}),
                          [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
 
 TEST_P(RowsTest, a_batch_equals_each_sequence_alone) {
