@@ -11,6 +11,7 @@ namespace riptide {
 namespace {
 
 constexpr int32_t kCpuChunkRows = 512;
+constexpr int64_t kKeptBefore = 16;                 // tokens: more than a template writes behind the last message
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
 
 }  // namespace
@@ -78,6 +79,7 @@ double Session::memory_bandwidth() {
 void Session::clear() {
     sequence_->truncate(0);
     tokens_.clear();
+    kept_ = {};
 }
 
 void Session::check_tokens(std::span<const int32_t> tokens) const {
@@ -118,13 +120,19 @@ Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits, F
 }
 
 /// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that
-/// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed again.
+/// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed
+/// again, or, with recurrent state, what lies behind the state that was kept.
 int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most) {
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
     int64_t common = std::min({mine - tokens_.begin(), std::ssize(tokens) - 1, most});
     if (common < sequence_->length()) {
+        if (!sequence_->can_truncate(common) && kept_.length > 0 && kept_.length <= common) {
+            common = kept_.length;
+            sequence_->restore(kept_.state);
+        }
         if (!sequence_->can_truncate(common)) common = 0;
         sequence_->truncate(common);
+        if (common < kept_.length) kept_ = {};
         tokens_.resize(static_cast<size_t>(common));
     }
     return common;
@@ -136,15 +144,17 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
     check_tokens(tokens);
     reused_ = rewind_to_common(tokens, begin_drafter(tokens));
     const int64_t total = std::ssize(tokens);
+    const int64_t keep_at = cache_->delta().any() ? total - kKeptBefore : 0;
     Tensor logits;
     for (int64_t begin = reused_; begin < total;) {
         if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return {};
-        const int64_t rows = std::min<int64_t>(options_.chunk_rows, total - begin);
+        const int64_t rows = std::min<int64_t>(options_.chunk_rows, (begin < keep_at ? keep_at : total) - begin);
         const bool last = begin + rows == total;
         logits = feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
                       last ? StepRows::Logits::last : StepRows::Logits::none);
         feed_drafter(begin, {});
         begin += rows;
+        if (begin == keep_at) kept_ = {begin, sequence_->save()};
         if (on_progress) on_progress(begin - reused_, total - reused_);
     }
     return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
