@@ -14,6 +14,12 @@ constexpr int32_t kCpuChunkRows = 512;
 constexpr int64_t kKeptBefore = 16;                 // tokens: more than a template writes behind the last message
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
 
+bool has_delta(const Model& model) {
+    const auto specs = model.state_specs();
+    return std::any_of(specs.begin(), specs.end(),
+                       [](const StateSpec& spec) { return spec.kind == StateSpec::Kind::delta; });
+}
+
 }  // namespace
 
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options) {
@@ -37,6 +43,10 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     kv.page_rows = options.page_rows;
     kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
     kv.max_step_rows = options_.chunk_rows;
+    if (has_delta(*model_)) {  // kept_, which shares all pages but perhaps its last
+        kv.max_sequences = 2;
+        ++kv.pages;
+    }
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
     if (gpu_)
@@ -59,6 +69,7 @@ void Session::plan_memory() {
     request.max_context = info.max_position_embeddings;
     request.chunk_rows = options_.chunk_rows;
     request.page_rows = options_.page_rows;
+    request.sequences = has_delta(*model_) ? 2 : 1;
     request.available = gpu_->available();
     request.weights = gpu_->allocated();
     request.specs = model_->state_specs();
@@ -79,7 +90,7 @@ double Session::memory_bandwidth() {
 void Session::clear() {
     sequence_->truncate(0);
     tokens_.clear();
-    kept_ = {};
+    kept_.reset();
 }
 
 void Session::check_tokens(std::span<const int32_t> tokens) const {
@@ -126,13 +137,14 @@ int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most)
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
     int64_t common = std::min({mine - tokens_.begin(), std::ssize(tokens) - 1, most});
     if (common < sequence_->length()) {
-        if (!sequence_->can_truncate(common) && kept_.length > 0 && kept_.length <= common) {
-            common = kept_.length;
-            sequence_->restore(kept_.state);
+        if (!sequence_->can_truncate(common) && kept_ && kept_->length() <= common) {
+            common = kept_->length();
+            sequence_.reset();
+            sequence_.emplace(kept_->fork());
         }
         if (!sequence_->can_truncate(common)) common = 0;
         sequence_->truncate(common);
-        if (common < kept_.length) kept_ = {};
+        if (kept_ && common < kept_->length()) kept_.reset();
         tokens_.resize(static_cast<size_t>(common));
     }
     return common;
@@ -154,7 +166,10 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
                       last ? StepRows::Logits::last : StepRows::Logits::none);
         feed_drafter(begin, {});
         begin += rows;
-        if (begin == keep_at) kept_ = {begin, sequence_->save()};
+        if (begin == keep_at) {
+            kept_.reset();
+            kept_.emplace(sequence_->fork());
+        }
         if (on_progress) on_progress(begin - reused_, total - reused_);
     }
     return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};

@@ -162,12 +162,8 @@ class Session {
     std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
-    int64_t reused_ = 0;  // by the last prefill
-    struct Kept {
-        int64_t length = 0;
-        std::vector<std::byte> state = {};
-    };
-    Kept kept_;  // with recurrent state: what the sequence was shortly before the end of a prompt
+    int64_t reused_ = 0;                 // by the last prefill
+    std::optional<SequenceState> kept_;  // with recurrent state: the sequence shortly before the end of a prompt
 };
 
 }  // namespace riptide
