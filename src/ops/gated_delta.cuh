@@ -15,13 +15,6 @@ inline constexpr int kDeltaLayers = 64;     // of one commit
 inline constexpr int kWarpColumns = 8;  // of the state, owned by a warp: 16 lanes share the rows, each has 4 columns
 inline constexpr int kGroupRows = 16;   // prepared at a time
 
-/// A layer's memory.
-struct DeltaMemory {
-    float* conv;
-    float* state;
-    float* stash;
-};
-
 struct DeltaSizes {
     int key_heads, value_heads, key_dim, value_dim, width;
     bool tiled;
@@ -54,9 +47,20 @@ struct DeltaMatrix {
     __device__ const float* row(int64_t r) const { return data + r * stride; }
 };
 
+/// Where prepared rows go: k, v and gates `heads_at` floats behind `at + row * stride`, and if wanted the inputs of the
+/// convolution at its beginning. The stash, or memory of a prompt's step.
+struct DeltaKept {
+    float* at;  // null: nowhere
+    int64_t stride;
+    int heads_at;
+    bool inputs;
+};
+
 struct DeltaArgs {
-    DeltaMemory memory;
+    float* conv;
+    float* state;
     DeltaSizes sizes;
+    DeltaKept kept;
     DeltaMatrix qkv, z, a, b;
     const float* conv_weights;
     const float* decay;
@@ -69,21 +73,66 @@ struct DeltaArgs {
     const int32_t* committed;
     const int32_t* state_slot;
     const int32_t* parent;  // null: chains
-    bool update;            // the state is written, the stash is not
+    bool update;            // the state is written
     bool one_row;           // update, and every sequence has one row
     bool whole;             // a block has all columns of a head: it normalises too
 };
 
-struct DeltaReplayArgs {
-    DeltaMemory memory[kDeltaLayers];
+/// A prompt's rows once they are prepared; or the kept rows of a stash, in all layers.
+struct DeltaChainArgs {
+    struct Layer {
+        float* conv;
+        float* state;
+        const float* rows;  // as DeltaKept has them
+    } layers[kDeltaLayers];
     DeltaSizes sizes;
+    int64_t stride;
+    int heads_at;
+    bool update;
+    const float* q;            // [n, key_heads * key_dim]; null with a path: outputs are not wanted
+    const float* kq;           // [n, key_heads]
+    float* out;                // [n, value_heads * value_dim], before the norm
+    const int32_t* row_begin;  // null with a path
     const int32_t* state_slot;
     const int32_t* committed;
-    const int32_t* count;
-    const int32_t* rows;
+    const int32_t* count;  // [sequences], with a path
+    const int32_t* path;   // [sequences, most]; null: all rows
     int64_t most;
     int sequences;
 };
+
+/// Throws Error for sizes without kernels.
+void check_delta_sizes(const DeltaView& view);
+/// Chains of many rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out
+/// before the norm, and the slots' convolution inputs as they are.
+void launch_delta_chain(Context& ctx, DeltaArgs a, const Batch& batch);
+/// a.out behind the norm and the gate.
+void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n);
+/// The slots' convolution inputs behind the rows of the step.
+void launch_delta_conv(Context& ctx, const DeltaArgs& a, int64_t sequences);
+
+inline int blocks_of(int64_t count, int64_t each) { return static_cast<int>((count + each - 1) / each); }
+inline int padded_dim(int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
+
+/// Warps of a block: as many as `most`, fewer until two thirds of the SMs have a block, at least two. heads: of all
+/// sequences and layers.
+inline int delta_warps(const Gpu& gpu, int64_t heads, int64_t value_dim, int most) {
+    int warps = most;
+    for (; warps > 2; warps /= 2)
+        if (heads * blocks_of(value_dim, int64_t{kWarpColumns} * warps) * 3 >= gpu.info().sm_count * 2) break;
+    return warps;
+}
+
+/// The one of three kernels (4, 8 or 16 rows of a state in a lane) that keys of that size need, allowed to use that
+/// much shared memory.
+template <class Args>
+auto choose_delta_kernel(int64_t key_dim, void (*rows4)(Args), void (*rows8)(Args), void (*rows16)(Args),
+                         size_t shared) {
+    auto* const kernel = key_dim <= 64 ? rows4 : key_dim <= 128 ? rows8 : rows16;
+    if (shared > size_t{48} << 10)
+        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    return kernel;
+}
 
 #ifdef __CUDACC__
 

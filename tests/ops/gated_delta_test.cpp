@@ -58,7 +58,7 @@ TEST(gated_delta, the_sizes_of_real_models_in_chunks_leave_the_same_rows_and_sta
     for (const DeltaShape& shape : real_shapes()) {
         OpContext op(2, int64_t{16} << 20);
         DeltaWorld world(op, shape, 1);
-        const std::vector<uint64_t> ids = delta_ids(19, 2);
+        const std::vector<uint64_t> ids = delta_ids(40, 2);
         DeltaSequence whole = world.sequence(), parts = world.sequence();
         const DeltaRowsOut expected = world.feed(whole, ids, ids.size());
         expect_same(world.feed(parts, ids, 1), expected, shape_name(shape));
