@@ -1,6 +1,7 @@
 // The parts of the Gated DeltaNet kernels: arguments, and what a warp does with a row and with its columns of a state.
 #pragma once
 
+#include "ops/act_group.cuh"
 #include "ops/delta_schedule.h"
 #include "ops/gated_delta.h"
 #include "ops/row_math.cuh"
@@ -67,7 +68,8 @@ struct DeltaArgs {
     const float* dt_bias;
     const float* norm;
     float eps;
-    float* out;  // [n, value_heads * value_dim]
+    float* out;           // [n, value_heads * value_dim]
+    unsigned char* out8;  // the same as ActRow rows; null: not wanted
     const int32_t* positions;
     const int32_t* row_begin;
     const int32_t* committed;

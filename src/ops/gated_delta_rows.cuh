@@ -16,7 +16,7 @@ __device__ __forceinline__ DeltaTaps delta_taps(const DeltaArgs& a, const DeltaP
                                                 int node) {
     const DeltaSizes& z = a.sizes;
     const float* conv = a.conv + at.slot * z.conv_floats;
-    int position = a.positions[at.first + node];
+    int position = parents != nullptr ? a.positions[at.first + node] : at.committed + node;
     DeltaTaps taps;
 #pragma unroll
     for (int i = 0; i < kDeltaTaps; ++i, --position) {
@@ -113,7 +113,13 @@ __device__ __forceinline__ void delta_finish_head(const DeltaArgs& a, int row, i
     float* y = a.out + (int64_t{row} * a.sizes.value_heads + h) * d;
     for (int i = lane; i < d; i += 32) {
         const float gate = __fdiv_rn(z[i], __fadd_rn(1.0f, expf(-z[i])));
-        y[i] = __fmul_rn(rms_value(o[i], scale, a.norm[i]), gate);
+        const float value = __fmul_rn(rms_value(o[i], scale, a.norm[i]), gate);
+        y[i] = value;
+        // With int8 rows d is a multiple of 32: all lanes are here.
+        if (a.out8 != nullptr) {
+            const int64_t cols = int64_t{a.sizes.value_heads} * d;
+            put_act_group(a.out8 + row * ActRow::bytes(cols), cols, (h * d + i) / 32, value);
+        }
     }
 }
 
