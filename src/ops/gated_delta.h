@@ -38,9 +38,10 @@ enum class DeltaMode : uint8_t {
 ///              and k of key head view.key_head(h)
 ///   y        = norm.weight * (o / sqrt(mean(o^2) + eps)) * silu(z)
 /// Returns y f32 [n, Hv * dv], fresh. S_{-1} = 0.
-/// REQUIRES every sequence to have a row; in stash mode view.stash_rows >= n and, on a GPU, at most 256 rows of a
-/// sequence. Reads the slots of the step's sequences. stash: writes nothing but the stash. update: writes the slots and
-/// not the stash; should the step fail behind this op, the sequence's state is lost.
+/// REQUIRES every sequence to have a row; in stash mode view.stash_rows >= n. On a GPU: at most 256 rows if there are
+/// trees; throws Error if key_dim > 256 or conv_width > 4. Reads the slots of the step's sequences. stash: writes
+/// nothing but the stash. update: writes the slots and not the stash; should the step fail behind this op, the
+/// sequence's state is lost.
 ///
 /// Determinism: the value of a row, and the state behind it, is a function of the inputs on its path, bit for bit: the
 /// same as a node of a tree, in a chain, alone, in any chunk, in any batch, on any thread count; and update has the

@@ -95,7 +95,7 @@ class DeltaWorld {
         for (const std::vector<DeltaToken>& tokens : fed)
             for (const DeltaToken& token : tokens) ids.push_back(token.id);
         const ops::GatedDeltaInput in = input(ids);
-        const Tensor out = ops::gated_delta(op_.ctx, in, view, op_.batch(batch), mode);
+        out = ops::gated_delta(op_.ctx, in, view, op_.batch(batch), mode);
         if (mode == ops::DeltaMode::update)
             for (size_t s = 0; s < fed.size(); ++s) sequences[s]->committed += static_cast<int32_t>(fed[s].size());
         const std::vector<float> all = values_of(out);
@@ -192,6 +192,7 @@ class DeltaWorld {
 
     DeltaView view;
     Batch batch;  // of the last step, until the next
+    Tensor out;   // the same
 
   private:
     DeviceMemory unused(int64_t bytes) {

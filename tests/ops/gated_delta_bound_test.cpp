@@ -64,8 +64,12 @@ TEST(gated_delta, outputs_and_state_stay_within_the_bounds_of_the_double_referen
                 EXPECT_LE(worst.output, 1.0) << what;
                 EXPECT_LE(worst.state, 1.0) << what;
                 // One row may meet no large error, and roundings of a long memory cancel.
-                if (rows >= 30) EXPECT_GE(worst.output, 0.02) << "the bound is too loose: " << what;
-                if (rows <= 4) EXPECT_GE(worst.state, 0.02) << "the bound is too loose: " << what;
+                if (rows >= 30) {
+                    EXPECT_GE(worst.output, 0.02) << "the bound is too loose: " << what;
+                }
+                if (rows <= 4) {
+                    EXPECT_GE(worst.state, 0.02) << "the bound is too loose: " << what;
+                }
             }
 }
 

@@ -1,6 +1,7 @@
 #include "ops/gated_delta.h"
 
 #include "ops/delta_schedule.h"
+#include "quant/act_rows.h"
 #include "tests/ops/delta_world.h"
 
 namespace riptide {
@@ -34,6 +35,12 @@ void expect_same(const DeltaRowsOut& a, const DeltaRowsOut& b, const std::string
     }
 }
 
+std::vector<float> flat_rows(const DeltaRowsOut& rows) {
+    std::vector<float> flat;
+    for (const std::vector<float>& row : rows) flat.insert(flat.end(), row.begin(), row.end());
+    return flat;
+}
+
 TEST(gated_delta, chunks_of_any_size_leave_the_same_rows_and_state) {
     for (const Family family : test_families())
         for (const DeltaShape& shape : shapes()) {
@@ -58,7 +65,7 @@ TEST(gated_delta, the_sizes_of_real_models_in_chunks_leave_the_same_rows_and_sta
     for (const DeltaShape& shape : real_shapes()) {
         OpContext op(2, int64_t{16} << 20);
         DeltaWorld world(op, shape, 1);
-        const std::vector<uint64_t> ids = delta_ids(19, 2);
+        const std::vector<uint64_t> ids = delta_ids(40, 2);
         DeltaSequence whole = world.sequence(), parts = world.sequence();
         const DeltaRowsOut expected = world.feed(whole, ids, ids.size());
         expect_same(world.feed(parts, ids, 1), expected, shape_name(shape));
@@ -176,8 +183,7 @@ TEST(gated_delta, rows_do_not_depend_on_their_company_or_on_threads) {
                         rows.push_back(std::move(row));
                 const DeltaRowsOut shared = world.step(all, fed, mode);
                 expect_same(shared, rows, shape_name(shape));
-                std::vector<float> flat;
-                for (const std::vector<float>& row : shared) flat.insert(flat.end(), row.begin(), row.end());
+                const std::vector<float> flat = flat_rows(shared);
                 if (first.empty()) first = flat;
                 expect_same_bits(flat, first, "threads");
             }
@@ -220,6 +226,37 @@ TEST(gated_delta, rows_of_wider_matrices_are_the_same_rows) {
     const std::vector<float> rows = values_of(ops::gated_delta(op.ctx, in, world.view, batch, DeltaMode::stash));
     for (size_t r = 0; r < 5; ++r)
         EXPECT_TRUE(same_bits(&rows[r * expected[r].size()], expected[r].data(), expected[r].size())) << r;
+}
+
+TEST(gated_delta, int8_rows_are_the_float_rows) {
+    RT_GPU_ONLY();
+    for (const size_t rows : {1, 6, 40}) {  // each kernel
+        OpContext op;
+        DeltaWorld world(op, {.value_dim = 64}, 19);
+        DeltaSequence s = world.sequence();
+        world.feed(s, delta_ids(3, 20), 3);
+        const std::vector<float> values =
+            flat_rows(world.step({&s}, {delta_chain(delta_ids(rows, 21))}, DeltaMode::stash));
+        const int64_t cols = world.out.row_elements(), bytes = ActRow::bytes(cols);
+        ASSERT_NE(world.out.int8, nullptr);
+        std::vector<int8_t> all(static_cast<size_t>(bytes) * rows);
+        op.ctx.gpu->to_host(all.data(), world.out.int8, std::ssize(all));
+        for (size_t r = 0; r < rows; ++r) {
+            const ActRow row{all.data() + static_cast<int64_t>(r) * bytes, cols};
+            for (int64_t g = 0; g < cols / 32; ++g) {
+                const float* x = &values[r * static_cast<size_t>(cols) + static_cast<size_t>(32 * g)];
+                float most = 0, sum = 0;
+                for (int i = 0; i < 32; ++i) most = std::max(most, std::fabs(x[i]));
+                for (int i = 0; i < 32; ++i) {
+                    const float code = std::nearbyint(x[i] * (127.0f / most));
+                    EXPECT_EQ(static_cast<float>(row.half(g, i / 16)[i % 16]), code) << "row " << r << " group " << g;
+                    sum += code;
+                }
+                EXPECT_EQ(row.scale_and_sum(g)[0], most / 127.0f);
+                EXPECT_EQ(row.scale_and_sum(g)[1], sum);
+            }
+        }
+    }
 }
 
 TEST(delta_schedule, visits_each_node_once_behind_its_parent_and_keeps_few_states) {
