@@ -252,6 +252,7 @@ void add_quantize(CLI::App& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
         "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0\n"
+        "  riptide quantize ./Qwen3.5-27B qwen3.5-27b-q4_k_m.gguf --type q4_k_m    the text model\n"
         "  riptide quantize ./Laguna-XS.2-speculator.dflash drafter-q8_0.gguf --type q8_0    a DFlash drafter");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
 }
