@@ -80,6 +80,7 @@ void EngineLoop::schedule(Answer& answer) {
     request.priority = job.priority;
     request.prompt_logits = job.prompt_logprobs && answer.index() == 0;
     request.deadline_us = job.deadline_us;
+    if (machine_.cache().delta().any() && machine_.prefix() != nullptr) request.stops = job.cuts;
     try {
         answer.scheduled = scheduler_.submit(std::move(request), now_us());
         answers_.emplace(answer.scheduled, &answer);
@@ -223,10 +224,11 @@ void EngineLoop::computed(Answer& answer, const SequenceState& state) {
     if (machine_.prefix() == nullptr) return;
     Job& job = answer.job();
     const int64_t before = std::exchange(answer.computed, state.length());
-    // No step ends at a cut for its own sake: after a step the rings hold what they held at any length in it.
+    // After a step the rings hold what they held at any length in it, so that none ends at a cut for its own sake, unless
+    // there is recurrent state: ScheduledRequest::stops.
     for (auto cut = std::upper_bound(job.cuts.begin(), job.cuts.end(), before);
          cut != job.cuts.end() && *cut <= state.length(); ++cut)
-        keep_prompt(job, state, *cut);
+        if (state.can_truncate(*cut)) keep_prompt(job, state, *cut);
 }
 
 void EngineLoop::keep_prompt(Job& job, const SequenceState& state, int64_t length) {

@@ -50,6 +50,8 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
     device_batch_.upload(builder_.build(step_));
+    for (size_t r = 0; r < rows.size(); ++r)
+        rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
     rows_ = std::ssize(rows);
     draw_ = draw;
 }
@@ -60,7 +62,7 @@ void GpuDecoder::launch() {
     context_.family = Family::decode;
     (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         const Batch& batch = device_batch_.batch();
-        const Tensor logits = model_.forward(context_, batch, States{cache_.views()});
+        const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()});
         const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
                                                     row_slots_.first(static_cast<size_t>(rows_)))
                                       : ops::most_likely(context_, logits);

@@ -51,8 +51,8 @@ struct GenerationResult {
     int32_t stop_token = -1;  // reason == stop_id
     std::string stop_string;  // reason == stop_string
     int64_t prompt_tokens = 0;
-    int64_t reused_tokens = 0;  // of the prompt, not computed again
-    int64_t decode_steps = 0;   // after the prompt: of one row, or of guesses too
+    int64_t reused_tokens = 0;   // of the prompt, not computed again
+    int64_t decode_steps = 0;    // after the prompt: of one row, or of guesses too
     int64_t decoded_tokens = 0;  // drawn in them, the stop id included
     double prefill_seconds = 0;
     double decode_seconds = 0;
@@ -162,7 +162,8 @@ class Session {
     std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
-    int64_t reused_ = 0;  // by the last prefill
+    int64_t reused_ = 0;                 // by the last prefill
+    std::optional<SequenceState> kept_;  // with recurrent state: the sequence shortly before the end of a prompt
 };
 
 }  // namespace riptide
