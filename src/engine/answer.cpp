@@ -80,7 +80,7 @@ Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_siz
       sampling_(with_seed(job.sampling, index)),
       sampler_(sampling_, vocab_size, job.stop_ids, job.prompt.tokens),
       text_(text, job.prompt, job.sampling.stop_strings),
-      thinking_(job.prompt.thinking) {
+      thinking_(job.prompt.thinking == Thinking::inside) {
     usage.prompt = std::ssize(job.prompt.tokens);
     if (job.constraint) allowed_.emplace(job.constraint, job.stop_ids, vocab_size);
 }

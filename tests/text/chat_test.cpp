@@ -83,7 +83,7 @@ TEST(Chat, traits_are_found_by_rendering) {
     EXPECT_EQ(template_summary(read_text(kDemo)), "Laguna v5, newlines inside tags, tools, thinking");
     EXPECT_EQ(template_summary(read_text(kV8)), "Laguna v8, no newlines inside tags, tools, thinking");
     EXPECT_EQ(template_summary("{% for m in messages %}{{ m.content }}{% endfor %}"),
-              "not a Laguna template, no tools, no thinking");
+              "a template of its own kind, no tools, no thinking");
     EXPECT_EQ(template_summary("{{ 1 + }}"), "cannot be used: chat template:1:8: expected an expression, found '}}'");
     EXPECT_FALSE(laguna(kDemo).traits().content_parts);
     const std::string parts =
@@ -178,11 +178,11 @@ TEST(Chat, the_end_of_the_prompt_is_inside_thinking_or_not) {
     const json::array hi = messages_of(R"([{"role": "user", "content": "say <think>"}])");
     for (const std::string& path : {kDemo, kV8}) {
         ChatOptions options;
-        EXPECT_FALSE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::over);
         options.enable_thinking = true;
-        EXPECT_TRUE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::inside);
         options.add_generation_prompt = false;
-        EXPECT_FALSE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::not_begun);
     }
 }
 
