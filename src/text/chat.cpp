@@ -80,6 +80,14 @@ void ChatTemplate::probe(std::string_view source) {
         try_render(template_, variant, options) == prompt && prompt.find(kProbe) != std::string::npos;
 
     variant = plain;
+    const std::string late = "riptide-late";
+    const std::pair<const char*, std::string> turns[] = {{"assistant", "a"}, {"system", late}, {"user", "b"}};
+    for (const auto& [role, text] : turns)
+        variant["messages"].as_array().push_back({{"role", role}, {"content", text}});
+    const std::optional<std::string> with_late = try_render(template_, variant, options);
+    traits_.late_system = with_late && with_late->find(late) != std::string::npos;
+
+    variant = plain;
     variant["tools"] =
         json::array{json::value{{"type", "function"},
                                 {"function",
@@ -106,7 +114,7 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
     json::object variables = options.template_kwargs;
     if (options.enable_thinking && !variables.contains("enable_thinking"))
         variables["enable_thinking"] = *options.enable_thinking;
-    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_});
+    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_, traits_.late_system});
     variables["tools"] = tools.empty() ? json::value() : json::value(tools);
     variables["documents"] = nullptr;
     variables["add_generation_prompt"] = options.add_generation_prompt;

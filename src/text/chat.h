@@ -39,6 +39,7 @@ struct ChatTraits {
     bool tools = false;          // tools appear in the prompt
     bool thinking = false;       // enable_thinking changes the prompt
     bool content_parts = false;  // takes content as a list of parts; else parts are joined for it
+    bool late_system = true;     // takes system messages anywhere
 };
 
 /// A model's chat template with its special tokens. Immutable; threads may share it.
@@ -53,11 +54,13 @@ class ChatTemplate {
     /// The prompt. Template literals, bos, eos and known roles are trusted; all that the client wrote is not.
     ///
     /// Messages are those of the OpenAI API: `role` is system, developer, user, assistant or tool (developer becomes
-    /// system for templates that do not know it); `content` is a string, null, or a list of parts {"type": "text",
-    /// "text"}, which are joined with newlines for templates that take strings; `tool_calls[].function.arguments` is an
-    /// object, or a string that holds one, which the template gets as an object; other fields are passed on as they
-    /// are. Tools are {"type": "function", "function": {"name", ...}}, passed on as they are. Throws Error that names
-    /// the field ("messages[2].content: ..."); jinja::RaisedError if the template refuses.
+    /// system for templates that do not know it; where a template takes system messages at the beginning only, later
+    /// ones are joined to the user's message before them, or are the user's); `content` is a string, null, or a list of
+    /// parts {"type": "text", "text"}, which are joined with newlines for templates that take strings;
+    /// `tool_calls[].function.arguments` is an object, or a string that holds one, which the template gets as an
+    /// object; other fields are passed on as they are. Tools are {"type": "function", "function": {"name", ...}},
+    /// passed on as they are. Throws Error that names the field ("messages[2].content: ..."); jinja::RaisedError if the
+    /// template refuses.
     jinja::Rendered render(const json::array& messages, const json::array& tools, const ChatOptions& options) const;
 
     const ChatTraits& traits() const { return traits_; }

@@ -20,7 +20,7 @@ void write_text(const fs::path& path, const std::string& text) { std::ofstream(p
 
 SmallVocabulary qwen_vocabulary() {
     SmallVocabulary v;
-    v.specials = {{"<|endoftext|>"},      {"<|im_start|>"},       {"<|im_end|>"},     {"<tool_call>", false},
+    v.specials = {{"<|endoftext|>"},       {"<|im_start|>"},   {"<|im_end|>"},     {"<tool_call>", false},
                   {"</tool_call>", false}, {"<think>", false}, {"</think>", false}};
     // No merges: what the model says under a mask then has one spelling in tokens.
     return v;
@@ -82,10 +82,12 @@ json::array offered_tools() {
 
 class ServerQwen : public ServerTest {
   protected:
-    void SetUp() override {
+    void SetUp() override { begin(server_options()); }
+    void begin(server::ServerOptions options) {
         static const std::string path = write_model();
+        server.reset();
         engine = Engine::open(path, demo_options());
-        server = std::make_unique<server::Server>(server_options());
+        server = std::make_unique<server::Server>(std::move(options));
         server->serve(*engine);
     }
     static json::object body(uint64_t seed) {
@@ -113,6 +115,23 @@ TEST_F(ServerQwen, says_what_it_speaks) {
     const auto ids = json::value_to<std::vector<int>>(rendered.object().at("tokens"));
     EXPECT_EQ(ids.front(), 1);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), 5), 1) << "what the user spells is text";
+}
+
+TEST_F(ServerQwen, variables_of_the_template_come_from_the_server_and_the_request) {
+    const auto prompt = [&](const json::value& kwargs) {
+        json::object asked = {{"messages", user_says("a")}, {"chat_template_kwargs", kwargs}};
+        asked["messages"].as_array().push_back(
+            {{"role", "assistant"}, {"content", "b"}, {"reasoning_content", "because"}});
+        asked["messages"].as_array().push_back({{"role", "user"}, {"content", "c"}});
+        return std::string(post("/apply-template", asked).object().at("prompt").as_string());
+    };
+    EXPECT_EQ(prompt(json::object()).find("because"), std::string::npos);
+    EXPECT_NE(prompt({{"preserve_thinking", true}}).find("because"), std::string::npos);
+    server::ServerOptions options = server_options();
+    options.defaults.template_kwargs["preserve_thinking"] = true;
+    begin(options);
+    EXPECT_NE(prompt(json::object()).find("because"), std::string::npos);
+    EXPECT_EQ(prompt({{"preserve_thinking", false}}).find("because"), std::string::npos);
 }
 
 TEST_F(ServerQwen, reasoning_and_text_are_told_apart_streamed_or_not) {
@@ -155,10 +174,13 @@ TEST_F(ServerQwen, tools_are_called_and_the_next_turn_finds_the_answer_in_the_ca
         asked["stream"] = true;
         const Joined streamed = join(post("/v1/chat/completions", asked).body);
         EXPECT_EQ(streamed.calls, std::vector<std::string>{"point"});
-        EXPECT_EQ(streamed.arguments, std::vector<std::string>{std::string(calls[0].at("function").at("arguments").as_string())});
+        EXPECT_EQ(streamed.arguments,
+                  std::vector<std::string>{std::string(calls[0].at("function").at("arguments").as_string())});
         asked.erase("stream");
 
-        const auto tokens = [](const json::object& usage, const char* key) { return usage.at(key).to_number<int64_t>(); };
+        const auto tokens = [](const json::object& usage, const char* key) {
+            return usage.at(key).to_number<int64_t>();
+        };
         const json::object used = answer.object().at("usage").as_object();
         asked["messages"].as_array().push_back(message);
         asked["messages"].as_array().push_back(

@@ -166,6 +166,23 @@ TEST(Chat, malformed_tools_and_kwargs_are_refused_by_field) {
     EXPECT_EQ(chat_error(hi, "[]", {{"enable_thinking", true}, {"style", "x"}}), "");
 }
 
+TEST(Chat, later_system_messages_go_where_a_template_can_take_them) {
+    const std::string anywhere = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
+    const std::string first_only =
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% "
+        "endfor %}";
+    const auto render = [](const std::string& source, const char* messages) {
+        return ChatTemplate(source, "t", "", "").render(messages_of(messages), {}, {}).text;
+    };
+    const char* const talk = R"([{"role": "system", "content": "a"}, {"role": "system", "content": "b"},
+        {"role": "user", "content": "c"}, {"role": "system", "content": [{"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "e"}, {"role": "system", "content": "f"}, {"role": "user", "content": "g"}])";
+    EXPECT_EQ(render(anywhere, talk), "[system:a][system:b][user:c][system:d][assistant:e][system:f][user:g]");
+    EXPECT_EQ(render(first_only, talk), "[system:a\n\nb][user:c\n\nd][assistant:e][user:f][user:g]");
+    EXPECT_EQ(render(first_only, R"([{"role": "user", "content": "c"}])"), "[user:c]");
+}
+
 TEST(Chat, a_template_that_fails_on_a_sample_is_refused_at_once) {
     EXPECT_THROW(ChatTemplate("{{ messages + 1 }}", "t", "", ""), Error);
     EXPECT_NO_THROW(ChatTemplate("{{ raise_exception('more') }}", "t", "", ""));

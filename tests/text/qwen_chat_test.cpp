@@ -146,6 +146,21 @@ TEST_F(QwenChat, nothing_that_a_client_writes_becomes_markup) {
     }
 }
 
+TEST_F(QwenChat, a_system_message_in_the_middle_is_no_error) {
+    const json::array messages =
+        parse_json(R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"}, {"role": "user", "content": [{"type": "text", "text": "c"}]},
+        {"role": "system", "content": "It is late."}])",
+                   "messages")
+            .as_array();
+    for (const char* name : kTemplates) {
+        const std::string text = released(name).render(messages, {}, {}).text;
+        EXPECT_NE(text.find("It is late."), std::string::npos) << text;
+    }
+    const std::string text = released("Qwen3.5-4B").render(messages, {}, {}).text;
+    EXPECT_NE(text.find("<|im_start|>user\nc\n\nIt is late.<|im_end|>"), std::string::npos) << text;
+}
+
 /// What a client keeps of an answer.
 json::object message_of(const StreamEvents& events) {
     const testing_stream::Collected got = testing_stream::collect(events);
