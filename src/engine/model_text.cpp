@@ -105,6 +105,7 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     out.thinking = thinking_of(rendered);
     const bool can_think = template_->traits().thinking && out.think_begin >= 0 && out.think_end >= 0;
     if (out.thinking == Thinking::not_begun && !can_think) out.thinking = Thinking::over;
+    if (dialect_->line_before_end_think) out.line_end = tokenizer_->id_of("\n");
     ParserOptions parser;
     parser.thinking = out.thinking == Thinking::inside;
     parser.newline_framing = template_->traits().newlines_in_tags;

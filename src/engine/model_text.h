@@ -27,6 +27,7 @@ struct EncodedPrompt {
     bool opens_with_system = false;                                   // the first of them ends system prompt and tools
     Thinking thinking = Thinking::over;                               // where a chat's answer begins
     int32_t think_begin = -1, think_end = -1;                         // the markers of a chat's thinking
+    int32_t line_end = -1;  // drawn before an end of thinking that is forced, where no line has just ended; -1: nothing
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
 };
 

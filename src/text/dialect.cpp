@@ -16,11 +16,11 @@ constexpr std::array<std::string_view, 2> kLagunaTokens = {"<assistant>", "</thi
 constexpr std::array<std::string_view, 3> kQwenTokens = {"<|im_end|>", "<tool_call>", "</tool_call>"};
 
 constexpr std::array<Dialect, 3> kDialects = {{
-    {"laguna", kLagunaTokens, [](const ChatTraits&) { return true; }, make_laguna_parser, laguna_grammar},
+    {"laguna", kLagunaTokens, [](const ChatTraits&) { return true; }, false, make_laguna_parser, laguna_grammar},
     {"qwen-tags", kQwenTokens,
-     [](const ChatTraits& traits) { return traits.im_tags && traits.calls == CallForm::function_tags; },
+     [](const ChatTraits& traits) { return traits.im_tags && traits.calls == CallForm::function_tags; }, true,
      make_qwen_parser, qwen_tags_grammar},
-    {"qwen-json", kQwenTokens, [](const ChatTraits& traits) { return traits.im_tags; }, make_qwen_parser,
+    {"qwen-json", kQwenTokens, [](const ChatTraits& traits) { return traits.im_tags; }, true, make_qwen_parser,
      qwen_json_grammar},
 }};
 

@@ -19,6 +19,8 @@ struct Dialect {
     std::span<const std::string_view> tokens;
     /// Whether a template writes this dialect.
     bool (*fits)(const ChatTraits& traits);
+    /// The template writes a newline in front of </think>.
+    bool line_before_end_think;
     /// A parser for one answer.
     std::unique_ptr<StreamParser> (*make_parser)(ParserOptions options);
     /// The answers that have a form. Throws GrammarError; see add_answer (text/answer_grammar.h).
