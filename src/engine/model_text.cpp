@@ -62,8 +62,18 @@ ModelText::ModelText(const Checkpoint& checkpoint) {
         template_.emplace(source, checkpoint.path() + ": chat template", special_text(*tokenizer_, tokenizer_->bos()),
                           special_text(*tokenizer_, tokenizer_->eos()));
     if (template_) dialect_ = find_dialect(template_->traits(), *tokenizer_);
+    if (dialect_ != nullptr) add_stops();
     const std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), source);
     fingerprint_ = to_hex(sha256(std::as_bytes(std::span(facts))));
+}
+
+void ModelText::add_stops() {
+    for (const std::string_view stop : dialect_->stops) {
+        const int32_t id = tokenizer_->id_of(stop);
+        const bool is_new = std::find(stop_ids_.begin(), stop_ids_.end(), id) == stop_ids_.end();
+        if (id >= 0 && tokenizer_->is_added(id) && is_new) stop_ids_.push_back(id);
+    }
+    std::sort(stop_ids_.begin(), stop_ids_.end());
 }
 
 EncodedPrompt ModelText::encode(const Prompt& prompt) const {

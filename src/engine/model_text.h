@@ -57,6 +57,7 @@ class ModelText {
     std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;
 
   private:
+    void add_stops();
     EncodedPrompt encode_chat(const ChatPrompt& chat) const;
     std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 

@@ -14,14 +14,31 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kLagunaTokens = {"<assistant>", "</think>"};
 constexpr std::array<std::string_view, 3> kQwenTokens = {"<|im_end|>", "<tool_call>", "</tool_call>"};
+constexpr std::array<std::string_view, 1> kLagunaStops = {"</assistant>"};
+constexpr std::array<std::string_view, 2> kQwenStops = {"<|im_end|>", "<|endoftext|>"};
 
 constexpr std::array<Dialect, 3> kDialects = {{
-    {"laguna", kLagunaTokens, [](const ChatTraits&) { return true; }, false, make_laguna_parser, laguna_grammar},
-    {"qwen-tags", kQwenTokens,
-     [](const ChatTraits& traits) { return traits.im_tags && traits.calls == CallForm::function_tags; }, true,
-     make_qwen_parser, qwen_tags_grammar},
-    {"qwen-json", kQwenTokens, [](const ChatTraits& traits) { return traits.im_tags; }, true, make_qwen_parser,
-     qwen_json_grammar},
+    {.name = "laguna",
+     .tokens = kLagunaTokens,
+     .stops = kLagunaStops,
+     .line_before_end_think = false,
+     .fits = [](const ChatTraits&) { return true; },
+     .make_parser = make_laguna_parser,
+     .grammar = laguna_grammar},
+    {.name = "qwen-tags",
+     .tokens = kQwenTokens,
+     .stops = kQwenStops,
+     .line_before_end_think = true,
+     .fits = [](const ChatTraits& traits) { return traits.im_tags && traits.calls == CallForm::function_tags; },
+     .make_parser = make_qwen_parser,
+     .grammar = qwen_tags_grammar},
+    {.name = "qwen-json",
+     .tokens = kQwenTokens,
+     .stops = kQwenStops,
+     .line_before_end_think = true,
+     .fits = [](const ChatTraits& traits) { return traits.im_tags; },
+     .make_parser = make_qwen_parser,
+     .grammar = qwen_json_grammar},
 }};
 
 }  // namespace

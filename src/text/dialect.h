@@ -17,10 +17,12 @@ struct Dialect {
     std::string_view name;
     /// Added tokens that a vocabulary must have.
     std::span<const std::string_view> tokens;
-    /// Whether a template writes this dialect.
-    bool (*fits)(const ChatTraits& traits);
+    /// Added tokens that end an answer, as far as a vocabulary has them; a file may name fewer.
+    std::span<const std::string_view> stops;
     /// The template writes a newline in front of </think>.
     bool line_before_end_think;
+    /// Whether a template writes this dialect.
+    bool (*fits)(const ChatTraits& traits);
     /// A parser for one answer.
     std::unique_ptr<StreamParser> (*make_parser)(ParserOptions options);
     /// The answers that have a form. Throws GrammarError; see add_answer (text/answer_grammar.h).

@@ -66,7 +66,7 @@ std::string write_model() {
     tokenizer["post_processor"] = nullptr;
     write_text(folder / "tokenizer.json", json::serialize(tokenizer));
     write_text(folder / "tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "bos_token": null})");
-    write_text(folder / "generation_config.json", R"({"eos_token_id": [2, 0]})");
+    write_text(folder / "generation_config.json", R"({"eos_token_id": 0})");
     write_text(folder / "chat_template.jinja", read_file(source_dir() + "/tests/text/data/qwen_tags.jinja", 1 << 20));
     return folder.string();
 }
