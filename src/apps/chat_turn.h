@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "apps/model_flags.h"
+#include "engine/model_text.h"
 #include "text/chat.h"
 #include "text/stream_parser.h"
 
@@ -36,13 +37,8 @@ class ChatModel {
                    const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel);
 
   private:
-    std::vector<int32_t> encode(const jinja::Rendered& prompt) const;
-    std::unique_ptr<StreamParser> make_parser(const jinja::Rendered& prompt, const json::array& tools) const;
-
     std::unique_ptr<Session> session_;
-    Tokenizer tokenizer_;
-    ChatTemplate template_;
-    std::vector<int32_t> stop_ids_;
+    ModelText text_;
 };
 
 }  // namespace riptide::apps

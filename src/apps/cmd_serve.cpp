@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "server/access.h"
 #include "server/server.h"
+#include "text/chat_messages.h"
 
 namespace riptide::apps {
 
@@ -27,7 +28,7 @@ struct Options {
     DraftFlags draft;
     EngineOptions engine;
     server::ServerOptions server;
-    std::string key_file, reasoning = "auto", log_format = "text";
+    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64;
     int grace_seconds = 30;
     bool allow_no_auth = false, quiet = false;
@@ -55,6 +56,20 @@ std::string default_name(const std::string& path) {
     return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
+json::object template_kwargs(const std::string& text) {
+    if (text.empty()) return {};
+    try {
+        const json::value value = parse_json(text, "--chat-template-kwargs");
+        RT_CHECK(value.is_object(), "--chat-template-kwargs: expected a JSON object");
+        check_template_kwargs(value.get_object());
+        RT_CHECK(!value.get_object().contains("enable_thinking"),
+                 "--chat-template-kwargs: enable_thinking is --reasoning on or off");
+        return value.get_object();
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+}
+
 server::ServerOptions server_options(const Options& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
@@ -64,6 +79,7 @@ server::ServerOptions server_options(const Options& o, LogWriter& log) {
         "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
         out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
+    out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
     if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
     out.log.json = o.log_format == "json";
@@ -210,6 +226,9 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
     cmd.add_option("--reasoning", o.reasoning, "Where a request does not say: on | off | auto (as the template has it)")
         ->check(CLI::IsMember({"on", "off", "auto"}))
         ->capture_default_str();
+    cmd.add_option("--chat-template-kwargs", o.template_kwargs,
+                   "Variables of the chat template, where a request does not set them: a JSON object, e.g. "
+                   "'{\"preserve_thinking\": true}'");
     cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
                    "Tokens of thinking, where a request does not say; -1: no limit")
         ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))

@@ -96,6 +96,8 @@ class Answer {
     bool constrained() const { return allowed_.has_value(); }
     /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
     int64_t free_draws() const;
+    /// What draw() forces where the thinking must end.
+    int32_t end_of_thinking() const;
     /// Sends what logits [rows, vocab] behind the prompt's tokens from `begin` on say of the tokens that follow them.
     void score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows);
     /// Takes the next token and sends events. True if another is wanted.
@@ -129,6 +131,7 @@ class Answer {
     void send();
 
     Job* job_;
+    const Tokenizer* tokenizer_;  // of a chat, or null
     int32_t index_;
     SamplingParams sampling_;
     Sampler sampler_;

@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "io/checkpoint.h"
 #include "text/chat.h"
+#include "text/dialect.h"
 #include "text/stream_parser.h"
 #include "text/tokenizer.h"
 
@@ -24,8 +25,9 @@ struct EncodedPrompt {
     /// Ascending token counts: the ends of a chat's messages as they stand in the prompt. Empty for other prompts.
     std::vector<int64_t> message_ends;
     bool opens_with_system = false;                                   // the first of them ends system prompt and tools
-    bool thinking = false;                                            // a chat's answer begins inside the thinking
+    Thinking thinking = Thinking::over;                               // where a chat's answer begins
     int32_t think_begin = -1, think_end = -1;                         // the markers of a chat's thinking
+    int32_t line_end = -1;  // drawn before an end of thinking that is forced, where no line has just ended; -1: nothing
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
 };
 
@@ -39,8 +41,11 @@ class ModelText {
 
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
     const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
-    /// Whether chats can be rendered and their answers parsed.
-    bool chats() const { return chats_; }
+    /// How chats are answered; null if they cannot be rendered and their answers parsed: then require_chats() throws
+    /// Error that says why.
+    const Dialect* dialect() const { return dialect_; }
+    bool chats() const { return dialect_ != nullptr; }
+    void require_chats() const;
     const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
     /// Of what decides the tokens of a prompt; the same for equal tokenizers and templates.
     const std::string& fingerprint() const { return fingerprint_; }
@@ -52,12 +57,13 @@ class ModelText {
     std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;
 
   private:
+    void add_stops();
     EncodedPrompt encode_chat(const ChatPrompt& chat) const;
     std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 
     std::optional<Tokenizer> tokenizer_;
     std::optional<ChatTemplate> template_;
-    bool chats_ = false;
+    const Dialect* dialect_ = nullptr;
     std::vector<int32_t> stop_ids_;
     std::string fingerprint_;
     std::unique_ptr<Constrainer> constrainer_;  // if there is a tokenizer

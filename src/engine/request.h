@@ -58,8 +58,8 @@ struct Request {
     /// is kept for the next turn only as prefill computes it. Empty: EngineOptions::deterministic.
     std::optional<bool> deterministic;
 
-    /// Of a chat: tokens of reasoning after which the end-of-thinking marker is taken, whatever the model would say. -1:
-    /// as many as it likes.
+    /// Of a chat: tokens of reasoning after which the end-of-thinking marker is taken (behind a newline, where the
+    /// dialect has one there), whatever the model would say. -1: as many as it likes.
     int64_t thinking_budget = -1;
 
     bool want_tokens = false;      // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0

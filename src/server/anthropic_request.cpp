@@ -166,8 +166,10 @@ std::string session_of(const Fields& fields) {
 void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatOptions& options, Request& out) {
     out.thinking_budget = defaults.thinking_budget;
     if (const json::object* config = fields.object("output_config"))
-        if (const auto effort = Fields(*config, "output_config.").string("effort"))
+        if (const auto effort = Fields(*config, "output_config.").string("effort")) {
             out.thinking_budget = budget_of_effort(*effort, "output_config.effort");
+            tell_effort(*effort, options);
+        }
     const json::object* thinking = fields.object("thinking");
     if (thinking == nullptr) return;
     const Fields inner(*thinking, "thinking.");
@@ -194,6 +196,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
 
     ChatPrompt prompt;
     prompt.options.enable_thinking = defaults.thinking;
+    prompt.options.template_kwargs = defaults.template_kwargs;
     parse_thinking(fields, defaults, prompt.options, request);
     const json::array* messages = fields.array("messages");
     if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");

@@ -75,6 +75,7 @@ HttpReply get_props(const ApiContext& ctx) {
                      {"weights_version", info.version},
                      {"chat",
                       {{"template", info.chat},
+                       {"dialect", info.chat_dialect},
                        {"tools", info.chat_traits.tools},
                        {"thinking", info.chat_traits.thinking},
                        {"laguna_version", info.chat_traits.laguna_version}}},

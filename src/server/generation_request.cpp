@@ -102,8 +102,13 @@ void mend_arguments(json::object& message) {
 ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defaults) {
     ChatOptions options;
     options.enable_thinking = defaults.thinking;
-    if (const auto effort = fields.string("reasoning_effort")) options.enable_thinking = *effort != "none";
-    if (const json::object* extra = fields.object("chat_template_kwargs")) options.template_kwargs = *extra;
+    options.template_kwargs = defaults.template_kwargs;
+    if (const auto effort = fields.string("reasoning_effort")) {
+        options.enable_thinking = *effort != "none";
+        tell_effort(*effort, options);
+    }
+    if (const json::object* extra = fields.object("chat_template_kwargs"))
+        for (const auto& [key, value] : *extra) options.template_kwargs[key] = value;
     return options;
 }
 
@@ -162,6 +167,10 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
     parse_stop(f, p);
     parse_logit_bias(f, p);
     return p;
+}
+
+void tell_effort(std::string_view effort, ChatOptions& options) {
+    if (effort != "none") options.template_kwargs["reasoning_effort"] = effort;
 }
 
 json::array prepare_history(json::array messages) {

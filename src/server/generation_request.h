@@ -17,6 +17,7 @@ struct RequestDefaults {
     SamplingParams sampling;
     std::optional<bool> thinking;  // enable_thinking of the template; absent: as the template has it
     int64_t thinking_budget = -1;  // Request::thinking_budget
+    json::object template_kwargs;  // of the template, where a request does not set them: ChatOptions::template_kwargs
 };
 
 struct GenerationRequest {
@@ -37,6 +38,9 @@ SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defau
 /// Tokens of thinking for the efforts that the APIs know; -1 (no limit) for "high" and more. Throws ApiError naming
 /// `field` for other words.
 int64_t budget_of_effort(std::string_view effort, const std::string& field);
+
+/// An effort is also a variable of the template, which may know it or not: `reasoning_effort`.
+void tell_effort(std::string_view effort, ChatOptions& options);
 
 /// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
 /// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that
