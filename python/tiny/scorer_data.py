@@ -8,6 +8,7 @@ SPANS places that answer.
 import bisect
 import json
 import multiprocessing
+import os
 import pathlib
 import random
 
@@ -231,6 +232,7 @@ def open_done(folder, workers, mode):
 
 def fill(folder, tokenizer_path, texts, functions, vocab_size, count, length, worker, workers, seed):
     import numpy
+    os.nice(10)                              # torch.compile and the training go first
     arrays, done = open_rows(folder, count, length, "r+"), open_done(folder, workers, "r+")
     packer = Packer(Maker(tokenizer_path, texts, functions, vocab_size, seed * 1000 + worker), length)
     for slot in range(worker, count, workers):
