@@ -43,7 +43,8 @@ def prose_line(rng, pools):
     noun, other = rng.choice(pools.nouns), rng.choice(pools.nouns)
     return rng.choice([
         f"The {rng.choice(pools.adjectives)} {noun} stands beside the {other}.",
-        f"{rng.choice(words.FIRST_NAMES)} wants to {rng.choice(pools.verbs)} the {noun}, but the {other} is {rng.choice(pools.adjectives)}.",
+        f"{rng.choice(words.FIRST_NAMES)} wants to {rng.choice(pools.verbs)} the {noun}, but the {other} is "
+        f"{rng.choice(pools.adjectives)}.",
         f"Every {noun} has a {other}, and nobody in {rng.choice(words.CITIES)} knows why.",
         f"On {rng.choice(words.DAYS)} we {rng.choice(pools.verbs)} {rng.randint(2, 90)} {noun}s and one {other}."])
 
@@ -100,7 +101,8 @@ def several(rng, pools, _functions):
 
 def chain(rng, pools, _functions):
     """A name that stands for a name that stands for a value."""
-    links, form = names(rng, pools, rng.choice([2, 3, 3, 4])), rng.choice(["{} = {}", "let {} = {}", "Set {} to {}.", "export {}={}"])
+    links, form = names(rng, pools, rng.choice([2, 3, 3, 4])), rng.choice(
+        ["{} = {}", "let {} = {}", "Set {} to {}.", "export {}={}"])
     value = str(rng.randint(100, 99999))
     lines = [form.format(a, b) for a, b in zip(links, [value] + links[:-1])]
     loose = [form.format(n, rng.randint(100, 99999)) for n in names(rng, pools, rng.randint(0, 4)) if n not in links]
@@ -124,12 +126,15 @@ def function(rng, pools, functions):
     """A function by its name."""
     if functions and rng.random() < 0.5:
         called, _, source = rng.choice(functions)
-        ask = rng.choice([f"Show me the function {called}.", f"What is the body of {called}?", f"Write out {called} as it stands in the file."])
+        ask = rng.choice([f"Show me the function {called}.", f"What is the body of {called}?",
+                          f"Write out {called} as it stands in the file."])
         return [source], [], ask, f"```python\n{source}\n```"
     called, value = f"{rng.choice(pools.verbs)}_{rng.choice(pools.nouns)}_{values.invented(rng)}", str(rng.randint(100, 99999))
-    body = [f"def {called}({rng.choice(pools.nouns)}):", f'    """{rng.choice(pools.verbs).capitalize()} the {rng.choice(pools.nouns)}."""',
+    body = [f"def {called}({rng.choice(pools.nouns)}):",
+            f'    """{rng.choice(pools.verbs).capitalize()} the {rng.choice(pools.nouns)}."""',
             f"    return {value}"]
-    ask = rng.choice([f"What does the function {called} return?", f"Which number does {called} return?", f"What comes back from {called}?"])
+    ask = rng.choice([f"What does the function {called} return?", f"Which number does {called} return?",
+                      f"What comes back from {called}?"])
     other = f"def {name(rng, pools)}():\n    return {rng.randint(100, 99999)}"
     return ["\n".join(body)], [other], ask, f"{called} returns {value}."
 

@@ -53,7 +53,8 @@ class Rows:
                 slots.append(int(self.rng.integers(max(1, self.next))))
                 self.repeated += 1
         tokens, weight, marks = (a[slots] for a in self.arrays)
-        return (torch.from_numpy(tokens.astype(numpy.int64)).to(self.device), torch.from_numpy(weight.astype(numpy.float32)).to(self.device),
+        return (torch.from_numpy(tokens.astype(numpy.int64)).to(self.device),
+                torch.from_numpy(weight.astype(numpy.float32)).to(self.device),
                 torch.from_numpy(marks.astype(numpy.int64)).to(self.device))
 
 
@@ -119,11 +120,13 @@ def train(scorer, w, rows, args, until, log):
             loss, aux = (sum(x[i].item() for x in sums) / len(sums) for i in (0, 1))
             now = time.time()
             log(f"step {step} loss {loss:.4f} evidence {aux:.4f} progress {progress:.3f} "
-                f"{len(sums) * args.batch * args.length / (now - last) / 1e6:.3f}M tokens/s, rows made {int(rows.done.sum())}, repeated {rows.repeated}")
+                f"{len(sums) * args.batch * args.length / (now - last) / 1e6:.3f}M tokens/s, "
+                f"rows made {int(rows.done.sum())}, repeated {rows.repeated}")
             if not math.isfinite(loss + aux):
                 raise SystemExit("the loss is not finite")
             sums, last = [], now
-    return dict(steps=step, tokens=step * args.batch * args.length, seconds=round(time.time() - born, 1), rows_repeated=rows.repeated)
+    return dict(steps=step, tokens=step * args.batch * args.length, seconds=round(time.time() - born, 1),
+                rows_repeated=rows.repeated)
 
 
 def warm_up(scorer, w, args, device):
@@ -192,7 +195,8 @@ def measure(scorer, w, maker, lengths, count, ratio, device):
                     for chosen, numbers in layers.items():
                         mass = sum(masses[i] for i in numbers) / len(numbers)
                         out.append(dict(kind=kind.__name__, length=length, tokens=len(ids), window=name, layers=chosen,
-                                        mass=sum(mass[b:e].sum().item() for b, e in a["evidence"]), rank=rank_of(mass, a["evidence"]),
+                                        mass=sum(mass[b:e].sum().item() for b, e in a["evidence"]),
+                                        rank=rank_of(mass, a["evidence"]),
                                         chunks=-(-len(mass) // CHUNK),
                                         kept={str(k): kept_share(mass, a["evidence"], k) for k in KEEPS}))
     return out
@@ -267,7 +271,8 @@ def main():
     config = scorer_model.Config()
     corpora = scorer_data.read_corpus(args.files, 2 * args.workers)
     (texts, functions), (held_texts, held_functions) = corpora[False], corpora[True]
-    log(f"corpus: {len(texts)} files, {sum(map(len, texts)) / 1e6:.1f}M characters, {len(functions)} functions; held out {len(held_texts)} files")
+    log(f"corpus: {len(texts)} files, {sum(map(len, texts)) / 1e6:.1f}M characters, {len(functions)} functions; "
+        f"held out {len(held_texts)} files")
     random.Random(args.seed).shuffle(texts)
     path = args.out / "tokenizer.json"
     child = multiprocessing.get_context("fork").Process(target=scorer_data.build_tokenizer, args=(
@@ -301,7 +306,8 @@ def main():
     with torch.no_grad():
         from safetensors.torch import save_file
         save_file(scorer_model.to_disk(w, config), args.out / "model.safetensors", metadata={"format": "pt"})
-        (args.out / "config.json").write_text(json.dumps(scorer_model.hf_config(config, scorer_data.eot(config.vocab_size)), indent=1) + "\n")
+        facts = scorer_model.hf_config(config, scorer_data.eot(config.vocab_size))
+        (args.out / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
         log("saved")
         w = {name: t.detach().to(torch.bfloat16).float() for name, t in w.items()}          # measure what is written
         scorer = scorer_model.Scorer(config, args.length, device, dtype, False)
@@ -310,7 +316,8 @@ def main():
         log(f"held-out code: {code}")
         lengths = [512] if args.smoke else [512, 1024, 2048, 4096, 8192]
         lines = measure(scorer, w, maker, lengths, args.count, 0.95 * code["characters_a_token"], device)
-    report = dict(code=code, by_length=summary(lines, ("layers", "window", "length")), by_kind=summary(lines, ("layers", "window", "kind")),
+    report = dict(code=code, by_length=summary(lines, ("layers", "window", "length")),
+                  by_kind=summary(lines, ("layers", "window", "kind")),
                   training=trained, parameters=sum(t.numel() for t in w.values()), chunk=CHUNK,
                   arguments={k: str(v) for k, v in vars(args).items()})
     (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
