@@ -10,7 +10,7 @@ namespace riptide {
 
 namespace {
 
-using Kind = PromptPart::Kind;
+using Kind = ChatPart::Kind;
 
 /// Of the last user message if it is too long to be kept whole: shares of the budget, and tokens at most.
 constexpr int64_t kMostWhole = 1024, kMostHead = 64, kMostTail = 256;
@@ -39,8 +39,8 @@ struct Compressor::Work {
     int64_t quota = 0;       // of tokens that are kept because they are recent
 
     int64_t budget() const { return plan.report.budget; }
-    void find_contents(std::span<const PromptPart> parts, const Tokenizer& target);
-    void add_content(const PromptPart& part);
+    void find_contents(std::span<const ChatPart> parts, const Tokenizer& target);
+    void add_content(const ChatPart& part);
     int64_t force(TokenRun run);
     void keep_last_user();
     void keep_recent();
@@ -50,7 +50,7 @@ struct Compressor::Work {
     void count();
 };
 
-void Compressor::Work::add_content(const PromptPart& part) {
+void Compressor::Work::add_content(const ChatPart& part) {
     const std::vector<bool>& cuts = plan.text.cuts;
     TokenRun run = part.tokens;
     while (run.begin < run.end && !cuts[static_cast<size_t>(run.begin)]) ++run.begin;
@@ -59,10 +59,10 @@ void Compressor::Work::add_content(const PromptPart& part) {
 }
 
 /// Whatever is not content is kept, and so are control tokens.
-void Compressor::Work::find_contents(std::span<const PromptPart> parts, const Tokenizer& target) {
-    const PromptPart whole{Kind::user, 0, {0, std::ssize(plan.tokens)}};
+void Compressor::Work::find_contents(std::span<const ChatPart> parts, const Tokenizer& target) {
+    const ChatPart whole{Kind::user, 0, {0, std::ssize(plan.tokens)}};
     if (parts.empty()) parts = {&whole, 1};
-    for (const PromptPart& part : parts)
+    for (const ChatPart& part : parts)
         if (is_content(part.kind)) add_content(part);
     plan.kept.assign(plan.tokens.size(), true);
     for (size_t c = 0; c < contents.size(); ++c) {
@@ -181,14 +181,17 @@ void Compressor::Work::count() {
     report.forced = report.kept - report.remembered;
 }
 
-/// A name for each message's end: of all tokens up to it, and of what else decides what is kept.
+/// A name for each place where a message begins, the answer among them: of all tokens before it, and of what else
+/// decides what is kept.
 std::vector<std::string> Compressor::names_of(const LongPrompt& prompt, const CompressionOptions& options) const {
     std::vector<std::string> names;
     if (!prompt.remember) return names;
     std::string chain = fmt::format("{} {} {} {} {}{}", fingerprint_, scorer_.name, options.keep, options.keep_tokens,
                                     prompt.owner.size(), prompt.owner);
     int64_t at = 0;
-    for (const int64_t end : prompt.message_ends) {
+    for (size_t p = 1; p < prompt.parts.size(); ++p) {
+        if (prompt.parts[p].message == prompt.parts[p - 1].message) continue;
+        const int64_t end = prompt.parts[p].tokens.begin;
         const auto message =
             std::as_bytes(prompt.tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(end - at)));
         chain.append(reinterpret_cast<const char*>(message.data()), message.size());

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "base/json.h"
+
 namespace riptide {
 
 enum class CompressMode : uint8_t {
@@ -47,6 +49,8 @@ struct CompressionReport {
     bool over() const { return kept > budget; }
     /// "kept 4,012 of 40,120 tokens (...)", and why more than the budget, if so.
     std::string sentence() const;
+    /// The same for scripts: original_tokens, kept_tokens, ..., scoring_seconds.
+    json::object facts() const;
 };
 
 }  // namespace riptide

@@ -23,6 +23,7 @@ std::string grouped(int64_t number) {
 struct ScorerText {
     std::string text;
     std::vector<TextSpan> spans;  // of each token of the prompt; empty ones for what is left out
+    std::vector<int32_t> tokens;  // of the target, that spell it
 };
 
 ScorerText scorer_text(const CompressionPlan& plan) {
@@ -34,7 +35,10 @@ ScorerText scorer_text(const CompressionPlan& plan) {
     for (size_t i = 0; i < in.size(); ++i) {
         const auto at = static_cast<int64_t>(i);
         out.spans[i].begin = static_cast<int64_t>(out.text.size());
-        if (in[i]) out.text += plan.text.bytes({at, at + 1});
+        if (in[i]) {
+            out.text += plan.text.bytes({at, at + 1});
+            out.tokens.push_back(plan.tokens[i]);
+        }
         out.spans[i].end = static_cast<int64_t>(out.text.size());
     }
     return out;
@@ -95,6 +99,12 @@ std::string CompressionReport::sentence() const {
     return out;
 }
 
+json::object CompressionReport::facts() const {
+    return {{"original_tokens", original}, {"kept_tokens", kept},     {"budget_tokens", budget},
+            {"forced_tokens", forced},     {"scored_tokens", scored}, {"remembered_tokens", remembered},
+            {"scoring_seconds", seconds}};
+}
+
 Compressor::Compressor(const Tokenizer& target, std::string fingerprint, PromptScorer scorer)
     : target_(target), fingerprint_(std::move(fingerprint)), scorer_(std::move(scorer)) {
     RT_CHECK(scorer_, ErrorKind::usage, "prompts cannot be compressed without a scorer");
@@ -102,9 +112,11 @@ Compressor::Compressor(const Tokenizer& target, std::string fingerprint, PromptS
 
 std::vector<float> Compressor::scores_of(CompressionPlan& plan, const std::atomic<bool>* cancel,
                                          const std::function<void(int64_t, int64_t)>& on_progress) {
-    const ScorerText text = scorer_text(plan);
+    ScorerText text = scorer_text(plan);
     const Tokenizer& tokenizer = scorer_.tokenizer ? *scorer_.tokenizer : target_;
-    const std::vector<int32_t> tokens = tokenizer.encode(text.text);
+    // What spells a control token is text for another vocabulary; for the target's own it stays what it is.
+    const std::vector<int32_t> tokens =
+        scorer_.tokenizer ? tokenizer.encode(text.text) : std::exchange(text.tokens, {});
     RT_CHECK(std::ssize(tokens) <= scorer_.most_tokens,
              "the prompt has {} tokens for the scorer {}, which can read {}; ask without compression", tokens.size(),
              scorer_.name, scorer_.most_tokens);
@@ -122,15 +134,14 @@ bool Compressor::choose(CompressionPlan& plan, const std::atomic<bool>* cancel,
                         const std::function<void(int64_t, int64_t)>& on_progress) {
     const auto start = std::chrono::steady_clock::now();
     CompressionReport& report = plan.report;
-    const int64_t left = report.budget - report.kept;
-    if (!plan.open.empty() && left > 0) {
+    if (plan.needs_scores()) {
         const std::vector<float> scores = scores_of(plan, cancel, on_progress);
         if (cancelled(cancel)) return false;
         std::vector<TokenRun> units;
         for (const TokenRun& run : plan.open)
             for (const TokenRun& unit : split_units(plan.text, run)) units.push_back(unit);
         const std::vector<size_t> anchored = anchored_units(plan.text, plan.tokens, plan.question, units);
-        for (const size_t u : choose_units(units, unit_scores(units, scores), anchored, left)) {
+        for (const size_t u : choose_units(units, unit_scores(units, scores), anchored, report.budget - report.kept)) {
             std::fill(plan.kept.begin() + units[u].begin, plan.kept.begin() + units[u].end, true);
             report.kept += units[u].size();
         }

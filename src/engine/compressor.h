@@ -12,17 +12,16 @@
 #include "engine/kept_memory.h"
 #include "engine/prompt_choice.h"
 #include "engine/prompt_scorer.h"
-#include "text/prompt_parts.h"
+#include "text/chat_parts.h"
 
 namespace riptide {
 
 /// A prompt that may be compressed.
 struct LongPrompt {
     std::span<const int32_t> tokens;
-    std::span<const PromptPart> parts = {};      // empty: all of it is what a user said
-    std::span<const int64_t> message_ends = {};  // ascending token counts
-    std::string_view owner = {};                 // only prompts of the same owner share what is remembered
-    bool remember = true;                        // false: a function of the prompt alone
+    std::span<const ChatPart> parts = {};  // empty: all of it is what a user said
+    std::string_view owner = {};           // only prompts of the same owner share what is remembered
+    bool remember = true;                  // false: a function of the prompt alone
 };
 
 /// What is to be done with one prompt: all that can be said without the scorer. Owns what it needs.
@@ -32,6 +31,9 @@ struct CompressionPlan {
 
     /// At most so many tokens will be kept.
     int64_t most_kept() const { return open.empty() ? report.kept : std::max(report.kept, report.budget); }
+
+    /// Whether there is something to choose from, and room for some of it.
+    bool needs_scores() const { return !open.empty() && report.kept < report.budget; }
 
     std::vector<int32_t> tokens;
     PromptText text;
@@ -76,7 +78,7 @@ class Compressor {
 
     /// Scores what is open and chooses; then plan.kept and plan.report are complete. Throws Error if the scorer cannot
     /// read the prompt, fails, or gives a value that is negative or no number. False if it was cancelled. One thread at
-    /// a time.
+    /// a time for plans that need scores.
     bool choose(CompressionPlan& plan, const std::atomic<bool>* cancel = nullptr,
                 const std::function<void(int64_t, int64_t)>& on_progress = {});
 

@@ -28,21 +28,20 @@ namespace {
 /// What ends before a cut: the stronger, the better a place to cut.
 enum class Border { word, sentence, line, paragraph };
 
+/// A line ends at its break, not behind the next line's indent, unless one token spells both.
 /// REQUIRES a cut before token `at`, inside the prompt.
 Border border_before(const PromptText& prompt, int64_t at) {
-    const std::string_view before =
-        std::string_view(prompt.text).substr(0, static_cast<size_t>(prompt.spans[static_cast<size_t>(at)].begin));
+    const TextSpan last = prompt.spans[static_cast<size_t>(at - 1)];
+    const std::string_view before = std::string_view(prompt.text).substr(0, static_cast<size_t>(last.end));
     size_t end = before.size(), breaks = 0;
-    const size_t indent = end - std::min<size_t>(end, 64);
-    while (end > indent && (before[end - 1] == ' ' || before[end - 1] == '\t')) --end;
+    while (end > static_cast<size_t>(last.begin) && (before[end - 1] == ' ' || before[end - 1] == '\t')) --end;
+    if (end == static_cast<size_t>(last.begin) && end < before.size()) return Border::word;  // an indent
     for (; end > 0 && breaks < 2 && (before[end - 1] == '\n' || before[end - 1] == '\r'); --end)
         breaks += before[end - 1] == '\n';
-    if (breaks > 1) return Border::paragraph;
-    if (breaks == 1) return Border::line;
+    if (breaks > 0) return breaks > 1 ? Border::paragraph : Border::line;
     // Byte-level vocabularies put the space in front of the next word, so a sentence's mark stands at the very end.
-    const std::string_view rest = before.substr(0, end);
     for (const std::string_view mark : {".", "!", "?", ";", "。", "！", "？"})
-        if (rest.ends_with(mark)) return Border::sentence;
+        if (before.ends_with(mark)) return Border::sentence;
     return Border::word;
 }
 

@@ -11,7 +11,7 @@
 namespace riptide {
 
 /// A run of tokens of one kind. Parts follow one another and cover the prompt.
-struct PromptPart {
+struct ChatPart {
     enum class Kind : uint8_t {
         markup,  // all or some of it was written by the template
         fixed,   // written by the client and needed as it is: system prompt, tool schemas, tool calls, what stands in
@@ -23,12 +23,12 @@ struct PromptPart {
     Kind kind = Kind::fixed;
     int32_t message = 0;  // counts what the template opens: parts of one message have one number
     TokenRun tokens;
-    friend bool operator==(const PromptPart&, const PromptPart&) = default;
+    friend bool operator==(const ChatPart&, const ChatPart&) = default;
 };
 
 /// The parts of a rendered prompt whose tokens have these spans. Who speaks is read from the markup that the template
 /// wrote (Laguna's tags and ChatML), never from what a client wrote. A token that reaches into markup is markup, so
 /// that markup is never cut. Tool calls are fixed as wholes, with all between their tags. Time linear.
-std::vector<PromptPart> prompt_parts(const jinja::Rendered& prompt, std::span<const TextSpan> spans);
+std::vector<ChatPart> chat_parts(const jinja::Rendered& prompt, std::span<const TextSpan> spans);
 
 }  // namespace riptide

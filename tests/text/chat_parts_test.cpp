@@ -1,5 +1,5 @@
 // Who said what in a rendered chat.
-#include "text/prompt_parts.h"
+#include "text/chat_parts.h"
 
 #include <filesystem>
 
@@ -12,7 +12,7 @@
 namespace riptide {
 namespace {
 
-using Kind = PromptPart::Kind;
+using Kind = ChatPart::Kind;
 
 Tokenizer demo_tokenizer() {
     const auto file = open_checkpoint(source_dir() + "/models/demo/laguna-demo.gguf");
@@ -32,7 +32,7 @@ std::vector<Part> parts_of(const jinja::Rendered& prompt) {
     const auto spans = token_spans(tokenizer, tokens, prompt.text);
     std::vector<Part> out;
     int64_t at = 0;
-    for (const PromptPart& part : prompt_parts(prompt, spans)) {
+    for (const ChatPart& part : chat_parts(prompt, spans)) {
         EXPECT_EQ(part.tokens.begin, at);
         EXPECT_LT(part.tokens.begin, part.tokens.end);
         at = part.tokens.end;
@@ -83,14 +83,14 @@ void check_conversation(const ChatTemplate& chat) {
     EXPECT_NE(parts.front().message, parts.back().message);
 }
 
-TEST(PromptParts, who_speaks_is_read_from_markup_and_never_from_what_a_client_wrote) {
+TEST(ChatParts, who_speaks_is_read_from_markup_and_never_from_what_a_client_wrote) {
     check_conversation(
         ChatTemplate(read_text(source_dir() + "/models/demo/chat_template.jinja"), "demo", "〈|EOS|〉", ""));
     check_conversation(
         ChatTemplate(read_text(source_dir() + "/tests/text/data/laguna_v8.jinja"), "v8", "〈|EOS|〉", ""));
 }
 
-TEST(PromptParts, chatml_templates_are_read_too) {
+TEST(ChatParts, chatml_templates_are_read_too) {
     for (const char* name : {"Qwen-Qwen3-0.6B", "Qwen3.5-4B"}) {
         const std::string path = std::string(RIPTIDE_CONFORMANCE_DIR) + "/templates/" + name + ".jinja";
         if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";

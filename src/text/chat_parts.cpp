@@ -1,4 +1,4 @@
-#include "text/prompt_parts.h"
+#include "text/chat_parts.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,7 +8,7 @@ namespace riptide {
 
 namespace {
 
-using Kind = PromptPart::Kind;
+using Kind = ChatPart::Kind;
 
 /// Markup, and what stands behind it. Of two that begin at one place the longer counts.
 struct Mark {
@@ -124,9 +124,9 @@ std::vector<Stretch> stretches_of(const jinja::Rendered& prompt) {
 
 }  // namespace
 
-std::vector<PromptPart> prompt_parts(const jinja::Rendered& prompt, std::span<const TextSpan> spans) {
+std::vector<ChatPart> chat_parts(const jinja::Rendered& prompt, std::span<const TextSpan> spans) {
     const std::vector<Stretch> stretches = stretches_of(prompt);
-    std::vector<PromptPart> parts;
+    std::vector<ChatPart> parts;
     size_t first = 0;
     for (size_t i = 0; i < spans.size(); ++i) {
         while (first + 1 < stretches.size() && stretches[first].bytes.end <= spans[i].begin) ++first;
