@@ -16,7 +16,6 @@
 #include "ops/matmul.h"
 #include "ops/moe.h"
 #include "ops/rope.h"
-#include "ops/sparse_attention.h"
 #include "ops/topk.h"
 #include "tensor/context.h"
 
@@ -42,12 +41,6 @@ void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& 
 void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
-// For scorers (sparse_attention.cu, window_mass.cu). result is allocated.
-void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
-                      const SparseOptions& options, SparseResult& result);
-void store_score_keys(Context& ctx, const Tensor& k, int64_t first, Tensor& keys);
-void add_window_mass(Context& ctx, const Tensor& q, const Tensor& keys, int64_t begin, int64_t n, float softmax_scale,
-                     Tensor& mass);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 

@@ -2,6 +2,7 @@
 // here.
 #include "ops/advance.h"
 #include "ops/cuda.h"
+#include "ops/cuda_scorer.h"
 #include "ops/sample.h"
 
 namespace riptide::ops {

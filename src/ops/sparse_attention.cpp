@@ -6,7 +6,7 @@
 
 #include "ops/attention.h"
 #include "ops/attention_kernels.h"
-#include "ops/cuda.h"
+#include "ops/cuda_scorer.h"
 #include "ops/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"

@@ -6,7 +6,7 @@
 
 #include "ops/attention.h"
 #include "ops/attention_kernels.h"
-#include "ops/cuda.h"
+#include "ops/cuda_scorer.h"
 #include "ops/op_cost.h"
 #include "ops/parallel.h"
 
