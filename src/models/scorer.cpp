@@ -158,6 +158,7 @@ std::vector<float> ScorerRun::run() {
         }
         if (scores) mass_of_windows(index++);
     }
+    if (ctx_.on_op) ctx_.on_op({});
     std::vector<float> scores = mix();
     if (prefix_ != nullptr) keep();
     return scores;
