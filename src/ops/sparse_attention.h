@@ -50,10 +50,25 @@ struct SparseResult {
 SparseResult sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
                               const SparseOptions& options);
 
-/// The choice for one block of queries and one head, in Acc; the judge and, in float, the CPU. q [rows, d] prepared,
-/// means [m + 1, d]. mass: m + 1 values, for near-ties, or null. Returns the chosen blocks, ascending, in `list`.
+/// The judges, single-threaded; in float the CPU's arithmetic but for the order of sums.
+
+/// mass_n for n = 0 .. m of one block of queries and one head. q [rows, d], means [m + 1, d].
 template <class Acc>
-int64_t choose_blocks_ref(const float* q, int64_t rows, const float* means, int64_t m, int64_t d, float softmax_scale,
-                          const SparseOptions& options, int32_t* list, Acc* mass);
+void block_mass_ref(const float* q, int64_t rows, const Acc* means, int64_t m, int64_t d, float softmax_scale,
+                    Acc* mass);
+
+/// The rule on masses 0 .. m: writes the chosen blocks to `list`, ascending, and returns how many there are (m + 1 at
+/// most).
+template <class Acc>
+int64_t choose_blocks(const Acc* mass, int64_t m, const SparseOptions& options, int32_t* list);
+
+/// The mean of the stored keys of each block that exist, [blocks, d], of one KV head of the batch's sequence.
+template <class Acc>
+void block_means_ref(const KvView& view, const Batch& batch, int64_t kv_head, Acc* means);
+
+/// Attention over the blocks of `lists` (host memory). q f32 [n, H, d] as the products take it; y [n, H * d].
+template <class Acc>
+void sparse_attention_ref(const float* q, int64_t heads, const KvView& view, const Batch& batch, const Tensor& lists,
+                          float softmax_scale, Acc* y);
 
 }  // namespace riptide::ops
