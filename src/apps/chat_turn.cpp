@@ -67,10 +67,13 @@ ChatModel::ChatModel(std::unique_ptr<Session> session)
              session_->checkpoint().path());
 }
 
-std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) const {
+std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) {
     EncodeOptions options;
     options.trusted = prompt.trusted;
-    return tokenizer_.encode(prompt.text, options);
+    std::vector<int32_t> tokens = tokenizer_.encode(prompt.text, options);
+    if (!shortener_ || !shortener_->on()) return tokens;
+    const std::vector<ChatPart> parts = chat_parts(prompt, token_spans(tokenizer_, tokens, prompt.text));
+    return shortener_->shorten(std::move(tokens), parts);
 }
 
 std::unique_ptr<StreamParser> ChatModel::make_parser(const jinja::Rendered& prompt, const json::array& tools) const {
@@ -88,6 +91,12 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     options.enable_thinking = think;
     const jinja::Rendered rendered = template_.render(messages, tools, options);
     const std::vector<int32_t> prompt = encode(rendered);
+    if (prompt.empty()) {  // broken off while it was scored
+        ChatAnswer none;
+        none.message = MessageBuilder().message();
+        none.result.reason = FinishReason::cancelled;
+        return none;
+    }
     const std::unique_ptr<StreamParser> parser = make_parser(rendered, tools);
     MessageBuilder builder;
     StreamEvents events;

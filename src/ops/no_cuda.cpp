@@ -2,6 +2,7 @@
 // here.
 #include "ops/advance.h"
 #include "ops/cuda.h"
+#include "ops/cuda_scorer.h"
 #include "ops/sample.h"
 
 namespace riptide::ops {
@@ -34,6 +35,12 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+void sparse_attention(Context&, const AttentionInput&, const KvView&, const Batch&, const SparseOptions&,
+                      SparseResult&) {
+    no_cuda();
+}
+void store_score_keys(Context&, const Tensor&, int64_t, Tensor&) { no_cuda(); }
+void add_window_mass(Context&, const Tensor&, const Tensor&, int64_t, int64_t, float, Tensor&) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
