@@ -2,6 +2,7 @@
 // here.
 #include "ops/advance.h"
 #include "ops/cuda.h"
+#include "ops/cuda_scorer.h"
 #include "ops/sample.h"
 
 namespace riptide::ops {
@@ -39,6 +40,12 @@ Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, 
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
 Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode) { no_cuda(); }
 void gated_delta_commit(Context&, std::span<const DeltaView>, const DeltaPaths&) { no_cuda(); }
+void sparse_attention(Context&, const AttentionInput&, const KvView&, const Batch&, const SparseOptions&,
+                      SparseResult&) {
+    no_cuda();
+}
+void store_score_keys(Context&, const Tensor&, int64_t, Tensor&) { no_cuda(); }
+void add_window_mass(Context&, const Tensor&, const Tensor&, int64_t, int64_t, float, Tensor&) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
