@@ -34,6 +34,14 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+void begin_round(Context&, const RoundState&) { no_cuda(); }
+Tensor choice_logprobs(Context&, const TopK&) { no_cuda(); }
+void draft_rows(Context&, const Tensor&, const Tensor&, std::span<const int32_t>, const DraftPlan&, const DraftRows&) {
+    no_cuda();
+}
+void accept_rows(Context&, const Tensor&, const RoundState&, const RoundRing&) { no_cuda(); }
+void store_rows(Context&, const Tensor&, const int32_t*, Tensor&) { no_cuda(); }
+void kv_compact(Context&, std::span<const KvView>, const Batch&, const int32_t*, const int32_t*) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }
