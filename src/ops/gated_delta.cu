@@ -20,7 +20,8 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostWarps = 16;
+/// Warps that a block may have, for so many rows of a state in a lane: registers.
+constexpr int most_warps(int rows) { return rows > 8 ? 8 : 16; }
 constexpr int kChainRows = 32;  // of a sequence, on average: from here on rows are prepared by a kernel of their own
 
 /// A tree's order, in shared memory.
@@ -91,7 +92,7 @@ __device__ void prepare_group(const DeltaArgs& a, const DeltaPlace& at, const Tr
 
 /// Grid: column tiles, value heads, sequences.
 template <int kRows>
-__global__ void __launch_bounds__(32 * kMostWarps) delta_rows_kernel(const __grid_constant__ DeltaArgs a) {
+__global__ void __launch_bounds__(32 * most_warps(kRows)) delta_rows_kernel(const __grid_constant__ DeltaArgs a) {
     extern __shared__ float4 delta_shared[];
     pdl_trigger();
     pdl_wait();
@@ -164,7 +165,7 @@ BlockShape block_shape(const Gpu& gpu, const DeltaView& view, const Batch& batch
     const int whole = blocks_of(view.value_dim, kWarpColumns);
     int warps = whole;
     if (tree_rows > 0) warps = std::min(whole, 4);
-    else if (whole > kMostWarps || batch.rows() > 4 * batch.sequences())
+    else if (whole > most_warps(padded_dim(view.key_dim) / 16) || batch.rows() > 4 * batch.sequences())
         warps = delta_warps(gpu, view.value_heads * batch.sequences(), view.value_dim, std::min(whole, 8));
     for (;; warps /= 2) {
         const Layout layout{padded_dim(view.key_dim), kWarpColumns * warps};

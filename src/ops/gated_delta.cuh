@@ -168,19 +168,36 @@ struct DeltaTaps {
     const float* at[kDeltaTaps];
 };
 
-/// silu of the convolution of one channel, from the oldest tap to the newest.
-__device__ __forceinline__ float delta_convolve(const DeltaTaps& taps, const float* weights, int width, int channel) {
-    float x[kDeltaTaps], w[kDeltaTaps];
+/// silu of the convolution of `count` channels from `first` on, by a warp: of each the taps from the oldest to the
+/// newest. All loads of four channels go out before the first is used. put(i, value, newest input).
+template <class Put>
+__device__ __forceinline__ void delta_convolve(const DeltaTaps& taps, const float* weights, int width, int first,
+                                               int count, const Put& put) {
+    constexpr int kAtOnce = 4;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int begin = lane; begin < count; begin += 32 * kAtOnce) {
+        float x[kAtOnce][kDeltaTaps], w[kAtOnce][kDeltaTaps];
 #pragma unroll
-    for (int i = 0; i < kDeltaTaps; ++i) {
-        const bool there = i < width && taps.at[i] != nullptr;
-        x[i] = there ? taps.at[i][channel] : 0.0f;
-        w[i] = there ? weights[int64_t{channel} * width + width - 1 - i] : 0.0f;
+        for (int c = 0; c < kAtOnce; ++c) {
+            const int channel = first + begin + 32 * c;
+            const bool wanted = begin + 32 * c < count;
+#pragma unroll
+            for (int i = 0; i < kDeltaTaps; ++i) {
+                const bool there = wanted && taps.at[i] != nullptr;  // a tap beyond the width is null
+                x[c][i] = there ? taps.at[i][channel] : 0.0f;
+                w[c][i] = there ? weights[int64_t{channel} * width + width - 1 - i] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+            if (begin + 32 * c >= count) break;
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = kDeltaTaps - 1; i >= 0; --i) sum = __fmaf_rn(w[c][i], x[c][i], sum);
+            put(begin + 32 * c, __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum))), x[c][0]);
+        }
     }
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = kDeltaTaps - 1; i >= 0; --i) sum = __fmaf_rn(w[i], x[i], sum);
-    return __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum)));
 }
 
 /// 1 / sqrt(|x|^2 + 1e-6) of a head in shared memory, by a warp, in every lane.
@@ -202,34 +219,35 @@ struct DeltaTile {
 
     /// from: element [0, the lane's first column] of the head's state; `columns`: how many there are from it on.
     __device__ __forceinline__ void load(const float* from, int dk, int dv, int columns) {
+        if (dv % 4 == 0 && columns >= 4) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                s[i] = row(i) < dk ? load_four(from + int64_t{row(i)} * dv) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-            s[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            const float* at = from + static_cast<int64_t>(row(i)) * dv;
-            if (row(i) >= dk) continue;
-            if (dv % 4 == 0 && columns >= 4) {
-                s[i] = *reinterpret_cast<const float4*>(at);
-            } else {
-                if (columns > 0) s[i].x = at[0];
-                if (columns > 1) s[i].y = at[1];
-                if (columns > 2) s[i].z = at[2];
-                if (columns > 3) s[i].w = at[3];
-            }
+            const float* at = from + int64_t{row(i)} * dv;
+            const int count = row(i) < dk ? columns : 0;
+            s[i] = make_float4(count > 0 ? at[0] : 0.0f, count > 1 ? at[1] : 0.0f, count > 2 ? at[2] : 0.0f,
+                               count > 3 ? at[3] : 0.0f);
         }
     }
     __device__ __forceinline__ void store(float* to, int dk, int dv, int columns) const {
+        if (dv % 4 == 0 && columns >= 4) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                if (row(i) < dk) store_four(to + int64_t{row(i)} * dv, s[i]);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-            float* at = to + static_cast<int64_t>(row(i)) * dv;
-            if (row(i) >= dk) continue;
-            if (dv % 4 == 0 && columns >= 4) {
-                *reinterpret_cast<float4*>(at) = s[i];
-            } else {
-                if (columns > 0) at[0] = s[i].x;
-                if (columns > 1) at[1] = s[i].y;
-                if (columns > 2) at[2] = s[i].z;
-                if (columns > 3) at[3] = s[i].w;
-            }
+            float* at = to + int64_t{row(i)} * dv;
+            const int count = row(i) < dk ? columns : 0;
+            if (count > 0) at[0] = s[i].x;
+            if (count > 1) at[1] = s[i].y;
+            if (count > 2) at[2] = s[i].z;
+            if (count > 3) at[3] = s[i].w;
         }
     }
     __device__ __forceinline__ void clear() {
@@ -298,6 +316,19 @@ struct DeltaTile {
     }
 
   private:
+    __device__ static float4 load_four(const float* from) {
+        const uint4 x = load_weights(from);
+        return make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w));
+    }
+    /// In one piece: the compiler turns a plain store beside the branch for single columns into four.
+    __device__ static void store_four(float* to, float4 x) {
+#ifdef __CUDA_ARCH__
+        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                     : "memory");
+#else
+        *reinterpret_cast<float4*>(to) = x;
+#endif
+    }
     __device__ static void add(float (&sum)[4], float4 e, float factor) {
         sum[0] = __fmaf_rn(e.x, factor, sum[0]);
         sum[1] = __fmaf_rn(e.y, factor, sum[1]);

@@ -45,11 +45,14 @@ enum class DeltaMode : uint8_t {
 ///
 /// Determinism: the value of a row, and the state behind it, is a function of the inputs on its path, bit for bit: the
 /// same as a node of a tree, in a chain, alone, in any chunk, in any batch, on any thread count; and update has the
-/// bits of stash and commit. On a GPU both families have the same bits (one kernel). Arithmetic: with p = S^T k, s =
-/// S^T q, kq = k . q:  d = beta (v - e^g p), o = e^g s + kq d, S <- e^g S + k d^T. One pass over S instead of three;
-/// equal to the formulas above but for rounding. Cost: 8 n Hv dk dv FLOPs; S is read (update: and written) once for
-/// each sequence: 3.15 MB at 48 heads of 128 x 128. Source: Yang et al. 2024, arXiv 2412.06464; transformers,
-/// Qwen3NextGatedDeltaNet (qwen3_next, qwen3_5) with torch_recurrent_gated_delta_rule.
+/// bits of stash and commit. On a GPU both families have the same bits.
+///
+/// Arithmetic: with p = S^T k, s = S^T q, kq = k . q:  d = beta (v - e^g p), o = e^g s + kq d, S <- e^g S + k d^T. One
+/// pass over S instead of three; equal to the formulas above but for rounding.
+///
+/// Cost: 8 n Hv dk dv FLOPs; S is read (update: and written) once for each sequence: 3.15 MB at 48 heads of 128 x 128.
+/// Source: Yang et al. 2024, arXiv 2412.06464; transformers, Qwen3NextGatedDeltaNet (qwen3_next, qwen3_5) with
+/// torch_recurrent_gated_delta_rule.
 Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
 
 /// Which rows of the last stashed step are kept. Spans lie in memory of the device that runs the step; s = sequences.

@@ -45,13 +45,13 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
-/// `count` floats by a warp. aligned: rows and counts are whole pieces of 16 bytes.
-__device__ __forceinline__ void copy_row(float* to, const float* from, int count, bool aligned) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (aligned)
-        for (int i = 4 * lane; i < count; i += 128) copy_async<16>(to + i, from + i);
-    else
-        for (int i = lane; i < count; i += 32) copy_async<4>(to + i, from + i);
+/// `count` floats by a warp. kAligned: both sides and the count are whole pieces of 16 bytes.
+template <bool kAligned>
+__device__ __forceinline__ void copy_row(float* to, const float* from, int count) {
+    constexpr int kPiece = kAligned ? 4 : 1;
+#pragma unroll 1
+    for (int i = kPiece * static_cast<int>(threadIdx.x % 32); i < count; i += 32 * kPiece)
+        copy_async<4 * kPiece>(to + i, from + i);
 }
 
 /// A warp for each key head (q and k) and each value head (v and gates) of each row. Chains only.
@@ -95,30 +95,40 @@ __global__ void __launch_bounds__(32 * kPrepareWarps, 2)
 
 /// One sequence, value head and layer in one block.
 struct ChainPlace {
-    int sequence, layer, h, first, n, column, columns;  // column: the block's first of `columns`
+    int sequence, layer, h, key, first, n, column, columns;  // column: the block's first of `columns`
 };
 
-/// Rows [begin, begin + rows) of a block's chain, on their way to shared memory.
+/// Rows [begin, begin + rows) of a block's chain, on their way to shared memory. heads: what a row keeps, of row 0.
+template <bool kOutput, bool kAligned>
+__device__ __forceinline__ void fetch_rows(const DeltaChainArgs& a, const ChainPlace& at, const float* heads, int begin,
+                                           int rows, const DeltaGroup& group) {
+    const DeltaSizes& z = a.sizes;
+    const int warp = static_cast<int>(threadIdx.x / 32), warps = static_cast<int>(blockDim.x / 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), dk = z.key_dim;
+    const int values = min(at.columns, z.value_dim - at.column),
+              first_value = z.keys() + at.h * z.value_dim + at.column;
+    const int gates = z.keys() + z.value_heads * z.value_dim + at.h;
+#pragma unroll 1
+    for (int i = warp; i < rows; i += warps) {
+        const int64_t row = a.path != nullptr ? a.path[at.sequence * a.most + begin + i] : at.first + begin + i;
+        const float* kept = heads + row * a.stride;
+        copy_row<kAligned>(group.k + i * group.padded, kept + at.key * dk, dk);
+        copy_row<kAligned>(group.v + i * at.columns, kept + first_value, values);
+        if constexpr (kOutput)
+            copy_row<kAligned>(group.q + i * group.padded, a.q + (row * z.key_heads + at.key) * dk, dk);
+        if (lane < 2) copy_async<4>(group.gate + 4 * i + lane, kept + gates + lane * z.value_heads);
+        if (kOutput && lane == 2) copy_async<4>(group.gate + 4 * i + 2, a.kq + row * z.key_heads + at.key);
+    }
+    copies_commit();
+}
+
 template <bool kOutput>
 __device__ __forceinline__ void fetch_group(const DeltaChainArgs& a, const ChainPlace& at, int begin, int rows,
                                             const DeltaGroup& group) {
-    const DeltaSizes& z = a.sizes;
-    const int warp = static_cast<int>(threadIdx.x / 32), warps = static_cast<int>(blockDim.x / 32);
-    const int lane = static_cast<int>(threadIdx.x % 32), key = z.key_head(at.h);
-    const bool aligned = (z.key_dim | z.value_dim | a.heads_at) % 4 == 0 && a.stride % 4 == 0;
-    for (int i = warp; i < rows; i += warps) {
-        const int64_t row = a.path != nullptr ? a.path[at.sequence * a.most + begin + i] : at.first + begin + i;
-        const float* heads = a.layers[at.layer].rows + row * a.stride + a.heads_at;
-        const float* v = heads + z.keys() + at.h * z.value_dim + at.column;
-        const float* gates = heads + z.keys() + z.value_heads * z.value_dim + at.h;
-        copy_row(group.k + i * group.padded, heads + key * z.key_dim, z.key_dim, aligned);
-        copy_row(group.v + i * at.columns, v, min(at.columns, z.value_dim - at.column), aligned);
-        if constexpr (kOutput)
-            copy_row(group.q + i * group.padded, a.q + row * z.keys() + key * z.key_dim, z.key_dim, aligned);
-        if (lane < 2) copy_async<4>(group.gate + 4 * i + lane, gates + lane * z.value_heads);
-        if (kOutput && lane == 2) copy_async<4>(group.gate + 4 * i + 2, a.kq + row * z.key_heads + key);
-    }
-    copies_commit();
+    const float* heads = a.layers[at.layer].rows + a.heads_at;
+    if ((a.sizes.key_dim | a.sizes.value_dim | a.heads_at) % 4 == 0 && a.stride % 4 == 0)
+        fetch_rows<kOutput, true>(a, at, heads, begin, rows, group);
+    else fetch_rows<kOutput, false>(a, at, heads, begin, rows, group);
 }
 
 /// Grid: column tiles, value heads, sequences times layers.
@@ -133,6 +143,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     at.sequence = static_cast<int>(blockIdx.z) % a.sequences;
     at.layer = static_cast<int>(blockIdx.z) / a.sequences;
     at.h = static_cast<int>(blockIdx.y);
+    at.key = z.key_head(at.h);
     at.columns = kWarpColumns * static_cast<int>(blockDim.x / 32);
     at.column = static_cast<int>(blockIdx.x) * at.columns;
     at.first = a.path != nullptr ? 0 : a.row_begin[at.sequence];

@@ -55,10 +55,10 @@ __device__ __forceinline__ void delta_prepare_key(const DeltaArgs& a, const Delt
     const bool writes = at.column == 0 && z.writes_keys(at.h);
     for (int i = lane; i < padded; i += 32) to[i] = 0.0f;
     __syncwarp();
-#pragma unroll 4
-    for (int i = lane; i < d; i += 32) to[i] = delta_convolve(taps, a.conv_weights, z.width, channel + i);
-    if (writes)
-        for (int i = lane; i < d; i += 32) delta_keep_input(a, at, row, channel + i, taps.at[0][channel + i]);
+    delta_convolve(taps, a.conv_weights, z.width, channel, d, [&](int i, float x, float u) {
+        to[i] = x;
+        if (writes) delta_keep_input(a, at, row, channel + i, u);
+    });
     __syncwarp();
     float factor = delta_unit_factor(to, d);
     if (query) factor = __fmul_rn(factor, __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(d))));
@@ -75,15 +75,13 @@ __device__ __forceinline__ void delta_prepare_values(const DeltaArgs& a, const D
     const DeltaSizes& z = a.sizes;
     const int lane = static_cast<int>(threadIdx.x % 32), first = 2 * z.keys() + at.h * z.value_dim + at.column;
     float* kept = a.kept.at + row * a.kept.stride + a.kept.heads_at - z.keys() + first;
-#pragma unroll 4
-    for (int i = lane; i < columns; i += 32) {
-        const bool there = at.column + i < z.value_dim;
-        const float x = there ? delta_convolve(taps, a.conv_weights, z.width, first + i) : 0.0f;
+    const int there = min(columns, z.value_dim - at.column);
+    for (int i = there + lane; i < columns; i += 32) to[i] = 0.0f;
+    delta_convolve(taps, a.conv_weights, z.width, first, there, [&](int i, float x, float u) {
         to[i] = x;
-        if (!there) continue;
-        delta_keep_input(a, at, row, first + i, taps.at[0][first + i]);
+        delta_keep_input(a, at, row, first + i, u);
         if (a.kept.at != nullptr) kept[i] = x;
-    }
+    });
 }
 
 __device__ __forceinline__ void delta_prepare_gates(const DeltaArgs& a, const DeltaPlace& at, int row, float* to) {
