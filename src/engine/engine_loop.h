@@ -111,6 +111,7 @@ class EngineLoop {
     int64_t run_on_device(int64_t steps);
     void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     void run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
+    void commit_state(const StepItem& item, RequestId id);
     bool try_step(std::span<const StepItem> items, Family family);
     bool try_run(const std::function<void()>& run);
     enum class Prompts { none, under_way, complete, failed };
@@ -146,7 +147,7 @@ class EngineLoop {
     std::function<int64_t()> part_layers_;
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
-    std::unique_ptr<Speculator> speculator_;             // null: nobody guesses
+    std::unique_ptr<Speculator> speculator_;  // null: nobody guesses
     std::vector<Speculator::Wanted> drafts_wanted_;
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
