@@ -64,10 +64,27 @@ void EngineLoop::add(std::unique_ptr<Job> fresh) {
     Job& job = *fresh;
     jobs_.emplace(job.id, std::move(fresh));
     ++stats_.submitted;
+    if (job.compression.original > 0) {
+        ++stats_.compressed;
+        stats_.scored_tokens += job.compression.scored;
+        stats_.dropped_tokens += job.compression.original - job.compression.kept;
+    }
     job.salt.weights = cache_name(machine_.weights_name(), job.deterministic);
     // The others restore what the first keeps, unless it keeps nothing.
     job.held_from = machine_.prefix() == nullptr || job.cuts.empty() ? std::ssize(job.answers) : 1;
     for (int64_t i = 0; i < job.held_from; ++i) schedule(*job.answers[static_cast<size_t>(i)]);
+    close_departed();
+}
+
+void EngineLoop::refuse(std::unique_ptr<Job> fresh, const std::optional<Failed>& failure) {
+    Job& job = *fresh;
+    jobs_.emplace(job.id, std::move(fresh));
+    ++stats_.submitted;
+    job.held_from = std::ssize(job.answers);
+    for (const auto& answer : job.answers) {
+        answer->failure = failure;
+        departed_.emplace_back(answer.get(), Leaving::cancelled);
+    }
     close_departed();
 }
 

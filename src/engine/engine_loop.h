@@ -41,6 +41,8 @@ class EngineLoop {
     ~EngineLoop();
 
     void add(std::unique_ptr<Job> job);
+    /// Ends a request that was never added: with its answers failed, or (empty) cancelled.
+    void refuse(std::unique_ptr<Job> job, const std::optional<Failed>& failure);
     void cancel(RequestId id);
     /// Runs one step, or several ahead. REQUIRES !idle().
     void step();

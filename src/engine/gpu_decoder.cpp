@@ -92,13 +92,18 @@ std::span<const int32_t> GpuDecoder::next() {
     return tokens_;
 }
 
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw draw) {
+Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw) {
     const int64_t n = logits.rows();
-    RT_ASSERT(pending() == 0 && n >= 1 && n <= kMostDraws && n == device_batch_.batch().rows());
+    RT_ASSERT(n >= 1 && n <= kMostDraws && n == std::ssize(positions));
     const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
-    const Tensor tokens = draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(),
-                                                              device_batch_.batch().positions, slots, false)
-                                                : ops::most_likely(context_, logits);
+    return draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(), positions, slots, false)
+                                 : ops::most_likely(context_, logits);
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
+    const int64_t n = logits.rows();
+    RT_ASSERT(pending() == 0);
+    const Tensor tokens = draw(logits, device_batch_.batch().positions, how);
     tokens_.resize(static_cast<size_t>(n));
     context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;

@@ -48,9 +48,12 @@ class GpuDecoder {
     /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
     /// on means nothing. Throws Error if the device fails.
     std::span<const int32_t> next();
+    /// The token of each row, all for slot 0, none of which joins its history; i32 [n] on the device, -1 as in next().
+    /// At most 256 rows; can be recorded.
+    Tensor draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw);
     /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
     /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
-    std::span<const int32_t> draw_rows(const Tensor& logits, Draw draw);
+    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how);
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/batch.h"
+#include "ops/draft_round.h"
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
 #include "ops/gated_delta.h"
@@ -49,6 +50,15 @@ Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const 
 // gated_delta.cu.
 Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
 void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths);
+// Rounds of guessing ahead (draft_round.cu, kv_compact.cu).
+void begin_round(Context& ctx, const RoundState& state);
+Tensor choice_logprobs(Context& ctx, const TopK& best);
+void draft_rows(Context& ctx, const Tensor& indices, const Tensor& logprobs, std::span<const int32_t> words,
+                const DraftPlan& plan, const DraftRows& rows);
+void accept_rows(Context& ctx, const Tensor& drawn, const RoundState& state, const RoundRing& ring);
+void store_rows(Context& ctx, const Tensor& x, const int32_t* at, Tensor& out);
+void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
+                const int32_t* kept);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 
