@@ -1,4 +1,5 @@
-// The recurrent state of all Gated DeltaNet layers: a slot for each sequence, spares, and the stash of the running step.
+// The recurrent state of all Gated DeltaNet layers: a slot for each sequence, spares, and the stash of the running
+// step.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 namespace riptide {
 
 /// Owns the memory of the layers of kind `delta`. Slots 0 .. slots - 1 go with the sequences' slots of KvCache; behind
-/// them lie spares, for the time in which a step overwrites a state that it may yet have to give back. Memory is address
-/// space until it is written. Not thread-safe.
+/// them lie spares, for the time in which a step overwrites a state that it may yet have to give back. Memory is
+/// address space until it is written. Not thread-safe.
 class DeltaStates {
   public:
     /// Sequences that a step may overwrite the state of, at most, and rows that a step may stash.
@@ -39,6 +40,11 @@ class DeltaStates {
     int32_t acquire_spare();
     void release_spare(int32_t slot) { free_spares_.push_back(slot); }
 
+    /// Another step will stash: what the one before it stashed is gone. Steps are numbered, so that nobody commits rows
+    /// of another.
+    void begin_step() { ++step_; }
+    int64_t step() const { return step_; }
+
     /// All layers' state.
     void copy(int32_t from, int32_t to);
     /// Makes rows of the last stashed step, by their numbers in the step, part of the state in a slot, which described
@@ -53,6 +59,7 @@ class DeltaStates {
     std::vector<DeviceMemory> memory_;
     std::vector<int32_t> free_spares_;
     int32_t spares_ = 0;
+    int64_t step_ = 0;
     int64_t slot_bytes_ = 0, total_bytes_ = 0;
     Arena arena_;
     Context context_;

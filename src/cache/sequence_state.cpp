@@ -106,7 +106,7 @@ void SequenceState::begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode m
     if (!delta.any()) return;
     RT_ASSERT(rows >= 1 && rows <= reserved_);
     commit_delta({});  // of a step that has been begun and is run again
-    step_ = {first_row, rows, mode, -1};
+    step_ = {.number = delta.step(), .first_row = first_row, .rows = rows, .mode = mode};
     if (mode == ops::DeltaMode::stash || length_ == 0) return;
     step_.spare = delta.acquire_spare();
     delta.copy(slot_, step_.spare);
@@ -117,14 +117,25 @@ void SequenceState::end_rows() {
     step_ = {};
 }
 
+void SequenceState::commit_state(std::span<const int32_t> path) {
+    if (!cache_->delta().any()) return;
+    commit_delta(path);
+    step_.committed = std::ssize(path);
+}
+
 /// Makes the rows of the path part of the recurrent state, or none.
 void SequenceState::commit_delta(std::span<const int32_t> path) {
     if (!cache_->delta().any()) return;
+    if (step_.committed >= 0) {  // or the sequence ends here, and nobody looks at its state again
+        RT_ASSERT(path.empty() || std::ssize(path) == step_.committed);
+        return end_rows();
+    }
     RT_ASSERT(path.empty() || step_.rows > 0);
     if (step_.mode == ops::DeltaMode::update) {
         RT_ASSERT(path.empty() || std::ssize(path) == step_.rows);
         if (path.empty() && step_.spare >= 0) cache_->delta().copy(step_.spare, slot_);
     } else if (!path.empty()) {
+        RT_ASSERT(step_.number == cache_->delta().step());
         std::vector<int32_t> rows;
         for (const int32_t row : path) {
             RT_ASSERT(row < step_.rows);
@@ -182,10 +193,11 @@ bool SequenceState::can_truncate(int64_t length) const {
 
 void SequenceState::truncate(int64_t length) {
     RT_ASSERT(reserved_ == 0);
-    RT_CHECK(can_truncate(length),
-             "cannot go back from {} to {} tokens: the window layers no longer hold what the tokens there see, or there is "
-             "recurrent state",
-             length_, length);
+    RT_CHECK(
+        can_truncate(length),
+        "cannot go back from {} to {} tokens: the window layers no longer hold what the tokens there see, or there is "
+        "recurrent state",
+        length_, length);
     length_ = length;
     if (length == 0) ring_base_ = ring_high_ = 0;
     resize_pages(length);

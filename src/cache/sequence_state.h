@@ -15,10 +15,10 @@ namespace riptide {
 /// -> commit. A step that fails is dropped with commit_prefix(0). Holds references to pages and one slot; the
 /// destructor gives them back. Move-only; not thread-safe.
 ///
-/// **Recurrent state** (layers of kind delta) describes exactly length() tokens, so it cannot be truncated, only restored.
-/// begin_rows() says what a step does with it: stash leaves it as it is, and commit replays the rows that are kept; update
-/// overwrites it (chains of which all rows are kept or none), after a copy to a spare slot, from which commit_prefix(0)
-/// brings it back. Rows of a prompt are too many to be stashed.
+/// **Recurrent state** (layers of kind delta) describes exactly length() tokens, so it cannot be truncated, only
+/// restored. begin_rows() says what a step does with it: stash leaves it as it is, and commit replays the rows that are
+/// kept; update overwrites it (chains of which all rows are kept or none), after a copy to a spare slot, from which
+/// commit_prefix(0) brings it back. Rows of a prompt are too many to be stashed.
 ///
 /// Pages may be shared (fork, a prefix cache): full pages are never written again; the last, partly filled page is
 /// copied by the first try_reserve that finds it shared.
@@ -50,6 +50,10 @@ class SequenceState {
     /// Throws Error (unavailable) when there is no spare slot. REQUIRES the rows reserved.
     void begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode);
 
+    /// Does to the recurrent state what commit(path) will do, now: for who stashes another step before commit, which
+    /// must then keep the same rows. Does nothing without recurrent state.
+    void commit_state(std::span<const int32_t> path);
+
     /// Ends the step: keeps the rows path[0] < path[1] < ..., numbered from the first row of this sequence in the step,
     /// as the next path.size() tokens, moving their K/V into place in every layer, and frees the pages left over.
     /// REQUIRES the path to be a chain of ancestors from a root and its rows reserved.
@@ -75,8 +79,8 @@ class SequenceState {
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or the pages do not fit the length.
     void restore(std::span<const std::byte> saved, std::span<const int32_t> pages);
 
-    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with a slot that the
-    /// caller fills (KvTransfer::load_state) before the next step. REQUIRES as many pages as the length takes.
+    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with a slot that
+    /// the caller fills (KvTransfer::load_state) before the next step. REQUIRES as many pages as the length takes.
     void adopt(int64_t length, std::span<const int32_t> pages);
 
     /// A second sequence with the same tokens: shares the pages, copies the slot. Throws Error (unavailable) without a
@@ -104,7 +108,9 @@ class SequenceState {
     int64_t ring_high_ = 0;
     /// What the running step does with the recurrent state; rows == 0: no step has begun.
     struct DeltaStep {
+        int64_t number = 0;  // DeltaStates::step()
         int64_t first_row = 0, rows = 0;
+        int64_t committed = -1;  // by commit_state: rows
         ops::DeltaMode mode = ops::DeltaMode::stash;
         int32_t spare = -1;  // holds the state from before the step
     };

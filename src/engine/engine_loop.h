@@ -113,6 +113,7 @@ class EngineLoop {
     int64_t run_on_device(int64_t steps);
     void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     void run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
+    void commit_state(const StepItem& item, RequestId id);
     bool try_step(std::span<const StepItem> items, Family family);
     bool try_run(const std::function<void()>& run);
     enum class Prompts { none, under_way, complete, failed };

@@ -1,5 +1,6 @@
 // EngineLoop: a step.
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "engine/device_draw.h"
@@ -101,6 +102,13 @@ void EngineLoop::split(const StepPlan& plan) {
             host_items_.push_back(item);
             host_ids_.push_back(plan.decode_ids[i]);
         }
+    }
+    if (machine_.cache().delta().any() && !device_rows_.empty() && !host_items_.empty()) {
+        // One step, so that all rows are stashed together.
+        device_rows_.clear();
+        decode_rows_.clear();
+        host_items_ = plan.decode;
+        host_ids_ = plan.decode_ids;
     }
     for (const RequestId id : plan.prefill_ids) {
         answer_of(id).ahead.clear();
@@ -208,9 +216,23 @@ void EngineLoop::run_part(std::span<const StepItem> items, std::span<const Reque
 void EngineLoop::run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
     for (size_t i = 0; i < items.size(); ++i) {
         if (!answers_.contains(ids[i])) continue;  // it has left since its prompt's step began
-        if (try_step(items.subspan(i, 1), family)) draw_all(items.subspan(i, 1), ids.subspan(i, 1));
-        else fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
+        if (try_step(items.subspan(i, 1), family)) {
+            draw_all(items.subspan(i, 1), ids.subspan(i, 1));
+            if (family == Family::decode) commit_state(items[i], ids[i]);
+        } else fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
     }
+}
+
+/// Recurrent state: the next step stashes its rows where these are.
+void EngineLoop::commit_state(const StepItem& item, RequestId id) {
+    const auto found = answers_.find(id);
+    if (found == answers_.end()) return;
+    std::vector<int32_t> path = found->second->path;
+    if (path.empty()) {
+        path.resize(item.tokens.size());
+        std::iota(path.begin(), path.end(), 0);
+    }
+    item.sequence->commit_state(path);
 }
 
 /// The tokens that follow a step's rows, drawn here.

@@ -56,6 +56,8 @@ bool Session::wants_rounds(const Speculator& speculator) const {
     const SpeculationOptions& o = speculator.options();
     const bool device = o.rounds == SpeculationOptions::Rounds::device ||
                         (o.rounds == SpeculationOptions::Rounds::choose && gpu_ != nullptr);
+    // Rounds run ahead of what the host keeps; recurrent state must be committed step by step.
+    if (cache_->delta().any()) return false;
     return device && o.tree < ops::kMostRoundRows && speculator.shared_drafter()->dflash() != nullptr;
 }
 

@@ -50,6 +50,7 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
     device_batch_.upload(builder_.build(step_));
+    cache_.delta().begin_step();
     for (size_t r = 0; r < rows.size(); ++r)
         rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
     rows_ = std::ssize(rows);

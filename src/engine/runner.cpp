@@ -92,8 +92,8 @@ Tensor Runner::forward(const Batch& host) {
     const auto body = [&] {
         if (capture_layers_.empty()) return model_.forward(context_, batch, states);
         FeatureCapture capture{capture_layers_, {}};
-        capture.out = captured_ = context_.alloc(
-            DType::f32, {batch.rows(), std::ssize(capture_layers_) * model_.info().hidden_size});
+        capture.out = captured_ =
+            context_.alloc(DType::f32, {batch.rows(), std::ssize(capture_layers_) * model_.info().hidden_size});
         return model_.forward(context_, batch, states, &capture);
     };
     if (RecordedStep* step = recorded(host)) {
@@ -126,6 +126,7 @@ Tensor Runner::step(std::span<const StepItem> items, Family family) {
         rows.push_back({item.sequence, item.tokens, item.parents, item.logits, item.logit_list});
     context_.family = family;
     const Batch& batch = builder_.build(rows);
+    if (delta_mode(family) == ops::DeltaMode::stash) cache_.delta().begin_step();
     begin_rows(items, batch.row_begin, family);
     const Tensor logits = forward(batch);
     guard.succeed();

@@ -122,6 +122,62 @@ TEST(EngineHybrid, a_hit_goes_on_from_the_newest_checkpoint_and_has_the_bits_of_
     }
 }
 
+/// A hybrid that fails, behind a layer whose state it has updated, when it is fed a certain token.
+class TroubledHybrid final : public Model {
+  public:
+    explicit TroubledHybrid(int32_t trouble) : trouble_(trouble) {}
+    const ModelInfo& info() const override { return model_->info(); }
+    std::span<const StateSpec> state_specs() const override { return model_->state_specs(); }
+    Workspace workspace() const override { return model_->workspace(); }
+    Tensor embed(Context& ctx, const Batch& batch) const override { return model_->embed(ctx, batch); }
+    void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override {
+        model_->layer(ctx, l, x, batch, states);
+        if (l == 1 && std::find(batch.tokens.begin(), batch.tokens.end(), trouble_) != batch.tokens.end())
+            fail(ErrorKind::unavailable, "no memory");
+    }
+    Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override {
+        return model_->logits(ctx, x, batch);
+    }
+
+  private:
+    int32_t trouble_;
+    std::unique_ptr<Checkpoint> checkpoint_ = open_checkpoint(hybrid_path());
+    std::unique_ptr<Model> model_ = load_model(*checkpoint_);
+};
+
+TEST(EngineHybrid, a_step_that_fails_leaves_the_others_as_they_were) {
+    RT_CPU_ONLY("a model without a checkpoint");
+    const std::vector<Request> all = requests(24);
+    const std::vector<std::vector<int32_t>> expected = alone(all);
+    size_t longest = 0;
+    for (size_t i = 0; i < all.size(); ++i)
+        if (expected[i].size() > expected[longest].size()) longest = i;
+    for (const int32_t trouble : {expected[longest][expected[longest].size() / 2], int32_t{128 - 1}}) {
+        EngineOptions o = hybrid_options();
+        o.context = 512;
+        o.kv_tokens = 8 * o.context;
+        Engine engine(std::make_unique<TroubledHybrid>(trouble), o);
+        Listener listener;
+        engine.pause();
+        for (size_t i = 0; i < all.size(); ++i) engine.submit(all[i], listener.sink(static_cast<int>(i)));
+        engine.resume();
+        int failed = 0, answered = 0;
+        for (size_t i = 0; i < all.size(); ++i) {
+            std::vector<int32_t> fed = std::get<TokenPrompt>(all[i].prompt);
+            fed.insert(fed.end(), expected[i].begin(), expected[i].end() - 1);
+            const bool fails = std::find(fed.begin(), fed.end(), trouble) != fed.end();
+            const Heard heard = listener.answer(static_cast<int>(i));
+            EXPECT_EQ(heard.failed.has_value(), fails) << i;
+            (fails ? failed : answered) += 1;
+            if (!fails) {
+                EXPECT_EQ(heard.tokens, expected[i]) << i;
+            }
+        }
+        EXPECT_GT(failed, 0);
+        EXPECT_GT(answered, 0);
+    }
+}
+
 TEST(SessionHybrid, the_next_turn_of_a_chat_goes_on_from_what_was_kept) {
     std::mt19937 random(12);
     const Fixture fixture("qwen35_tied");
