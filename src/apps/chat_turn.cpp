@@ -60,6 +60,14 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     ChatPrompt chat{messages, tools, {}};
     chat.options.enable_thinking = think;
     const EncodedPrompt prompt = text_.encode(chat);
+    std::vector<int32_t> tokens = prompt.tokens;
+    if (shortener_ && shortener_->on()) tokens = shortener_->shorten(std::move(tokens), text_.parts(prompt));
+    if (tokens.empty()) {  // broken off while it was scored
+        ChatAnswer none;
+        none.message = MessageBuilder().message();
+        none.result.reason = FinishReason::cancelled;
+        return none;
+    }
     const std::unique_ptr<StreamParser> parser = prompt.make_parser();
     const Tokenizer& tokenizer = *text_.tokenizer();
     MessageBuilder builder;
@@ -72,7 +80,7 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
         events.clear();
     };
     GenerateRequest request;
-    request.prompt = prompt.tokens;
+    request.prompt = tokens;
     request.sampling = params;
     request.eos_ids = text_.stop_ids();
     request.tokenizer = &tokenizer;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/compress_flags.h"
 #include "apps/model_flags.h"
 #include "engine/model_text.h"
 #include "text/chat.h"
@@ -29,6 +30,10 @@ class ChatModel {
     explicit ChatModel(std::unique_ptr<Session> session);
 
     Session& session() { return *session_; }
+    /// From now on long conversations are shortened. Throws Error.
+    void shorten(const CompressFlags& flags, PromptScorer scorer) {
+        shortener_.emplace(flags, std::move(scorer), *text_.tokenizer());
+    }
 
     /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and
     /// parses the answer, calling on_event as it comes.
@@ -39,6 +44,7 @@ class ChatModel {
   private:
     std::unique_ptr<Session> session_;
     ModelText text_;
+    std::optional<PromptShortener> shortener_;
 };
 
 }  // namespace riptide::apps

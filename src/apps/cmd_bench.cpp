@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "apps/bench_rows.h"
+#include "apps/bench_scorer.h"
 #include "apps/cmd_bench_serve.h"
 #include "apps/commands.h"
 #include "apps/model_flags.h"
@@ -19,6 +20,7 @@ struct Options {
     ModelFlags model;
     BenchOptions bench;
     ServeFlags serve;
+    ScorerFlags scorer;
     std::vector<int64_t> prompts = {512}, depths = {0}, batches;
     std::string frontier;
     bool as_json = false;
@@ -158,6 +160,7 @@ int bench(const Options& o) {
     RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
              "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
     catch_interrupts();
+    if (o.scorer.scorer) return bench_scorer(o.model, o.scorer, o.bench, o.prompts, o.as_json);
     if (o.serve.serve) {
         const LoadOptions load{o.bench.gen, o.bench.repeat, o.serve.seed, o.serve.temperature};
         return bench_serve(o.model, o.serve, load, o.prompts, o.batches, o.as_json);
@@ -221,18 +224,21 @@ void add_bench(CLI::App& app, Action& action) {
     CLI::Option* profile =
         cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
     cmd->add_flag("--json", options->as_json, "Print JSON");
-    CLI::Option* random =
-        cmd->add_option("--random-weights", options->model.random_weights,
-                        "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
-                        "TYPE also fp8");
+    CLI::Option* random = cmd->add_option(
+        "--random-weights", options->model.random_weights,
+        "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
+        "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
     add_serve_flags(*cmd, options->serve);
     for (CLI::Option* option : {depth, frontier, profile, random}) options->serve.option->excludes(option);
+    add_scorer_flags(*cmd, options->scorer);
+    for (CLI::Option* option : {depth, frontier, options->serve.option}) options->scorer.option->excludes(option);
     cmd->footer(
         "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
         "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"
         "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
+        "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --prompt 32768,131072\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "
         "same. "
         "\"read\" is weights and K/V, of a prompt or a step.");

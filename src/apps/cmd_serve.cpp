@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "apps/commands.h"
+#include "apps/compress_flags.h"
 #include "apps/demo_model.h"
 #include "apps/log_writer.h"
 #include "apps/model_flags.h"
@@ -26,6 +27,7 @@ namespace {
 struct Options {
     ModelFlags model;
     DraftFlags draft;
+    CompressFlags compress;
     EngineOptions engine;
     server::ServerOptions server;
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
@@ -95,6 +97,8 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
     out.speculation = speculation_options(o.draft);
+    out.compression = compression_options(o.compress);
+    out.scorer = open_scorer(o.compress, o.model);
     out.host_cache_bytes = o.cache_ram_mib << 20;
     out.disk_cache_bytes = o.cache_disk_gib << 30;
     if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
@@ -131,6 +135,13 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("device  {}", info.device);
     say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
         grouped(info.kv_tokens), kv, info.max_running);
+    const CompressionOptions& c = info.compression;
+    if (!info.scorer.empty())
+        say("scorer  {}: {} keep {} of their tokens", info.scorer,
+            c.mode == CompressMode::always      ? "prompts"
+            : c.mode == CompressMode::automatic ? fmt::format("prompts above {} tokens", grouped(c.above))
+                                                : "prompts that ask for it",
+            c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep));
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
@@ -250,6 +261,7 @@ void add_serve(CLI::App& app, Action& action) {
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
     cmd->footer(
         "Examples:\n  riptide serve\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide\n"
         "  riptide serve model.gguf --host 0.0.0.0 --api-key-file keys.txt");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/compressor.h"
 #include "engine/constrainer.h"
 #include "engine/model_text.h"
 #include "engine/request.h"
@@ -24,7 +25,10 @@ struct Job {
     RequestId id = 0;
     Sink sink;
     EncodedPrompt prompt;
-    std::vector<int64_t> cuts;  // lengths of the prompt at which its state is kept
+    std::shared_ptr<CompressionPlan> plan;  // while the prompt is to be compressed; there are no answers yet
+    CompressionReport compression;          // of the prompt, if it was
+    int64_t scoring_us = 0;                 // that went by until then
+    std::vector<int64_t> cuts;              // lengths of the prompt at which its state is kept
     SamplingParams sampling;
     std::shared_ptr<Constraint> constraint;  // of each answer; or null
     std::vector<int32_t> stop_ids;           // that end the answer

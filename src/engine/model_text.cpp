@@ -102,8 +102,9 @@ void ModelText::require_chats() const {
 
 EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     require_chats();
-    const jinja::Rendered rendered = template_->render(chat.messages, chat.tools, chat.options);
     EncodedPrompt out;
+    out.rendered = std::make_shared<jinja::Rendered>(template_->render(chat.messages, chat.tools, chat.options));
+    const jinja::Rendered& rendered = *out.rendered;
     EncodeOptions options;
     options.trusted = rendered.trusted;
     out.tokens = tokenizer_->encode(rendered.text, options);
@@ -122,6 +123,11 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     parser.tools = ToolSchemas(chat.tools);
     out.make_parser = [make = dialect_->make_parser, parser = std::move(parser)] { return make(parser); };
     return out;
+}
+
+std::vector<ChatPart> ModelText::parts(const EncodedPrompt& prompt) const {
+    if (!prompt.rendered) return {};
+    return chat_parts(*prompt.rendered, token_spans(*tokenizer_, prompt.tokens, prompt.rendered->text));
 }
 
 std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const EncodedPrompt& prompt) const {

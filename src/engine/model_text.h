@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "io/checkpoint.h"
 #include "text/chat.h"
+#include "text/chat_parts.h"
 #include "text/dialect.h"
 #include "text/stream_parser.h"
 #include "text/tokenizer.h"
@@ -24,11 +25,12 @@ struct EncodedPrompt {
     std::vector<int32_t> tokens;
     /// Ascending token counts: the ends of a chat's messages as they stand in the prompt. Empty for other prompts.
     std::vector<int64_t> message_ends;
-    bool opens_with_system = false;                                   // the first of them ends system prompt and tools
-    Thinking thinking = Thinking::over;                               // where a chat's answer begins
-    int32_t think_begin = -1, think_end = -1;                         // the markers of a chat's thinking
+    bool opens_with_system = false;            // the first of them ends system prompt and tools
+    Thinking thinking = Thinking::over;        // where a chat's answer begins
+    int32_t think_begin = -1, think_end = -1;  // the markers of a chat's thinking
     int32_t line_end = -1;  // drawn before an end of thinking that is forced, where no line has just ended; -1: nothing
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
+    std::shared_ptr<const jinja::Rendered> rendered;                  // of a chat
 };
 
 /// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.
@@ -52,6 +54,8 @@ class ModelText {
 
     /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
     EncodedPrompt encode(const Prompt& prompt) const;
+    /// What the tokens of a chat's prompt are; empty for other prompts. Throws Error where token_spans does.
+    std::vector<ChatPart> parts(const EncodedPrompt& prompt) const;
     /// What holds the answers of a request to their form; null if nothing does. Those that have been made lately are
     /// made only once. Throws GrammarError, or Error without a tokenizer.
     std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;

@@ -33,6 +33,12 @@ Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys);
 /// Reference: transformers, models/qwen3/modeling_qwen3.py. Taps as Laguna's.
 class Qwen3 final : public Model {
   public:
+    struct Layer {
+        std::span<const float> attn_norm, ffn_norm, q_norm, k_norm;
+        Weight wq, wk, wv, wo;
+        Weight w_gate, w_up, w_down;
+    };
+
     /// Binds every tensor of the checkpoint. Throws Error; see Binder and qwen3_config_*.
     Qwen3(const Checkpoint& checkpoint, const ModelOptions& options);
 
@@ -45,14 +51,11 @@ class Qwen3 final : public Model {
     SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
 
     const Qwen3Config& config() const { return config_; }
+    /// For who runs the layers in another way (models/scorer.h).
+    const Layer& weights(int64_t l) const { return layers_[static_cast<size_t>(l)]; }
+    const ops::Rope& rope() const { return rope_; }
 
   private:
-    struct Layer {
-        std::span<const float> attn_norm, ffn_norm, q_norm, k_norm;
-        Weight wq, wk, wv, wo;
-        Weight w_gate, w_up, w_down;
-    };
-
     void bind_layer(WeightLoader& bind, int64_t l);
     void count(const Binder& bind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.

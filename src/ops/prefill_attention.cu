@@ -4,7 +4,8 @@
 #include "base/error.h"
 #include "ops/attention_heads.cuh"
 #include "ops/cuda.h"
-#include "ops/prefill_attention.cuh"
+#include "ops/cuda_scorer.h"
+#include "ops/prefill_choose.cuh"
 #include "tensor/launch.cuh"
 
 namespace riptide::ops::cuda::prefill {
@@ -27,6 +28,12 @@ StoredRows stored_rows(const KvView& view, const Batch& batch, const Tensor& v) 
             view.v_slot_bytes,       v.row(0), v.row_stride};
 }
 
+void attend(const Gpu& gpu, const AttendArgs& args, Storage storage) {
+    if (storage == Storage::f32) attend_generic(gpu, args);
+    else if (gpu.hopper()) attend_wgmma(gpu, args, storage);
+    else attend_mma(gpu, args, storage);
+}
+
 /// K/V of as many sequences at a time as the scratch holds, and the rows that read them.
 void attend_in_groups(Context& ctx, AttendArgs args, const KvView& view, Storage storage) {
     const int64_t sequences = args.plan.batch.sequences(), n = args.rows;
@@ -46,9 +53,7 @@ void attend_in_groups(Context& ctx, AttendArgs args, const KvView& view, Storage
         args.plan.query_tiles = static_cast<int32_t>(n / kTile + count);
         args.plan.key_tiles = static_cast<int32_t>(tiles(count));
         gather(*ctx.gpu, args.plan, view, storage, scratch);
-        if (storage == Storage::f32) attend_generic(*ctx.gpu, args);
-        else if (ctx.gpu->hopper()) attend_wgmma(*ctx.gpu, args, storage);
-        else attend_mma(*ctx.gpu, args, storage);
+        attend(*ctx.gpu, args, storage);
     }
 }
 
@@ -76,6 +81,32 @@ void* query_space(Context& ctx, const PrepareArgs& args) {
                                                             : (rows + kTile) * args.head_dim * 2);
 }
 
+/// Prepared queries, and K and V in the cache.
+PrepareArgs prepare_rows(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
+                         Storage storage) {
+    PrepareArgs args = queries_of(in.q, view, batch, storage);
+    args.to = query_space(ctx, args);
+    if (in.k.data != nullptr) {
+        args.k = in.k.row(0);
+        args.k_stride = in.k.row_stride;
+    }
+    RT_ASSERT(in.q_norm.weight.empty() || static_cast<int64_t>(in.q_norm.weight.size()) == view.head_dim);
+    RT_ASSERT(in.k_norm.weight.empty() || static_cast<int64_t>(in.k_norm.weight.size()) == view.head_dim);
+    args.q_weight = in.q_norm.weight.empty() ? nullptr : in.q_norm.weight.data();
+    args.k_weight = in.k_norm.weight.empty() ? nullptr : in.k_norm.weight.data();
+    args.q_eps = in.q_norm.eps;
+    args.k_eps = in.k_norm.eps;
+    if (in.rope != nullptr) {
+        RT_ASSERT(in.rope->rotary_dim <= view.head_dim);
+        std::ranges::copy(in.rope->inv_freq, args.inv_freq);
+        args.magnitude = in.rope->magnitude;
+        args.rotary_dim = static_cast<int32_t>(in.rope->rotary_dim);
+    }
+    if (in.k.data != nullptr) args.stored = stored_rows(view, batch, in.v);
+    if (!prepare(*ctx.gpu, args)) kv_append(ctx, view, in.k, in.v, batch);
+    return args;
+}
+
 AttendArgs attend_args(const PrepareArgs& prepared, const KvView& view, float softmax_scale, Tensor& out) {
     AttendArgs args{};
     args.plan.batch = prepared.batch;
@@ -101,29 +132,10 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
 
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
     const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale);
-    PrepareArgs args = queries_of(in.q, view, batch, storage);
     Tensor out = ctx.alloc(DType::f32, {in.q.rows(), in.q.shape[1] * view.head_dim});
     if (in.q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
-    args.to = query_space(ctx, args);
-    if (in.k.data != nullptr) {
-        args.k = in.k.row(0);
-        args.k_stride = in.k.row_stride;
-    }
-    RT_ASSERT(in.q_norm.weight.empty() || static_cast<int64_t>(in.q_norm.weight.size()) == view.head_dim);
-    RT_ASSERT(in.k_norm.weight.empty() || static_cast<int64_t>(in.k_norm.weight.size()) == view.head_dim);
-    args.q_weight = in.q_norm.weight.empty() ? nullptr : in.q_norm.weight.data();
-    args.k_weight = in.k_norm.weight.empty() ? nullptr : in.k_norm.weight.data();
-    args.q_eps = in.q_norm.eps;
-    args.k_eps = in.k_norm.eps;
-    if (in.rope != nullptr) {
-        RT_ASSERT(in.rope->rotary_dim <= view.head_dim);
-        std::ranges::copy(in.rope->inv_freq, args.inv_freq);
-        args.magnitude = in.rope->magnitude;
-        args.rotary_dim = static_cast<int32_t>(in.rope->rotary_dim);
-    }
-    if (in.k.data != nullptr) args.stored = stored_rows(view, batch, in.v);
-    if (!prepare(*ctx.gpu, args)) kv_append(ctx, view, in.k, in.v, batch);
+    const PrepareArgs args = prepare_rows(ctx, in, view, batch, storage);
     AttendArgs attend = attend_args(args, view, in.softmax_scale, out);
     if (in.gate.data != nullptr) {
         RT_ASSERT(in.gate.dtype == DType::f32 && in.gate.rows() == in.q.rows());
@@ -134,3 +146,33 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 }
 
 }  // namespace riptide::ops::cuda::prefill
+
+namespace riptide::ops::cuda {
+
+void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
+                      const SparseOptions& options, SparseResult& result) {
+    using namespace prefill;
+    const ArenaScope scope(*ctx.arena);
+    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale);
+    const PrepareArgs prepared = prepare_rows(ctx, in, view, batch, storage);
+    const int64_t element = storage == Storage::f32 ? 4 : 2, d = view.head_dim, columns = result.lists.shape[2] - 1;
+    ChooseArgs args{};
+    args.attend = attend_args(prepared, view, in.softmax_scale, result.o);
+    args.attend.plan.end = 1;
+    args.attend.plan.query_tiles = static_cast<int32_t>(result.lists.rows());
+    args.attend.plan.key_tiles = static_cast<int32_t>(columns);
+    args.attend.lists = result.lists.row<int32_t>(0);
+    args.attend.list_stride = static_cast<int32_t>(columns + 1);
+    args.options = options;
+    const int64_t items = result.lists.rows() * args.attend.heads;
+    void* const scratch = ctx.arena->allocate(columns * 2 * view.num_kv_heads * kTile * d * element);
+    args.attend.scratch = scratch;
+    args.means = ctx.arena->allocate(view.num_kv_heads * args.mean_tiles() * kTile * d * element);
+    args.mass = static_cast<float*>(ctx.arena->allocate(items * args.mass_stride() * 4));
+    args.bases = static_cast<float*>(ctx.arena->allocate(items * args.steps() * 4));
+    gather(*ctx.gpu, args.attend.plan, view, storage, scratch);
+    choose_tiles(*ctx.gpu, args, storage);
+    attend(*ctx.gpu, args.attend, storage);
+}
+
+}  // namespace riptide::ops::cuda

@@ -122,6 +122,10 @@ struct AttendArgs {
     int32_t rows;  // n
     int32_t heads, kv_heads, head_dim;
     float scale;
+    // Sparse attention: which key tiles a query tile reads: [query tile][head][stride], how many and then which,
+    // ascending, the tile's own last. One sequence, no window. Null: all that it sees.
+    const int32_t* lists = nullptr;
+    int32_t list_stride = 0;
 };
 
 /// Where the rows of a step go in the cache, and the values that go there.

@@ -93,12 +93,21 @@ __global__ void __launch_bounds__(kWarps * 32) generic_kernel(const AttendArgs a
     const float* q = static_cast<const float*>(args.q) + (int64_t{r} * args.heads + head) * d;
     const int first = plan.window > 0 && position >= plan.window ? position - plan.window + 1 : 0;
     Sums sums;
-    for (int block = first / 32 * 32; block <= position; block += 32) {
+    const auto add = [&](int block) {
         const int rank = block + lane;
         const bool seen = rank >= first && rank <= position;
         const int index = seen ? index_of_rank(plan.batch, r, first_row, committed, position, rank) : origin;
         add_block(sums, q, key_row(index), seen, args.scale, d,
                   [&](int j) { return key_row(__shfl_sync(0xFFFFFFFFu, index, j)) + image; });
+    };
+    if (args.lists == nullptr) {
+        for (int block = first / 32 * 32; block <= position; block += 32) add(block);
+    } else {
+        const int32_t* const list =
+            args.lists + (int64_t{(r - first_row) / kTile} * args.heads + head) * args.list_stride;
+        for (int i = 1; i <= list[0]; ++i)
+            for (int block = list[i] * kTile; block < (list[i] + 1) * kTile && block <= position; block += 32)
+                add(block);
     }
     float* out = args.out + (int64_t{r} * args.heads + head) * d;
     for (int i = 0; i < kMostColumns; ++i) {

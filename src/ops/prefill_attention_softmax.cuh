@@ -158,6 +158,23 @@ struct QueryTile {
     }
 };
 
+/// The key tiles that a query tile reads: number i of count, in the scratch from QueryTile::scratch_tile on.
+template <bool kSparse>
+struct KeyTiles {
+    const int32_t* list = nullptr;
+    int count;
+
+    __device__ __forceinline__ KeyTiles(const AttendArgs& args, const QueryTile& tile) {
+        if constexpr (kSparse) {
+            list = args.lists + (int64_t{tile.row / kTile} * args.heads + tile.head) * args.list_stride;
+            count = *list++;
+        } else {
+            count = tile.end_tile - tile.first_tile;
+        }
+    }
+    __device__ __forceinline__ int operator[](int i) const { return kSparse ? list[i] : i; }
+};
+
 /// Whether some of `count` rows, the first at `position`, do not see all of [key, key + keys).
 __device__ __forceinline__ bool needs_mask(int key, int keys, int position, int count, int window) {
     return key + keys - 1 > position || (window > 0 && key <= position + count - 1 - window);

@@ -66,7 +66,7 @@ __device__ __forceinline__ int item_of(int round) {
 }
 
 /// One warp. Lane 0 copies.
-template <int kDim>
+template <int kDim, bool kSparse>
 __device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDim>& shared, int tiles) {
     const int items = tiles * args.heads;
     constexpr uint32_t kBytes = Shared<kDim>::kBytes;
@@ -83,8 +83,10 @@ __device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDi
         barrier_expect(shared.q_full(), kBytes);
         const int64_t first_row = int64_t{tile.head} * args.rows + tile.row;
         bulk_copy(shared.q(), static_cast<const char*>(args.q) + first_row * kDim * 2, kBytes, shared.q_full());
-        const char* source = static_cast<const char*>(args.scratch) + tile.scratch_tile * 2 * kBytes;
-        for (int t = tile.first_tile; t < tile.end_tile; ++t, source += 2 * kBytes, ring.next()) {
+        const char* const origin = static_cast<const char*>(args.scratch) + tile.scratch_tile * 2 * kBytes;
+        const KeyTiles<kSparse> key_tiles(args, tile);
+        for (int i = 0; i < key_tiles.count; ++i, ring.next()) {
+            const char* const source = origin + int64_t{key_tiles[i]} * 2 * kBytes;
             barrier_wait(shared.k_empty(ring.stage), ring.parity ^ 1);
             barrier_expect(shared.k_full(ring.stage), kBytes);
             bulk_copy(shared.k(ring.stage), source, kBytes, shared.k_full(ring.stage));
@@ -138,7 +140,7 @@ __device__ __forceinline__ void start_values(float (&o)[kDim / 2], const uint32_
 }
 
 /// One warpgroup: 64 rows of each query tile. `group` 0 or 1.
-template <class T, int kDim>
+template <class T, int kDim, bool kSparse>
 __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDim>& shared, int tiles, int group) {
     const int items = tiles * args.heads;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
@@ -152,6 +154,8 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
         const QueryTile tile(args, item, tiles);
         if (tile.rows == 0) continue;
         const int position = tile.position + warp_row + lane / 4;
+        // Of a list only the last tile, the query tile's own, needs a mask: where the others lie does not matter here.
+        const int begin = kSparse ? tile.end_tile - KeyTiles<kSparse>(args, tile).count : tile.first_tile;
 
         uint32_t q[kDim / 4], p[kTile / 4];
         float s[kTile / 2], o[kDim / 2] = {}, factor[2];
@@ -174,10 +178,10 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
         pin(s);
         if (lane == 0) barrier_arrive(shared.k_empty(k_ring.stage));
         k_ring.next();
-        weigh(tile.first_tile);
+        weigh(begin);
         weights_operand<T, kTile>(s, p);
 
-        for (int t = tile.first_tile + 1; t < tile.end_tile; ++t) {
+        for (int t = begin + 1; t < tile.end_tile; ++t) {
             barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
             pin(s), pin(o), pin(p);
             wgmma_fence();
@@ -211,7 +215,7 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
 
 #endif
 
-template <class T, int kDim>
+template <class T, int kDim, bool kSparse>
 __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs args) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -233,29 +237,31 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
     const int tiles = count_tiles(args.plan);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) produce<kDim>(args, shared, tiles);
+        if (threadIdx.x < 32) produce<kDim, kSparse>(args, shared, tiles);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume<T, kDim>(args, shared, tiles, static_cast<int>(threadIdx.x / 128) - 1);
+        consume<T, kDim, kSparse>(args, shared, tiles, static_cast<int>(threadIdx.x / 128) - 1);
     }
 #endif
 }
 
-template <class T, int kDim>
+template <class T, int kDim, bool kSparse>
 void start(const Gpu& gpu, const AttendArgs& args) {
     constexpr size_t kShared = shared_bytes(kDim);
-    RT_CUDA(cudaFuncSetAttribute(wgmma_kernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    RT_CUDA(cudaFuncSetAttribute(wgmma_kernel<T, kDim, kSparse>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(kShared)));
     const int items = args.plan.query_tiles * args.heads;
     const auto blocks = static_cast<unsigned>(std::min(gpu.info().sm_count, items));
-    launch(gpu, wgmma_kernel<T, kDim>, dim3(blocks), dim3(kThreads), kShared, args);
+    launch(gpu, wgmma_kernel<T, kDim, kSparse>, dim3(blocks), dim3(kThreads), kShared, args);
 }
 
 }  // namespace
 
 void attend_wgmma(const Gpu& gpu, const AttendArgs& args, Storage storage) {
-    with_tiles(storage, static_cast<int>(args.head_dim),
-               [&](auto zero, auto dim) { start<decltype(zero), decltype(dim)::value>(gpu, args); });
+    with_tiles(storage, static_cast<int>(args.head_dim), [&](auto zero, auto dim) {
+        if (args.lists != nullptr) start<decltype(zero), decltype(dim)::value, true>(gpu, args);
+        else start<decltype(zero), decltype(dim)::value, false>(gpu, args);
+    });
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -189,6 +189,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     sampling.top_p = fields.number("top_p").value_or(sampling.top_p);
     sampling.top_k = fields.integer("top_k", 0, std::numeric_limits<int32_t>::max()).value_or(sampling.top_k);
     sampling.max_tokens = fields.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(-1);
+    request.compression = parse_compression(fields);
     parse_stop_sequences(fields, sampling);
     out.stream = fields.boolean("stream").value_or(false);
     out.model = std::string(fields.string("model").value_or(""));

@@ -35,6 +35,10 @@ struct GenerationRequest {
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
 
+/// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
+/// object with mode, keep, keep_tokens, above. This server's own field. Throws ApiError.
+CompressionRequest parse_compression(const Fields& fields);
+
 /// Tokens of thinking for the efforts that the APIs know; -1 (no limit) for "high" and more. Throws ApiError naming
 /// `field` for other words.
 int64_t budget_of_effort(std::string_view effort, const std::string& field);

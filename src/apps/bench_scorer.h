@@ -1,0 +1,27 @@
+// The part of `riptide bench` behind --scorer.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <vector>
+
+#include "apps/bench_rows.h"
+#include "apps/model_flags.h"
+#include "models/scorer.h"
+
+namespace riptide::apps {
+
+struct ScorerFlags {
+    bool scorer = false;
+    std::vector<int32_t> layers;
+    float alpha = ops::SparseOptions().alpha;
+    int32_t blocks = ops::SparseOptions().most_blocks;
+    int64_t question = 64, turn = 2048;
+    CLI::Option* option = nullptr;  // --scorer
+};
+void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags);
+
+/// Scores made-up prompts of some lengths, at once and as a turn behind a prefix, and prints what that takes.
+int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchOptions& options,
+                 const std::vector<int64_t>& prompts, bool as_json);
+
+}  // namespace riptide::apps
