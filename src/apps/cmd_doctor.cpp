@@ -90,10 +90,13 @@ std::string check_model(const Options& o, bool gpu) {
              "quantize) or a machine with more",
              name, human_bytes(bytes), human_bytes(memory));
     const ModelText text(*checkpoint);
-    if (!text.chats())
-        fail("{}: {} of weights, but it has no chat template that riptide can parse: only text completions work", name,
-             human_bytes(bytes));
-    return fmt::format("{}: {} of weights, chat template and tokenizer work", name, human_bytes(bytes));
+    try {
+        text.require_chats();
+    } catch (const Error& error) {
+        fail("{}: {} of weights, but only text completions work: {}", name, human_bytes(bytes), error.what());
+    }
+    return fmt::format("{}: {} of weights, chat template ({}) and tokenizer work", name, human_bytes(bytes),
+                       text.dialect()->name);
 }
 
 /// Whether somebody listens there.

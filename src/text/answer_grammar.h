@@ -44,7 +44,7 @@ struct TagMarkup {
     std::string value_end;               // the tag
     std::string behind_value, behind_arguments;
     std::string_view not_in_keys;
-    bool python_words = false;  // booleans also as True and False
+    bool python_words = false;  // booleans are True and False
 };
 
 /// Raw text up to value_end, made once and shared by all calls of a grammar.

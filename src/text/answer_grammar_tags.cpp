@@ -93,7 +93,7 @@ class TagCallWriter {
         const Type type = ToolSchemas::type_of_schema(schema);
         if (type == Type::any) {
             Expr value = add_json_schema(g_, root, schema, place, options_);
-            if (markup_.python_words && is_boolean(schema)) value = g_.choice({value, g_.words({"True", "False"})});
+            if (markup_.python_words && is_boolean(schema)) value = g_.words({"True", "False"});
             return closed_value(value);
         }
         if (!options_.lenient) {  // for its errors: what a string's schema may say is the same in JSON

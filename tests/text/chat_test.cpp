@@ -86,6 +86,9 @@ TEST(Chat, traits_are_found_by_rendering) {
               "a template of its own kind, no tools, no thinking");
     EXPECT_EQ(template_summary("{{ 1 + }}"), "cannot be used: chat template:1:8: expected an expression, found '}}'");
     EXPECT_FALSE(laguna(kDemo).traits().content_parts);
+    EXPECT_TRUE(laguna(kDemo).traits().late_system);
+    EXPECT_TRUE(laguna(kV8).traits().late_system);
+    EXPECT_EQ(laguna(kDemo).traits().calls, CallForm::other);
     const std::string parts =
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
