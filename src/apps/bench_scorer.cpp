@@ -27,6 +27,7 @@ struct Bench {
         wanted.score_layers = flags.layers;
         wanted.sparse.alpha = flags.alpha;
         wanted.sparse.most_blocks = flags.blocks;
+        if (model.chunk > 0) wanted.chunk_rows = model.chunk;
         scorer = std::make_unique<Scorer>(*checkpoint, wanted, gpu.get());
         threads = std::make_unique<ThreadPool>(model.threads);
         arena = std::make_unique<Arena>(int64_t{1} << 20, gpu.get());
