@@ -128,7 +128,7 @@ class Bench {
     }
 
     int64_t length() const { return std::ssize(prompt_) - 1; }
-    int64_t bytes() const { return length() * kv_->bytes_per_token() + ops::packed_ring_bytes(kv_->views(), length()); }
+    int64_t bytes() const { return length() * kv_->bytes_per_token() + ops::packed_state_bytes(kv_->bounded(), length()); }
     KvCache& kv() { return *kv_; }
     const Times& published() const { return published_; }
     void synchronize() const {
@@ -141,13 +141,13 @@ class Bench {
     std::vector<char> contents(const SequenceState& sequence) const {
         const int64_t pages = std::ssize(sequence.pages()), tail = length() % kPageRows;
         const int64_t page_bytes = kPageRows * kv_->bytes_per_token();
-        const int64_t rings = ops::packed_ring_bytes(kv_->views(), length());
+        const int64_t rings = ops::packed_state_bytes(kv_->bounded(), length());
         const DeviceMemory packed(gpu_, pages * page_bytes + rings, "comparison");
         ops::pack_pages(gpu_, kv_->views(), sequence.pages().first(static_cast<size_t>(pages - 1)), kPageRows,
                         packed.data());
         ops::pack_pages(gpu_, kv_->views(), sequence.pages().last(1), tail == 0 ? kPageRows : tail,
                         packed.data() + (pages - 1) * page_bytes);
-        ops::pack_rings(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
+        ops::pack_state(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
         std::vector<char> bytes(static_cast<size_t>(packed.bytes()));
         if (gpu_ != nullptr) gpu_->to_host(bytes.data(), packed.data(), packed.bytes());
         else std::memcpy(bytes.data(), packed.data(), bytes.size());
@@ -163,7 +163,7 @@ class Bench {
                           packed.data());
         ops::unpack_pages(gpu_, kv_->views(), sequence.pages().last(1), tail == 0 ? kPageRows : tail,
                           packed.data() + (pages - 1) * page_bytes);
-        ops::unpack_rings(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
+        ops::unpack_state(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
         synchronize();
     }
 

@@ -52,7 +52,7 @@ def bad(code, needle, *arguments):
 
 
 def help_and_usage():
-    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "trace", "ppl",
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "niah", "trace", "ppl",
                     "serve", "launch", "pull", "ps", "doctor", "completion"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 60, f"{command} --help fits one screen and has examples")
@@ -241,6 +241,42 @@ def guessing_ahead():
     bad(64, "draft_width", "ab", "--widths", "0")
 
 
+def long_texts():
+    file, plot = work / "niah.json", work / "niah.svg"
+    niah = ["niah", "--lengths", "512,600", "--depths", "0,100", "--tasks", "single,tool"]
+    table = good(*niah, "--json", file, "--plot", plot)
+    expect("whole prompts" in table and "first token" in table, f"the table of niah: {table}")
+    result = json.loads(file.read_text())
+    answers = result["answers"]
+    expect(len(answers) == 8 and all(a["prompt_tokens"] <= a["length"] - 64 for a in answers), f"questions of niah: {answers}")
+    expect(all(a["kept_tokens"] == a["prompt_tokens"] and 0 < a["ttft_s"] <= a["seconds"] for a in answers), "whole prompts are read")
+    right = [a["right"] for a in answers if a["task"] == "single"]
+    expect(sum(right) >= 3, f"the demo model finds single facts: {answers}")
+    expect(all(a["right"] == (re.search(rf"\b{a['expected']}\b", a["answer"]) is not None) for a in answers), "answers are judged")
+    import xml.dom.minidom
+    rects = xml.dom.minidom.parse(str(plot)).getElementsByTagName("rect")
+    expect(len(rects) == 3 * 4, f"the plot of niah has a cell for each task (and all), length and depth: {len(rects)}")
+    again = good(*niah, "--json", file, "--resume")
+    expect(again == table and json.loads(file.read_text()) == result, "niah --resume asks nothing twice, and shows all")
+    bad(65, "other settings", *niah, "--json", file, "--resume", "--seed", 2)
+    bad(64, "--json", *niah, "--resume")
+    bad(64, "--scorer", *niah, "--keep", "dense,0.1")
+    bad(64, "--keep", *niah, "--keep", "2")
+    bad(64, "--lengths", *niah, "--lengths", "4Q")
+    bad(64, "context", *niah, "--lengths", "1024K")
+    bad(64, "--tasks", *niah, "--tasks", "single,triple")
+    bad(64, "at least", *niah, "--lengths", "80")
+    bad(64, "chat template", "niah", ROOT / "tests/fixtures/qwen3_tied", "--lengths", "400")
+    file.unlink()
+    process = subprocess.Popen([str(riptide), "niah", "--lengths", "400", "--tasks", "single", "--count", "2000", "--json", str(file)],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    known = json.loads(file.read_text())["answers"] if file.exists() else []
+    expect(process.returncode == 130 and 0 < len(known) < 10000, f"Ctrl-C ends niah with what is there: {process.returncode}, {len(known)} answers")
+
+
 def text_commands(model):
     text = work / "hello.txt"
     text.write_text("hello world 123\r\n<think>")
@@ -317,6 +353,7 @@ if __name__ == "__main__":
     text_commands(tiny)
     demo_model(tiny)
     guessing_ahead()
+    long_texts()
     serve()
     interrupt(tiny)
     print(f"{checks} command line checks, {len(failures)} failed")

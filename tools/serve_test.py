@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import random
+import re
+import resource
 import shutil
 import signal
 import socket
@@ -328,6 +330,38 @@ def signals_and_pipes():
         expect(run("serve", "--api-key-file", work / "locked").returncode == 77, "a key file that is not allowed")
 
 
+def idle_connections(count=10_000):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 200
+    if hard < needed:
+        skipped.append(f"{count} idle connections: {needed} file descriptors are needed, {hard} allowed (ulimit -Hn)")
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))  # the server's too
+    port = free_port()
+    server = start_server(port)
+
+    def memory():
+        return int(re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{server.pid}/status").read_text())[1]) >> 10
+
+    def connections():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+            return int(re.search(r"^riptide_connections (\d+)$", page.read().decode(), re.MULTILINE)[1])
+    before = memory()
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    expect(wait_for(lambda: connections() > count), f"{count} idle connections are taken")
+    grown = memory() - before
+    expect(grown <= 100, f"they take {grown} MiB, expected at most 100")
+    begun = time.monotonic()
+    for _ in range(100):
+        get(port, "/health")
+    expect(time.monotonic() - begun < 5, "and delay nobody: 50 ms for each question, with 100 of them")
+    for sock in idle:
+        sock.close()
+    expect(wait_for(lambda: connections() < 10), "those that go are forgotten")
+    stop(server)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def completion():
     for shell in ["bash", "zsh", "fish"]:
         text = run("completion", shell).stdout
@@ -382,7 +416,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [launch, ps_and_doctor, pull, systemd, signals_and_pipes, completion, haproxy]:
+for part in [launch, ps_and_doctor, pull, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
     try:
         part()
     except Exception as error:

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "apps/svg.h"
+
 namespace riptide::apps {
 
 namespace {
@@ -91,17 +93,6 @@ namespace {
 
 constexpr double kWidth = 420, kHeight = 260, kLeft = 50, kTop = 50;  // of a panel's inside, and around it
 
-std::string escaped(const std::string& text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '<') out += "&lt;";
-        else if (c == '>') out += "&gt;";
-        else if (c == '&') out += "&amp;";
-        else if (static_cast<unsigned char>(c) >= 0x20) out += c;
-    }
-    return out;
-}
-
 /// One diagram: x from 0 to x_most, y from 0 to y_most, at `left`.
 struct Panel {
     double left, x_most, y_most;
@@ -111,7 +102,7 @@ struct Panel {
     double y(double value) const { return kTop + kHeight * (1 - value / y_most); }
     void text(double at_x, double at_y, const std::string& content, const char* anchor) {
         out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", at_x, at_y, anchor,
-                           escaped(content));
+                           svg_escaped(content));
     }
     void line(double x1, double y1, double x2, double y2, const char* style) {
         out +=
@@ -202,7 +193,7 @@ std::string ab_svg(const AbResult& result, const std::string& title) {
         "{1:.0f}\" "
         "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
         second + kWidth + 20, kTop + kHeight + 60);
-    out += fmt::format("<text x=\"{:.0f}\" y=\"20\" font-size=\"14\">{}</text>\n", kLeft, escaped(title));
+    out += fmt::format("<text x=\"{:.0f}\" y=\"20\" font-size=\"14\">{}</text>\n", kLeft, svg_escaped(title));
     if (!result.answers.empty()) out += speed_panel(result) + slot_panel(result, second);
     return out + "</svg>\n";
 }

@@ -75,7 +75,8 @@ class Together {
   public:
     Together(Session& session, int64_t depth, int64_t gen, int64_t sequences)
         : vocab_(session.model().info().vocab_size),
-          cache_(session.model().state_specs(), options(session, depth + gen, sequences), session.gpu()),
+          cache_(session.model().state_specs(), options(session, depth + gen, sequences), session.gpu(),
+                 session.runner().context().threads),
           runner_(session.model(), cache_, session.runner().context().threads) {
         for (int64_t s = 0; s < sequences; ++s) {
             ids_.push_back(made_up_tokens(depth + gen, vocab_, s));
@@ -91,6 +92,7 @@ class Together {
                 states_.back().commit_prefix(rows);
                 at += rows;
             }
+            if (cache_.delta().any()) saved_.push_back(states_.back().save());
         }
     }
     Runner& runner() { return runner_; }
@@ -108,7 +110,10 @@ class Together {
         }
     }
     void rewind(int64_t depth) {
-        for (SequenceState& state : states_) state.truncate(depth);
+        for (size_t s = 0; s < states_.size(); ++s) {
+            if (saved_.empty()) states_[s].truncate(depth);
+            else states_[s].restore(saved_[s]);  // recurrent state cannot be truncated
+        }
     }
 
     static constexpr int64_t kChunk = 512;
@@ -129,6 +134,7 @@ class Together {
     KvCache cache_;
     Runner runner_;
     std::vector<SequenceState> states_;
+    std::vector<std::vector<std::byte>> saved_;  // with recurrent state: at the depth
     std::vector<std::vector<int32_t>> ids_;
 };
 

@@ -1,8 +1,6 @@
 #include "apps/chat_turn.h"
 
 #include "base/error.h"
-#include "engine/loaded_text.h"
-#include "text/dialect_laguna.h"
 
 namespace riptide::apps {
 
@@ -44,51 +42,34 @@ class MessageBuilder {
     json::array incomplete_;
 };
 
-std::string require_template(const Checkpoint& checkpoint) {
-    std::string source = chat_template_source(checkpoint);
-    RT_CHECK(!source.empty(), "{}: no chat template; use riptide run for plain completion", checkpoint.path());
-    return source;
-}
-
-std::string special_text(const Tokenizer& tokenizer, int32_t id) {
-    return id < 0 ? "" : std::string(tokenizer.piece(id));
-}
-
 }  // namespace
 
-ChatModel::ChatModel(std::unique_ptr<Session> session)
-    : session_(std::move(session)),
-      tokenizer_(load_tokenizer(session_->checkpoint())),
-      template_(require_template(session_->checkpoint()), session_->checkpoint().path() + ": chat template",
-                special_text(tokenizer_, tokenizer_.bos()), special_text(tokenizer_, tokenizer_.eos())),
-      stop_ids_(stop_ids(session_->checkpoint(), tokenizer_)) {
-    RT_CHECK(tokenizer_.id_of("<assistant>") >= 0 && tokenizer_.id_of("</think>") >= 0,
-             "{}: chat knows Laguna's dialect, and this vocabulary has no <assistant> or </think>; use riptide run",
+ChatModel::ChatModel(std::unique_ptr<Session> session) : session_(std::move(session)), text_(session_->checkpoint()) {
+    RT_CHECK(text_.tokenizer() != nullptr, "{}: no tokenizer; use riptide run with --tokens",
              session_->checkpoint().path());
-}
-
-std::vector<int32_t> ChatModel::encode(const jinja::Rendered& prompt) const {
-    EncodeOptions options;
-    options.trusted = prompt.trusted;
-    return tokenizer_.encode(prompt.text, options);
-}
-
-std::unique_ptr<StreamParser> ChatModel::make_parser(const jinja::Rendered& prompt, const json::array& tools) const {
-    LagunaParserOptions options;
-    options.thinking = ends_inside_thinking(prompt);
-    options.newline_framing = template_.traits().newlines_in_tags;
-    options.tools = ToolSchemas(tools);
-    return make_laguna_parser(std::move(options));
+    try {
+        text_.require_chats();
+    } catch (const Error& error) {
+        throw Error(fmt::format("{}: {}; use riptide run", session_->checkpoint().path(), error.what()));
+    }
 }
 
 ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools, bool think,
                           const SamplingParams& params, const std::function<void(const StreamEvent&)>& on_event,
                           const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel) {
-    ChatOptions options;
-    options.enable_thinking = think;
-    const jinja::Rendered rendered = template_.render(messages, tools, options);
-    const std::vector<int32_t> prompt = encode(rendered);
-    const std::unique_ptr<StreamParser> parser = make_parser(rendered, tools);
+    ChatPrompt chat{messages, tools, {}};
+    chat.options.enable_thinking = think;
+    const EncodedPrompt prompt = text_.encode(chat);
+    std::vector<int32_t> tokens = prompt.tokens;
+    if (shortener_ && shortener_->on()) tokens = shortener_->shorten(std::move(tokens), text_.parts(prompt));
+    if (tokens.empty()) {  // broken off while it was scored
+        ChatAnswer none;
+        none.message = MessageBuilder().message();
+        none.result.reason = FinishReason::cancelled;
+        return none;
+    }
+    const std::unique_ptr<StreamParser> parser = prompt.make_parser();
+    const Tokenizer& tokenizer = *text_.tokenizer();
     MessageBuilder builder;
     StreamEvents events;
     const auto deliver = [&] {
@@ -99,14 +80,14 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
         events.clear();
     };
     GenerateRequest request;
-    request.prompt = prompt;
+    request.prompt = tokens;
     request.sampling = params;
-    request.eos_ids = stop_ids_;
-    request.tokenizer = &tokenizer_;
+    request.eos_ids = text_.stop_ids();
+    request.tokenizer = &tokenizer;
     request.cancel = cancel;
     request.on_prefill = on_prefill;
     request.on_token = [&](const Sampled& sampled) {
-        parser->push_token(tokenizer_.piece(sampled.token), tokenizer_.is_added(sampled.token), events);
+        parser->push_token(tokenizer.piece(sampled.token), tokenizer.is_added(sampled.token), events);
         deliver();
     };
     ChatAnswer answer;

@@ -6,7 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "apps/compress_flags.h"
 #include "apps/model_flags.h"
+#include "engine/model_text.h"
 #include "text/chat.h"
 #include "text/stream_parser.h"
 
@@ -28,6 +30,10 @@ class ChatModel {
     explicit ChatModel(std::unique_ptr<Session> session);
 
     Session& session() { return *session_; }
+    /// From now on long conversations are shortened. Throws Error.
+    void shorten(const CompressFlags& flags, PromptScorer scorer) {
+        shortener_.emplace(flags, std::move(scorer), *text_.tokenizer());
+    }
 
     /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and
     /// parses the answer, calling on_event as it comes.
@@ -36,13 +42,9 @@ class ChatModel {
                    const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel);
 
   private:
-    std::vector<int32_t> encode(const jinja::Rendered& prompt) const;
-    std::unique_ptr<StreamParser> make_parser(const jinja::Rendered& prompt, const json::array& tools) const;
-
     std::unique_ptr<Session> session_;
-    Tokenizer tokenizer_;
-    ChatTemplate template_;
-    std::vector<int32_t> stop_ids_;
+    ModelText text_;
+    std::optional<PromptShortener> shortener_;
 };
 
 }  // namespace riptide::apps

@@ -26,17 +26,6 @@ EngineOptions engine_options(const ServeFlags& flags, const std::vector<int64_t>
     return options;
 }
 
-/// Opens the model (or the demo) in an engine, with a progress bar. `options`: what SessionOptions does not have.
-std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
-    static_cast<SessionOptions&>(options) = session_options(flags);
-    auto checkpoint = open_model_or_demo(flags.model);
-    int64_t total = 0;
-    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
-    Progress progress("weights", "B");
-    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
-    return std::make_unique<Engine>(std::move(checkpoint), options);
-}
-
 }  // namespace
 
 void add_serve_flags(CLI::App& cmd, ServeFlags& f) {

@@ -6,6 +6,7 @@
 
 #include "apps/chat_turn.h"
 #include "apps/commands.h"
+#include "apps/compress_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -18,6 +19,7 @@ struct Options {
     ModelFlags model;
     SamplingFlags sampling;
     DraftFlags draft;
+    CompressFlags compress;
     std::string system, message, tools_file, messages_file;
     bool think = false, as_json = false;
 };
@@ -118,7 +120,9 @@ int chat(const Options& o) {
     json::array messages = read_array(o.messages_file, "messages");
     RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
              "--system and --messages exclude each other: put the system message into the file");
+    PromptScorer scorer = open_scorer(o.compress, o.model);
     ChatModel model(open_session(o.model, speculation_options(o.draft)));
+    model.shorten(o.compress, std::move(scorer));
     const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
     if (!o.system.empty()) add_message(messages, "system", o.system);
     if (!o.message.empty()) add_message(messages, "user", o.message);
@@ -139,6 +143,7 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_flag("--think", options->think, "Let the model reason first");
     add_sampling_flags(*cmd, options->sampling);
     add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
     cmd->add_flag("--json", options->as_json,
                   "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
     cmd->footer(

@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/convert.h"
 #include "apps/convert_drafter.h"
+#include "apps/convert_qwen35.h"
 #include "apps/demo_model.h"
 #include "apps/terminal.h"
 #include "base/thread_pool.h"
@@ -30,23 +31,26 @@ struct Job {
     std::vector<Weight> parts;     // experts in order, or one matrix
     std::vector<float> vector;     // instead of parts
     std::vector<std::byte> bytes;  // instead of both: as they are
+    std::vector<int64_t> columns;  // of parts: the column that each comes from; empty: as they are
 };
 
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
 /// Rows [first, first + count) of a matrix in the wanted type. Unchanged bytes where the type stays.
-void convert_rows(const Weight& source, DType dtype, int64_t first, int64_t count, std::byte* out,
+void convert_rows(const Weight& source, const Job& job, int64_t first, int64_t count, std::byte* out,
                   ThreadPool& threads) {
+    const DType dtype = job.dtype;
     const int64_t bytes = row_bytes(dtype, source.cols);
     threads.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
-        std::vector<float> row(static_cast<size_t>(source.cols));
+        std::vector<float> row(static_cast<size_t>(source.cols)), ordered(job.columns.size());
         for (int64_t r = begin; r < end; ++r) {
-            if (source.dtype == dtype && source.scales == nullptr && source.scale == 1.0f) {
+            if (source.dtype == dtype && job.columns.empty() && source.scales == nullptr && source.scale == 1.0f) {
                 std::copy_n(static_cast<const std::byte*>(source.row(first + r)), bytes, out + r * bytes);
                 continue;
             }
             dequantize_row(source, first + r, row.data());
-            quantize(dtype, row.data(), out + r * bytes, source.cols);
+            for (size_t c = 0; c < ordered.size(); ++c) ordered[c] = row[static_cast<size_t>(job.columns[c])];
+            quantize(dtype, ordered.empty() ? row.data() : ordered.data(), out + r * bytes, source.cols);
         }
     });
 }
@@ -68,7 +72,7 @@ void write_job(const Job& job, GgufWriter& writer, ThreadPool& threads, const st
         for (int64_t first = 0; first < part.rows; first += step) {
             const int64_t count = std::min(step, part.rows - first);
             piece.resize(static_cast<size_t>(count * bytes));
-            convert_rows(part, job.dtype, first, count, piece.data(), threads);
+            convert_rows(part, job, first, count, piece.data(), threads);
             writer.write(piece);
             advance(count * bytes);
             if (interrupted()) fail(ErrorKind::io, "interrupted; {} was left as it was", job.tensor.name);
@@ -138,6 +142,8 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     write_layout_metadata(layout, writer);
     write_tokenizer_metadata(checkpoint, layout.vocab_size, writer);
     Binder binder(checkpoint);
+    const bool beside_vision = binder.has({{}, {"model.language_model.embed_tokens.weight"}});
+    const std::string text = beside_vision ? "model.language_model." : "model.";
     std::vector<Job> jobs;
     for (const LayoutTensor& tensor : layout_tensors(layout)) {
         Job job;
@@ -145,12 +151,21 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
         job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, layout.num_hidden_layers,
                                    layout.tie_word_embeddings);
         if (is_expert_stack(tensor))
-            job.parts = binder.experts(expert_names(tensor), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
-        else if (tensor.shape.size() == 2)
+            job.parts = binder.experts(expert_names(tensor, text), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
+        else if (tensor.shape.size() == 2 && !is_convolution(tensor))
             job.parts = {binder.matrix(source_names(tensor), tensor.shape[0], tensor.shape[1])};
-        else job.vector = binder.vector(source_names(tensor), tensor.shape[0]);
+        else job.vector = binder.values(source_names(tensor), tensor.shape);
+        if (layout.hybrid()) {
+            HybridTensor values{std::move(job.parts), std::move(job.vector), {}};
+            to_gguf_form(layout, tensor, values);
+            job.parts = std::move(values.parts);
+            job.vector = std::move(values.vector);
+            job.columns = std::move(values.columns);
+        }
         jobs.push_back(std::move(job));
     }
+    for (const char* beside : {"model.visual.", "mtp.", "model.mtp."})
+        if (layout.hybrid()) binder.skip(beside);
     binder.finish();
     return jobs;
 }
@@ -158,7 +173,8 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
 std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
     const DflashConfig config = dflash_config(checkpoint);
     write_drafter_metadata(
-        config, options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name, writer);
+        config, options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name,
+        writer);
     Binder binder(checkpoint);
     std::vector<Job> jobs;
     for (const DrafterTensor& source : drafter_tensors(checkpoint, config)) {
@@ -180,7 +196,8 @@ std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& 
             job.vector = binder.vector(source.source, tensor.shape[0]);
         } else {
             const int64_t rows = source.source_rows > 0 ? source.source_rows : tensor.shape[0];
-            job.parts = {binder.matrix(source.source, rows, tensor.shape[1]).slice_rows(source.first_row, tensor.shape[0])};
+            job.parts = {
+                binder.matrix(source.source, rows, tensor.shape[1]).slice_rows(source.first_row, tensor.shape[0])};
         }
         jobs.push_back(std::move(job));
     }
@@ -191,7 +208,8 @@ std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& 
 }
 
 std::vector<Job> make_jobs(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
-    if (const auto* gguf = dynamic_cast<const GgufFile*>(&checkpoint)) return jobs_from_gguf(*gguf, options.type, writer);
+    if (const auto* gguf = dynamic_cast<const GgufFile*>(&checkpoint))
+        return jobs_from_gguf(*gguf, options.type, writer);
     return is_dflash(checkpoint) ? jobs_from_drafter(checkpoint, options, writer)
                                  : jobs_from_safetensors(checkpoint, options, writer);
 }
@@ -234,6 +252,7 @@ void add_quantize(CLI::App& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
         "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0\n"
+        "  riptide quantize ./Qwen3.5-27B qwen3.5-27b-q4_k_m.gguf --type q4_k_m    the text model\n"
         "  riptide quantize ./Laguna-XS.2-speculator.dflash drafter-q8_0.gguf --type q8_0    a DFlash drafter");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
 }

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/compress_flags.h"
+#include "apps/demo_model.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -19,8 +21,9 @@ struct Options {
     ModelFlags model;
     SamplingFlags sampling;
     DraftFlags draft;
+    CompressFlags compress;
     std::string prompt, prompt_file, tokens_file;
-    bool echo = false, no_bos = false, parse_special = false, as_json = false;
+    bool echo = false, no_bos = false, parse_special = false, as_json = false, show_kept = false;
     std::string json_schema, regex, grammar;
 };
 
@@ -57,32 +60,58 @@ void check_one_prompt(const Options& o) {
     RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
 }
 
-void print_json(Session& session, const GenerationResult& result, bool has_text) {
+void print_json(Session& session, const GenerationResult& result, const PromptShortener* shortener, bool has_text) {
     json::object out = closing_json(session, result);
+    if (shortener != nullptr && shortener->last() != nullptr) out["compression"] = shortener->last()->report.facts();
     out["tokens"] = json::value_from(result.tokens);
     if (has_text) out["text"] = result.text;
     out["finish_reason"] = finish_reason_name(result.reason);
     std::puts(json::serialize(out).c_str());
 }
 
+EncodeOptions encode_options(const Options& o) {
+    EncodeOptions encode;
+    encode.add_special = !o.no_bos;
+    encode.parse_special = o.parse_special;
+    return encode;
+}
+
+/// The prompt with what would be dropped in marks; no model is loaded but the scorer.
+int show_kept(const Options& o) {
+    RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
+             "--show-kept needs --scorer FILE, and a text");
+    const auto checkpoint = open_model_or_demo(o.model.model);
+    const Tokenizer tokenizer = load_tokenizer(*checkpoint);
+    PromptShortener shortener(o.compress, open_scorer(o.compress, o.model), tokenizer);
+    const std::string text = prompt_text(o);
+    shortener.shorten(tokenizer.encode(text, encode_options(o)));
+    if (interrupted()) return 130;
+    const std::string shown = shortener.last() != nullptr ? riptide::show_kept(*shortener.last()) : text;
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
+    std::puts("");
+    return 0;
+}
+
 int run(const Options& o) {
     check_one_prompt(o);
+    if (o.show_kept) return show_kept(o);
     const AnswerFormat format = format_of(o);
     catch_interrupts();
+    PromptScorer scorer = open_scorer(o.compress, o.model);
     const auto session = open_session(o.model, speculation_options(o.draft));
     const Checkpoint& checkpoint = session->checkpoint();
     GenerateRequest request;
     request.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
     std::optional<Tokenizer> tokenizer;
+    std::optional<PromptShortener> shortener;
     std::vector<int32_t> prompt, eos;
     std::string text;
     if (o.tokens_file.empty()) {
         tokenizer.emplace(load_tokenizer(checkpoint));
         text = prompt_text(o);
-        EncodeOptions encode;
-        encode.add_special = !o.no_bos;
-        encode.parse_special = o.parse_special;
-        prompt = tokenizer->encode(text, encode);
+        shortener.emplace(o.compress, std::move(scorer), *tokenizer);
+        prompt = shortener->shorten(tokenizer->encode(text, encode_options(o)));
+        if (interrupted()) return 130;
         eos = stop_ids(checkpoint, *tokenizer);
     } else {
         prompt = read_token_file(o.tokens_file);
@@ -105,7 +134,7 @@ int run(const Options& o) {
     }
     const GenerationResult result = session->generate(request);
     if (o.as_json) {
-        print_json(*session, result, tokenizer.has_value());
+        print_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
     } else {
         if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
         std::puts("");
@@ -126,6 +155,9 @@ void add_run(CLI::App& app, Action& action) {
                     "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
     add_sampling_flags(*cmd, options->sampling);
     add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
+    cmd->add_flag("--show-kept", options->show_kept,
+                  "With --scorer: print the prompt with [- what would be dropped -], and end");
     cmd->add_flag("--echo", options->echo, "Print the prompt before its continuation");
     cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
     cmd->add_flag("--parse-special", options->parse_special,
@@ -139,6 +171,7 @@ void add_run(CLI::App& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
         "  riptide run model.gguf -f main.py --temperature 0\n"
+        "  riptide run model.gguf -f book-and-question.txt --scorer qwen3-0.6b.gguf --keep 0.1\n"
         "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");
     cmd->callback([options, &action] { action = [options] { return run(*options); }; });
 }

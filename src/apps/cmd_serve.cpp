@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "apps/commands.h"
+#include "apps/compress_flags.h"
 #include "apps/demo_model.h"
 #include "apps/log_writer.h"
 #include "apps/model_flags.h"
@@ -17,6 +18,7 @@
 #include "engine/engine.h"
 #include "server/access.h"
 #include "server/server.h"
+#include "text/chat_messages.h"
 
 namespace riptide::apps {
 
@@ -25,9 +27,10 @@ namespace {
 struct Options {
     ModelFlags model;
     DraftFlags draft;
+    CompressFlags compress;
     EngineOptions engine;
     server::ServerOptions server;
-    std::string key_file, reasoning = "auto", log_format = "text";
+    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64;
     int grace_seconds = 30;
     bool allow_no_auth = false, quiet = false;
@@ -55,6 +58,20 @@ std::string default_name(const std::string& path) {
     return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
+json::object template_kwargs(const std::string& text) {
+    if (text.empty()) return {};
+    try {
+        const json::value value = parse_json(text, "--chat-template-kwargs");
+        RT_CHECK(value.is_object(), "--chat-template-kwargs: expected a JSON object");
+        check_template_kwargs(value.get_object());
+        RT_CHECK(!value.get_object().contains("enable_thinking"),
+                 "--chat-template-kwargs: enable_thinking is --reasoning on or off");
+        return value.get_object();
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+}
+
 server::ServerOptions server_options(const Options& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
@@ -64,6 +81,7 @@ server::ServerOptions server_options(const Options& o, LogWriter& log) {
         "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
         out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
+    out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
     if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
     out.log.json = o.log_format == "json";
@@ -79,6 +97,8 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
     out.speculation = speculation_options(o.draft);
+    out.compression = compression_options(o.compress);
+    out.scorer = open_scorer(o.compress, o.model);
     out.host_cache_bytes = o.cache_ram_mib << 20;
     out.disk_cache_bytes = o.cache_disk_gib << 30;
     if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
@@ -115,6 +135,13 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("device  {}", info.device);
     say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
         grouped(info.kv_tokens), kv, info.max_running);
+    const CompressionOptions& c = info.compression;
+    if (!info.scorer.empty())
+        say("scorer  {}: {} keep {} of their tokens", info.scorer,
+            c.mode == CompressMode::always      ? "prompts"
+            : c.mode == CompressMode::automatic ? fmt::format("prompts above {} tokens", grouped(c.above))
+                                                : "prompts that ask for it",
+            c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep));
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
@@ -210,6 +237,9 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
     cmd.add_option("--reasoning", o.reasoning, "Where a request does not say: on | off | auto (as the template has it)")
         ->check(CLI::IsMember({"on", "off", "auto"}))
         ->capture_default_str();
+    cmd.add_option("--chat-template-kwargs", o.template_kwargs,
+                   "Variables of the chat template, where a request does not set them: a JSON object, e.g. "
+                   "'{\"preserve_thinking\": true}'");
     cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
                    "Tokens of thinking, where a request does not say; -1: no limit")
         ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
@@ -231,6 +261,7 @@ void add_serve(CLI::App& app, Action& action) {
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
     cmd->footer(
         "Examples:\n  riptide serve\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide\n"
         "  riptide serve model.gguf --host 0.0.0.0 --api-key-file keys.txt");

@@ -111,6 +111,7 @@ int riptide_main(int argc, const char* const* argv) {
     add_doctor(app, action);
     add_bench(app, action);
     add_ab(app, action);
+    add_niah(app, action);
     add_ppl(app, action);
     add_inspect(app, action);
     add_tokenize(app, action);

@@ -21,6 +21,7 @@ void add_bench(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
 void add_ab(CLI::App& app, Action& action);
+void add_niah(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);
 void add_pull(CLI::App& app, Action& action);

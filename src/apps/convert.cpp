@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "models/laguna_config.h"
+#include "models/qwen35_config.h"
 
 namespace riptide::apps {
 
@@ -83,6 +84,32 @@ GgufLayout qwen3_layout(const Checkpoint& checkpoint) {
     return s;
 }
 
+GgufLayout qwen35_layout(const Checkpoint& checkpoint) {
+    const Qwen35Config c = qwen35_config(checkpoint);
+    GgufLayout s;
+    s.architecture = c.num_experts > 0 ? "qwen35moe" : "qwen35";
+    s.vocab_size = c.vocab_size;
+    s.hidden_size = c.hidden_size;
+    s.num_hidden_layers = c.num_hidden_layers;
+    s.max_position_embeddings = c.max_position_embeddings;
+    s.heads = {c.num_attention_heads};
+    s.num_key_value_heads = c.num_key_value_heads;
+    s.head_dim = c.head_dim;
+    s.intermediate_size = c.intermediate_size;
+    s.rms_norm_eps = c.rms_norm_eps;
+    s.num_experts = c.num_experts;
+    s.num_experts_per_tok = c.num_experts_per_tok;
+    s.moe_intermediate_size = c.moe_intermediate_size;
+    s.shared_expert_intermediate_size = c.shared_expert_intermediate_size;
+    s.rotary_dim = c.rope.rotary_dim;
+    s.rope_theta = c.rope.theta;
+    RT_CHECK(!c.rope.yarn(), "{}: YaRN in a Qwen3.5 model cannot be converted", checkpoint.path());
+    s.tie_word_embeddings = c.tie_word_embeddings;
+    s.is_linear = c.is_linear;
+    s.delta = c.delta;
+    return s;
+}
+
 /// The part of a GGUF name behind "blk.N.".
 std::string suffix_of(const LayoutTensor& tensor) {
     return tensor.layer < 0 ? tensor.name : tensor.name.substr(tensor.name.find('.', 4) + 1);
@@ -92,9 +119,12 @@ std::string suffix_of(const LayoutTensor& tensor) {
 
 GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name) {
     const auto type = config_of(checkpoint).get<std::string>("model_type");
-    RT_CHECK(type == "laguna" || type == "qwen3", "{}: cannot convert model_type {}; known: laguna, qwen3",
-             checkpoint.path(), type);
-    GgufLayout layout = type == "laguna" ? laguna_layout(checkpoint) : qwen3_layout(checkpoint);
+    const bool hybrid = type.starts_with("qwen3_5");
+    RT_CHECK(type == "laguna" || type == "qwen3" || hybrid,
+             "{}: cannot convert model_type {}; known: laguna, qwen3, qwen3_5, qwen3_5_moe", checkpoint.path(), type);
+    GgufLayout layout = hybrid             ? qwen35_layout(checkpoint)
+                        : type == "laguna" ? laguna_layout(checkpoint)
+                                           : qwen3_layout(checkpoint);
     layout.name = name;
     return layout;
 }
@@ -110,13 +140,23 @@ TensorNames source_names(const LayoutTensor& tensor) {
         {"attn_k.weight", {"self_attn.k_proj.weight"}},
         {"attn_v.weight", {"self_attn.v_proj.weight"}},
         {"attn_output.weight", {"self_attn.o_proj.weight"}},
-        {"attn_gate.weight", {"self_attn.g_proj.weight"}},
+        {"attn_gate.weight", {"self_attn.g_proj.weight", "linear_attn.in_proj_z.weight"}},
         {"attn_q_norm.weight", {"self_attn.q_norm.weight"}},
         {"attn_k_norm.weight", {"self_attn.k_norm.weight"}},
         {"ffn_gate.weight", {"mlp.gate_proj.weight"}},
         {"ffn_up.weight", {"mlp.up_proj.weight"}},
         {"ffn_down.weight", {"mlp.down_proj.weight"}},
         {"ffn_gate_inp.weight", {"mlp.gate.weight"}},
+        {"ffn_gate_inp_shexp.weight", {"mlp.shared_expert_gate.weight"}},
+        {"post_attention_norm.weight", {"post_attention_layernorm.weight"}},
+        {"attn_qkv.weight", {"linear_attn.in_proj_qkv.weight"}},
+        {"ssm_conv1d.weight", {"linear_attn.conv1d.weight"}},
+        {"ssm_a", {"linear_attn.A_log"}},
+        {"ssm_alpha.weight", {"linear_attn.in_proj_a.weight"}},
+        {"ssm_beta.weight", {"linear_attn.in_proj_b.weight"}},
+        {"ssm_dt.bias", {"linear_attn.dt_bias"}},
+        {"ssm_norm.weight", {"linear_attn.norm.weight"}},
+        {"ssm_out.weight", {"linear_attn.out_proj.weight"}},
         {"exp_probs_b.bias", {"mlp.experts.e_score_correction_bias", "mlp.gate.e_score_correction_bias"}},
         {"ffn_gate_shexp.weight", {"mlp.shared_expert.gate_proj.weight", "mlp.shared_experts.gate_proj.weight"}},
         {"ffn_up_shexp.weight", {"mlp.shared_expert.up_proj.weight", "mlp.shared_experts.up_proj.weight"}},
@@ -128,15 +168,17 @@ TensorNames source_names(const LayoutTensor& tensor) {
     RT_ASSERT(found != known.end());
     for (const std::string& name : found->second)
         names.hf.push_back(tensor.layer < 0 ? name : fmt::format("model.layers.{}.{}", tensor.layer, name));
+    for (size_t i = 0, count = names.hf.size(); i < count; ++i)  // beside a vision tower
+        if (names.hf[i].starts_with("model.")) names.hf.push_back("model.language_model." + names.hf[i].substr(6));
     return names;
 }
 
 bool is_expert_stack(const LayoutTensor& tensor) { return tensor.name.find("_exps.") != std::string::npos; }
 
-ExpertNames expert_names(const LayoutTensor& tensor) {
+ExpertNames expert_names(const LayoutTensor& tensor, const std::string& text) {
     const std::string suffix = suffix_of(tensor);
     const std::string kind = suffix.substr(4, suffix.find("_exps") - 4);  // ffn_KIND_exps.weight
-    const std::string experts = fmt::format("model.layers.{}.mlp.experts.", tensor.layer);
+    const std::string experts = fmt::format("{}layers.{}.mlp.experts.", text, tensor.layer);
     ExpertNames names;
     names.gguf = tensor.name;
     names.hf_each = experts + "{}." + kind + "_proj.weight";

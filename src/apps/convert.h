@@ -9,14 +9,15 @@
 
 namespace riptide::apps {
 
-/// The layout of the GGUF that holds this safetensors checkpoint: Laguna and dense Qwen3. `name` goes to general.name.
-/// Throws Error for other architectures, listing these.
+/// The layout of the GGUF that holds this safetensors checkpoint: Laguna, dense Qwen3, Qwen3.5. `name` goes to
+/// general.name. Throws Error for other architectures, listing these.
 GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name);
 
 /// Where a GGUF tensor's values are in a Hugging Face folder.
 /// REQUIRES a name that layout_tensors makes. Stacks (`*_exps`) are read with expert_names.
 TensorNames source_names(const LayoutTensor& tensor);
-ExpertNames expert_names(const LayoutTensor& tensor);
+/// `text`: what the text model's names begin with, "model." or "model.language_model.".
+ExpertNames expert_names(const LayoutTensor& tensor, const std::string& text = "model.");
 /// Is it a stack of experts?
 bool is_expert_stack(const LayoutTensor& tensor);
 

@@ -1,4 +1,4 @@
-// Which tensors and keys a GGUF of a Laguna or Qwen3 model has. Shared by `synth` and `quantize`.
+// Which tensors and keys a GGUF of a Laguna, Qwen3 or Qwen3.5 model has. Shared by `synth` and `quantize`.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "io/gguf_writer.h"
+#include "ops/delta_view.h"
 
 namespace riptide::apps {
 
 /// Hyper-parameters of one model, under their Hugging Face names.
 struct GgufLayout {
     std::string name;
-    std::string architecture;  // "laguna" or "qwen3"
+    std::string architecture;  // "laguna", "qwen3", "qwen35" or "qwen35moe"
     int64_t vocab_size = 0, hidden_size = 0, num_hidden_layers = 0, max_position_embeddings = 0;
     std::vector<int64_t> heads;  // query heads, repeated over the layers: {48, 64, 64, 64}
     int64_t num_key_value_heads = 0, head_dim = 128;
@@ -34,7 +35,11 @@ struct GgufLayout {
     int64_t window_rotary_dim = 128;
     double window_rope_theta = 10000;
     bool tie_word_embeddings = false;
+    // Qwen3.5: per layer whether it is linear, and the sizes of those.
+    std::vector<char> is_linear;
+    DeltaView delta;
 
+    bool hybrid() const { return !is_linear.empty(); }
     int64_t layer_heads(int64_t layer) const { return heads[static_cast<size_t>(layer) % heads.size()]; }
 };
 
@@ -46,8 +51,8 @@ struct LayoutTensor {
 
 /// All tensors in the order of the file.
 std::vector<LayoutTensor> layout_tensors(const GgufLayout& layout);
-/// The hyper-parameter keys, general.architecture and general.name included. Source: llama.cpp's Laguna and Qwen3
-/// files.
+/// The hyper-parameter keys, general.architecture and general.name included. Source: llama.cpp's Laguna, Qwen3 and
+/// Qwen3.5 files.
 void write_layout_metadata(const GgufLayout& layout, GgufWriter& writer);
 
 }  // namespace riptide::apps

@@ -115,7 +115,7 @@ KvQuality measure(ModelFlags flags, const std::string& kv, std::span<const std::
     const SessionOptions& o = session->options();
     double bytes = 0, values = 0;
     for (const StateSpec& spec : session->model().state_specs()) {
-        if (spec.kind == StateSpec::Kind::none) continue;
+        if (!spec.has_kv()) continue;
         bytes += static_cast<double>(row_bytes(o.k_dtype, spec.head_dim) + row_bytes(o.v_dtype, spec.head_dim));
         values += 2 * static_cast<double>(spec.head_dim);
     }

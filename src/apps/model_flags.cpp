@@ -143,6 +143,16 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     return session;
 }
 
+std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
+    static_cast<SessionOptions&>(options) = session_options(flags);
+    auto checkpoint = open_model_or_demo(flags.model);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    return std::make_unique<Engine>(std::move(checkpoint), options);
+}
+
 std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }
 
 std::string kv_name(DType k, DType v) {

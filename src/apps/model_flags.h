@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
 #include "engine/session.h"
 
 namespace riptide::apps {
@@ -36,6 +37,8 @@ SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
 std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation = {});
+/// The same in an engine. `options`: what SessionOptions does not have.
+std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options);
 
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);

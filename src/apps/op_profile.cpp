@@ -52,6 +52,7 @@ void OpProfile::see(const OpCost& cost) {
     Line& line = lines_[running_.back()];
     ++line.calls;
     line.weight_bytes += cost.weight_bytes;
+    line.kv_bytes += cost.state_bytes;
     line.flops += cost.flops;
     if (cost.key_bytes > 0) add_attention(cost, line);
 }

@@ -59,7 +59,8 @@ std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::stri
         const DType stored = quant_mix_type(float8 ? "bf16" : type, t.name, t.shape, t.layer, shape.num_hidden_layers,
                                             shape.tie_word_embeddings);
         const bool norm = t.name.find("norm.weight") != std::string::npos;
-        planned.push_back({t.name, t.shape, stored, norm ? 1.0f : 0.0f});
+        const float decay = t.name.ends_with(".ssm_a") ? -1.0f : 0.0f;  // of recurrent state: else it never fades
+        planned.push_back({t.name, t.shape, stored, norm ? 1.0f : decay});
     }
     return planned;
 }

@@ -91,11 +91,71 @@ GgufLayout qwen3_06b() {
     return s;
 }
 
+/// Three layers of Gated DeltaNet, one of full attention.
+GgufLayout qwen35(const char* name, int64_t hidden_size, int64_t layers) {
+    GgufLayout s;
+    s.name = name;
+    s.architecture = "qwen35";
+    s.vocab_size = 248320;
+    s.hidden_size = hidden_size;
+    s.num_hidden_layers = layers;
+    s.max_position_embeddings = 262144;
+    s.head_dim = 256;
+    s.rotary_dim = 64;
+    s.rope_theta = 1e7;
+    for (int64_t l = 0; l < layers; ++l) s.is_linear.push_back(l % 4 != 3);
+    s.delta = {.key_heads = 16, .value_heads = 16, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+    return s;
+}
+
+GgufLayout qwen35_08b() {
+    GgufLayout s = qwen35("qwen3.5-0.8b", 1024, 24);
+    s.heads = {8};
+    s.num_key_value_heads = 2;
+    s.intermediate_size = 3584;
+    s.tie_word_embeddings = true;
+    return s;
+}
+
+GgufLayout qwen35_27b() {
+    GgufLayout s = qwen35("qwen3.5-27b", 5120, 64);
+    s.heads = {24};
+    s.num_key_value_heads = 4;
+    s.intermediate_size = 17408;
+    s.delta.value_heads = 48;
+    return s;
+}
+
+GgufLayout qwen35_35b_a3b() {
+    GgufLayout s = qwen35("qwen3.5-35b-a3b", 2048, 40);
+    s.architecture = "qwen35moe";
+    s.heads = {16};
+    s.num_key_value_heads = 2;
+    s.delta.value_heads = 32;
+    s.num_experts = 256;
+    s.num_experts_per_tok = 8;
+    s.moe_intermediate_size = 512;
+    s.shared_expert_intermediate_size = 512;
+    return s;
+}
+
+GgufLayout qwen35_tiny() {
+    GgufLayout s = qwen35("qwen3.5-tiny", 256, 4);
+    s.vocab_size = 512;
+    s.max_position_embeddings = 4096;
+    s.heads = {2};
+    s.num_key_value_heads = 1;
+    s.intermediate_size = 512;
+    s.delta = {.key_heads = 2, .value_heads = 4, .key_dim = 64, .value_dim = 64, .conv_width = 4};
+    return s;
+}
+
 }  // namespace
 
 const std::vector<GgufLayout>& synth_shapes() {
-    static const std::vector<GgufLayout> shapes = {laguna_xs_2(), laguna_xs_21(), laguna_s_21(), laguna_tiny(),
-                                                   qwen3_06b()};
+    static const std::vector<GgufLayout> shapes = {laguna_xs_2(), laguna_xs_21(),   laguna_s_21(),
+                                                   laguna_tiny(), qwen3_06b(),      qwen35_08b(),
+                                                   qwen35_27b(),  qwen35_35b_a3b(), qwen35_tiny()};
     return shapes;
 }
 

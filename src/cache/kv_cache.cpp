@@ -33,17 +33,19 @@ void check_heads(const StateSpec& spec, size_t layer, DType type, const char* wh
 
 }  // namespace
 
-KvCache::KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu)
+KvCache::KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu, ThreadPool* threads)
     : gpu_(gpu),
       options_(checked(options)),
       pool_(options.pages),
       slot_held_(static_cast<size_t>(options.max_sequences), 0),
-      views_(specs.size()) {
+      views_(specs.size()),
+      delta_(specs, options.max_sequences, int64_t{options.max_step_rows} * options.max_sequences, gpu, threads) {
     for (int32_t slot = options.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
     for (size_t layer = 0; layer < specs.size(); ++layer) {
         const StateSpec& spec = specs[layer];
-        if (spec.kind != StateSpec::Kind::none) add_layer(spec, layer);
+        if (spec.has_kv()) add_layer(spec, layer);
     }
+    bytes_per_sequence_ = checked_add(bytes_per_sequence_, delta_.bytes_per_sequence(), "recurrent state");
 }
 
 void KvCache::add_layer(const StateSpec& spec, size_t layer) {
@@ -96,13 +98,13 @@ void KvCache::release_slot(int32_t slot) {
 
 int64_t KvCache::total_bytes() const {
     return int64_t{options_.pages} * options_.page_rows * bytes_per_token_ +
-           options_.max_sequences * bytes_per_sequence_;
+           options_.max_sequences * (bytes_per_sequence_ - delta_.bytes_per_sequence()) + delta_.total_bytes();
 }
 
 void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) { ops::copy_page(gpu_, views_, from, to, rows); }
 
-void KvCache::copy_rings(int32_t from_slot, int32_t to_slot, int64_t length) {
-    ops::copy_rings(gpu_, views_, from_slot, to_slot, length);
+void KvCache::copy_state(int32_t from_slot, int32_t to_slot, int64_t length) {
+    ops::copy_state(gpu_, bounded(), from_slot, to_slot, length);
 }
 
 }  // namespace riptide

@@ -1,4 +1,4 @@
-// The K/V memory of all layers: pages for full attention, one ring per sequence for windows.
+// The memory of all layers' state: pages for full attention; for each sequence a ring for windows, a slot for DeltaNet.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "tensor/gpu.h"
+#include "cache/delta_states.h"
 #include "cache/page_pool.h"
 #include "cache/state_spec.h"
-#include "ops/kv_view.h"
+#include "ops/kv_pack.h"
 
 namespace riptide {
 
@@ -17,20 +18,21 @@ struct KvCacheOptions {
     DType v_dtype = DType::f16;
     int32_t page_rows = 64;     // tokens in a page
     int32_t pages = 0;          // pages shared by all sequences; a page holds its tokens in every paged layer
-    int32_t max_sequences = 1;  // rings
+    int32_t max_sequences = 1;  // that have rings and recurrent state
     int32_t max_step_rows = 1;  // the most rows of one sequence in one step
 };
 
 /// Owns the memory, the pool of pages and the free ring slots. Layers of kind `paged` share one page numbering; layers
 /// of kind `window` get, in each of max_sequences slots, a ring of window - 1 + max_step_rows tokens, rounded up to 64:
-/// a rejected tree overwrites nothing that is still needed. Memory is address space until it is written. Not
-/// thread-safe; must outlive its SequenceStates.
+/// a rejected tree overwrites nothing that is still needed. Layers of kind `delta` get a state in each of these slots
+/// (DeltaStates). Memory is address space until it is written. Not thread-safe; must outlive its SequenceStates.
 class KvCache {
   public:
     /// Throws Error for options out of range, a head_dim that is no whole number of the K/V type's blocks (naming
     /// both), or sizes that overflow or that the system refuses.
-    /// `gpu`: where the memory lies; null: on the host.
-    KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu = nullptr);
+    /// `gpu`: where the memory lies; null: on the host. `threads`: for recurrent state on the CPU; may be null.
+    KvCache(std::span<const StateSpec> specs, const KvCacheOptions& options, Gpu* gpu = nullptr,
+            ThreadPool* threads = nullptr);
     KvCache(const KvCache&) = delete;
     KvCache& operator=(const KvCache&) = delete;
 
@@ -39,6 +41,10 @@ class KvCache {
     /// One view for each layer; kind none: an empty view.
     std::span<const KvView> views() const { return views_; }
     const KvView& view(int64_t layer) const { return views_[static_cast<size_t>(layer)]; }
+    DeltaStates& delta() { return delta_; }
+    const DeltaStates& delta() const { return delta_; }
+    /// What sequences have of bounded state.
+    ops::BoundedViews bounded() const { return {views_, delta_.views()}; }
 
     PagePool& pool() { return pool_; }
     const PagePool& pool() const { return pool_; }
@@ -47,22 +53,22 @@ class KvCache {
     /// Pages that hold `tokens` tokens.
     int32_t pages_for(int64_t tokens) const;
 
-    /// Ring slots. acquire_slot gives -1 when none is free; a fresh cache gives 0, 1, 2, ...
+    /// Slots of bounded state. acquire_slot gives -1 when none is free; a fresh cache gives 0, 1, 2, ...
     int32_t acquire_slot();
     void release_slot(int32_t slot);
     int32_t free_slots() const { return static_cast<int32_t>(free_slots_.size()); }
 
     /// K/V bytes that a further token takes in the paged layers.
     int64_t bytes_per_token() const { return bytes_per_token_; }
-    /// Ring bytes of one sequence.
+    /// Bytes of bounded state of one sequence.
     int64_t bytes_per_sequence() const { return bytes_per_sequence_; }
-    /// All pages and all rings.
+    /// All pages and all bounded state.
     int64_t total_bytes() const;
 
     /// Copies the first `rows` tokens of a page in every paged layer.
     void copy_page(int32_t from, int32_t to, int32_t rows);
-    /// Copies what a sequence of `length` tokens needs from one ring slot to another, in every window layer.
-    void copy_rings(int32_t from_slot, int32_t to_slot, int64_t length);
+    /// Copies what a sequence of `length` tokens needs of bounded state from one slot to another.
+    void copy_state(int32_t from_slot, int32_t to_slot, int64_t length);
 
   private:
     void add_layer(const StateSpec& spec, size_t layer);
@@ -76,6 +82,7 @@ class KvCache {
     std::vector<DeviceMemory> memory_;
     int64_t bytes_per_token_ = 0;
     int64_t bytes_per_sequence_ = 0;
+    DeltaStates delta_;
 };
 
 }  // namespace riptide

@@ -10,35 +10,37 @@ namespace riptide {
 KvTransfer::KvTransfer(KvCache& cache, HostHeap& heap) : cache_(cache), heap_(heap) {
     if (cache.gpu() == nullptr) return;
     int64_t least = page_bytes(cache.options().page_rows);
-    for (const KvView& view : cache.views()) least = std::max(least, ops::packed_ring_bytes({&view, 1}, view.window));
+    const ops::BoundedViews bounded = cache.bounded();
+    for (size_t l = 0; l < bounded.kv.size(); ++l)
+        least = std::max(least, ops::packed_state_bytes(bounded.layers(l, 1), std::max(1, bounded.kv[l].window)));
     const int64_t room = cache.gpu()->available();
     staging_bytes_ = std::max(least, std::min(kStagingBytes, room / 2));
     staging_ = DeviceMemory(cache.gpu(), staging_bytes_, "buffers for cached state");
 }
 
 int64_t KvTransfer::page_bytes(int64_t rows) const { return ops::packed_page_bytes(cache_.views(), rows); }
-int64_t KvTransfer::ring_bytes(int64_t length) const { return ops::packed_ring_bytes(cache_.views(), length); }
+int64_t KvTransfer::state_bytes(int64_t length) const { return ops::packed_state_bytes(cache_.bounded(), length); }
 
 int64_t KvTransfer::batch_pages() const {
     const int64_t page = page_bytes(cache_.options().page_rows);
     return page == 0 ? 1 : std::clamp<int64_t>(staging_bytes_ / page, 1, 64);
 }
 
-/// Calls move(views, offset in the packed rings, bytes) for runs of layers that fit the staging memory.
+/// Calls move(views, offset in the packed state, bytes) for runs of layers that fit the staging memory.
 template <class Move>
-void KvTransfer::for_ring_parts(int64_t length, const Move& move) {
-    const std::span<const KvView> views = cache_.views();
+void KvTransfer::for_state_parts(int64_t length, const Move& move) {
+    const ops::BoundedViews views = cache_.bounded();
     int64_t offset = 0;
-    for (size_t begin = 0; begin < views.size();) {
+    for (size_t begin = 0; begin < views.kv.size();) {
         size_t end = begin;
         int64_t bytes = 0;
-        for (; end < views.size(); ++end) {
-            const int64_t layer = ops::packed_ring_bytes(views.subspan(end, 1), length);
+        for (; end < views.kv.size(); ++end) {
+            const int64_t layer = ops::packed_state_bytes(views.layers(end, 1), length);
             RT_ASSERT(layer <= staging_bytes_);
             if (bytes + layer > staging_bytes_) break;
             bytes += layer;
         }
-        if (bytes > 0) move(views.subspan(begin, end - begin), offset, bytes);
+        if (bytes > 0) move(views.layers(begin, end - begin), offset, bytes);
         offset += bytes;
         begin = end;
     }
@@ -54,24 +56,24 @@ void KvTransfer::save_page(int32_t page, int64_t rows, HostBlock& to) {
     mark(to);
 }
 
-void KvTransfer::save_rings(int64_t slot, int64_t length, HostBlock& to) {
-    RT_ASSERT(to.bytes == ring_bytes(length));
+void KvTransfer::save_state(int64_t slot, int64_t length, HostBlock& to) {
+    RT_ASSERT(to.bytes == state_bytes(length));
     Gpu* const gpu = cache_.gpu();
-    if (gpu == nullptr) return ops::pack_rings(nullptr, cache_.views(), slot, length, to.data);
-    for_ring_parts(length, [&](std::span<const KvView> views, int64_t offset, int64_t bytes) {
-        ops::pack_rings(gpu, views, slot, length, staging());
+    if (gpu == nullptr) return ops::pack_state(nullptr, cache_.bounded(), slot, length, to.data);
+    for_state_parts(length, [&](const ops::BoundedViews& views, int64_t offset, int64_t bytes) {
+        ops::pack_state(gpu, views, slot, length, staging());
         gpu->copy(to.data + offset, staging(), bytes);
     });
     mark(to);
 }
 
-void KvTransfer::load_rings(int64_t slot, int64_t length, HostBlock& from) {
-    RT_ASSERT(from.bytes == ring_bytes(length));
+void KvTransfer::load_state(int64_t slot, int64_t length, HostBlock& from) {
+    RT_ASSERT(from.bytes == state_bytes(length));
     Gpu* const gpu = cache_.gpu();
-    if (gpu == nullptr) return ops::unpack_rings(nullptr, cache_.views(), slot, length, from.data);
-    for_ring_parts(length, [&](std::span<const KvView> views, int64_t offset, int64_t bytes) {
+    if (gpu == nullptr) return ops::unpack_state(nullptr, cache_.bounded(), slot, length, from.data);
+    for_state_parts(length, [&](const ops::BoundedViews& views, int64_t offset, int64_t bytes) {
         gpu->copy(staging(), from.data + offset, bytes);
-        ops::unpack_rings(gpu, views, slot, length, staging());
+        ops::unpack_state(gpu, views, slot, length, staging());
     });
     mark(from);
 }

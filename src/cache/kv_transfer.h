@@ -1,4 +1,4 @@
-// Pages and rings between the K/V memory and blocks of a host heap.
+// Pages and bounded state (rings, recurrent state) between the caches' memory and blocks of a host heap.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace riptide {
 
-/// On a GPU every call only puts work on the stream: one launch and one copy for the rings of a sequence (for each
+/// On a GPU every call only puts work on the stream: one launch and one copy for the state of a sequence (for each
 /// staging_bytes of them), one launch for each batch of pages and one copy for each page. Nothing is waited for: the
 /// K/V may be overwritten, and pages freed, as soon as a call returns, and blocks may be freed too (HostBlock::ready
 /// tells who wants to look). On the CPU copies are done when a call returns.
@@ -20,19 +20,19 @@ class KvTransfer {
   public:
     static constexpr int64_t kStagingBytes = int64_t{32} << 20;
 
-    /// On a GPU it takes kStagingBytes of device memory, more where a page or the ring of one layer is larger, less
-    /// (and more launches) when they are not there. Throws Error (unavailable) when not even a page or ring fits.
+    /// On a GPU it takes kStagingBytes of device memory, more where a page or the state of one layer is larger, less
+    /// (and more launches) when they are not there. Throws Error (unavailable) when not even they fit.
     KvTransfer(KvCache& cache, HostHeap& heap);
 
     int64_t page_bytes(int64_t rows) const;
-    int64_t ring_bytes(int64_t length) const;
+    int64_t state_bytes(int64_t length) const;
     /// Pages that load_pages handles best together.
     int64_t batch_pages() const;
 
-    /// REQUIRES block sizes of page_bytes(rows) and ring_bytes(length).
+    /// REQUIRES block sizes of page_bytes(rows) and state_bytes(length).
     void save_page(int32_t page, int64_t rows, HostBlock& to);
-    void save_rings(int64_t slot, int64_t length, HostBlock& to);
-    void load_rings(int64_t slot, int64_t length, HostBlock& from);
+    void save_state(int64_t slot, int64_t length, HostBlock& to);
+    void load_state(int64_t slot, int64_t length, HostBlock& from);
     /// from[i]: the bytes of pages[i], in blocks that the caller marks. threads: for copies on the CPU.
     void load_pages(std::span<const int32_t> pages, int64_t rows, std::span<const std::byte* const> from,
                     ThreadPool* threads);
@@ -42,7 +42,7 @@ class KvTransfer {
   private:
     std::byte* staging() const { return staging_.data(); }
     template <class Move>
-    void for_ring_parts(int64_t length, const Move& move);
+    void for_state_parts(int64_t length, const Move& move);
 
     KvCache& cache_;
     HostHeap& heap_;

@@ -25,6 +25,9 @@ std::string geometry_of(const KvCache& cache) {
     for (const KvView& view : cache.views())
         text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype), view.num_kv_heads,
                             view.head_dim, view.page_rows, view.window);
+    for (const DeltaView& view : cache.delta().views())
+        text += fmt::format("{} {} {} {} {} {} {};", dtype_name(view.state_dtype), static_cast<int>(view.heads),
+                            view.key_heads, view.value_heads, view.key_dim, view.value_dim, view.conv_width);
     const Digest digest = sha256(std::as_bytes(std::span(text)));
     return {digest.begin(), digest.end()};
 }

@@ -112,7 +112,7 @@ class PrefixCache {
         return publish(request, sequence, mark, sequence.length());
     }
     /// The same for what the sequence was at an earlier length, which its rings must still hold: a step may go through
-    /// a place that is worth keeping and need not end there. REQUIRES sequence.can_truncate(length), length >= 1.
+    /// a place that is worth keeping and need not end there (recurrent state: it must). REQUIRES sequence.can_truncate(length), length >= 1.
     bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark, int64_t length);
     /// Evicts until the pool has `pages` free ones, and when it has to begin, 1/128 of the pool more of no higher
     /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it

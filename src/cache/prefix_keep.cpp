@@ -23,7 +23,7 @@ bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& seq
     return kept;
 }
 
-/// `state`: the sequence's packed rings, where they are at hand; null: they are saved when it turns out to be wanted.
+/// `state`: the sequence's packed bounded state, where they are at hand; null: they are saved when it turns out to be wanted.
 bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, int64_t length, HostBytes state,
                        Mark mark) {
     const auto tokens = request.tokens.first(static_cast<size_t>(length));
@@ -33,10 +33,10 @@ bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequen
     const Plan there = plan({request.salt, tokens, {}}, false);
     const bool known = there.path.size() == depth + 1 && checkpoint_of(*there.path.back(), tail) != nullptr;
     if (!known) {
-        const int64_t bytes = transfer_.ring_bytes(length);
+        const int64_t bytes = transfer_.state_bytes(length);
         const bool room = make_state_room(bytes, request.side);
         if (room && state == nullptr && (state = heap_->take(bytes)) != nullptr)
-            transfer_.save_rings(sequence.slot(), length, *state);
+            transfer_.save_state(sequence.slot(), length, *state);
         if (!room || state == nullptr) {
             ++stats_.refused;
             return false;

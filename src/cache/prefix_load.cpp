@@ -44,7 +44,7 @@ void PrefixCache::restore_held(const Plan& best, SequenceState& sequence) {
         if (best.checkpoint->page >= 0) pages.push_back(best.checkpoint->page);
     }
     sequence.adopt(best.length, pages);
-    transfer_.load_rings(sequence.slot(), best.length, *best.checkpoint->state);
+    transfer_.load_state(sequence.slot(), best.length, *best.checkpoint->state);
 }
 
 /// Loads the missing pages and the checkpoint of the plan, restores from them, and keeps them.
@@ -52,7 +52,7 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
                                                 SequenceState& sequence) {
     const size_t held = best.held();
     const auto tail = best.length - static_cast<int64_t>(best.depth * page_rows_);
-    const auto sizes = {transfer_.page_bytes(tail), transfer_.ring_bytes(best.length)};
+    const auto sizes = {transfer_.page_bytes(tail), transfer_.state_bytes(best.length)};
     // All records are looked up first: making room must not drive out of a tier what is about to be loaded. From the
     // last to the first, so that in the tiers too the beginnings are what was used last.
     std::optional<Found> checkpoint = look_up(best.checkpoint_id, sizes);
@@ -89,7 +89,7 @@ PrefixCache::Loaded PrefixCache::restore_loaded(const Plan& best, const PrefixRe
         transfer_.mark(*checkpoint->parts[0]);
     }
     sequence.adopt(best.length, pages);
-    transfer_.load_rings(sequence.slot(), best.length, *checkpoint->parts[1]);
+    transfer_.load_state(sequence.slot(), best.length, *checkpoint->parts[1]);
     ++stats_.loaded_checkpoints;
     keep(request, sequence, best.length, checkpoint->parts[1], static_cast<Mark>(checkpoint->tag));
     return Loaded::done;

@@ -14,7 +14,7 @@ namespace riptide {
 struct PrefixCache::Checkpoint {
     std::vector<int32_t> tail;  // tokens after the node's pages, fewer than a page
     int32_t page = -1;          // holds their K/V; -1 without a tail
-    HostBytes state;            // packed rings
+    HostBytes state;            // packed bounded state
     Mark mark = Mark::message;
     bool side = true;  // only side requests have used it
     uint64_t stamp = 0;

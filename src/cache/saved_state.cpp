@@ -34,23 +34,27 @@ uint64_t geometry_of(const KvCache& cache) {
         mix(view.num_kv_heads);
         mix(view.head_dim);
     }
+    for (const DeltaView& view : cache.delta().views())
+        for (const int64_t size : {static_cast<int64_t>(view.state_dtype), static_cast<int64_t>(view.heads), view.key_heads,
+                                   view.value_heads, view.key_dim, view.value_dim, view.conv_width})
+            mix(size);
     return hash;
 }
 
 }  // namespace
 
-std::vector<std::byte> save_rings(const KvCache& cache, int32_t slot, int64_t length) {
-    const int64_t bytes = ops::packed_ring_bytes(cache.views(), length);
+std::vector<std::byte> save_state(const KvCache& cache, int32_t slot, int64_t length) {
+    const int64_t bytes = ops::packed_state_bytes(cache.bounded(), length);
     const SavedHeader header{kMagic, kVersion, geometry_of(cache), length, bytes};
     std::vector<std::byte> saved(sizeof header + static_cast<size_t>(bytes));
     std::memcpy(saved.data(), &header, sizeof header);
     std::byte* const payload = saved.data() + sizeof header;
     if (cache.gpu() == nullptr || bytes == 0) {
-        ops::pack_rings(nullptr, cache.views(), slot, length, payload);
+        ops::pack_state(nullptr, cache.bounded(), slot, length, payload);
         return saved;
     }
     const DeviceMemory packed(cache.gpu(), bytes, "saved state");
-    ops::pack_rings(cache.gpu(), cache.views(), slot, length, packed.data());
+    ops::pack_state(cache.gpu(), cache.bounded(), slot, length, packed.data());
     cache.gpu()->to_host(payload, packed.data(), bytes);
     return saved;
 }
@@ -66,21 +70,21 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     RT_CHECK(header.geometry == geometry_of(cache),
              "the saved state belongs to a cache with other layers or K/V types");
     RT_CHECK(header.length >= 0 && header.length <= INT32_MAX, "a saved state of {} tokens", header.length);
-    const int64_t expected = ops::packed_ring_bytes(cache.views(), header.length);
+    const int64_t expected = ops::packed_state_bytes(cache.bounded(), header.length);
     RT_CHECK(header.payload_bytes == expected && saved.size() - sizeof header == static_cast<size_t>(expected),
              "a saved state of {} tokens has {} bytes after its header, expected {}", header.length,
              saved.size() - sizeof header, expected);
     return header.length;
 }
 
-void load_rings(KvCache& cache, int32_t slot, std::span<const std::byte> saved) {
+void load_state(KvCache& cache, int32_t slot, std::span<const std::byte> saved) {
     const int64_t length = saved_length(cache, saved);
     const std::span<const std::byte> payload = saved.subspan(sizeof(SavedHeader));
     if (cache.gpu() == nullptr || payload.empty())
-        return ops::unpack_rings(nullptr, cache.views(), slot, length, payload.data());
+        return ops::unpack_state(nullptr, cache.bounded(), slot, length, payload.data());
     const DeviceMemory packed(cache.gpu(), std::ssize(payload), "saved state");
     cache.gpu()->to_device(packed.data(), payload.data(), std::ssize(payload));
-    ops::unpack_rings(cache.gpu(), cache.views(), slot, length, packed.data());
+    ops::unpack_state(cache.gpu(), cache.bounded(), slot, length, packed.data());
     cache.gpu()->synchronize();  // before the memory goes
 }
 

@@ -1,6 +1,7 @@
 #include "cache/sequence_state.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cache/saved_state.h"
@@ -22,7 +23,8 @@ SequenceState::SequenceState(SequenceState&& other) noexcept
       length_(std::exchange(other.length_, 0)),
       reserved_(std::exchange(other.reserved_, 0)),
       ring_base_(std::exchange(other.ring_base_, 0)),
-      ring_high_(std::exchange(other.ring_high_, 0)) {}
+      ring_high_(std::exchange(other.ring_high_, 0)),
+      step_(std::exchange(other.step_, {})) {}
 
 SequenceState& SequenceState::operator=(SequenceState&& other) noexcept {
     SequenceState taken(std::move(other));
@@ -33,11 +35,13 @@ SequenceState& SequenceState::operator=(SequenceState&& other) noexcept {
     std::swap(reserved_, taken.reserved_);
     std::swap(ring_base_, taken.ring_base_);
     std::swap(ring_high_, taken.ring_high_);
+    std::swap(step_, taken.step_);
     return *this;
 }
 
 void SequenceState::release_all() {
     if (cache_ == nullptr) return;
+    end_rows();
     for (const int32_t page : pages_) cache_->pool().release(page);
     pages_.clear();
     cache_->release_slot(slot_);
@@ -97,24 +101,68 @@ void SequenceState::move_row(int64_t from, int64_t to) {
     }
 }
 
+void SequenceState::begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode) {
+    DeltaStates& delta = cache_->delta();
+    if (!delta.any()) return;
+    RT_ASSERT(rows >= 1 && rows <= reserved_);
+    commit_delta({});  // of a step that has been begun and is run again
+    step_ = {first_row, rows, mode, -1};
+    if (mode == ops::DeltaMode::stash || length_ == 0) return;
+    step_.spare = delta.acquire_spare();
+    delta.copy(slot_, step_.spare);
+}
+
+void SequenceState::end_rows() {
+    if (step_.spare >= 0) cache_->delta().release_spare(step_.spare);
+    step_ = {};
+}
+
+/// Makes the rows of the path part of the recurrent state, or none.
+void SequenceState::commit_delta(std::span<const int32_t> path) {
+    if (!cache_->delta().any()) return;
+    RT_ASSERT(path.empty() || step_.rows > 0);
+    if (step_.mode == ops::DeltaMode::update) {
+        RT_ASSERT(path.empty() || std::ssize(path) == step_.rows);
+        if (path.empty() && step_.spare >= 0) cache_->delta().copy(step_.spare, slot_);
+    } else if (!path.empty()) {
+        std::vector<int32_t> rows;
+        for (const int32_t row : path) {
+            RT_ASSERT(row < step_.rows);
+            rows.push_back(static_cast<int32_t>(step_.first_row) + row);
+        }
+        cache_->delta().commit(slot_, length_, rows);
+    }
+    end_rows();
+}
+
 void SequenceState::commit(std::span<const int32_t> path) {
     // Row i of the path comes from index >= i, so going up never overwrites a row that is still to be moved.
     for (size_t i = 0; i < path.size(); ++i) {
         RT_ASSERT(path[i] >= 0 && path[i] < reserved_ && (i == 0 || path[i - 1] < path[i]));
         if (path[i] != static_cast<int32_t>(i)) move_row(length_ + path[i], length_ + static_cast<int64_t>(i));
     }
-    commit_prefix(static_cast<int64_t>(path.size()));
+    commit_delta(path);
+    keep(static_cast<int64_t>(path.size()));
 }
 
 void SequenceState::commit_prefix(int64_t rows) {
     RT_ASSERT(rows >= 0 && rows <= reserved_);
+    if (cache_->delta().any()) {
+        std::vector<int32_t> path(static_cast<size_t>(rows));
+        std::iota(path.begin(), path.end(), 0);
+        commit_delta(path);
+    }
+    keep(rows);
+}
+
+void SequenceState::keep(int64_t rows) {
     length_ += rows;
     reserved_ = 0;
     resize_pages(length_);
 }
 
-/// The rings have been filled with what a sequence of `length` tokens needs, and no more.
-void SequenceState::adopt_rings(int64_t length) {
+/// The slot has been filled with what a sequence of `length` tokens needs, and no more.
+void SequenceState::adopt_slot(int64_t length) {
     length_ = length;
     ring_base_ = length;
     ring_high_ = length;
@@ -122,6 +170,7 @@ void SequenceState::adopt_rings(int64_t length) {
 
 bool SequenceState::can_truncate(int64_t length) const {
     RT_ASSERT(length >= 0 && length <= length_);
+    if (cache_->delta().any() && length != length_ && length != 0) return false;
     return std::all_of(cache_->views().begin(), cache_->views().end(), [&](const KvView& view) {
         if (view.window == 0) return true;
         const int64_t oldest = std::max<int64_t>(0, length - (view.window - 1));
@@ -134,8 +183,9 @@ bool SequenceState::can_truncate(int64_t length) const {
 void SequenceState::truncate(int64_t length) {
     RT_ASSERT(reserved_ == 0);
     RT_CHECK(can_truncate(length),
-             "cannot go back from {} to {} tokens: the window layers no longer hold what the tokens there see", length_,
-             length);
+             "cannot go back from {} to {} tokens: the window layers no longer hold what the tokens there see, or there is "
+             "recurrent state",
+             length_, length);
     length_ = length;
     if (length == 0) ring_base_ = ring_high_ = 0;
     resize_pages(length);
@@ -143,15 +193,15 @@ void SequenceState::truncate(int64_t length) {
 
 std::vector<std::byte> SequenceState::save() const {
     RT_ASSERT(reserved_ == 0);
-    return save_rings(*cache_, slot_, length_);
+    return save_state(*cache_, slot_, length_);
 }
 
 void SequenceState::restore(std::span<const std::byte> saved) {
     RT_ASSERT(reserved_ == 0);
     const int64_t length = saved_length(*cache_, saved);
     RT_CHECK(length <= length_, "a state of {} tokens cannot be restored into a sequence of {}", length, length_);
-    load_rings(*cache_, slot_, saved);
-    adopt_rings(length);
+    load_state(*cache_, slot_, saved);
+    adopt_slot(length);
     resize_pages(length);
 }
 
@@ -162,7 +212,7 @@ void SequenceState::restore(std::span<const std::byte> saved, std::span<const in
     RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}",
              length, pages.size(), wanted);
     adopt(length, pages);
-    load_rings(*cache_, slot_, saved);
+    load_state(*cache_, slot_, saved);
 }
 
 void SequenceState::adopt(int64_t length, std::span<const int32_t> pages) {
@@ -170,7 +220,7 @@ void SequenceState::adopt(int64_t length, std::span<const int32_t> pages) {
     RT_ASSERT(std::ssize(pages) == (cache_->has_pages() ? cache_->pages_for(length) : 0));
     for (const int32_t page : pages) cache_->pool().retain(page);
     pages_.assign(pages.begin(), pages.end());
-    adopt_rings(length);
+    adopt_slot(length);
 }
 
 SequenceState SequenceState::fork() const {
@@ -178,8 +228,8 @@ SequenceState SequenceState::fork() const {
     SequenceState copy(*cache_);
     for (const int32_t page : pages_) cache_->pool().retain(page);
     copy.pages_ = pages_;
-    cache_->copy_rings(slot_, copy.slot_, length_);
-    copy.adopt_rings(length_);
+    cache_->copy_state(slot_, copy.slot_, length_);
+    copy.adopt_slot(length_);
     return copy;
 }
 

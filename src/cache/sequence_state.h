@@ -1,4 +1,4 @@
-// One sequence's share of the caches: its pages, its ring slot, its length.
+// One sequence's share of the caches: its pages, its slot of bounded state, its length.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,19 @@ namespace riptide {
 
 /// The life of a step: try_reserve(rows) -> build the Batch -> forward() writes rows at indices length() .. length() +
 /// rows - 1
-/// -> commit. A step that fails is dropped with commit_prefix(0). Holds references to pages and one ring slot; the
+/// -> commit. A step that fails is dropped with commit_prefix(0). Holds references to pages and one slot; the
 /// destructor gives them back. Move-only; not thread-safe.
+///
+/// **Recurrent state** (layers of kind delta) describes exactly length() tokens, so it cannot be truncated, only restored.
+/// begin_rows() says what a step does with it: stash leaves it as it is, and commit replays the rows that are kept; update
+/// overwrites it (chains of which all rows are kept or none), after a copy to a spare slot, from which commit_prefix(0)
+/// brings it back. Rows of a prompt are too many to be stashed.
 ///
 /// Pages may be shared (fork, a prefix cache): full pages are never written again; the last, partly filled page is
 /// copied by the first try_reserve that finds it shared.
 class SequenceState {
   public:
-    /// An empty sequence. Throws Error (unavailable) when no ring slot is free: a scheduler asks cache.free_slots()
+    /// An empty sequence. Throws Error (unavailable) when no slot is free: a scheduler asks cache.free_slots()
     /// first.
     explicit SequenceState(KvCache& cache);
     ~SequenceState();
@@ -40,6 +45,11 @@ class SequenceState {
     /// REQUIRES 1 <= rows <= max_step_rows. Calling it again in a step enlarges the reservation.
     bool try_reserve(int64_t rows);
 
+    /// The rows of the step that runs next are numbers first_row .. first_row + rows - 1 of its batch. To be called
+    /// before the step when the cache has recurrent state, else it does nothing. Calling it again begins the step anew.
+    /// Throws Error (unavailable) when there is no spare slot. REQUIRES the rows reserved.
+    void begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode);
+
     /// Ends the step: keeps the rows path[0] < path[1] < ..., numbered from the first row of this sequence in the step,
     /// as the next path.size() tokens, moving their K/V into place in every layer, and frees the pages left over.
     /// REQUIRES the path to be a chain of ancestors from a root and its rows reserved.
@@ -48,35 +58,39 @@ class SequenceState {
     /// commit of 0 .. rows - 1.
     void commit_prefix(int64_t rows);
 
-    /// Whether the rings still hold what a sequence of `length` tokens reads. Always true without window layers.
+    /// Whether the rings still hold what a sequence of `length` tokens reads. Always true without bounded state; with
+    /// recurrent state only for this very length, and for none.
     bool can_truncate(int64_t length) const;
     /// Forgets the tokens from `length` on and frees their pages. Throws Error when !can_truncate(length): restore a
     /// saved state then. REQUIRES length <= length() and no step running.
     void truncate(int64_t length);
 
     /// The bounded state at this length as bytes: a header that names length and geometry, then the last window - 1
-    /// tokens of each window layer. REQUIRES no step running.
+    /// tokens of each window layer and the state of each delta layer. REQUIRES no step running.
     std::vector<std::byte> save() const;
-    /// Goes back to a state saved from this very sequence (the same tokens): truncates the pages, rewrites the rings.
+    /// Goes back to a state saved from this very sequence (the same tokens): truncates the pages, rewrites the slot.
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or are longer than length().
     void restore(std::span<const std::byte> saved);
     /// Starts an empty sequence from a saved state and the pages of its tokens, which it shares.
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or the pages do not fit the length.
     void restore(std::span<const std::byte> saved, std::span<const int32_t> pages);
 
-    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with rings that the
-    /// caller fills (KvTransfer::load_rings) before the next step. REQUIRES as many pages as the length takes.
+    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with a slot that the
+    /// caller fills (KvTransfer::load_state) before the next step. REQUIRES as many pages as the length takes.
     void adopt(int64_t length, std::span<const int32_t> pages);
 
-    /// A second sequence with the same tokens: shares the pages, copies the rings. Throws Error (unavailable) without a
-    /// free ring slot. REQUIRES no step running.
+    /// A second sequence with the same tokens: shares the pages, copies the slot. Throws Error (unavailable) without a
+    /// free one. REQUIRES no step running.
     SequenceState fork() const;
 
   private:
     bool tail_is_shared() const;
     void move_row(int64_t from, int64_t to);
     void resize_pages(int64_t tokens);
-    void adopt_rings(int64_t length);
+    void adopt_slot(int64_t length);
+    void commit_delta(std::span<const int32_t> path);
+    void end_rows();
+    void keep(int64_t rows);
     void release_all();
 
     KvCache* cache_ = nullptr;
@@ -88,6 +102,13 @@ class SequenceState {
     // ring_base_, except what indices up to ring_high_ - 1, the highest ever reserved since, may have overwritten.
     int64_t ring_base_ = 0;
     int64_t ring_high_ = 0;
+    /// What the running step does with the recurrent state; rows == 0: no step has begun.
+    struct DeltaStep {
+        int64_t first_row = 0, rows = 0;
+        ops::DeltaMode mode = ops::DeltaMode::stash;
+        int32_t spare = -1;  // holds the state from before the step
+    };
+    DeltaStep step_;
 };
 
 }  // namespace riptide

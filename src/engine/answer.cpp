@@ -76,11 +76,12 @@ void AnswerText::flush(std::vector<EventBody>& out) {
 
 Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_size)
     : job_(&job),
+      tokenizer_(text.tokenizer()),
       index_(index),
       sampling_(with_seed(job.sampling, index)),
       sampler_(sampling_, vocab_size, job.stop_ids, job.prompt.tokens),
       text_(text, job.prompt, job.sampling.stop_strings),
-      thinking_(job.prompt.thinking) {
+      thinking_(job.prompt.thinking == Thinking::inside) {
     usage.prompt = std::ssize(job.prompt.tokens);
     if (job.constraint) allowed_.emplace(job.constraint, job.stop_ids, vocab_size);
 }
@@ -90,10 +91,16 @@ int64_t Answer::free_draws() const {
     return std::max<int64_t>(0, job_->thinking_budget - usage.reasoning);
 }
 
+int32_t Answer::end_of_thinking() const {
+    const EncodedPrompt& prompt = job_->prompt;
+    const int32_t last = tokens_.empty() ? prompt.tokens.back() : tokens_.back();
+    return prompt.line_end < 0 || tokenizer_->piece(last).ends_with('\n') ? prompt.think_end : prompt.line_end;
+}
+
 Sampled Answer::draw(std::span<const float> logits, int64_t position) {
     Sampled out = sampler_.sample(logits, position, allowed_ ? allowed_->next() : std::span<const uint64_t>());
     if (free_draws() > 0) return out;
-    out.token = job_->prompt.think_end;  // certain, so its sampling_logprob is 0
+    out.token = end_of_thinking();  // certain, so its sampling_logprob is 0
     out.sampling_logprob = 0;
     if (sampling_.logprobs >= 0) out = score_token(logits, out.token, sampling_.logprobs);
     return out;
@@ -162,7 +169,9 @@ void Answer::close(int64_t now_us, int64_t version) {
     done.tool_calls = text_.tool_calls();
     done.usage = usage;
     const int64_t start = start_us < 0 ? now_us : start_us, first = first_us < 0 ? now_us : first_us;
-    done.timings = {seconds(job_->submitted_us, start), seconds(start, first), seconds(first, now_us)};
+    done.timings = {seconds(job_->submitted_us + job_->scoring_us, start), seconds(start, first),
+                    seconds(first, now_us), seconds(0, job_->scoring_us)};
+    done.compression = job_->compression;
     done.cache_note = cache_note;
     done.version = version;
     job_->emit(*this, std::move(done), last);

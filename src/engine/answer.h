@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/compressor.h"
 #include "engine/constrainer.h"
 #include "engine/model_text.h"
 #include "engine/request.h"
@@ -24,7 +25,10 @@ struct Job {
     RequestId id = 0;
     Sink sink;
     EncodedPrompt prompt;
-    std::vector<int64_t> cuts;  // lengths of the prompt at which its state is kept
+    std::shared_ptr<CompressionPlan> plan;  // while the prompt is to be compressed; there are no answers yet
+    CompressionReport compression;          // of the prompt, if it was
+    int64_t scoring_us = 0;                 // that went by until then
+    std::vector<int64_t> cuts;              // lengths of the prompt at which its state is kept
     SamplingParams sampling;
     std::shared_ptr<Constraint> constraint;  // of each answer; or null
     std::vector<int32_t> stop_ids;           // that end the answer
@@ -96,6 +100,8 @@ class Answer {
     bool constrained() const { return allowed_.has_value(); }
     /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
     int64_t free_draws() const;
+    /// What draw() forces where the thinking must end.
+    int32_t end_of_thinking() const;
     /// Sends what logits [rows, vocab] behind the prompt's tokens from `begin` on say of the tokens that follow them.
     void score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows);
     /// Takes the next token and sends events. True if another is wanted.
@@ -129,6 +135,7 @@ class Answer {
     void send();
 
     Job* job_;
+    const Tokenizer* tokenizer_;  // of a chat, or null
     int32_t index_;
     SamplingParams sampling_;
     Sampler sampler_;

@@ -22,12 +22,14 @@ std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const A
     });
 }
 
-std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const LagunaAnswer& answer) {
-    const ToolChoice& choice = answer.choice;
-    const std::string key = fmt::format("laguna {:d}{:d} {}{:d} {} {} {} {}", answer.thinking, answer.newline_framing,
-                                        static_cast<int>(choice.kind), choice.single, choice.name.size(), choice.name,
-                                        json::serialize(answer.tools), key_of(answer.format));
-    return find_or_make(tokenizer, key, [&] { return laguna_grammar(answer); });
+std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const Dialect& dialect,
+                                             const AnswerForm& form) {
+    const ToolChoice& choice = form.choice;
+    const std::string key =
+        fmt::format("{} {}{:d} {}{:d} {} {} {} {}", dialect.name, static_cast<int>(form.thinking), form.newline_framing,
+                    static_cast<int>(choice.kind), choice.single, choice.name.size(), choice.name,
+                    json::serialize(form.tools), key_of(form.format));
+    return find_or_make(tokenizer, key, [&] { return dialect.grammar(form); });
 }
 
 std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer, const std::string& key,
@@ -44,7 +46,7 @@ std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer
             }
     }
     std::shared_ptr<Constraint> made = Constraint::compile(make(), vocabulary);  // others need not wait for it
-    made->start().mask();  // here, and not on the engine's thread
+    made->start().mask();                                                        // here, and not on the engine's thread
     const std::lock_guard lock(mutex_);
     kept_.emplace_front(key, made);
     std::size_t bytes = 0, count = 0;

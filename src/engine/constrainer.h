@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "text/constraint.h"
-#include "text/dialect_laguna_grammar.h"
+#include "text/dialect.h"
 
 namespace riptide {
 
@@ -22,7 +22,7 @@ class Constrainer {
     /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls.
     std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const AnswerFormat& format);
     /// Of a chat's answer.
-    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const LagunaAnswer& answer);
+    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form);
 
   private:
     std::shared_ptr<Constraint> find_or_make(const Tokenizer& tokenizer, const std::string& key,

@@ -28,7 +28,8 @@ DflashDrafter::DflashDrafter(std::unique_ptr<Checkpoint> checkpoint, const Draft
     kv.k_dtype = kv.v_dtype = target.gpu != nullptr ? DType::f16 : DType::f32;
     kv.page_rows = kPageRows;
     kv.max_sequences = target.sequences;
-    kv.max_step_rows = static_cast<int32_t>(std::max<int64_t>(std::min(kFeedRows, target.chunk_rows), block));
+    kv.max_step_rows =
+        static_cast<int32_t>(std::max<int64_t>(std::min(kFeedRows, target.chunk_rows), kAheadRows + block));
     kv.pages = static_cast<int32_t>((target.context + block + kPageRows - 1) / kPageRows) * target.sequences;
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, target.gpu);
     context_.gpu = target.gpu;
@@ -60,6 +61,11 @@ void DflashDrafter::extend(uint64_t sequence, std::span<const int32_t> tokens) {
 int64_t DflashDrafter::fed(uint64_t sequence) const {
     const auto at = texts_.find(sequence);
     return at == texts_.end() ? 0 : at->second.state.length();
+}
+
+SequenceState* DflashDrafter::state(uint64_t sequence) {
+    const auto at = texts_.find(sequence);
+    return at == texts_.end() ? nullptr : &at->second.state;
 }
 
 const Batch& DflashDrafter::build(const StepRows& rows) {

@@ -44,8 +44,15 @@ class DflashDrafter : public Drafter {
     void feed(uint64_t sequence, int64_t position, const Tensor& features, std::span<const int32_t> rows) override;
     void propose(std::span<const DraftRequest> requests, std::span<Draft> out) override;
     void end(uint64_t sequence) override { texts_.erase(sequence); }
+    DflashDrafter* dflash() override { return this; }
+
+    const Dflash& model() const { return *model_; }
+    const KvCache& cache() const { return *cache_; }
+    /// What holds the K/V of a sequence; null if it is not known.
+    SequenceState* state(uint64_t sequence);
 
     static constexpr int64_t kChoices = 16;
+    static constexpr int32_t kAheadRows = 256;  // that a sequence may have reserved, beside a block
 
   private:
     struct Text {

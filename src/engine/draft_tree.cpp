@@ -1,9 +1,10 @@
 #include "engine/draft_tree.h"
 
 #include <algorithm>
-#include <queue>
+#include <limits>
 
 #include "base/error.h"
+#include "ops/draft_round.h"
 
 namespace riptide {
 
@@ -46,70 +47,33 @@ void build_chain(const Draft& draft, int64_t width, DraftTree& tree) {
     }
 }
 
-namespace {
-
-/// A prefix that is not in the tree, but whose parent is.
-struct Prefix {
-    double logprob;  // of the whole way
-    size_t slot, choice;
-    int32_t parent;
-    int64_t found;  // how many were found before it
-};
-
-/// Whether b goes before a.
-struct Later {
-    bool operator()(const Prefix& a, const Prefix& b) const {
-        if (a.logprob != b.logprob) return a.logprob < b.logprob;
-        return a.slot != b.slot ? a.slot > b.slot : a.found > b.found;
-    }
-};
-
-class Builder {
-  public:
-    Builder(const Draft& draft, DraftTree& tree) : draft_(draft), tree_(tree) {}
-
-    /// The prefix `parent` + choice, if the draft has it. `before`: ln of the parent's way.
-    void find(size_t slot, size_t choice, int32_t parent, double before) {
-        if (slot >= draft_.slots.size() || choice >= draft_.slots[slot].size()) return;
-        const double logprob = before + double{draft_.slots[slot][choice].logprob};
-        if (logprob == logprob) open_.push({logprob, slot, choice, parent, found_++});  // not NaN
-    }
-    /// Inserts the best, and finds its sibling and its first child. False if there is none.
-    bool take() {
-        if (open_.empty()) return false;
-        const Prefix best = open_.top();
-        open_.pop();
-        const Guess& guess = draft_.slots[best.slot][best.choice];
-        const int32_t node = tree_.add(best.parent, guess);
-        find(best.slot, best.choice + 1, best.parent, best.logprob - double{guess.logprob});
-        find(best.slot + 1, 0, node, best.logprob);
-        return true;
-    }
-
-  private:
-    const Draft& draft_;
-    DraftTree& tree_;
-    std::priority_queue<Prefix, std::vector<Prefix>, Later> open_;
-    int64_t found_ = 0;
-};
-
-}  // namespace
-
 void build_tree(const Draft& draft, int64_t budget, int64_t seed, DraftTree& tree) {
     tree.clear();
-    Builder builder(draft, tree);
-    const int64_t chain = std::min({seed, budget, std::ssize(draft.slots)});
-    double way = 0;
-    int32_t parent = -1;
-    for (int64_t d = 0; d < chain && !draft.slots[static_cast<size_t>(d)].empty(); ++d) {
-        const Guess& first = draft.slots[static_cast<size_t>(d)][0];
-        builder.find(static_cast<size_t>(d), 1, parent, way);
-        parent = tree.add(parent, first);
-        way += double{first.logprob};
+    size_t k = 1;
+    int64_t prefixes = 0, longest = 1;  // as many as there may be at all; of the slot's length
+    for (const std::vector<Guess>& slot : draft.slots) {
+        k = std::max(k, slot.size());
+        longest = std::min(budget, longest * std::ssize(slot));
+        prefixes = std::min(budget, prefixes + longest);
     }
-    builder.find(tree.tokens.size(), 0, parent, way);
-    while (tree.size() < budget && builder.take()) {
-    }
+    std::vector<int32_t> words(draft.slots.size() * k, -1);
+    std::vector<float> logprobs(words.size(), std::numeric_limits<float>::quiet_NaN());
+    for (size_t s = 0; s < draft.slots.size(); ++s)
+        for (size_t c = 0; c < draft.slots[s].size(); ++c) {
+            words[s * k + c] = draft.slots[s][c].token;
+            logprobs[s * k + c] = draft.slots[s][c].logprob;
+        }
+    const auto rows = static_cast<size_t>(prefixes + 1);
+    std::vector<int32_t> tokens(rows), positions(rows), parents(rows);
+    std::vector<float> row_logprobs(rows);
+    int32_t count = 0;
+    ops::draft_rows_ref(words, logprobs, std::ssize(draft.slots), static_cast<int64_t>(k), {},
+                        {.rows = static_cast<int32_t>(rows),
+                         .chain = static_cast<int32_t>(seed),
+                         .slots = static_cast<int32_t>(draft.slots.size()),
+                         .choices = static_cast<int32_t>(k)},
+                        {tokens.data(), positions.data(), parents.data(), row_logprobs.data(), &count});
+    for (size_t i = 1; i < static_cast<size_t>(count); ++i) tree.add(parents[i] - 1, {tokens[i], row_logprobs[i]});
 }
 
 void row_parents(const DraftTree& tree, std::vector<int32_t>& parents) {

@@ -33,10 +33,10 @@ struct DraftTree {
 /// The first guess of each slot, at most `width` of them.
 void build_chain(const Draft& draft, int64_t width, DraftTree& tree);
 
-/// At most `budget` nodes: first the chain of the first `seed` slots, then always the most probable prefix that is
-/// missing, where a prefix is as probable as the product of its guesses (the marginals of DFlash do not know of each
-/// other). With seed 0 no other tree of so many nodes expects to have more tokens accepted. Equals: the shorter first,
-/// then the one that was found first. O(budget log budget). Source: DDTree, arXiv 2604.12989.
+inline constexpr int32_t kTreeChoices = 8;  // guesses in a slot of a tree, at most
+
+/// At most `budget` nodes, the first `seed` of them the chain of the best guesses: ops::draft_rows. (The marginals of
+/// DFlash do not know of each other.) O(budget log budget).
 void build_tree(const Draft& draft, int64_t budget, int64_t seed, DraftTree& tree);
 
 /// The way through a tree whose rows have been verified: from the root (row 0; node i is row i + 1), `draw(row)` draws

@@ -14,8 +14,10 @@ constexpr double kForget = 0.99;  // of a slot's record, with every new guess of
 constexpr double kFade = 0.998;   // and with every step, reached or not: what went wrong once is tried again
 constexpr double kPrior = 2;      // expected guesses that count as having turned out as the slot before
 constexpr double kMostChance = 0.98;
-constexpr double kWorthIt = 1.02;     // faster than without drafts by this, or it is not worth it
-constexpr double kCheapDraft = 0.02;  // of a step: then drafts may be made in vain
+constexpr double kWorthIt = 1.02;                      // faster than without drafts by this, or it is not worth it
+constexpr double kFirstUsual = 0.7, kNextUsual = 0.8;  // a node that nobody has checked; the next one, of that
+constexpr int64_t kMeasured = 8;                       // steps that show what one costs
+constexpr double kCheapDraft = 0.02;                   // of a step: then drafts may be made in vain
 
 }  // namespace
 
@@ -91,6 +93,25 @@ void DraftWidth::reached(int32_t slot, double probability, bool right) {
     record.right = kForget * record.right + (right ? 1 : 0);
 }
 
+void DraftWidth::checked(int64_t nodes, std::span<const int32_t> path) {
+    if (std::ssize(nodes_) < nodes) nodes_.resize(static_cast<size_t>(nodes));
+    for (int64_t i = 0; i < nodes; ++i) {
+        Record& record = nodes_[static_cast<size_t>(i)];
+        const bool on_way = std::binary_search(path.begin(), path.end(), static_cast<int32_t>(i) + 1);
+        record.expected = kForget * record.expected + 1;
+        record.right = kForget * record.right + (on_way ? 1 : 0);
+    }
+}
+
+void DraftWidth::usual(int64_t nodes, std::vector<double>& chances) const {
+    chances.clear();
+    for (int64_t i = 0; i < nodes; ++i) {
+        const double like = i == 0 ? kFirstUsual : kNextUsual * chances.back();
+        const Record record = i < std::ssize(nodes_) ? nodes_[static_cast<size_t>(i)] : Record{};
+        chances.push_back(std::min(kMostChance, (kPrior * like + record.right) / (kPrior + record.expected)));
+    }
+}
+
 int64_t DraftWidth::choose(std::span<const double> chances, int64_t sequences) {
     const double plain = costs_.at(sequences);
     const auto available = std::ssize(chances);
@@ -98,6 +119,7 @@ int64_t DraftWidth::choose(std::span<const double> chances, int64_t sequences) {
     const auto speed = [&](int64_t nodes, double gain) {
         return (1 + gain) / (draft_seconds_ + costs_.at(sequences * (1 + nodes)));
     };
+    for (Record& record : nodes_) record.expected *= kFade, record.right *= kFade;
     for (Record& record : slots_) record.expected *= kFade, record.right *= kFade;
     int64_t best = 0;
     double most = kWorthIt / plain, gain = 0;
@@ -123,6 +145,11 @@ int64_t DraftWidth::choose(std::span<const double> chances, int64_t sequences) {
 int64_t DraftWidth::idle_steps() const {
     if (!below_ || draft_seconds_ < kCheapDraft * costs_.at(1)) return 0;
     return std::max<int64_t>(0, probe_after_ - unchecked_);
+}
+
+int64_t DraftWidth::plain_steps() const {
+    if (costs_.at(1) == 0) return kMeasured;
+    return below_ ? std::max<int64_t>(1, probe_after_ - unchecked_) : 1;
 }
 
 void DraftWidth::drafted(double seconds) {

@@ -53,11 +53,19 @@ class DraftWidth {
     double chance(int32_t slot, double probability) const;
     /// A guess of the slot was reached, and was right or not. `probability` as the drafter said.
     void reached(int32_t slot, double probability, bool right);
+    /// The same for a draft whose probabilities are not known: node i of `nodes` was checked, and was on the accepted
+    /// way if row i + 1 is in `path`.
+    void checked(int64_t nodes, std::span<const int32_t> path);
+    /// How often each node has been on the way lately; one that was checked seldom is taken to be somewhat worse than
+    /// the one before it.
+    void usual(int64_t nodes, std::vector<double>& chances) const;
     /// Nodes to check for each of `sequences`, of at most chances.size(); chances[i]: that node i is on the accepted
     /// way. 0: none.
     int64_t choose(std::span<const double> chances, int64_t sequences = 1);
     /// Steps for which no draft need be made, because it would cost too much and not be checked; 0: make one.
     int64_t idle_steps() const;
+    /// Steps without draft to run now that choose() has said 0: until the next probe, or until their cost is known.
+    int64_t plain_steps() const;
     /// Steps without draft that ran instead.
     void skip(int64_t steps) { unchecked_ += steps; }
 
@@ -71,6 +79,7 @@ class DraftWidth {
         double expected = 0, right = 0;  // newer ones count more
     };
     std::vector<Record> slots_;
+    std::vector<Record> nodes_;  // expected: how often checked
     StepCosts costs_;
     double draft_seconds_ = 0;
     int64_t unchecked_ = 0, probe_after_;

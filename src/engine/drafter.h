@@ -9,6 +9,8 @@
 
 namespace riptide {
 
+class DflashDrafter;
+
 /// A token that may come, and ln of how probable the drafter thinks it is where its slot is reached.
 struct Guess {
     int32_t token = -1;
@@ -51,6 +53,8 @@ class Drafter {
     virtual void feed(uint64_t, [[maybe_unused]] int64_t position, const Tensor&, std::span<const int32_t>) {}
     /// One draft for each request, of sequences that have begun; `out` has as many.
     virtual void propose(std::span<const DraftRequest> requests, std::span<Draft> out) = 0;
+    /// Itself, if the model's device can run it by itself (draft_rounds.h).
+    virtual DflashDrafter* dflash() { return nullptr; }
     /// Forgets a sequence, if it knows it.
     virtual void end(uint64_t sequence) = 0;
 };

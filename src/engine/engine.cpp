@@ -3,35 +3,25 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
-#include <random>
 #include <thread>
 
 #include "base/error.h"
-#include "base/sha256.h"
 #include "engine/answer.h"
 #include "engine/engine_loop.h"
+#include "engine/job_maker.h"
+#include "engine/scoring_queue.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr int32_t kMostAnswers = 128;
 constexpr std::chrono::seconds kIdleCheck{1};
 
-/// What a client names something by, as a number that others cannot aim at; `isolation` keeps clients apart.
-uint64_t key_number(const std::string& isolation, const std::string& key, uint64_t secret) {
-    const std::string text = fmt::format("{} {} {}{}", secret, isolation.size(), isolation, key);
-    const Digest digest = sha256(std::as_bytes(std::span(text)));
-    uint64_t number = 0;
-    std::memcpy(&number, digest.data(), sizeof number);
-    return number | 1;  // not 0
-}
-
-uint64_t random_number() {
-    std::random_device device;
-    return (uint64_t{device()} << 32) | device();
+std::unique_ptr<Compressor> make_compressor(const ModelText& text, const EngineOptions& options) {
+    check_compression(options.compression, "compression.");
+    if (!options.scorer || text.tokenizer() == nullptr) return nullptr;
+    return std::make_unique<Compressor>(*text.tokenizer(), text.fingerprint(), options.scorer);
 }
 
 }  // namespace
@@ -41,8 +31,13 @@ struct Engine::Impl {
     Impl(std::unique_ptr<Source> source, const EngineOptions& options, ModelText model_text)
         : text(std::move(model_text)),
           machine(std::move(source), options),
-          loop(machine, [this] { return news.load(); }) {
+          loop(machine, [this] { return news.load(); }),
+          compressor(make_compressor(text, options)),
+          maker(text, machine.options(), machine.model().info().vocab_size, machine.context_length(),
+                compressor.get()) {
         const EngineOptions& o = machine.options();
+        facts.scorer = compressor ? o.scorer.name : "";
+        facts.compression = o.compression;
         facts.model = machine.model().info();
         if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();
         facts.context_length = machine.context_length();
@@ -53,14 +48,14 @@ struct Engine::Impl {
         facts.v_dtype = o.v_dtype;
         facts.device = machine.device();
         facts.chat = text.chats();
+        if (text.chats()) facts.chat_dialect = text.dialect()->name;
         if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
         facts.stop_ids = text.stop_ids();
         loop.report(stats);
+        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
         thread = std::thread([this] { run(); });
     }
 
-    std::unique_ptr<Job> make_job(Request&& request, Sink&& sink);
-    void check_room(const Job& job) const;
     RequestId enqueue(std::unique_ptr<Job> job);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
     void refuse_in_sink(const char* what) const;
@@ -70,7 +65,9 @@ struct Engine::Impl {
         wake.notify_one();
     }
 
+    void hear_scored();
     void run();
+    void take_scored();
     void take_news(std::unique_lock<std::mutex>& lock);
     void step(std::unique_lock<std::mutex>& lock);
     void check_idle();
@@ -85,9 +82,10 @@ struct Engine::Impl {
     };
 
     const ModelText text;
-    Machine machine;  // the engine thread's
-    EngineLoop loop;  // the engine thread's; only `waiting` is everybody's
-    const uint64_t secret = random_number();
+    Machine machine;                         // the engine thread's
+    EngineLoop loop;                         // the engine thread's; only `waiting` is everybody's
+    std::unique_ptr<Compressor> compressor;  // null: prompts are never compressed
+    const JobMaker maker;
 
     // Everybody's, under the mutex.
     mutable std::mutex mutex;
@@ -95,6 +93,7 @@ struct Engine::Impl {
     std::vector<std::unique_ptr<Job>> inbox;
     std::vector<RequestId> cancels;
     bool paused = false, draining = false, stopping = false;
+    bool scored = false;    // prompts have come back from the scorer
     bool stepping = false;  // the engine thread works without the mutex
     bool quiet = true;      // no request is left
     Order* order = nullptr;
@@ -106,69 +105,16 @@ struct Engine::Impl {
 
     std::atomic<bool> news = false;  // something above waits for the engine thread
     std::thread thread;
+    std::unique_ptr<ScoringQueue> scoring;  // the engine thread's; beside compressor
 };
 
 // The caller's side.
-
-std::unique_ptr<Job> Engine::Impl::make_job(Request&& request, Sink&& sink) {
-    const int64_t vocab = facts.model.vocab_size;
-    RT_CHECK(sink, "a request without a sink");
-    RT_CHECK(request.n >= 1 && request.n <= kMostAnswers, "n is {}, expected 1 to {}", request.n, kMostAnswers);
-    RT_CHECK(request.priority >= 0 && request.priority <= 2, "priority is {}, expected 0 to 2", request.priority);
-    RT_CHECK(!request.deadline || request.deadline->count() > 0, "deadline is {} ms, expected more than 0",
-             request.deadline->count());
-    RT_CHECK(request.thinking_budget >= -1, "thinking_budget is {}, expected 0 or more", request.thinking_budget);
-    check_sampling_params(request.sampling, vocab);
-    RT_CHECK(text.tokenizer() != nullptr || request.sampling.stop_strings.empty(),
-             "stop strings need a tokenizer, and this model has none");
-    auto job = std::make_unique<Job>();
-    job->sink = std::move(sink);
-    job->prompt = text.encode(request.prompt);
-    job->constraint = text.constraint(request, job->prompt);
-    RT_CHECK(!job->constraint || request.sampling.min_tokens == 0,
-             "min_tokens is {}, expected 0 where the form of the answer is given", request.sampling.min_tokens);
-    job->sampling = std::move(request.sampling);
-    job->stop_ids = job->sampling.stop_ids;
-    if (!job->sampling.ignore_eos)
-        job->stop_ids.insert(job->stop_ids.end(), text.stop_ids().begin(), text.stop_ids().end());
-    check_room(*job);
-    const int64_t room = facts.context_length - std::ssize(job->prompt.tokens), asked = job->sampling.max_tokens;
-    job->until_full = asked < 0 || asked > room;
-    job->max_tokens = job->until_full ? room : asked;
-    job->thinking_budget = request.thinking_budget;
-    job->cuts = choose_cuts(job->prompt, machine.options().checkpoint_every);
-    job->priority = request.priority;
-    job->side = request.side;
-    job->deterministic = request.deterministic.value_or(machine.options().deterministic);
-    job->want_tokens = request.want_tokens;
-    job->prompt_logprobs = request.prompt_logprobs;
-    job->deadline = request.deadline;
-    job->salt.prompt = text.fingerprint();
-    job->salt.isolation = request.isolation;
-    if (!request.session.empty()) job->cache_session = key_number(request.isolation, request.session, secret);
-    job->share = job->cache_session;
-    for (int32_t i = 0; i < request.n; ++i) job->answers.push_back(std::make_unique<Answer>(*job, i, text, vocab));
-    job->open = request.n;
-    return job;
-}
-
-void Engine::Impl::check_room(const Job& job) const {
-    const std::vector<int32_t>& tokens = job.prompt.tokens;
-    RT_CHECK(!tokens.empty(), "the prompt is empty: it needs at least one token");
-    if (std::ssize(tokens) >= facts.context_length)
-        throw PromptTooLong(fmt::format("the prompt has {} tokens, and the context holds {}: no room for an answer",
-                                        tokens.size(), facts.context_length),
-                            std::ssize(tokens), facts.context_length);
-    for (size_t i = 0; i < tokens.size(); ++i)
-        RT_CHECK(tokens[i] >= 0 && tokens[i] < facts.model.vocab_size, "token {} of the prompt is {}, expected 0 to {}",
-                 i, tokens[i], facts.model.vocab_size - 1);
-}
 
 RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job) {
     const std::lock_guard lock(mutex);
     if (!failure.empty()) throw Error(failure, ErrorKind::system);
     if (draining || stopping) fail(ErrorKind::unavailable, "the engine takes no more requests: it is being drained");
-    const int64_t waiting = loop.waiting, most = machine.options().max_queue, more = std::ssize(job->answers);
+    const int64_t waiting = loop.waiting, most = machine.options().max_queue, more = job->open;
     if (waiting + more > most) {
         ++refused;
         const int64_t wait = std::max<int64_t>(1000, retry_after_us);
@@ -178,7 +124,7 @@ RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job) {
     }
     loop.waiting += more;
     job->id = ++last_id;
-    if (job->share == 0) job->share = key_number({}, fmt::format("request {}", job->id), secret);
+    if (job->share == 0) job->share = maker.share_of(job->id);
     job->submitted_us = loop.now_us();
     if (job->deadline) job->deadline_us = job->submitted_us + std::chrono::microseconds(*job->deadline).count();
     inbox.push_back(std::move(job));
@@ -206,6 +152,12 @@ int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
     return facts.version;
 }
 
+void Engine::Impl::hear_scored() {  // on the scorer's thread
+    const std::lock_guard lock(mutex);
+    scored = true;
+    wake_up();
+}
+
 // The engine thread's side.
 
 void Engine::Impl::run() {
@@ -217,7 +169,7 @@ void Engine::Impl::run() {
     }
     while (failure.empty()) {
         news = false;
-        if (!inbox.empty() || !cancels.empty()) {
+        if (!inbox.empty() || !cancels.empty() || scored) {
             take_news(lock);
         } else if (stopping) {
             break;
@@ -226,7 +178,7 @@ void Engine::Impl::run() {
         } else if (!loop.idle() && (!paused || draining || order != nullptr)) {
             step(lock);
         } else {
-            quiet = loop.idle();
+            quiet = loop.idle() && (!scoring || scoring->size() == 0);
             changed.notify_all();
             if (!wake.wait_for(lock, kIdleCheck, [&] { return news.load(); })) check_idle();
         }
@@ -247,11 +199,34 @@ void Engine::Impl::check_idle() {
 void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
     std::vector<std::unique_ptr<Job>> jobs = std::exchange(inbox, {});
     const std::vector<RequestId> ids = std::exchange(cancels, {});
+    scored = false;
     lock.unlock();  // sinks may submit and cancel
-    for (auto& job : jobs) loop.add(std::move(job));
-    for (const RequestId id : ids) loop.cancel(id);
+    for (auto& job : jobs) {
+        if (job->plan) scoring->add(std::move(job));
+        else loop.add(std::move(job));
+    }
+    for (const RequestId id : ids) {
+        std::unique_ptr<Job> job = scoring ? scoring->remove(id) : nullptr;
+        if (!job) {
+            loop.cancel(id);
+            continue;
+        }
+        maker.complete(*job, false);
+        loop.refuse(std::move(job), {});
+    }
+    if (scoring) take_scored();
     lock.lock();
     loop.report(stats);
+}
+
+/// Prompts that are short now go the way of all others.
+void Engine::Impl::take_scored() {
+    for (auto& [job, failed] : scoring->take_scored()) {
+        job->scoring_us = loop.now_us() - job->submitted_us;
+        maker.complete(*job, !failed);
+        if (failed) loop.refuse(std::move(job), failed);
+        else loop.add(std::move(job));
+    }
 }
 
 void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
@@ -305,6 +280,10 @@ void Engine::Impl::end(std::unique_lock<std::mutex>& lock) {
     const Failed failed{ErrorKind::system, failure};
     const bool broken = !failure.empty();
     lock.unlock();
+    if (scoring)
+        for (auto& job : scoring->remove_all()) jobs.push_back(std::move(job));
+    for (auto& job : jobs)
+        if (job->plan) maker.complete(*job, false);
     loop.end_all(broken ? &failed : nullptr, std::move(jobs));
     if (!broken && machine.prefix() != nullptr) machine.prefix()->persist();
     lock.lock();
@@ -341,7 +320,7 @@ Engine::~Engine() {
 }
 
 RequestId Engine::submit(Request request, Sink sink) {
-    return impl_->enqueue(impl_->make_job(std::move(request), std::move(sink)));
+    return impl_->enqueue(impl_->maker.make(std::move(request), std::move(sink)));
 }
 
 void Engine::cancel(RequestId id) {
@@ -355,6 +334,7 @@ EngineStats Engine::stats() const {
     EngineStats stats = impl_->stats;
     stats.waiting = impl_->loop.waiting;
     stats.refused = impl_->refused;
+    stats.scoring = impl_->scoring ? impl_->scoring->size() : 0;
     stats.paused = impl_->paused;
     stats.broken = !impl_->failure.empty();
     return stats;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/prompt_scorer.h"
 #include "engine/request.h"
 #include "engine/session_options.h"
 #include "io/checkpoint.h"
@@ -28,6 +29,9 @@ struct EngineOptions : SessionOptions {
     double slowdown = 2.0;            // how much longer a token may take while prompts are read; see above
     bool deterministic = false;       // Request::deterministic
 
+    PromptScorer scorer;             // empty: prompts are never compressed
+    CompressionOptions compression;  // where a request does not say
+
     bool prefix_cache = true;
     int32_t checkpoint_every = 4096;              // tokens; the most that a hit computes again
     int64_t checkpoint_bytes = int64_t{4} << 30;  // host memory for checkpoints of what is held on the device
@@ -47,12 +51,17 @@ struct EngineInfo {
     DType k_dtype = DType::f16, v_dtype = DType::f16;
     std::string device;  // "NVIDIA H200", "CPU, 8 threads"
     bool chat = false;   // there is a template in a dialect that the engine can parse
+    std::string chat_dialect;  // its name, text/dialect.h
     ChatTraits chat_traits;
     std::vector<int32_t> stop_ids;
+    std::string scorer;              // its name; empty: there is none
+    CompressionOptions compression;  // where a request does not say
 };
 
 struct EngineStats {
     int64_t waiting = 0, running = 0;  // answers, now
+    int64_t scoring = 0;               // of the waiting: requests whose prompts are with the scorer
+    int64_t compressed = 0, scored_tokens = 0, dropped_tokens = 0;  // prompts that were compressed, tokens of them
     int64_t submitted = 0, finished = 0, cancelled = 0, failed = 0, refused = 0;
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
     int64_t preempted = 0, recomputed_rows = 0;
@@ -88,12 +97,14 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    /// Renders, tokenises and checks the request on the caller's thread, and queues it. Throws QueueFull,
-    /// PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that names the
-    /// field, its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages that the
-    /// template refuses, parameters out of range, stop strings or text without a tokenizer.
+    /// Renders, tokenises and checks the request on the caller's thread, and queues it; a long prompt goes to the
+    /// scorer's thread first. What must stay of it is known here: it is too long if that and the budget are. Throws
+    /// QueueFull, PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that
+    /// names the field, its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages
+    /// that the template refuses, parameters out of range, stop strings or text without a tokenizer.
     RequestId submit(Request request, Sink sink);
-    /// Ends a request within one step: Done with reason cancelled for each answer not complete. An id that has ended is
+    /// Ends a request within one step, also one that is being scored: Done with reason cancelled for each answer not
+    /// complete. An id that has ended is
     /// ignored.
     void cancel(RequestId id);
 
@@ -102,7 +113,7 @@ class Engine {
     /// Null if the model has none. They live as long as the engine.
     const Tokenizer* tokenizer() const;
     const ChatTemplate* chat_template() const;
-    /// The tokens that submit would feed.
+    /// The tokens that submit would feed if it compressed no prompts.
     std::vector<int32_t> tokenize(const Prompt& prompt) const;
 
     /// Stops between two steps; requests keep their K/V and their place. Returns when no step runs.

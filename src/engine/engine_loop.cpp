@@ -64,10 +64,27 @@ void EngineLoop::add(std::unique_ptr<Job> fresh) {
     Job& job = *fresh;
     jobs_.emplace(job.id, std::move(fresh));
     ++stats_.submitted;
+    if (job.compression.original > 0) {
+        ++stats_.compressed;
+        stats_.scored_tokens += job.compression.scored;
+        stats_.dropped_tokens += job.compression.original - job.compression.kept;
+    }
     job.salt.weights = cache_name(machine_.weights_name(), job.deterministic);
     // The others restore what the first keeps, unless it keeps nothing.
     job.held_from = machine_.prefix() == nullptr || job.cuts.empty() ? std::ssize(job.answers) : 1;
     for (int64_t i = 0; i < job.held_from; ++i) schedule(*job.answers[static_cast<size_t>(i)]);
+    close_departed();
+}
+
+void EngineLoop::refuse(std::unique_ptr<Job> fresh, const std::optional<Failed>& failure) {
+    Job& job = *fresh;
+    jobs_.emplace(job.id, std::move(fresh));
+    ++stats_.submitted;
+    job.held_from = std::ssize(job.answers);
+    for (const auto& answer : job.answers) {
+        answer->failure = failure;
+        departed_.emplace_back(answer.get(), Leaving::cancelled);
+    }
     close_departed();
 }
 
@@ -80,6 +97,7 @@ void EngineLoop::schedule(Answer& answer) {
     request.priority = job.priority;
     request.prompt_logits = job.prompt_logprobs && answer.index() == 0;
     request.deadline_us = job.deadline_us;
+    if (machine_.cache().delta().any() && machine_.prefix() != nullptr) request.stops = job.cuts;
     try {
         answer.scheduled = scheduler_.submit(std::move(request), now_us());
         answers_.emplace(answer.scheduled, &answer);
@@ -223,10 +241,11 @@ void EngineLoop::computed(Answer& answer, const SequenceState& state) {
     if (machine_.prefix() == nullptr) return;
     Job& job = answer.job();
     const int64_t before = std::exchange(answer.computed, state.length());
-    // No step ends at a cut for its own sake: after a step the rings hold what they held at any length in it.
+    // After a step the rings hold what they held at any length in it, so that none ends at a cut for its own sake, unless
+    // there is recurrent state: ScheduledRequest::stops.
     for (auto cut = std::upper_bound(job.cuts.begin(), job.cuts.end(), before);
          cut != job.cuts.end() && *cut <= state.length(); ++cut)
-        keep_prompt(job, state, *cut);
+        if (state.can_truncate(*cut)) keep_prompt(job, state, *cut);
 }
 
 void EngineLoop::keep_prompt(Job& job, const SequenceState& state, int64_t length) {

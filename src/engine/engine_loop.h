@@ -41,6 +41,8 @@ class EngineLoop {
     ~EngineLoop();
 
     void add(std::unique_ptr<Job> job);
+    /// Ends a request that was never added: with its answers failed, or (empty) cancelled.
+    void refuse(std::unique_ptr<Job> job, const std::optional<Failed>& failure);
     void cancel(RequestId id);
     /// Runs one step, or several ahead. REQUIRES !idle().
     void step();
@@ -146,7 +148,7 @@ class EngineLoop {
     std::function<int64_t()> part_layers_;
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
-    std::unique_ptr<Speculator> speculator_;             // null: nobody guesses
+    std::unique_ptr<Speculator> speculator_;  // null: nobody guesses
     std::vector<Speculator::Wanted> drafts_wanted_;
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;

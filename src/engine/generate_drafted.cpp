@@ -14,7 +14,6 @@ namespace riptide {
 
 namespace {
 
-constexpr uint64_t kSequence = 0;
 constexpr int64_t kMostRows = 256;  // of a step of the decode family
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -35,7 +34,12 @@ void Session::speculate(std::shared_ptr<Drafter> drafter, const SpeculationOptio
 }
 
 std::unique_ptr<Speculator> Session::speculate(std::unique_ptr<Speculator> speculator) {
-    if (speculator) runner_->capture(speculator->drafter().capture_layers());
+    if (speculator) {
+        runner_->capture(speculator->drafter().capture_layers());
+        DflashDrafter* dflash = speculator->drafter().dflash();
+        if (wants_rounds(*speculator) && (!rounds_ || &rounds_->drafter() != dflash))
+            rounds_ = std::make_unique<DraftRounds>(*model_, *cache_, runner_->context(), speculator->shared_drafter());
+    }
     return std::exchange(speculator_, std::move(speculator));
 }
 
@@ -111,11 +115,24 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
     RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token};
     // Steps that the device runs by itself capture no layers.
     const bool may_run_ahead = device && speculator.drafter().capture_layers().empty();
+    const auto start_drawing = [&] {
+        if (device && !greedy && !std::exchange(started, true))
+            decoder_->start_answer(0, sample_start(sampling, stop_ids, request.prompt, answer));
+    };
     std::vector<int32_t> path;
     while (more) {
         const auto known = std::ssize(answer);
         const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
         const int64_t idle = speculator.idle_steps(), wanted = max_tokens - known;
+        if (wants_rounds(speculator) && device_draws(sampling, model_->info().vocab_size) &&
+            draws_rows(sampling, known) && can_run_rounds()) {
+            start_drawing();
+            RoundSpan span{round_draws(request, stop_ids), take, answer, wanted};
+            const bool ran = run_rounds(span);
+            result.decode_steps += span.steps;
+            more = span.more;
+            if (ran) continue;
+        }
         auto start = std::chrono::steady_clock::now();
         if (idle > 0 && may_run_ahead) {
             const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
@@ -134,10 +151,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         static const DraftTree kNothing;
         const DraftTree& tree = idle > 0 ? kNothing : speculator.propose(std::span(&request_one, 1))[0];
         draws.on_device = device && draws_rows(sampling, known);
-        if (draws.on_device && !greedy && !started) {
-            decoder_->start_answer(0, sample_start(sampling, stop_ids, request.prompt, answer));
-            started = true;
-        }
+        if (draws.on_device) start_drawing();
         start = std::chrono::steady_clock::now();
         verify(answer.back(), tree, draws, path);
         ++result.decode_steps;

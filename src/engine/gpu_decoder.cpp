@@ -50,6 +50,8 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
     device_batch_.upload(builder_.build(step_));
+    for (size_t r = 0; r < rows.size(); ++r)
+        rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
     rows_ = std::ssize(rows);
     draw_ = draw;
 }
@@ -60,7 +62,7 @@ void GpuDecoder::launch() {
     context_.family = Family::decode;
     (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         const Batch& batch = device_batch_.batch();
-        const Tensor logits = model_.forward(context_, batch, States{cache_.views()});
+        const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()});
         const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
                                                     row_slots_.first(static_cast<size_t>(rows_)))
                                       : ops::most_likely(context_, logits);
@@ -89,13 +91,18 @@ std::span<const int32_t> GpuDecoder::next() {
     return tokens_;
 }
 
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw draw) {
+Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw) {
     const int64_t n = logits.rows();
-    RT_ASSERT(pending() == 0 && n >= 1 && n <= kMostDraws && n == device_batch_.batch().rows());
+    RT_ASSERT(n >= 1 && n <= kMostDraws && n == std::ssize(positions));
     const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
-    const Tensor tokens = draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(),
-                                                              device_batch_.batch().positions, slots, false)
-                                                : ops::most_likely(context_, logits);
+    return draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(), positions, slots, false)
+                                 : ops::most_likely(context_, logits);
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
+    const int64_t n = logits.rows();
+    RT_ASSERT(pending() == 0);
+    const Tensor tokens = draw(logits, device_batch_.batch().positions, how);
     tokens_.resize(static_cast<size_t>(n));
     context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;

@@ -38,7 +38,8 @@ class GpuDecoder {
     void start_answer(int64_t slot, const ops::SampleStart& start) { slots_.start(slot, start); }
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
-    /// every launched step; the caller commits what it keeps. For measurements `forced` are fed in turn, to all rows,
+    /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be committed
+    /// before the next: one launch for each begin(). For measurements `forced` are fed in turn, to all rows,
     /// instead of what was drawn (at most kForced).
     void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {});
     /// Starts one more step.
@@ -47,9 +48,12 @@ class GpuDecoder {
     /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
     /// on means nothing. Throws Error if the device fails.
     std::span<const int32_t> next();
+    /// The token of each row, all for slot 0, none of which joins its history; i32 [n] on the device, -1 as in next().
+    /// At most 256 rows; can be recorded.
+    Tensor draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw);
     /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
     /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
-    std::span<const int32_t> draw_rows(const Tensor& logits, Draw draw);
+    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how);
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.

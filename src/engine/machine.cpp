@@ -116,7 +116,7 @@ void Machine::open() {
     kv.pages = static_cast<int32_t>((options_.kv_tokens + options_.page_rows - 1) / options_.page_rows);
     kv.max_sequences = options_.max_running;
     kv.max_step_rows = options_.chunk_rows;
-    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     make_runner();
     make_prefix_cache();
 }
@@ -233,7 +233,13 @@ void Machine::check_same_model(const Checkpoint& checkpoint, const Model& model)
     const auto views = cache_->views();
     for (size_t l = 0; l < views.size(); ++l) {
         const StateSpec& spec = model.state_specs()[l];
-        if (spec.kind == StateSpec::Kind::none) continue;
+        if (spec.kind == StateSpec::Kind::delta) {
+            const DeltaView& delta = cache_->delta().views()[l];
+            same("the number of value heads", spec.delta.value_heads, delta.value_heads);
+            same("the size of the recurrent state", spec.delta_bytes(), delta.conv_floats() * 4 + delta.state_bytes());
+            same("the order of value heads", static_cast<int>(spec.delta.heads), static_cast<int>(delta.heads));
+        }
+        if (!spec.has_kv()) continue;
         same("the number of K/V heads", int64_t{spec.num_kv_heads}, int64_t{views[l].num_kv_heads});
         same("head_dim", int64_t{spec.head_dim}, int64_t{views[l].head_dim});
         same("the window of a layer", spec.kind == StateSpec::Kind::window ? int64_t{spec.window} : int64_t{0},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "cache/delta_states.h"
 
 namespace riptide {
 
@@ -15,17 +16,26 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 struct KvCost {
     int64_t per_token = 0;  // paged layers
-    int64_t rings = 0;      // window layers, for all sequences
+    int64_t bounded = 0;    // window and delta layers, for all sequences
 };
+
+/// Of a delta layer: slots, spares, and the stash (DeltaStates).
+int64_t delta_cost(const MemoryRequest& r, const StateSpec& spec, int32_t chunk) {
+    const int64_t slots = r.sequences + std::min(r.sequences, DeltaStates::kSpares);
+    const int64_t stashed = std::min<int64_t>(DeltaStates::kStashRows, int64_t{chunk} * r.sequences);
+    return slots * spec.delta_bytes() + stashed * spec.delta.stash_floats() * int64_t{sizeof(float)};
+}
 
 KvCost kv_cost(const MemoryRequest& r, int32_t chunk) {
     KvCost cost;
     for (const StateSpec& spec : r.specs) {
+        if (spec.kind == StateSpec::Kind::delta) cost.bounded += delta_cost(r, spec, chunk);
+        if (!spec.has_kv()) continue;
         const int64_t token =
             spec.num_kv_heads * (row_bytes(r.k_dtype, spec.head_dim) + row_bytes(r.v_dtype, spec.head_dim));
         if (spec.kind == StateSpec::Kind::paged) cost.per_token += token;
         if (spec.kind == StateSpec::Kind::window)
-            cost.rings += r.sequences * ((spec.window - 1 + chunk + 63) / 64 * 64) * token;
+            cost.bounded += r.sequences * ((spec.window - 1 + chunk + 63) / 64 * 64) * token;
     }
     return cost;
 }
@@ -38,7 +48,7 @@ int64_t workspace(const MemoryRequest& r, int32_t chunk, int64_t context) {
 
 int64_t needed(const MemoryRequest& r, int32_t chunk, int64_t context) {
     const KvCost kv = kv_cost(r, chunk);
-    return kv.rings + round_up(context, r.page_rows) * kv.per_token + workspace(r, chunk, context);
+    return kv.bounded + round_up(context, r.page_rows) * kv.per_token + workspace(r, chunk, context);
 }
 
 /// The largest context that fits beside a chunk; less than kMinContext if none does.
@@ -80,7 +90,7 @@ MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
     plan.weights = r.weights;
     const KvCost kv = kv_cost(r, chunk);
     plan.per_token = kv.per_token;
-    plan.kv = kv.rings + round_up(plan.context, r.page_rows) * kv.per_token;
+    plan.kv = kv.bounded + round_up(plan.context, r.page_rows) * kv.per_token;
     plan.workspace = workspace(r, chunk, plan.context);
     plan.spare = r.available - plan.kv - plan.workspace;
     return plan;

@@ -15,7 +15,7 @@ namespace riptide {
 struct MemoryRequest {
     int64_t context = 0;      // 0: as much as fits
     int64_t max_context = 0;  // of the model
-    int32_t sequences = 1;    // that have rings at a time
+    int32_t sequences = 1;    // that have bounded state at a time
     int32_t max_chunk_rows = 8192;
     int32_t chunk_rows = 0;  // 0: as large as fits, up to max_chunk_rows
     int32_t page_rows = 64;
@@ -31,7 +31,7 @@ struct MemoryPlan {
     int64_t context = 0;
     int32_t chunk_rows = 0;
     int64_t weights = 0;
-    int64_t kv = 0;         // pages of one context, and rings
+    int64_t kv = 0;         // pages of one context, and bounded state: rings, recurrent state
     int64_t per_token = 0;  // of it, K/V bytes of one token in the pages
     int64_t workspace = 0;  // temporaries of the largest step
     int64_t spare = 0;      // of what was available

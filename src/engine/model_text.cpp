@@ -6,8 +6,6 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "engine/loaded_text.h"
-#include "text/dialect_laguna.h"
-#include "text/dialect_laguna_grammar.h"
 
 namespace riptide {
 
@@ -47,8 +45,9 @@ bool opens_with_system(const ChatPrompt& chat, const jinja::Rendered& prompt) {
     if (role != nullptr && role->is_string() && (role->get_string() == "system" || role->get_string() == "developer"))
         return true;
     const std::vector<int64_t> ends = message_ends(prompt);  // the template may have a system prompt of its own
-    return !ends.empty() &&
-           std::string_view(prompt.text).substr(0, static_cast<size_t>(ends[0])).ends_with("</system>");
+    if (ends.empty()) return false;
+    const std::string_view first = std::string_view(prompt.text).substr(0, static_cast<size_t>(ends[0]));
+    return first.ends_with("</system>") || first.starts_with("<|im_start|>system\n");
 }
 
 }  // namespace
@@ -62,9 +61,19 @@ ModelText::ModelText(const Checkpoint& checkpoint) {
     if (!source.empty())
         template_.emplace(source, checkpoint.path() + ": chat template", special_text(*tokenizer_, tokenizer_->bos()),
                           special_text(*tokenizer_, tokenizer_->eos()));
-    chats_ = template_ && tokenizer_->id_of("<assistant>") >= 0 && tokenizer_->id_of("</think>") >= 0;
+    if (template_) dialect_ = find_dialect(template_->traits(), *tokenizer_);
+    if (dialect_ != nullptr) add_stops();
     const std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), source);
     fingerprint_ = to_hex(sha256(std::as_bytes(std::span(facts))));
+}
+
+void ModelText::add_stops() {
+    for (const std::string_view stop : dialect_->stops) {
+        const int32_t id = tokenizer_->id_of(stop);
+        const bool is_new = std::find(stop_ids_.begin(), stop_ids_.end(), id) == stop_ids_.end();
+        if (id >= 0 && tokenizer_->is_added(id) && is_new) stop_ids_.push_back(id);
+    }
+    std::sort(stop_ids_.begin(), stop_ids_.end());
 }
 
 EncodedPrompt ModelText::encode(const Prompt& prompt) const {
@@ -83,27 +92,42 @@ EncodedPrompt ModelText::encode(const Prompt& prompt) const {
     return out;
 }
 
-EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
+void ModelText::require_chats() const {
     RT_CHECK(template_, "this model has no chat template: it takes prompts as text or token ids only");
-    RT_CHECK(chats_,
-             "the vocabulary of this model has no <assistant> or </think>, so its answers cannot be parsed as a "
-             "chat: it takes prompts as text or token ids only");
-    const jinja::Rendered rendered = template_->render(chat.messages, chat.tools, chat.options);
+    RT_CHECK(dialect_,
+             "no chat dialect fits this model's template and vocabulary, so its answers cannot be parsed: it takes "
+             "prompts as text or token ids only. Known dialects, with the tokens that they need: {}",
+             known_dialects());
+}
+
+EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
+    require_chats();
     EncodedPrompt out;
+    out.rendered = std::make_shared<jinja::Rendered>(template_->render(chat.messages, chat.tools, chat.options));
+    const jinja::Rendered& rendered = *out.rendered;
     EncodeOptions options;
     options.trusted = rendered.trusted;
     out.tokens = tokenizer_->encode(rendered.text, options);
     out.message_ends =
         token_ends(*tokenizer_, out.tokens, message_ends(rendered), static_cast<int64_t>(rendered.text.size()));
     out.opens_with_system = opens_with_system(chat, rendered);
-    LagunaParserOptions parser;
-    parser.thinking = out.thinking = ends_inside_thinking(rendered);
     out.think_begin = tokenizer_->id_of("<think>");
     out.think_end = tokenizer_->id_of("</think>");
+    out.thinking = thinking_of(rendered);
+    const bool can_think = template_->traits().thinking && out.think_begin >= 0 && out.think_end >= 0;
+    if (out.thinking == Thinking::not_begun && !can_think) out.thinking = Thinking::over;
+    if (dialect_->line_before_end_think) out.line_end = tokenizer_->id_of("\n");
+    ParserOptions parser;
+    parser.thinking = out.thinking == Thinking::inside;
     parser.newline_framing = template_->traits().newlines_in_tags;
     parser.tools = ToolSchemas(chat.tools);
-    out.make_parser = [parser = std::move(parser)] { return make_laguna_parser(parser); };
+    out.make_parser = [make = dialect_->make_parser, parser = std::move(parser)] { return make(parser); };
     return out;
+}
+
+std::vector<ChatPart> ModelText::parts(const EncodedPrompt& prompt) const {
+    if (!prompt.rendered) return {};
+    return chat_parts(*prompt.rendered, token_spans(*tokenizer_, prompt.tokens, prompt.rendered->text));
 }
 
 std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const EncodedPrompt& prompt) const {
@@ -125,14 +149,14 @@ std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, c
         RT_CHECK(tokenizer_, "response_format needs a tokenizer, and this model has none");
         return constrainer_->get(*tokenizer_, request.format);
     }
-    LagunaAnswer answer;
-    answer.thinking = prompt.thinking;
-    answer.newline_framing = template_->traits().newlines_in_tags;
-    answer.tools = chat->tools;
-    answer.choice = request.tool_choice;
-    answer.format = request.format;
-    if (!is_constrained(answer)) return nullptr;
-    return constrainer_->get(*tokenizer_, answer);
+    AnswerForm form;
+    form.thinking = prompt.thinking;
+    form.newline_framing = template_->traits().newlines_in_tags;
+    form.tools = chat->tools;
+    form.choice = request.tool_choice;
+    form.format = request.format;
+    if (!is_constrained(form)) return nullptr;
+    return constrainer_->get(*tokenizer_, *dialect_, form);
 }
 
 std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int32_t> tokens,

@@ -13,6 +13,8 @@
 #include "engine/request.h"
 #include "io/checkpoint.h"
 #include "text/chat.h"
+#include "text/chat_parts.h"
+#include "text/dialect.h"
 #include "text/stream_parser.h"
 #include "text/tokenizer.h"
 
@@ -23,10 +25,12 @@ struct EncodedPrompt {
     std::vector<int32_t> tokens;
     /// Ascending token counts: the ends of a chat's messages as they stand in the prompt. Empty for other prompts.
     std::vector<int64_t> message_ends;
-    bool opens_with_system = false;                                   // the first of them ends system prompt and tools
-    bool thinking = false;                                            // a chat's answer begins inside the thinking
-    int32_t think_begin = -1, think_end = -1;                         // the markers of a chat's thinking
+    bool opens_with_system = false;            // the first of them ends system prompt and tools
+    Thinking thinking = Thinking::over;        // where a chat's answer begins
+    int32_t think_begin = -1, think_end = -1;  // the markers of a chat's thinking
+    int32_t line_end = -1;  // drawn before an end of thinking that is forced, where no line has just ended; -1: nothing
     std::function<std::unique_ptr<StreamParser>()> make_parser = {};  // for each answer of a chat; empty: plain text
+    std::shared_ptr<const jinja::Rendered> rendered;                  // of a chat
 };
 
 /// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.
@@ -39,25 +43,31 @@ class ModelText {
 
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
     const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
-    /// Whether chats can be rendered and their answers parsed.
-    bool chats() const { return chats_; }
+    /// How chats are answered; null if they cannot be rendered and their answers parsed: then require_chats() throws
+    /// Error that says why.
+    const Dialect* dialect() const { return dialect_; }
+    bool chats() const { return dialect_ != nullptr; }
+    void require_chats() const;
     const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
     /// Of what decides the tokens of a prompt; the same for equal tokenizers and templates.
     const std::string& fingerprint() const { return fingerprint_; }
 
     /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
     EncodedPrompt encode(const Prompt& prompt) const;
+    /// What the tokens of a chat's prompt are; empty for other prompts. Throws Error where token_spans does.
+    std::vector<ChatPart> parts(const EncodedPrompt& prompt) const;
     /// What holds the answers of a request to their form; null if nothing does. Those that have been made lately are
     /// made only once. Throws GrammarError, or Error without a tokenizer.
     std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;
 
   private:
+    void add_stops();
     EncodedPrompt encode_chat(const ChatPrompt& chat) const;
     std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 
     std::optional<Tokenizer> tokenizer_;
     std::optional<ChatTemplate> template_;
-    bool chats_ = false;
+    const Dialect* dialect_ = nullptr;
     std::vector<int32_t> stop_ids_;
     std::string fingerprint_;
     std::unique_ptr<Constrainer> constrainer_;  // if there is a tokenizer

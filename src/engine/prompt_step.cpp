@@ -45,6 +45,7 @@ void PromptStep::begin(std::span<const StepItem> items) {
         row_keys_ += n * item.sequence->length() + n * (n + 1) / 2;
     }
     const Batch& host = builder_.build(rows);
+    begin_rows(items, host.row_begin, Family::prefill);
     batch_ = device_batch_ ? &device_batch_->upload(host) : &host;
     stream_.reset();
     context_.arena = &stream_;
@@ -67,7 +68,8 @@ void PromptStep::run(int64_t layers) {
     temporaries_.reset();
     for (const int64_t end = layer_ + layers; layer_ < end; ++layer_) {
         const void* const x = x_.data;
-        model_.layer(context_, layer_, x_, *batch_, States{cache_.views()});
+        model_.layer(context_, layer_, x_, *batch_,
+                     States{cache_.views(), cache_.delta().views(), delta_mode(Family::prefill)});
         RT_ASSERT(x_.data == x);  // in temporaries_ it would not live until the next part
     }
     under_way_ = true;

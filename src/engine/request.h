@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "engine/compression.h"
 #include "engine/finish_reason.h"
 #include "engine/sampler.h"
 #include "text/answer_format.h"
@@ -44,7 +45,7 @@ struct Request {
     /// where the form is complete. Not with min_tokens, nor ignore_eos without stop_ids.
     AnswerFormat format;
     ToolChoice tool_choice;  // of a chat with tools
-    int32_t n = 1;  // answers, at most 128; answer i draws with seed + i
+    int32_t n = 1;           // answers, at most 128; answer i draws with seed + i
 
     /// Requests of one conversation (or agent). They have one share of the device together, and what the last of them
     /// left in the prefix cache is kept longest. Empty: a request for itself.
@@ -58,11 +59,16 @@ struct Request {
     /// is kept for the next turn only as prefill computes it. Empty: EngineOptions::deterministic.
     std::optional<bool> deterministic;
 
-    /// Of a chat: tokens of reasoning after which the end-of-thinking marker is taken, whatever the model would say. -1:
-    /// as many as it likes.
+    /// What the engine's CompressionOptions do not say for this request. In mode automatic a prompt is left whole if it
+    /// is given as token ids, if its log-probabilities are wanted, or if the request is deterministic. With `always`
+    /// the first and the last are compressed too (then nothing is remembered between requests), the second is an Error.
+    CompressionRequest compression;
+
+    /// Of a chat: tokens of reasoning after which the end-of-thinking marker is taken (behind a newline, where the
+    /// dialect has one there), whatever the model would say. -1: as many as it likes.
     int64_t thinking_budget = -1;
 
-    bool want_tokens = false;      // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0
+    bool want_tokens = false;  // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0
     /// PromptScored events. The whole prompt is computed then, whatever the prefix cache holds.
     bool prompt_logprobs = false;
 };
@@ -71,8 +77,8 @@ struct Request {
 struct PromptProgress {
     int64_t done = 0, cached = 0, total = 0;
 };
-/// Tokens of the prompt from `begin` on, with the probabilities that the model gave them. The first of all has none: NaN.
-/// Only of answer 0.
+/// Tokens of the prompt from `begin` on, with the probabilities that the model gave them. The first of all has none:
+/// NaN. Only of answer 0.
 struct PromptScored {
     int64_t begin = 0;
     std::vector<Sampled> tokens;
@@ -83,7 +89,7 @@ struct TokensDrawn {
 };
 
 struct Usage {
-    int64_t prompt = 0;      // tokens
+    int64_t prompt = 0;      // tokens that the model reads: of a compressed prompt those that are kept
     int64_t cached = 0;      // of them, restored from the prefix cache
     int64_t completion = 0;  // tokens of the answer, without the stop id
     int64_t reasoning = 0;   // of them, thinking
@@ -91,6 +97,7 @@ struct Usage {
 };
 struct Timings {  // seconds
     double queue = 0, prefill = 0, decode = 0;
+    double scoring = 0;  // before `queue`: until a prompt that is compressed has been scored
 };
 /// The answer is complete.
 struct Done {
@@ -100,6 +107,7 @@ struct Done {
     int32_t tool_calls = 0;
     Usage usage;
     Timings timings;
+    CompressionReport compression;
     std::string cache_note;  // why not more of the prompt was cached, in a sentence
     int64_t version = 0;     // of the weights: EngineInfo::version
 };
@@ -111,8 +119,8 @@ struct Failed {
 };
 
 /// For each answer: PromptProgress and PromptScored, then deltas and TokensDrawn, then one Done or Failed.
-using EventBody = std::variant<PromptProgress, PromptScored, TextDelta, ReasoningDelta, ToolCallBegin, ToolCallArguments, ToolCallEnd,
-                               TokensDrawn, Done, Failed>;
+using EventBody = std::variant<PromptProgress, PromptScored, TextDelta, ReasoningDelta, ToolCallBegin,
+                               ToolCallArguments, ToolCallEnd, TokensDrawn, Done, Failed>;
 struct Event {
     RequestId id = 0;
     int32_t answer = 0;  // 0 .. n - 1

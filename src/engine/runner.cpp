@@ -30,6 +30,11 @@ constexpr int64_t kFirstArenaBytes = int64_t{1} << 20, kFirstGpuArenaBytes = int
 
 }  // namespace
 
+void begin_rows(std::span<const StepItem> items, std::span<const int32_t> row_begin, Family family) {
+    for (size_t i = 0; i < items.size(); ++i)
+        items[i].sequence->begin_rows(row_begin[i], row_begin[i + 1] - row_begin[i], delta_mode(family));
+}
+
 Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t sequence_tokens)
     : model_(model),
       cache_(cache),
@@ -83,12 +88,13 @@ RecordedStep* Runner::recorded(const Batch& batch) {
 /// Runs the batch that has been built.
 Tensor Runner::forward(const Batch& host) {
     const Batch& batch = device_batch_ ? device_batch_->upload(host) : host;
+    const States states{cache_.views(), cache_.delta().views(), delta_mode(context_.family)};
     const auto body = [&] {
-        if (capture_layers_.empty()) return model_.forward(context_, batch, States{cache_.views()});
+        if (capture_layers_.empty()) return model_.forward(context_, batch, states);
         FeatureCapture capture{capture_layers_, {}};
         capture.out = captured_ = context_.alloc(
             DType::f32, {batch.rows(), std::ssize(capture_layers_) * model_.info().hidden_size});
-        return model_.forward(context_, batch, States{cache_.views()}, &capture);
+        return model_.forward(context_, batch, states, &capture);
     };
     if (RecordedStep* step = recorded(host)) {
         captured_ = captured_by_[step];
@@ -119,7 +125,9 @@ Tensor Runner::step(std::span<const StepItem> items, Family family) {
     for (const StepItem& item : items)
         rows.push_back({item.sequence, item.tokens, item.parents, item.logits, item.logit_list});
     context_.family = family;
-    const Tensor logits = forward(builder_.build(rows));
+    const Batch& batch = builder_.build(rows);
+    begin_rows(items, batch.row_begin, family);
+    const Tensor logits = forward(batch);
     guard.succeed();
     return logits;
 }

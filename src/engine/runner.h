@@ -25,6 +25,13 @@ struct StepItem {
     std::span<const int32_t> logit_list = {};
 };
 
+/// What a step of a family does with recurrent state.
+inline ops::DeltaMode delta_mode(Family family) {
+    return family == Family::prefill ? ops::DeltaMode::update : ops::DeltaMode::stash;
+}
+/// Tells each item's sequence which rows of the batch are its own (SequenceState::begin_rows).
+void begin_rows(std::span<const StepItem> items, std::span<const int32_t> row_begin, Family family);
+
 /// Owns what a step needs besides weights and caches: the arena and the batch arrays. Not thread-safe.
 ///
 /// On a GPU a step of the decode family that feeds one token to each of up to kGraphRows sequences, as chains, and

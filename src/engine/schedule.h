@@ -35,6 +35,8 @@ struct ScheduledRequest {
     int64_t max_tokens = 1;  // of the answer
     uint64_t session = 0;  // requests with the same number have one share together
     int priority = 1;      // 0 background, 1 normal, 2 interactive
+    /// Ascending lengths inside the prompt at which a step must end: those worth keeping of recurrent state.
+    std::vector<int64_t> stops = {};
     bool prompt_logits = false;  // every row of the prompt wants logits, not only the last
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
 };

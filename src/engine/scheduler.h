@@ -94,6 +94,7 @@ class Scheduler {
     void plan_drafts();
     void build_items();
     int64_t reserve(Request& request, int64_t most);
+    bool lacks_spare(const Request& request) const;
     int64_t promised(const Request& request) const;
     void preempt(Request& request);
     void remove(Request& request, Leaving why);

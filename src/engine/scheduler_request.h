@@ -34,6 +34,13 @@ struct Scheduler::Request {
     bool begun() const { return state || preemptions > 0; }
     /// Prompt rows that are left behind those of this step.
     int64_t prompt_left() const { return prompt_size - state->length() - rows; }
+    /// Prompt rows until a length at which the step must end, behind those that it has; 0: it has reached one.
+    int64_t to_stop() const {
+        const int64_t end = state->length() + rows;
+        const auto stop = rows > 0 ? std::lower_bound(asked.stops.begin(), asked.stops.end(), end)
+                                   : std::upper_bound(asked.stops.begin(), asked.stops.end(), end);
+        return (stop == asked.stops.end() ? prompt_size : *stop) - end;
+    }
     bool decodes() const { return !in_prompt() && pending() == 1; }
     bool recomputes_answer() const { return !in_prompt() && pending() > 1; }
     int64_t answer() const { return std::ssize(tokens) - prompt_size; }

@@ -67,6 +67,15 @@ void Scheduler::plan_decode() {
         }
 }
 
+/// Whether a request would need a spare slot for its recurrent state, and all are taken by others of this step.
+bool Scheduler::lacks_spare(const Request& r) const {
+    const auto overwritten = [](const Request* other) {
+        return other->rows > 0 && other->in_prompt() && other->state->length() > 0;
+    };
+    return cache_.delta().any() && r.rows == 0 && r.state->length() > 0 &&
+           std::count_if(running_.begin(), running_.end(), overwritten) >= cache_.delta().spares();
+}
+
 /// Prompts, and answers that are computed again, a quantum at a time.
 void Scheduler::plan_prompts() {
     int64_t prefill_left = decode_left_ < options_.decode_rows ? options_.prefill_rows_beside : options_.prefill_rows;
@@ -75,7 +84,8 @@ void Scheduler::plan_prompts() {
         if (r.in_prompt() && reading_ > 0) return 0;
         if (r.decodes() || std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
         const int64_t rows =
-            r.in_prompt() ? std::min(prefill_left, r.prompt_left()) : std::min(decode_left_, r.pending() - r.rows);
+            r.in_prompt() ? std::min({prefill_left, r.prompt_left(), r.to_stop()}) : std::min(decode_left_, r.pending() - r.rows);
+        if (r.in_prompt() && (lacks_spare(r) || (r.rows > 0 && r.to_stop() == 0))) return 0;
         const bool scored = r.in_prompt() && r.asked.prompt_logits;
         const int64_t most = scored ? options_.scored_rows : cache_.options().max_step_rows;
         return std::min<int64_t>({rows, options_.quantum, most - r.rows});
@@ -140,6 +150,7 @@ void Scheduler::build_items() {
 
 int64_t Scheduler::run_ahead(int64_t most) {
     RT_ASSERT(in_step_ && most >= 1);
+    if (cache_.delta().any()) return 1;  // each step is committed before the next
     int64_t steps = std::min<int64_t>(most, cache_.options().max_step_rows);
     for (const Request* r : running_) {
         if (r->rows != 1 || r->drafts > 0 || !r->decodes()) return 1;

@@ -11,7 +11,14 @@ namespace riptide {
 namespace {
 
 constexpr int32_t kCpuChunkRows = 512;
+constexpr int64_t kKeptBefore = 16;                 // tokens: more than a template writes behind the last message
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits in one step of score()
+
+bool has_delta(const Model& model) {
+    const auto specs = model.state_specs();
+    return std::any_of(specs.begin(), specs.end(),
+                       [](const StateSpec& spec) { return spec.kind == StateSpec::Kind::delta; });
+}
 
 }  // namespace
 
@@ -36,7 +43,11 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     kv.page_rows = options.page_rows;
     kv.pages = static_cast<int32_t>((context_ + options.page_rows - 1) / options.page_rows);
     kv.max_step_rows = options_.chunk_rows;
-    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get());
+    if (has_delta(*model_)) {  // kept_, which shares all pages but perhaps its last
+        kv.max_sequences = 2;
+        ++kv.pages;
+    }
+    cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get());
     if (gpu_)
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
@@ -58,6 +69,7 @@ void Session::plan_memory() {
     request.max_context = info.max_position_embeddings;
     request.chunk_rows = options_.chunk_rows;
     request.page_rows = options_.page_rows;
+    request.sequences = has_delta(*model_) ? 2 : 1;
     request.available = gpu_->available();
     request.weights = gpu_->allocated();
     request.specs = model_->state_specs();
@@ -78,6 +90,7 @@ double Session::memory_bandwidth() {
 void Session::clear() {
     sequence_->truncate(0);
     tokens_.clear();
+    kept_.reset();
 }
 
 void Session::check_tokens(std::span<const int32_t> tokens) const {
@@ -118,13 +131,20 @@ Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits, F
 }
 
 /// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that
-/// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed again.
+/// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed
+/// again, or, with recurrent state, what lies behind the state that was kept.
 int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most) {
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
     int64_t common = std::min({mine - tokens_.begin(), std::ssize(tokens) - 1, most});
     if (common < sequence_->length()) {
+        if (!sequence_->can_truncate(common) && kept_ && kept_->length() <= common) {
+            common = kept_->length();
+            sequence_.reset();
+            sequence_.emplace(kept_->fork());
+        }
         if (!sequence_->can_truncate(common)) common = 0;
         sequence_->truncate(common);
+        if (kept_ && common < kept_->length()) kept_.reset();
         tokens_.resize(static_cast<size_t>(common));
     }
     return common;
@@ -136,15 +156,20 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
     check_tokens(tokens);
     reused_ = rewind_to_common(tokens, begin_drafter(tokens));
     const int64_t total = std::ssize(tokens);
+    const int64_t keep_at = cache_->delta().any() ? total - kKeptBefore : 0;
     Tensor logits;
     for (int64_t begin = reused_; begin < total;) {
         if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return {};
-        const int64_t rows = std::min<int64_t>(options_.chunk_rows, total - begin);
+        const int64_t rows = std::min<int64_t>(options_.chunk_rows, (begin < keep_at ? keep_at : total) - begin);
         const bool last = begin + rows == total;
         logits = feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
                       last ? StepRows::Logits::last : StepRows::Logits::none);
         feed_drafter(begin, {});
         begin += rows;
+        if (begin == keep_at) {
+            kept_.reset();
+            kept_.emplace(sequence_->fork());
+        }
         if (on_progress) on_progress(begin - reused_, total - reused_);
     }
     return {logits.row(0), static_cast<size_t>(model_->info().vocab_size)};
@@ -165,7 +190,8 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
     constexpr int64_t kSpan = 256, kAhead = 3;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
-        const int64_t span = std::min({kSpan, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
+        const int64_t most = cache_->delta().any() ? 1 : kSpan;  // recurrent state is committed step by step
+        const int64_t span = std::min({most, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
         int64_t fed = 0, launched = 0;
         const auto settle = [&] {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/constrainer.h"
+#include "engine/draft_rounds.h"
 #include "engine/finish_reason.h"
 #include "engine/gpu_decoder.h"
 #include "engine/logits_hash.h"
@@ -51,8 +52,8 @@ struct GenerationResult {
     int32_t stop_token = -1;  // reason == stop_id
     std::string stop_string;  // reason == stop_string
     int64_t prompt_tokens = 0;
-    int64_t reused_tokens = 0;  // of the prompt, not computed again
-    int64_t decode_steps = 0;   // after the prompt: of one row, or of guesses too
+    int64_t reused_tokens = 0;   // of the prompt, not computed again
+    int64_t decode_steps = 0;    // after the prompt: of one row, or of guesses too
     int64_t decoded_tokens = 0;  // drawn in them, the stop id included
     double prefill_seconds = 0;
     double decode_seconds = 0;
@@ -126,6 +127,8 @@ class Session {
     void clear();
 
   private:
+    static constexpr uint64_t kSequence = 0;  // the drafter's number for the sequence
+
     void check_tokens(std::span<const int32_t> tokens) const;
     int64_t rewind_to_common(std::span<const int32_t> tokens, int64_t most);
     int64_t begin_drafter(std::span<const int32_t> tokens);
@@ -144,6 +147,20 @@ class Session {
     };
     void decode_drafted(const GenerateRequest& request, GenerationResult& result, std::span<const int32_t> stop_ids,
                         int64_t max_tokens, const TakeToken& take);
+    /// Whether the device should run rounds of drafting and checking by itself; whether it can from here on.
+    bool wants_rounds(const Speculator& speculator) const;
+    bool can_run_rounds() const;
+    /// An answer that is decoded in rounds.
+    struct RoundSpan {
+        DraftRounds::Draws draws;
+        TakeToken take;
+        std::vector<int32_t>& answer;
+        int64_t wanted = 0;  // tokens, at most
+        bool more = true;    // another is wanted
+        int64_t steps = 0;   // rounds that were taken
+    };
+    bool run_rounds(RoundSpan& span);
+    DraftRounds::Draws round_draws(const GenerateRequest& request, std::span<const int32_t> stop_ids);
     void verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path);
     void plan_memory();
 
@@ -157,12 +174,14 @@ class Session {
     std::unique_ptr<Runner> runner_;
     std::unique_ptr<GpuDecoder> decoder_;  // on a GPU
     std::unique_ptr<Speculator> speculator_;
+    std::unique_ptr<DraftRounds> rounds_;  // of the last drafter that can
     MemoryPlan plan_;
     double memory_bandwidth_ = 0;
     std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
-    int64_t reused_ = 0;  // by the last prefill
+    int64_t reused_ = 0;                 // by the last prefill
+    std::optional<SequenceState> kept_;  // with recurrent state: the sequence shortly before the end of a prompt
 };
 
 }  // namespace riptide

@@ -30,7 +30,7 @@ void fit_to_model(SessionOptions& options, const Model& model) {
 DType default_kv_type(std::span<const StateSpec> specs, bool on_gpu) {
     if (!on_gpu) return DType::f32;
     const bool fits = std::all_of(specs.begin(), specs.end(), [](const StateSpec& spec) {
-        return spec.kind == StateSpec::Kind::none || spec.head_dim % dtype_info(DType::q8_0).block_elements == 0;
+        return !spec.has_kv() || spec.head_dim % dtype_info(DType::q8_0).block_elements == 0;
     });
     return fits ? DType::q8_0 : DType::f16;
 }

@@ -12,7 +12,8 @@ namespace riptide {
 
 namespace {
 
-constexpr int32_t kTreeChoices = 8;  // guesses in a slot of a tree
+/// Numbers of guesses in a round of the device: each is a graph, so not every number is one.
+constexpr int64_t kAheadNodes[] = {0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 19, 23, 31, 47, 63};
 
 }  // namespace
 
@@ -29,12 +30,13 @@ std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const D
         return std::make_unique<NgramDrafter>(ngram);
     }
     auto checkpoint = options.open ? options.open() : open_checkpoint(options.drafter);
-    RT_CHECK(is_dflash(*checkpoint), ErrorKind::usage, "{}: no DFlash drafter; expected one, or ngram", options.drafter);
+    RT_CHECK(is_dflash(*checkpoint), ErrorKind::usage, "{}: no DFlash drafter; expected one, or ngram",
+             options.drafter);
     return std::make_unique<DflashDrafter>(std::move(checkpoint), target);
 }
 
 Speculator::Speculator(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options)
-    : drafter_(std::move(drafter)), options_(options), width_(drafter_->slots()) {
+    : drafter_(std::move(drafter)), options_(options), width_(drafter_->slots()), ahead_width_(drafter_->slots()) {
     check_speculation(options);
     options_.width = std::min(options.width, drafter_->slots());
     clear_stats();
@@ -76,6 +78,36 @@ void Speculator::choose(DraftTree& tree, int64_t sequences) {
         chances_.push_back(tree.parents[i] < 0 ? own : own * chances_[static_cast<size_t>(tree.parents[i])]);
     }
     tree.shorten(width_.choose(chances_, sequences));
+}
+
+ops::DraftPlan Speculator::plan_ahead(int64_t most) {
+    const bool tree = options_.tree > 0;
+    most = std::min<int64_t>({most, tree ? options_.tree : options_.width, ops::kMostRoundRows - 1});
+    if (options_.adaptive) {
+        ahead_width_.usual(most, chances_);
+        most = *(std::upper_bound(std::begin(kAheadNodes), std::end(kAheadNodes), ahead_width_.choose(chances_)) - 1);
+    }
+    ops::DraftPlan plan;
+    plan.rows = static_cast<int32_t>(most) + 1;
+    if (most == 0) return plan;
+    plan.chain = tree ? (options_.tree + 1) / 2 : plan.rows - 1;
+    plan.slots = options_.width;
+    plan.choices = tree ? std::min(kTreeChoices, options_.tree) : 1;
+    return plan;
+}
+
+void Speculator::ran_ahead(uint64_t sequence, const DraftTree& tree, std::span<const int32_t> path,
+                           std::span<const int32_t> tokens, int64_t rows, double seconds) {
+    ahead_width_.checked(tree.size(), path);
+    if (seconds > 0) ahead_width_.stepped(rows, seconds);
+    settle(sequence, tree, path, tokens);
+}
+
+void Speculator::ran_plain(uint64_t sequence, std::span<const int32_t> tokens, double seconds) {
+    ++stats_.steps;
+    ahead_width_.skip(1);
+    if (seconds > 0) ahead_width_.stepped(1, seconds);
+    drafter_->extend(sequence, tokens);
 }
 
 void Speculator::idled(int64_t steps, double seconds, int64_t rows) {

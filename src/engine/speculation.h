@@ -11,6 +11,7 @@
 #include "engine/draft_width.h"
 #include "engine/drafter.h"
 #include "engine/speculation_options.h"
+#include "ops/draft_round.h"
 
 namespace riptide {
 
@@ -42,6 +43,7 @@ class Speculator {
 
     const SpeculationOptions& options() const { return options_; }
     Drafter& drafter() { return *drafter_; }
+    const std::shared_ptr<Drafter>& shared_drafter() const { return drafter_; }
 
     /// Drafter::begin.
     void begin(uint64_t sequence, std::span<const int32_t> tokens) { drafter_->begin(sequence, tokens); }
@@ -55,6 +57,15 @@ class Speculator {
     };
     /// What to check for each; valid until the next call.
     std::span<const DraftTree> propose(std::span<const Wanted> wanted);
+    /// The same for rounds that the device runs by itself, from what came of earlier ones: the drafter's probabilities
+    /// are not known here when a round begins. One row: a plain one is better.
+    ops::DraftPlan plan_ahead(int64_t most);
+    /// Plain rounds to run before the next plan, where that was one row.
+    int64_t plain_ahead() const { return ahead_width_.plain_steps(); }
+    /// What came of such a round, as for settle(), its rows, and its time if known, else 0.
+    void ran_ahead(uint64_t sequence, const DraftTree& tree, std::span<const int32_t> path,
+                   std::span<const int32_t> tokens, int64_t rows, double seconds);
+    void ran_plain(uint64_t sequence, std::span<const int32_t> tokens, double seconds);
     /// Steps for which propose would draft nothing: they may run in any other way, and are reported with idled().
     int64_t idle_steps() const { return options_.adaptive ? width_.idle_steps() : 0; }
     void idled(int64_t steps, double seconds, int64_t rows = 1);
@@ -75,7 +86,7 @@ class Speculator {
 
     std::shared_ptr<Drafter> drafter_;
     SpeculationOptions options_;
-    DraftWidth width_;
+    DraftWidth width_, ahead_width_;  // of steps that the host drafts for; of rounds of the device
     SpeculationStats stats_;
     std::vector<DraftRequest> requests_;
     std::vector<Draft> drafts_;

@@ -13,13 +13,17 @@ class Drafter;
 
 /// Guesses never change what is drawn, only how many steps it takes.
 struct SpeculationOptions {
-    std::string drafter;                                     // who guesses: "ngram", or a DFlash model's path; empty: nobody
+    std::string drafter;  // who guesses: "ngram", or a DFlash model's path; empty: nobody
     std::function<std::unique_ptr<Checkpoint>()> open = {};  // where that model comes from, if not from this path
     std::function<std::unique_ptr<Drafter>()> make = {};     // or somebody else
     int32_t width = 15;                                      // guesses in a row, at most
     int32_t tree = 0;                                        // guesses in a tree, at most; 0: a chain
     bool adaptive =
         true;  // check fewer, or none, where that is expected to be faster; false: always as many as allowed
+    /// Who runs a session's rounds of drafting and checking, with a drafter that can do both: the host, or the device
+    /// by itself (draft_rounds.h). choose: the device if it is a GPU.
+    enum class Rounds { choose, host, device };
+    Rounds rounds = Rounds::choose;
 
     bool on() const { return !drafter.empty() || make; }
 

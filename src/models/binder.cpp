@@ -35,6 +35,11 @@ constexpr std::array<std::string_view, 8> kIgnored = {
     ".weight_shape",  // the header's shapes say it
 };
 
+std::vector<int64_t> without_ones(std::vector<int64_t> shape) {
+    std::erase(shape, 1);
+    return shape;
+}
+
 bool ignorable(std::string_view name) {
     return std::any_of(kIgnored.begin(), kIgnored.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
@@ -121,8 +126,8 @@ Weight Binder::named_matrix(const std::string& name, int64_t rows, int64_t cols)
 
 Weight Binder::stored_matrix(const TensorInfo& tensor, int64_t rows, int64_t cols) {
     const std::vector<int64_t> expected = {rows, cols};
-    RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
-             shape_text(expected));
+    RT_CHECK(tensor.shape == expected || (rows == 1 && without_ones(tensor.shape) == without_ones(expected)),
+             "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape), shape_text(expected));
     RT_CHECK(has_dot(tensor.dtype), "{} is {}, which no matrix product supports", where(tensor),
              dtype_name(tensor.dtype));
     use(tensor, checked_mul(rows, cols, "matrix"));
@@ -135,13 +140,19 @@ Weight Binder::stored_matrix(const TensorInfo& tensor, int64_t rows, int64_t col
     return w;
 }
 
-std::vector<float> Binder::vector(const TensorNames& names, int64_t size) {
+void Binder::skip(std::string_view prefix) {
+    for (const TensorInfo& tensor : checkpoint_.tensors())
+        if (tensor.name.starts_with(prefix)) used_.insert(tensor.name);
+}
+
+std::vector<float> Binder::values(const TensorNames& names, const std::vector<int64_t>& shape) {
     const TensorInfo* found = find(names);
     if (found == nullptr) fail_missing(candidates(names));
+    int64_t size = 1;
+    for (const int64_t extent : shape) size = checked_mul(size, extent, "values");
     const TensorInfo& tensor = use(*found, size);
-    const std::vector<int64_t> expected = {size};
-    RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
-             shape_text(expected));
+    RT_CHECK(without_ones(tensor.shape) == without_ones(shape), "{} has shape {}, expected {}", where(tensor),
+             shape_text(tensor.shape), shape_text(shape));
     RT_CHECK(tensor.dtype == DType::f32 || tensor.dtype == DType::f16 || tensor.dtype == DType::bf16,
              "{} is {}, expected f32, f16 or bf16", where(tensor), dtype_name(tensor.dtype));
     std::vector<float> values(static_cast<size_t>(size));
@@ -195,6 +206,8 @@ std::vector<int64_t> Binder::integers(const TensorNames& names, int64_t size) {
 std::vector<Weight> Binder::experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols) {
     if (checkpoint_.format() == Checkpoint::Format::gguf) {
         const TensorInfo* tensor = find_name(names.gguf);
+        const TensorInfo* both = names.gguf_both.empty() ? nullptr : find_name(names.gguf_both);
+        if (tensor == nullptr && both != nullptr) return stack(*both, experts, rows, cols, names.hf_half);
         if (tensor == nullptr) fail_missing(std::span(&names.gguf, 1));
         return stack(*tensor, experts, rows, cols, -1);
     }

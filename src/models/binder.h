@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/checkpoint.h"
@@ -24,8 +25,9 @@ struct TensorNames {
 
 /// What the experts' matrices of one kind may be called.
 struct ExpertNames {
-    std::string gguf;      // one stack [experts, rows, cols]
-    std::string hf_each;   // one matrix each; "{}" stands for the expert
+    std::string gguf;            // one stack [experts, rows, cols]; or ...
+    std::string gguf_both = {};  // ... [experts, 2 rows, cols] with gate above up, as hf_half says; may be empty
+    std::string hf_each;         // one matrix each; "{}" stands for the expert
     std::string hf_stack;  // transformers' stack [experts, rows, cols] in memory, or [experts, 2 rows, cols] with ...
     int hf_half = -1;      // ... gate (0) above up (1); -1: the stack holds this matrix alone
 };
@@ -53,7 +55,11 @@ class Binder {
 
     Weight matrix(const TensorNames& names, int64_t rows, int64_t cols);
     /// f32, f16 and bf16 alike, as f32. Values that are not finite are an error.
-    std::vector<float> vector(const TensorNames& names, int64_t size);
+    std::vector<float> vector(const TensorNames& names, int64_t size) { return values(names, {size}); }
+    /// The same for more dimensions, row-major; dimensions of extent 1 do not count.
+    std::vector<float> values(const TensorNames& names, const std::vector<int64_t>& shape);
+    /// Tensors whose names begin so are not read, knowingly.
+    void skip(std::string_view prefix);
     /// Whole numbers stored as i32, i64, bool or u8.
     std::vector<int64_t> integers(const TensorNames& names, int64_t size);
     std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols);
@@ -93,8 +99,8 @@ class Binder {
     int64_t weight_bytes_ = 0;
 };
 
-/// A Binder whose parameters go to their place: what models bind with. The checkpoint must outlive the store's finish(),
-/// and on the CPU the model.
+/// A Binder whose parameters go to their place: what models bind with. The checkpoint must outlive the store's
+/// finish(), and on the CPU the model.
 class WeightLoader {
   public:
     WeightLoader(const Checkpoint& checkpoint, WeightStore& store) : binder_(checkpoint), store_(store) {}
@@ -104,8 +110,8 @@ class WeightLoader {
     Weight matrix(const TensorNames& names, int64_t rows, int64_t cols) {
         return store_.matrix(binder_.matrix(names, rows, cols));
     }
-    /// Matrices that the file stores one above the other, with `parts` rows each. REQUIRES scale planes, if there are any,
-    /// to have their borders where the parts have theirs.
+    /// Matrices that the file stores one above the other, with `parts` rows each. REQUIRES scale planes, if there are
+    /// any, to have their borders where the parts have theirs.
     std::vector<Weight> stacked(const TensorNames& names, std::span<const int64_t> parts, int64_t cols) {
         int64_t rows = 0;
         for (const int64_t part : parts) rows += part;
@@ -125,6 +131,12 @@ class WeightLoader {
     std::span<const float> vector(const TensorNames& names, int64_t size) {
         return store_.floats(binder_.vector(names, size));
     }
+    std::span<const float> values(const TensorNames& names, const std::vector<int64_t>& shape) {
+        return store_.floats(binder_.values(names, shape));
+    }
+    /// Values that a model has made of those of host_vector().
+    std::span<const float> place(std::vector<float> values) { return store_.floats(std::move(values)); }
+    void skip(std::string_view prefix) { binder_.skip(prefix); }
     /// These two stay with the caller.
     std::vector<float> host_vector(const TensorNames& names, int64_t size) { return binder_.vector(names, size); }
     std::vector<int64_t> integers(const TensorNames& names, int64_t size) { return binder_.integers(names, size); }

@@ -10,6 +10,7 @@
 #include "cache/state_spec.h"
 #include "io/checkpoint.h"
 #include "ops/batch.h"
+#include "ops/gated_delta.h"
 #include "ops/kv_view.h"
 #include "tensor/context.h"
 
@@ -45,6 +46,8 @@ inline constexpr int64_t kWorkspaceFixed = int64_t{768} << 20;
 /// The storage that a step works on, one view for each layer (kind none: an empty view).
 struct States {
     std::span<const KvView> kv;
+    std::span<const DeltaView> delta = {};              // none at all if the model has no such layers
+    ops::DeltaMode delta_mode = ops::DeltaMode::stash;  // what becomes of them
 };
 
 /// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind layer
@@ -78,7 +81,7 @@ class Model {
     virtual Workspace workspace() const = 0;
     /// x: the residual stream of the step's rows, f32 [n, hidden_size], in the arena.
     virtual Tensor embed(Context& ctx, const Batch& batch) const = 0;
-    /// x <- what layer l makes of it, in place. Appends K/V of every row.
+    /// x <- what layer l makes of it, in place. Appends K/V of every row, updates or stashes recurrent state.
     virtual void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const = 0;
     /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena.
     virtual Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const = 0;

@@ -9,6 +9,7 @@
 #include "models/laguna.h"
 #include "models/model.h"
 #include "models/qwen3.h"
+#include "models/qwen35.h"
 
 namespace riptide {
 
@@ -24,7 +25,16 @@ struct Architecture {
     std::unique_ptr<Model> (*load)(const Checkpoint&, const ModelOptions&);
 };
 
-constexpr std::array kArchitectures = {Architecture{"laguna", make<Laguna>}, Architecture{"qwen3", make<Qwen3>}};
+constexpr std::array kArchitectures = {
+    Architecture{"laguna", make<Laguna>},
+    Architecture{"qwen3", make<Qwen3>},
+    Architecture{"qwen35", make<Qwen35>},  // GGUF
+    Architecture{"qwen35moe", make<Qwen35>},
+    Architecture{"qwen3_5", make<Qwen35>},  // Hugging Face: with a vision tower beside the text model, or without
+    Architecture{"qwen3_5_text", make<Qwen35>},
+    Architecture{"qwen3_5_moe", make<Qwen35>},
+    Architecture{"qwen3_5_moe_text", make<Qwen35>},
+};
 
 std::string architecture_of(const Checkpoint& checkpoint) {
     if (checkpoint.format() == Checkpoint::Format::gguf)

@@ -6,12 +6,12 @@
 
 #include <vector>
 
+#include "ops/act_group.cuh"
 #include "ops/attention_instructions.cuh"
 #include "ops/attention_work.h"
 #include "ops/gated_attention.h"
 #include "ops/kv_view.h"
 #include "ops/row_math.cuh"
-#include "quant/act_rows.h"
 #include "quant/kv_decode.cuh"
 #include "tensor/launch.cuh"
 
@@ -146,20 +146,6 @@ __device__ __forceinline__ void merge(SoftmaxState<N>& a, const SoftmaxState<N>&
 #pragma unroll
     for (int i = 0; i < N; ++i) a.x[i] = __fmaf_rn(b.x[i], fb, __fmul_rn(a.x[i], fa));
 }
-
-/// What quantising 32 values to an ActRow needs to know of them.
-struct ActGroup {
-    float inverse, d;
-    __device__ __forceinline__ explicit ActGroup(uint32_t largest) {              // bits of the largest magnitude
-        const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
-        const float amax = __uint_as_float(largest);
-        inverse = finite && !zero ? __fdiv_rn(127.0f, amax) : 0.0f;
-        d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : __fdiv_rn(amax, 127.0f);
-    }
-    __device__ __forceinline__ int code(float v) const {
-        return inverse == 0.0f ? 0 : __float2int_rn(__fmul_rn(v, inverse));
-    }
-};
 
 #endif
 

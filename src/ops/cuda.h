@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "ops/batch.h"
+#include "ops/draft_round.h"
+#include "ops/elementwise.h"
 #include "ops/gated_attention.h"
+#include "ops/gated_delta.h"
 #include "ops/kv_pack_job.h"
 #include "ops/kv_view.h"
 #include "ops/matmul.h"
@@ -29,8 +32,11 @@ void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rop
 void add(Context& ctx, Tensor& x, const Tensor& y);
 Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
 void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
+HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads);
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
+Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k);
 // strict: most_likely of topk.h.
 Tensor argmax(Context& ctx, const Tensor& x, bool strict);
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);
@@ -41,6 +47,18 @@ void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& 
 void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+// gated_delta.cu.
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
+void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths);
+// Rounds of guessing ahead (draft_round.cu, kv_compact.cu).
+void begin_round(Context& ctx, const RoundState& state);
+Tensor choice_logprobs(Context& ctx, const TopK& best);
+void draft_rows(Context& ctx, const Tensor& indices, const Tensor& logprobs, std::span<const int32_t> words,
+                const DraftPlan& plan, const DraftRows& rows);
+void accept_rows(Context& ctx, const Tensor& drawn, const RoundState& state, const RoundRing& ring);
+void store_rows(Context& ctx, const Tensor& x, const int32_t* at, Tensor& out);
+void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
+                const int32_t* kept);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 

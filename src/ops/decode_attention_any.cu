@@ -62,18 +62,8 @@ __device__ __forceinline__ void finish(const DecodeAttentionArgs& a, int row, in
         float o = state.x[i];
         if (a.gate != nullptr && e < a.d) o = __fmul_rn(o, softplus(gate[a.gate_width == 1 ? 0 : e]));
         if (e < a.d) a.out[row * cols + head * a.d + e] = o;
-        if (a.out8 == nullptr) continue;  // else a.d is a multiple of 32: a register of all lanes is a group
-        uint32_t largest = __float_as_uint(o) & 0x7FFFFFFFu;
-        for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, mask));
-        const ActGroup act(largest);
-        const int code = act.code(o);
-        int sum = code;
-        for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-        const ActRow to{reinterpret_cast<const int8_t*>(a.out8 + row * ActRow::bytes(cols)), cols};
-        const int64_t g = head * (a.d / 32) + i;
-        const_cast<int8_t*>(to.half(g, lane / 16))[lane % 16] = static_cast<int8_t>(code);
-        if (lane == 0)
-            *reinterpret_cast<float2*>(const_cast<float*>(to.scale_and_sum(g))) = {act.d, static_cast<float>(sum)};
+        // With int8 rows a.d is a multiple of 32: a register of all lanes is a group.
+        if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, head * (a.d / 32) + i, o);
     }
 }
 

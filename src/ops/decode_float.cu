@@ -84,9 +84,15 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __gri
             float old = 0.0f;
             if (a.residual != nullptr && own_batch < a.batches)
                 old = load_shared_f32(a.residual + first_row(a.m[0], own_batch) + t % kQuadRows);
-            if (!normed) stage_plain(reinterpret_cast<const float*>(a.x.rows), l, t, kFloatThreads, staged);
-            else if (t < kThreads) stage_normed(a.x, l, t, norm, partial, staged, PartOfCta{1});
             olds[t] = old;  // not in a register: there is none to spare
+            if (!normed) {
+                stage_plain(reinterpret_cast<const float*>(a.x.rows), l, t, kFloatThreads, staged);
+            } else {
+                float v[8];
+                if (t < kThreads) sum_squares(a.x, l, t, partial, v);
+                __syncthreads();
+                if (t < kThreads) put_normed(a.x, l, t, norm, partial, v, staged);
+            }
             __syncthreads();
         },
         {staged, 0, 1}, results);
@@ -131,13 +137,15 @@ __global__ void __launch_bounds__(kFloatThreads, 1) float_rows_kernel(const __gr
                 copy_staged(from, count * l.float_bytes, t, kFloatThreads, staged);
             } else if (a.x.kind == ActKind::norm) {
                 copy_async_wait();
-                __syncthreads();
 #pragma unroll 1
-                for (int p = half; p < count; p += 2) {
+                for (int p = half; p - half < count; p += 2) {  // two rows at a time, a half of the CTA each
                     ActSource x = a.x;
                     x.rows = from + p * a.x.stride;
-                    stage_normed(x, l, u, norm, partial[half][p / 2 % 2], staged + p * l.float_bytes,
-                                 PartOfCta{1 + half});
+                    float* const sums = partial[half][p / 2 % 2];
+                    float v[8];
+                    if (p < count) sum_squares(x, l, u, sums, v);
+                    __syncthreads();
+                    if (p < count) put_normed(x, l, u, norm, sums, v, staged + p * l.float_bytes);
                 }
             } else {
 #pragma unroll 1

@@ -220,13 +220,14 @@ __device__ __forceinline__ void copy_staged(const char* from, int bytes, int t, 
         reinterpret_cast<uint4*>(staged)[i] = reinterpret_cast<const uint4*>(from)[i];
 }
 
-/// A row that is normalised, by kThreads threads that sync() lets wait for one another: the bits of block_rms_scale().
-/// norm: where these threads' fetch_norm() puts the weights. partial: kWarps floats.
-template <class Sync>
-__device__ __forceinline__ void stage_normed(const ActSource& s, const ActLayout& l, int t, const float* norm,
-                                             float* partial, char* staged, const Sync& sync) {
+// A row that is normalised, by kThreads threads: sum_squares(), a barrier of the whole CTA, put_normed(). The bits are
+// those of block_rms_scale().
+
+/// v: this thread's first piece of the row, for put_normed(). partial: kWarps floats. Waits for what fetch_norm()
+/// asked.
+__device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout& l, int t, float* partial,
+                                            float (&v)[8]) {
     const auto* x = reinterpret_cast<const float*>(s.rows);
-    float v[8];
     load8(x, t, l.cols, v);
     float sum = add_squares(v, 0.0f);
 #pragma unroll 1
@@ -238,7 +239,12 @@ __device__ __forceinline__ void stage_normed(const ActSource& s, const ActLayout
     sum = warp_sum(sum);
     if (t % 32 == 0) partial[t / 32] = sum;
     copy_async_wait();
-    sync();
+}
+
+/// norm: where these threads' fetch_norm() put the weights.
+__device__ __forceinline__ void put_normed(const ActSource& s, const ActLayout& l, int t, const float* norm,
+                                           const float* partial, float (&v)[8], char* staged) {
+    const auto* x = reinterpret_cast<const float*>(s.rows);
     const float scale = row_scale(partial, l.cols, s.eps);
 #pragma unroll 1
     for (int c = t;;) {

@@ -103,14 +103,24 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
             if (stages) fetch_norm(x, l.cols, norm, u);
             pdl_wait();
             if (!chooses) pdl_trigger();
-            if (stages) {
-                if (x.kind == ActKind::norm) stage_normed(x, l, u, norm, partial, staged, PartOfCta{2});
-                else if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
+            const bool normed = stages && x.kind == ActKind::norm;
+            float v[8];
+            if (normed) {
+                sum_squares(x, l, u, partial, v);
+            } else if (stages) {
+                if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
                 else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
             } else if (chooses) {
-                choose_row(a.route, a.logits, route, PartOfCta{1});
+                route_scores(a.route, a.logits, route);
             } else if (t < a.route.top_k) {
                 route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
+            }
+            __syncthreads();
+            if (normed) put_normed(x, l, u, norm, partial, v, staged);
+            if (chooses) {
+                if (!stages) rank_first(a.route, route);
+                __syncthreads();
+                if (!stages) rank_last(a.route, route);
             }
             __syncthreads();
             for (int d = shared + t; d < total; d += kFloatThreads) {

@@ -85,6 +85,34 @@ struct GroupMemory {
     __device__ __forceinline__ float* partial_of(int u) const { return partial + u % 2 * (kPartial / 4); }
 };
 
+/// The next `count` stages of a group that has P rows: store(stage, row of its eight, row of x, gate, up). Rows of x
+/// stay in registers, and the sums of some stages are added up together.
+template <DType Type, int P, class Store>
+__device__ __forceinline__ void few_gate_up(const GroupMemory<Type, kHidden>& memory, StageRing& ring, const TileX& x,
+                                            int count, int warp, int lane, const Store& store) {
+    constexpr int kTogether = 4 / P;
+    const HeldX<Type, kHidden, P> held(x, 0, lane);
+#pragma unroll 1
+    for (int u = 0; u < count; u += kTogether) {
+        float v[8];  // [stage][row of x]{gate, up}
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+            float acc[2][P] = {};
+            if (u + k < count) {
+                ring.wait_until_full();
+                dot_rows(memory.stage(ring.at()), held, x, 0, warp, lane, acc);
+                ring.used(lane);
+                ring.advance();
+            }
+#pragma unroll
+            for (int p = 0; p < P; ++p) v[2 * (P * k + p)] = acc[0][p], v[2 * (P * k + p) + 1] = acc[1][p];
+        }
+        const float sum = reduce_lanes<8>(v, lane), up = __shfl_xor_sync(~0u, sum, 4);
+        const int stage = u + lane / 8 / P;
+        if (lane % 8 == 0 && stage < count) store(stage, warp, lane / 8 % P, sum, up);
+    }
+}
+
 template <DType Type>
 __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
@@ -116,51 +144,40 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
     }
     TileX x{memory.staged, memory.stride(), kHidden / 32, 0};
     const LaneX mine(x, lane, kWarps);
-    int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u, now.advance(kPairTiles, 1), ring.advance()) {
-        if (now.outer != current) {
-            current = now.outer;
-            sync_warps<kWarps>();
-            x.count = find_members(a.g, memory.groups, memory.groups.list[current], nullptr, members);
-            sync_warps<kWarps>();
-            stage_x(
-                a.x, x, memory.kA0, [&](int p) { return static_cast<int64_t>(members.row[p]); }, memory.staged);
-            sync_warps<kWarps>();
-        }
-        ring.wait_until_full();
-        const char* const stage = memory.stage(ring.at());
-        const int f0 = now.part * 8;
-        const auto store = [&](int f, int p, float gate, float up) {
-            a.out[static_cast<int64_t>(members.place[p]) * kFf + f0 + f] = swiglu_value(gate, up);
+    for (int u = begin; u < end; ++now.outer, now.part = 0) {
+        const int count = min(end - u, kPairTiles - now.part), first = 8 * now.part;  // stages, rows of this group
+        sync_warps<kWarps>();
+        x.count = find_members(a.g, memory.groups, memory.groups.list[now.outer], nullptr, members);
+        sync_warps<kWarps>();
+        stage_x(
+            a.x, x, memory.kA0, [&](int p) { return static_cast<int64_t>(members.row[p]); }, memory.staged);
+        sync_warps<kWarps>();
+        const auto store = [&](int stage, int f, int p, float gate, float up) {
+            a.out[static_cast<int64_t>(members.place[p]) * kFf + first + 8 * stage + f] = swiglu_value(gate, up);
         };
         if (x.count == 1) {
-            float acc[2][1] = {};
-            dot_rows<Type, kHidden, 1>(stage, x, 0, warp, lane, acc);
-            ring.used(lane);
-            float v[2] = {acc[0][0], acc[1][0]};
-            const float sum = reduce_lanes<2>(v, lane), up = __shfl_xor_sync(~0u, sum, 16);
-            if (lane == 0) store(warp, 0, sum, up);
+            few_gate_up<Type, 1>(memory, ring, x, count, warp, lane, store);
         } else if (x.count == 2) {
-            float acc[2][2] = {};
-            dot_rows<Type, kHidden, 2>(stage, x, 0, warp, lane, acc);
-            ring.used(lane);
-            float v[4] = {acc[0][0], acc[1][0], acc[0][1], acc[1][1]};
-            const float sum = reduce_lanes<4>(v, lane), up = __shfl_xor_sync(~0u, sum, 8);
-            if (lane % 16 == 0) store(warp, lane / 16, sum, up);
+            few_gate_up<Type, 2>(memory, ring, x, count, warp, lane, store);
         } else {
-            WideSums<1, kWarps> acc = {};
-            mma_wide<Type, 1, kWarps>(stage, mine, 0, warp, lane, acc);
-            ring.used(lane);
-            float* const partial = memory.partial_of(u);
-            put_wide<1, kWarps>(partial, warp, lane, acc);
-            sync_warps<kWarps>();  // what was put two stages ago has been added up
-            const int i = static_cast<int>(threadIdx.x) - u % 2 * 128;
-            if (i >= 0 && i < 128) {
-                const float sum = wide_sum<1, kWarps>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
-                if (i % 16 < 8 && i / 16 < x.count) store(i % 16, i / 16, sum, up);
+#pragma unroll 1
+            for (int k = 0; k < count; ++k, ring.advance()) {
+                ring.wait_until_full();
+                WideSums<1, kWarps> acc = {};
+                mma_wide<Type, 1, kWarps>(memory.stage(ring.at()), mine, 0, warp, lane, acc);
+                ring.used(lane);
+                float* const partial = memory.partial_of(u + k);
+                put_wide<1, kWarps>(partial, warp, lane, acc);
+                sync_warps<kWarps>();  // what was put two stages ago has been added up
+                const int i = static_cast<int>(threadIdx.x) - (u + k) % 2 * 128;
+                if (i >= 0 && i < 128) {
+                    const float sum = wide_sum<1, kWarps>(partial, i % 16, i / 16), up = __shfl_xor_sync(~0u, sum, 8);
+                    if (i % 16 < 8 && i / 16 < x.count) store(k, i % 16, i / 16, sum, up);
+                }
             }
         }
+        u += count;
     }
 }
 
@@ -179,6 +196,33 @@ __device__ __noinline__ void store_again(const DownGroupArgs& a, int row, uint32
         const int rank = __ffs(static_cast<int>(ranks)) - 1;
         terms[static_cast<int64_t>(row * a.g.slots + rank) * a.rows] =
             __fmul_rn(a.weights[row * a.g.top_k + rank], sum);
+    }
+}
+
+/// As few_gate_up(): store(stage, row of its 64, row of x, sum).
+template <DType Type, int P, class Store>
+__device__ __forceinline__ void few_down(const GroupMemory<Type, kFf>& memory, StageRing& ring, const TileX& x,
+                                         int count, int warp, int lane, const Store& store) {
+    constexpr int kTogether = 2 / P;
+    const HeldX<Type, kFf, P> held(x, 0, lane);
+#pragma unroll 1
+    for (int u = 0; u < count; u += kTogether) {
+        float v[8];  // [stage][row of each half-warp's four][row of x]
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+            float acc[4][P] = {};
+            if (u + k < count) {
+                ring.wait_until_full();
+                dot_rows(memory.stage(ring.at()), held, x, 0, warp, lane, acc);
+                ring.used(lane);
+                ring.advance();
+            }
+#pragma unroll
+            for (int i = 0; i < 4 * P; ++i) v[4 * P * k + i] = acc[i / P][i % P];
+        }
+        const float sum = reduce_lanes<8, 16>(v, lane);
+        const int which = lane % 16 / 2, stage = u + which / (4 * P), i = which / P % 4;
+        if (lane % 2 == 0 && stage < count) store(stage, 8 * warp + 2 * i + lane / 16, which % P, sum);
     }
 }
 
@@ -212,57 +256,46 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid
     pdl_wait();
     TileX x{memory.staged, memory.stride(), kFf / 32, 0};
     const LaneX mine(x, lane, kWarps);
-    int current = -1;
 #pragma unroll 1
-    for (int u = begin; u < end; ++u, now.advance(tiles, 1), ring.advance()) {
-        if (now.outer != current) {
-            current = now.outer;
-            sync_warps<kWarps>();
-            x.count = find_members(a.g, memory.groups, memory.groups.list[current], a.weights, members);
-            sync_warps<kWarps>();
+    for (int u = begin; u < end; ++now.outer, now.part = 0) {
+        const int count = min(end - u, tiles - now.part), first = 64 * now.part;  // stages, rows of this group
+        sync_warps<kWarps>();
+        x.count = find_members(a.g, memory.groups, memory.groups.list[now.outer], a.weights, members);
+        sync_warps<kWarps>();
 #pragma unroll 2
-            for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
-                const int p = q / (kFf / 8), c = q % (kFf / 8);
-                float v[8];
-                load8(a.act + static_cast<int64_t>(members.place[p]) * kFf, c, kFf, v);
-                put8(memory.layout(), memory.staged + p * x.stride, c, v);
-            }
-            sync_warps<kWarps>();
+        for (int q = threadIdx.x; q < x.count * (kFf / 8); q += kThreads) {
+            const int p = q / (kFf / 8), c = q % (kFf / 8);
+            float v[8];
+            load8(a.act + static_cast<int64_t>(members.place[p]) * kFf, c, kFf, v);
+            put8(memory.layout(), memory.staged + p * x.stride, c, v);
         }
-        ring.wait_until_full();
-        const char* const stage = memory.stage(ring.at());
-        const int o0 = now.part * 64;
-        const auto store = [&](int o, int p, float sum) {
-            float* const to = a.terms + static_cast<int64_t>(members.place[p]) * a.rows + o0 + o;
+        sync_warps<kWarps>();
+        const auto store = [&](int stage, int o, int p, float sum) {
+            float* const to = a.terms + static_cast<int64_t>(members.place[p]) * a.rows + first + 64 * stage + o;
             *to = __fmul_rn(members.weight[p], sum);
-            const uint32_t first = members.slots[p], more = first & (first - 1);
+            const uint32_t ranks = members.slots[p], more = ranks & (ranks - 1);
             if (more != 0) store_again(a, members.row[p], more, to - members.place[p] * int64_t{a.rows}, sum);
         };
         if (x.count == 1) {
-            float acc[4][1] = {};
-            dot_rows<Type, kFf, 1>(stage, x, 0, warp, lane, acc);
-            ring.used(lane);
-            float v[4] = {acc[0][0], acc[1][0], acc[2][0], acc[3][0]};
-            const float sum = reduce_lanes<4, 16>(v, lane);
-            if (lane % 4 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, 0, sum);
+            few_down<Type, 1>(memory, ring, x, count, warp, lane, store);
         } else if (x.count == 2) {
-            float acc[4][2] = {};
-            dot_rows<Type, kFf, 2>(stage, x, 0, warp, lane, acc);
-            ring.used(lane);
-            float v[8] = {acc[0][0], acc[0][1], acc[1][0], acc[1][1], acc[2][0], acc[2][1], acc[3][0], acc[3][1]};
-            const float sum = reduce_lanes<8, 16>(v, lane);
-            if (lane % 2 == 0) store(8 * warp + lane % 16 / 4 * 2 + lane / 16, lane / 2 % 2, sum);
+            few_down<Type, 2>(memory, ring, x, count, warp, lane, store);
         } else {
-            float* const partial = memory.partial_of(u);
-            mma_narrow<Type>(stage, mine, warp, lane, partial);
-            ring.used(lane);
-            sync_warps<kWarps>();  // what was put two stages ago has been added up
+#pragma unroll 1
+            for (int k = 0; k < count; ++k, ring.advance()) {
+                ring.wait_until_full();
+                float* const partial = memory.partial_of(u + k);
+                mma_narrow<Type>(memory.stage(ring.at()), mine, warp, lane, partial);
+                ring.used(lane);
+                sync_warps<kWarps>();  // what was put two stages ago has been added up
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const int i = k * kThreads + threadIdx.x;
-                if (i / 64 < x.count) store(i % 64, i / 64, narrow_sum(partial, i % 64, i / 64));
+                for (int h = 0; h < 2; ++h) {
+                    const int i = h * kThreads + threadIdx.x;
+                    if (i / 64 < x.count) store(k, i % 64, i / 64, narrow_sum(partial, i % 64, i / 64));
+                }
             }
         }
+        u += count;
     }
 }
 

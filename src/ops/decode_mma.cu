@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __gri
         };
         if (NT == 1 && few) {
             if (chunk == 0) two[0][0] = two[0][1] = 0.0f;
-            if (m.q6 != 0) dot_rows<kQ6, 2048, 2>(stage, x, chunk, warp, lane, two);
-            else dot_rows<Most, 2048, 2>(stage, x, chunk, warp, lane, two);
+            if (m.q6 != 0) dot_rows(stage, HeldX<kQ6, 2048, 2>(x, chunk, lane), x, chunk, warp, lane, two);
+            else dot_rows(stage, HeldX<Most, 2048, 2>(x, chunk, lane), x, chunk, warp, lane, two);
             ring.used(lane);
             if (!last) continue;
             float v[2] = {two[0][0], two[0][1]};

@@ -1,4 +1,4 @@
-// Choosing experts inside a kernel: ops/moe.h route_sigmoid by one CTA of 256 threads.
+// Choosing experts inside a kernel: ops/moe.h route_sigmoid by 256 threads of a CTA.
 #pragma once
 
 #include "ops/decode_act.cuh"
@@ -34,23 +34,28 @@ struct alignas(16) RouteMemory {
     int32_t chosen[kMostTopK];
 };
 
-/// All threads of the CTA wait for one another.
-struct WholeCta {
-    __device__ __forceinline__ void operator()() const { __syncthreads(); }
-};
-/// Barrier `id` for kThreads threads of a larger CTA.
-struct PartOfCta {
-    int id;
-    __device__ __forceinline__ void operator()() const {
-        asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
-    }
-};
+// Choosing is three steps of kThreads threads, all other threads of the CTA meanwhile free for something else. Behind
+// each the whole CTA synchronises: route_scores(), rank_first(), rank_last().
 
-/// Up to 256 experts and top_k <= 8. Each warp ranks its 32 experts among themselves, then 64 candidates are ranked,
-/// each by four threads: an expert's rank is the number of those before it. 64 comparisons a thread instead of eight
-/// rounds.
-template <class Sync>
-__device__ __forceinline__ void rank_small(RouteMemory& m, int top_k, const Sync& sync) {
+/// The scores and keys of one row, whose logits lie at `logits` (device memory, perhaps just written by other CTAs).
+__device__ __forceinline__ void route_scores(const RouteArgs& a, const float* logits, RouteMemory& m) {
+    for (int e = threadIdx.x; e < (a.experts <= kThreads ? kThreads : a.experts); e += kThreads) {
+        uint32_t key = 0;
+        if (e < a.experts) {
+            const float s = sigmoid(load_shared_f32(logits + e));
+            m.s[e] = s;
+            key = route_key(a.bias == nullptr ? s : __fadd_rn(s, a.bias[e]));
+        }
+        m.key[e] = key;
+    }
+}
+
+/// Up to 256 experts and top_k <= 8: each warp ranks its 32 experts among themselves, then (rank_last) 64 candidates
+/// are ranked, each by four threads: an expert's rank is the number of those before it. 64 comparisons a thread instead
+/// of eight rounds.
+__device__ __forceinline__ bool ranks_at_once(const RouteArgs& a) { return a.experts <= kThreads && a.top_k <= 8; }
+
+__device__ __forceinline__ void rank_in_warps(RouteMemory& m) {
     const int t = threadIdx.x, warp = t / 32;
     const uint32_t key = m.key[t];
     int rank = 0;
@@ -65,22 +70,6 @@ __device__ __forceinline__ void rank_small(RouteMemory& m, int top_k, const Sync
         m.best_key[8 * warp + rank] = key;
         m.best[8 * warp + rank] = t;
     }
-    sync();
-    const int candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
-    const uint32_t my_key = m.best_key[candidate];
-    rank = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
-        const int4 index = reinterpret_cast<const int4*>(m.best + 16 * quarter)[i];
-        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
-        const int indices[4] = {index.x, index.y, index.z, index.w};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) rank += keys[k] > my_key || (keys[k] == my_key && indices[k] < mine) ? 1 : 0;
-    }
-    rank += __shfl_xor_sync(~0u, rank, 1);
-    rank += __shfl_xor_sync(~0u, rank, 2);
-    if (quarter == 0 && rank < top_k) m.chosen[rank] = mine;
 }
 
 /// Any number of experts: warp 0 takes the best, top_k times.
@@ -98,6 +87,7 @@ __device__ __forceinline__ void rank_any(RouteMemory& m, int experts, int top_k)
             const int index = __shfl_xor_sync(~0u, best, o);
             if (other > key || (other == key && index < best)) key = other, best = index;
         }
+        __syncwarp();  // all have read m.key
         if (lane == 0) {
             m.chosen[rank] = best;
             m.key[best] = 0;
@@ -106,26 +96,31 @@ __device__ __forceinline__ void rank_any(RouteMemory& m, int experts, int top_k)
     }
 }
 
-/// m.chosen and m.s for one row, whose logits lie at `logits` (device memory, perhaps just written by other CTAs), by
-/// the first kThreads threads of a CTA, whom sync() lets wait for one another: before anybody reads m, it is called
-/// once more.
-template <class Sync>
-__device__ __forceinline__ void choose_row(const RouteArgs& a, const float* logits, RouteMemory& m, const Sync& sync) {
-    for (int e = threadIdx.x; e < (a.experts <= kThreads ? kThreads : a.experts); e += kThreads) {
-        uint32_t key = 0;
-        if (e < a.experts) {
-            const float s = sigmoid(load_shared_f32(logits + e));
-            m.s[e] = s;
-            key = route_key(a.bias == nullptr ? s : __fadd_rn(s, a.bias[e]));
-        }
-        m.key[e] = key;
-    }
-    sync();
-    if (a.experts <= kThreads && a.top_k <= 8) rank_small(m, a.top_k, sync);
+__device__ __forceinline__ void rank_first(const RouteArgs& a, RouteMemory& m) {
+    if (ranks_at_once(a)) rank_in_warps(m);
     else rank_any(m, a.experts, a.top_k);
 }
+/// m.chosen and m.s are complete behind the barrier that follows.
+__device__ __forceinline__ void rank_last(const RouteArgs& a, RouteMemory& m) {
+    if (!ranks_at_once(a)) return;
+    const int candidate = threadIdx.x / 4, quarter = threadIdx.x % 4, mine = m.best[candidate];
+    const uint32_t my_key = m.best_key[candidate];
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
+        const int4 index = reinterpret_cast<const int4*>(m.best + 16 * quarter)[i];
+        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
+        const int indices[4] = {index.x, index.y, index.z, index.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) rank += keys[k] > my_key || (keys[k] == my_key && indices[k] < mine) ? 1 : 0;
+    }
+    rank += __shfl_xor_sync(~0u, rank, 1);
+    rank += __shfl_xor_sync(~0u, rank, 2);
+    if (quarter == 0 && rank < a.top_k) m.chosen[rank] = mine;
+}
 
-/// The weight of rank `rank`, when choose_row() is done.
+/// The weight of rank `rank`, behind rank_last() and a barrier.
 __device__ __forceinline__ float route_weight(const RouteArgs& a, const RouteMemory& m, int rank) {
     float weight = m.s[m.chosen[rank]], sum = 0.0f;
     for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
@@ -135,7 +130,11 @@ __device__ __forceinline__ float route_weight(const RouteArgs& a, const RouteMem
 
 /// Experts and weights of row `row`. The whole CTA.
 __device__ __forceinline__ void route_row(const RouteArgs& a, const float* logits, int row, RouteMemory& m) {
-    choose_row(a, logits, m, WholeCta{});
+    route_scores(a, logits, m);
+    __syncthreads();
+    rank_first(a, m);
+    __syncthreads();
+    rank_last(a, m);
     __syncthreads();
     const int rank = threadIdx.x;
     if (rank >= a.top_k) return;

@@ -139,21 +139,43 @@ __device__ __forceinline__ void sum_halves(int groups, int chunk, int count, int
 
 // ---- One or two rows of x.
 
-/// acc[i][p] += row i of this lane times x row p < P (P > x.count repeats row 0). Wide: rows warp, warp + 8 (16 warps:
-/// row warp); narrow: rows 8 warp + 2 i + lane / 16.
-template <DType Type, int Cols, int P, int kRowsEach>
-__device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int chunk, int warp, int lane,
-                                         float (&acc)[kRowsEach][P]) {
+/// What a lane needs of the rows of x to multiply stages of chunk `chunk` with them: row p < P (P > x.count repeats row
+/// 0).
+template <DType Type, int Cols, int P>
+struct HeldX {
     using T = Tile<Type, Cols>;
+    static constexpr int kSteps = T::kWide ? 2 : 1;
+    KActs acts[kSteps][P];
+
+    __device__ __forceinline__ HeldX(const TileX& x, int chunk, int lane) {
+        if constexpr (!T::kQ5) {  // for which dot_plane() reads x itself
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+                for (int p = 0; p < P; ++p)
+                    acts[s][p] =
+                        k_acts<T::kQ6>(x.rows + (p < x.count ? p : 0) * x.stride, x.groups, column(chunk, s, lane));
+        }
+    }
+    /// The sub-block of step s within the stage, and within x.
+    static __device__ __forceinline__ int sub_block(int s, int lane) { return T::kWide ? 32 * s + lane : lane % 16; }
+    static __device__ __forceinline__ int column(int chunk, int s, int lane) {
+        return T::kGroups * chunk + sub_block(s, lane);
+    }
+};
+
+/// acc[i][p] += row i of this lane times held row p. Wide: rows warp, warp + 8 (16 warps: row warp); narrow: rows
+/// 8 warp + 2 i + lane / 16.
+template <DType Type, int Cols, int P, int kRowsEach>
+__device__ __forceinline__ void dot_rows(const char* stage, const HeldX<Type, Cols, P>& held, const TileX& x, int chunk,
+                                         int warp, int lane, float (&acc)[kRowsEach][P]) {
+    using T = Tile<Type, Cols>;
+    using Held = HeldX<Type, Cols, P>;
     static_assert(T::kWide || kRowsEach == 4);
     const KShifts at(lane);
 #pragma unroll
-    for (int s = 0; s < (T::kWide ? 2 : 1); ++s) {
-        const int j = T::kWide ? 32 * s + lane : lane % 16;
-        KActs acts[P];
-#pragma unroll
-        for (int p = 0; p < P; ++p)
-            acts[p] = k_acts<T::kQ6>(x.rows + (p < x.count ? p : 0) * x.stride, x.groups, T::kGroups * chunk + j);
+    for (int s = 0; s < Held::kSteps; ++s) {
+        const int j = Held::sub_block(s, lane);
 #pragma unroll
         for (int i = 0; i < kRowsEach; ++i) {
             const int r = T::kWide ? warp + 8 * i : 8 * warp + 2 * i + lane / 16;
@@ -164,7 +186,7 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
                 put_words(raw, 0, q);
                 put_words(raw, 4, *reinterpret_cast<const uint4*>(head + j / 8 * 16));
                 raw[8] = *reinterpret_cast<const uint32_t*>(stage + T::kHigh + r * T::kHighStride + 4 * j);
-                dot_plane<AllPlanes, P>(Type, Matrix{}, raw, T::kGroups * chunk + j, x.groups, x.rows, x.stride,
+                dot_plane<AllPlanes, P>(Type, Matrix{}, raw, Held::column(chunk, s, lane), x.groups, x.rows, x.stride,
                                         x.count, acc[i]);
             } else {
                 uint2 high = {};
@@ -178,7 +200,7 @@ __device__ __forceinline__ void dot_rows(const char* stage, const TileX& x, int 
                 }
 #pragma unroll
                 for (int p = 0; p < P; ++p)
-                    acc[i][p] = fmaf(k_value<T::kQ6>(q, high, acts[p], by), acts[p].d, acc[i][p]);
+                    acc[i][p] = fmaf(k_value<T::kQ6>(q, high, held.acts[s][p], by), held.acts[s][p].d, acc[i][p]);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 #include "ops/cuda.h"
 #include "ops/lanes.h"
+#include "ops/op_cost.h"
 #include "ops/parallel.h"
 
 namespace riptide::ops {
@@ -40,10 +41,20 @@ void mul_softplus_ref(const float* o, const float* g, int64_t n, int64_t repeat,
     }
 }
 
+template <class Acc>
+void mul_sigmoid_ref(const float* o, const float* g, int64_t n, int64_t repeat, Acc* y) {
+    for (int64_t i = 0; i < n; i += repeat) {
+        const Acc s = Acc{1} / (Acc{1} + std::exp(-Acc{g[i / repeat]}));
+        for (int64_t j = i; j < i + repeat; ++j) y[j] = Acc{o[j]} * s;
+    }
+}
+
 template void swiglu_ref<float>(const float*, const float*, int64_t, float*);
 template void swiglu_ref<double>(const float*, const float*, int64_t, double*);
 template void mul_softplus_ref<float>(const float*, const float*, int64_t, int64_t, float*);
 template void mul_softplus_ref<double>(const float*, const float*, int64_t, int64_t, double*);
+template void mul_sigmoid_ref<float>(const float*, const float*, int64_t, int64_t, float*);
+template void mul_sigmoid_ref<double>(const float*, const float*, int64_t, int64_t, double*);
 
 void mul_softplus_row(float* y, const float* g, int64_t n, int64_t repeat) {  // the bits of mul_softplus_ref<float>
     for (int64_t i = 0; i < n; i += repeat, y += repeat, ++g) {
@@ -82,16 +93,50 @@ Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     return z;
 }
 
-void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
+namespace {
+
+void check_gates(const Tensor& o, const Tensor& g, int64_t heads) {
     require_f32(o);
     require_f32(g);
     RT_ASSERT(o.rows() == g.rows() && heads > 0 && o.row_elements() % heads == 0);
     RT_ASSERT(g.row_elements() == heads || g.row_elements() == o.row_elements());
+}
+
+}  // namespace
+
+void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
+    check_gates(o, g, heads);
     if (ctx.gpu != nullptr) return cuda::mul_softplus(ctx, o, g, heads);
     const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
     parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
         mul_softplus_row(o.row(0) + begin * repeat, g.row(0) + begin, (end - begin) * repeat, repeat);
     });
+}
+
+void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
+    check_gates(o, g, heads);
+    announce(ctx, "mul_sigmoid", o.rows());
+    if (ctx.gpu != nullptr) return cuda::mul_sigmoid(ctx, o, g, heads);
+    const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
+    parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
+        float* y = o.row(0) + begin * repeat;
+        mul_sigmoid_ref<float>(y, g.row(0) + begin, (end - begin) * repeat, repeat, y);
+    });
+}
+
+HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads) {
+    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous() && heads > 0 && x.shape[1] % (2 * heads) == 0);
+    announce(ctx, "split_gates", x.rows());
+    if (ctx.gpu != nullptr) return cuda::split_gates(ctx, x, heads);
+    const int64_t d = x.shape[1] / (2 * heads);
+    HeadsAndGates out{ctx.alloc(DType::f32, {x.rows(), heads * d}), ctx.alloc(DType::f32, {x.rows(), heads * d})};
+    parallel_rows(ctx, x.rows() * heads, 2 * d, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            std::copy_n(x.row(0) + 2 * i * d, d, out.heads.row(0) + i * d);
+            std::copy_n(x.row(0) + (2 * i + 1) * d, d, out.gates.row(0) + i * d);
+        }
+    });
+    return out;
 }
 
 }  // namespace riptide::ops

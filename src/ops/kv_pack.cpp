@@ -16,11 +16,27 @@ int64_t ring_tokens(const KvView& view, int64_t length) {
     return view.window > 0 ? std::min<int64_t>(length, view.window - 1) : 0;
 }
 
-/// The arrays of the window layers, of a sequence of `length` tokens.
-std::vector<PackArray> ring_arrays(std::span<const KvView> views, int64_t length) {
+constexpr int64_t kFloat = sizeof(float);
+
+/// The arrays of a delta layer's slot.
+void add_delta(const DeltaView& view, std::vector<PackArray>& arrays, int64_t& packed) {
+    const auto add = [&](void* base, int64_t bytes) {
+        arrays.push_back({static_cast<std::byte*>(base), bytes, 0, bytes, packed});
+        packed += bytes;
+    };
+    add(view.conv, view.conv_floats() * kFloat);
+    add(view.state, view.state_bytes());
+}
+
+/// The arrays of bounded state, of a sequence of `length` tokens.
+std::vector<PackArray> state_arrays(const BoundedViews& views, int64_t length) {
     std::vector<PackArray> arrays;
     int64_t packed = 0;
-    for (const KvView& view : views) {
+    for (size_t l = 0; l < std::max(views.kv.size(), views.delta.size()); ++l) {
+        if (l < views.delta.size() && views.delta[l].conv_width > 0 && length > 0)
+            add_delta(views.delta[l], arrays, packed);
+        if (l >= views.kv.size()) continue;
+        const KvView& view = views.kv[l];
         const int64_t tokens = ring_tokens(view, length);
         if (tokens == 0) continue;
         RT_ASSERT(tokens <= view.ring_rows);
@@ -98,9 +114,11 @@ int32_t item_of(int64_t slot) {
 
 }  // namespace
 
-int64_t packed_ring_bytes(std::span<const KvView> views, int64_t length) {
+int64_t packed_state_bytes(const BoundedViews& views, int64_t length) {
     int64_t bytes = 0;
-    for (const KvView& view : views) bytes += ring_tokens(view, length) * (view.k_slot_bytes + view.v_slot_bytes);
+    for (const KvView& view : views.kv) bytes += ring_tokens(view, length) * (view.k_slot_bytes + view.v_slot_bytes);
+    for (const DeltaView& view : views.delta)
+        if (length > 0) bytes += view.conv_floats() * kFloat + view.state_bytes();
     return bytes;
 }
 
@@ -111,14 +129,14 @@ int64_t packed_page_bytes(std::span<const KvView> views, int64_t rows) {
     return bytes;
 }
 
-void pack_rings(Gpu* gpu, std::span<const KvView> views, int64_t slot, int64_t length, std::byte* packed) {
-    const std::vector<PackArray> arrays = ring_arrays(views, length);
+void pack_state(Gpu* gpu, const BoundedViews& views, int64_t slot, int64_t length, std::byte* packed) {
+    const std::vector<PackArray> arrays = state_arrays(views, length);
     const int32_t item = item_of(slot);
     run(gpu, {.move = PackJob::Move::pack, .arrays = arrays, .items = {&item, 1}, .packed = packed});
 }
 
-void unpack_rings(Gpu* gpu, std::span<const KvView> views, int64_t slot, int64_t length, const std::byte* packed) {
-    const std::vector<PackArray> arrays = ring_arrays(views, length);
+void unpack_state(Gpu* gpu, const BoundedViews& views, int64_t slot, int64_t length, const std::byte* packed) {
+    const std::vector<PackArray> arrays = state_arrays(views, length);
     const int32_t item = item_of(slot);
     run(gpu, {.move = PackJob::Move::unpack,
               .arrays = arrays,
@@ -126,9 +144,9 @@ void unpack_rings(Gpu* gpu, std::span<const KvView> views, int64_t slot, int64_t
               .packed = const_cast<std::byte*>(packed)});
 }
 
-void copy_rings(Gpu* gpu, std::span<const KvView> views, int64_t from, int64_t to, int64_t length) {
+void copy_state(Gpu* gpu, const BoundedViews& views, int64_t from, int64_t to, int64_t length) {
     RT_ASSERT(from != to);
-    const std::vector<PackArray> arrays = ring_arrays(views, length);
+    const std::vector<PackArray> arrays = state_arrays(views, length);
     const int32_t item = item_of(from), other = item_of(to);
     run(gpu, {.move = PackJob::Move::copy, .arrays = arrays, .items = {&item, 1}, .to = {&other, 1}});
 }

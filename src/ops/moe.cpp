@@ -155,32 +155,67 @@ int64_t down_rows(const Plan& plan) { return few_pairs(plan.pairs) ? 16 : 32; }
 
 }  // namespace
 
-template <class Acc>
-void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,
-                       bool normalize, int32_t* experts, Acc* weights) {
+namespace {
+
+/// The experts with the largest keys, by rank.
+template <class Acc, class Key>
+void choose_experts(int64_t num_experts, int64_t top_k, const Key& key_of, int32_t* experts) {
     std::vector<Acc> keys(static_cast<size_t>(top_k));
     int64_t found = 0;
     for (int64_t e = 0; e < num_experts; ++e) {
-        const Acc s = Acc{1} / (Acc{1} + std::exp(-Acc{logits[e]}));
-        Acc key = bias == nullptr ? s : s + Acc{bias[e]};
+        Acc key = key_of(e);
         if (std::isnan(key)) key = -std::numeric_limits<Acc>::infinity();
         if (found == top_k && !(key > keys.back())) continue;
         int64_t at = found < top_k ? found++ : top_k - 1;
         for (; at > 0 && key > keys[static_cast<size_t>(at - 1)]; --at) {
             keys[static_cast<size_t>(at)] = keys[static_cast<size_t>(at - 1)];
             experts[at] = experts[at - 1];
-            weights[at] = weights[at - 1];
         }
         keys[static_cast<size_t>(at)] = key;
         experts[at] = static_cast<int32_t>(e);
-        weights[at] = s;
     }
+}
+
+template <class Acc>
+Acc sigmoid(float logit) {
+    return Acc{1} / (Acc{1} + std::exp(-Acc{logit}));
+}
+
+/// Weights of experts that have been chosen: all exp(l - m), divided by their sum.
+template <class Acc>
+void softmax_weights(const float* logits, int64_t top_k, const int32_t* experts, Acc* weights) {
+    float most = logits[experts[0]];
+    for (int64_t j = 1; j < top_k; ++j) most = std::max(most, logits[experts[j]]);
+    Acc sum = 0;
+    for (int64_t j = 0; j < top_k; ++j) sum += weights[j] = std::exp(Acc{logits[experts[j]]} - Acc{most});
+    for (int64_t j = 0; j < top_k; ++j) weights[j] /= sum;
+}
+
+}  // namespace
+
+template <class Acc>
+void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,
+                       bool normalize, int32_t* experts, Acc* weights) {
+    const auto key = [&](int64_t e) {
+        const Acc s = sigmoid<Acc>(logits[e]);
+        return bias == nullptr ? s : s + Acc{bias[e]};
+    };
+    choose_experts<Acc>(num_experts, top_k, key, experts);
+    for (int64_t j = 0; j < top_k; ++j) weights[j] = sigmoid<Acc>(logits[experts[j]]);
     Acc sum = 0;
     for (int64_t j = 0; j < top_k; ++j) sum += weights[j];
     for (int64_t j = 0; j < top_k; ++j) weights[j] = (normalize ? weights[j] / sum : weights[j]) * Acc{scale};
 }
 template void route_sigmoid_ref<float>(const float*, const float*, int64_t, int64_t, float, bool, int32_t*, float*);
 template void route_sigmoid_ref<double>(const float*, const float*, int64_t, int64_t, float, bool, int32_t*, double*);
+
+template <class Acc>
+void route_softmax_ref(const float* logits, int64_t num_experts, int64_t top_k, int32_t* experts, Acc* weights) {
+    choose_experts<float>(num_experts, top_k, [&](int64_t e) { return logits[e]; }, experts);
+    softmax_weights(logits, top_k, experts, weights);
+}
+template void route_softmax_ref<float>(const float*, int64_t, int64_t, int32_t*, float*);
+template void route_softmax_ref<double>(const float*, int64_t, int64_t, int32_t*, double*);
 
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize) {
@@ -194,6 +229,24 @@ Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float>
             route_sigmoid_ref<float>(logits.row(r), bias.empty() ? nullptr : bias.data(), num_experts, top_k, scale,
                                      normalize, routing.experts.row<int32_t>(r), routing.weights.row(r));
     });
+    return routing;
+}
+
+Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
+    RT_ASSERT(logits.dtype == DType::f32 && logits.rank == 2 && logits.contiguous());
+    const int64_t n = logits.rows(), num_experts = logits.shape[1];
+    check_routing(num_experts, top_k, {});
+    announce(ctx, "route_softmax", n);
+    if (ctx.gpu != nullptr) return cuda::route_softmax(ctx, logits, top_k);
+    Routing routing{top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
+    for (int64_t r = 0; r < n; ++r)
+        route_softmax_ref<float>(logits.row(r), num_experts, top_k, routing.experts.row<int32_t>(r),
+                                 routing.weights.row(r));
+    if (ctx.reroute) {
+        ctx.reroute(routing.experts);
+        for (int64_t r = 0; r < n; ++r)
+            softmax_weights(logits.row(r), top_k, routing.experts.row<int32_t>(r), routing.weights.row(r));
+    }
     return routing;
 }
 

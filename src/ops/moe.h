@@ -25,6 +25,11 @@ struct Routing {
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
 
+/// p = softmax(logits); the top_k experts with the largest logits, ties to the lower index; weight = p divided by the
+/// sum over the top_k, so that with m the largest logit weight_j = exp(l_j - m) / sum over k of exp(l_k - m). All else as
+/// route_sigmoid. Source: transformers, Qwen3_5MoeTopKRouter.
+Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k);
+
 /// One Weight for each expert: gate, up [ffn, hidden], down [hidden, ffn].
 struct ExpertWeights {
     std::vector<Weight> gate, up, down;
@@ -77,5 +82,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
 template <class Acc>
 void route_sigmoid_ref(const float* logits, const float* bias, int64_t num_experts, int64_t top_k, float scale,
                        bool normalize, int32_t* experts, Acc* weights);
+/// The same for route_softmax.
+template <class Acc>
+void route_softmax_ref(const float* logits, int64_t num_experts, int64_t top_k, int32_t* experts, Acc* weights);
 
 }  // namespace riptide::ops

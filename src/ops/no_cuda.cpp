@@ -28,6 +28,9 @@ void rope(Context&, Tensor&, std::span<const int32_t>, const Rope&) { no_cuda();
 void add(Context&, Tensor&, const Tensor&) { no_cuda(); }
 Tensor swiglu(Context&, const Tensor&, const Tensor&) { no_cuda(); }
 void mul_softplus(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
+void mul_sigmoid(Context&, Tensor&, const Tensor&, int64_t) { no_cuda(); }
+HeadsAndGates split_gates(Context&, const Tensor&, int64_t) { no_cuda(); }
+Routing route_softmax(Context&, const Tensor&, int64_t) { no_cuda(); }
 Routing route_sigmoid(Context&, const Tensor&, std::span<const float>, int64_t, float, bool) { no_cuda(); }
 Tensor argmax(Context&, const Tensor&, bool) { no_cuda(); }
 TopK top_k(Context&, const Tensor&, int64_t) { no_cuda(); }
@@ -35,12 +38,22 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode) { no_cuda(); }
+void gated_delta_commit(Context&, std::span<const DeltaView>, const DeltaPaths&) { no_cuda(); }
 void sparse_attention(Context&, const AttentionInput&, const KvView&, const Batch&, const SparseOptions&,
                       SparseResult&) {
     no_cuda();
 }
 void store_score_keys(Context&, const Tensor&, int64_t, Tensor&) { no_cuda(); }
 void add_window_mass(Context&, const Tensor&, const Tensor&, int64_t, int64_t, float, Tensor&) { no_cuda(); }
+void begin_round(Context&, const RoundState&) { no_cuda(); }
+Tensor choice_logprobs(Context&, const TopK&) { no_cuda(); }
+void draft_rows(Context&, const Tensor&, const Tensor&, std::span<const int32_t>, const DraftPlan&, const DraftRows&) {
+    no_cuda();
+}
+void accept_rows(Context&, const Tensor&, const RoundState&, const RoundRing&) { no_cuda(); }
+void store_rows(Context&, const Tensor&, const int32_t*, Tensor&) { no_cuda(); }
+void kv_compact(Context&, std::span<const KvView>, const Batch&, const int32_t*, const int32_t*) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }

@@ -46,6 +46,16 @@ void announce_attention(Context& ctx, std::string_view name, const AttentionInpu
          .window = view.window});
 }
 
+void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode) {
+    if (!ctx.on_op) return;
+    const double state = static_cast<double>(batch.sequences() * view.state_bytes());
+    ctx.on_op({.name = name,
+               .shape = fmt::format("{} heads, {} x {}", view.value_heads, view.key_dim, view.value_dim),
+               .rows = batch.rows(),
+               .flops = 8 * static_cast<double>(batch.rows() * view.state_elements()),
+               .state_bytes = mode == DeltaMode::update ? 2 * state : state});
+}
+
 void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
                       const ExpertWeights& weights, const SharedExpert& shared) {
     if (!ctx.on_op) return;

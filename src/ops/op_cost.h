@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ops/gated_attention.h"
+#include "ops/gated_delta.h"
 #include "ops/kv_view.h"
 #include "ops/moe.h"
 
@@ -17,6 +18,7 @@ void announce(Context& ctx, std::string_view name, int64_t n, std::span<const We
 /// n rows of a table.
 void announce_lookup(Context& ctx, std::string_view name, int64_t n, const Weight& table);
 void announce_attention(Context& ctx, std::string_view name, const AttentionInput& in, const KvView& view);
+void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode);
 void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
                       const ExpertWeights& weights, const SharedExpert& shared);
 

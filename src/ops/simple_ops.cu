@@ -163,12 +163,40 @@ void map(const Context& ctx, const float* a, const float* b, float* out, int64_t
     else launch(*ctx.gpu, map_kernel<float, Op>, blocks(count, kThreads), kThreads, 0, a, b, out, count, op);
 }
 
+struct MulSigmoid {
+    __device__ float operator()(float o, float g) const { return __fmul_rn(o, sigmoid(g)); }
+};
+
 /// `repeat` elements share one gate.
-__global__ void __launch_bounds__(kThreads) gate_kernel(float* o, const float* g, int64_t count, int repeat) {
+template <class Op>
+__global__ void __launch_bounds__(kThreads) gate_kernel(float* o, const float* g, int64_t count, int repeat, Op op) {
     pdl_trigger();
     pdl_wait();
     const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (i < count) o[i] = __fmul_rn(o[i], softplus(g[i / repeat]));
+    if (i < count) o[i] = op(o[i], g[i / repeat]);
+}
+
+template <class Op>
+void gate(const Context& ctx, Tensor& o, const Tensor& g, Op op) {
+    o.int8 = nullptr;
+    const int64_t count = o.elements();
+    if (count == 0) return;
+    if (g.elements() == count) map(ctx, o.row(0), g.row(0), o.row(0), count, op);
+    else
+        launch(*ctx.gpu, gate_kernel<Op>, blocks(count, kThreads), kThreads, 0, o.row(0), g.row(0), count,
+               static_cast<int>(count / g.elements()), op);
+}
+
+/// Element i of the heads and of the gates; a head of x is d values and d gates.
+__global__ void __launch_bounds__(kThreads)
+    split_gates_kernel(const float* x, int64_t count, int d, float* heads, float* gates) {
+    pdl_trigger();
+    pdl_wait();
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i >= count) return;
+    const int64_t at = i / d * 2 * d + i % d;
+    heads[i] = x[at];
+    gates[i] = x[at + d];
 }
 
 }  // namespace
@@ -238,14 +266,17 @@ Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     return z;
 }
 
-void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t) {
-    o.int8 = nullptr;
-    const int64_t count = o.elements();
-    if (count == 0) return;
-    if (g.elements() == count) map(ctx, o.row(0), g.row(0), o.row(0), count, MulSoftplus{});
-    else
-        launch(*ctx.gpu, gate_kernel, blocks(count, kThreads), kThreads, 0, o.row(0), g.row(0), count,
-               static_cast<int>(count / g.elements()));
+void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t) { gate(ctx, o, g, MulSoftplus{}); }
+
+void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t) { gate(ctx, o, g, MulSigmoid{}); }
+
+HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads) {
+    const int64_t n = x.rows(), half = x.shape[1] / 2;
+    HeadsAndGates out{ctx.alloc(DType::f32, {n, half}), ctx.alloc(DType::f32, {n, half})};
+    if (n * half > 0)
+        launch(*ctx.gpu, split_gates_kernel, blocks(n * half, kThreads), kThreads, 0, x.row(0), n * half,
+               static_cast<int>(half / heads), out.heads.row(0), out.gates.row(0));
+    return out;
 }
 
 }  // namespace riptide::ops::cuda

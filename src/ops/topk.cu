@@ -153,6 +153,7 @@ struct RouteTask {
     int rows, experts, top_k;
     float scale;
     bool normalize;
+    bool softmax;     // else sigmoid
     int32_t* chosen;  // [n, top_k]
     float* weights;
 };
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(32 * kRouteRows) route_kernel(RouteTask task) 
         const int e = lane + 32 * i;
         keys[i] = 0;
         if (e >= task.experts) continue;
-        const float s = sigmoid(logits[e]);
+        const float s = task.softmax ? logits[e] : sigmoid(logits[e]);
         const float key = task.bias == nullptr ? s : __fadd_rn(s, task.bias[e]);
         keys[i] = order_key(key != key ? -INFINITY : key, static_cast<uint32_t>(e));
     }
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(32 * kRouteRows) route_kernel(RouteTask task) 
             if (keys[i] == best) keys[i] = 0;
         if (lane == rank) chosen = index_of(best);
     }
-    float weight = lane < task.top_k ? sigmoid(logits[chosen]) : 0.0f;
+    const float logit = logits[chosen], most = __shfl_sync(0xFFFFFFFFu, logit, 0);
+    float weight = lane >= task.top_k ? 0.0f : task.softmax ? expf(__fsub_rn(logit, most)) : sigmoid(logit);
     float sum = 0.0f;
     for (int rank = 0; rank < task.top_k; ++rank) sum = __fadd_rn(sum, __shfl_sync(0xFFFFFFFFu, weight, rank));
     if (task.normalize) weight = __fdiv_rn(weight, sum);
@@ -248,8 +250,10 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
     return result;
 }
 
-Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
-                      bool normalize) {
+namespace {
+
+Routing route(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
+              bool normalize, bool softmax) {
     const int64_t n = logits.rows(), experts = logits.shape[1];
     RT_CHECK(experts <= kMostExperts && top_k <= 32, "{} of {} experts, but GPU kernels choose at most 32 of {}", top_k,
              experts, kMostExperts);
@@ -262,11 +266,23 @@ Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float>
                          static_cast<int>(top_k),
                          scale,
                          normalize,
+                         softmax,
                          routing.experts.row<int32_t>(0),
                          routing.weights.row(0)};
     launch(*ctx.gpu, experts <= 256 ? route_kernel<8> : route_kernel<kMostExperts / 32>,
            static_cast<unsigned>((n + kRouteRows - 1) / kRouteRows), 32 * kRouteRows, 0, task);
     return routing;
+}
+
+}  // namespace
+
+Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
+                      bool normalize) {
+    return route(ctx, logits, bias, top_k, scale, normalize, false);
+}
+
+Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
+    return route(ctx, logits, {}, top_k, 1.0f, true, true);
 }
 
 }  // namespace riptide::ops::cuda

@@ -51,7 +51,7 @@ std::string_view weight_part(std::string_view name) {
 
 bool stays_f32(std::string_view part, std::span<const int64_t> shape) {
     return part.empty() || shape.size() < 2 || part == "ffn_gate_inp" || part == "ffn_gate_inp_shexp" ||
-           part.ends_with("_norm") || part.find("conv1d") != std::string_view::npos;
+           part == "ssm_alpha" || part == "ssm_beta" || part.ends_with("_norm") || part.find("conv1d") != std::string_view::npos;
 }
 
 bool is_down(std::string_view part) {

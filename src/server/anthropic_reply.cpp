@@ -28,11 +28,13 @@ MessageReply::MessageReply(ReplyFacts facts, const GenerationRequest& request, c
     : facts_(std::move(facts)), stream_(request.stream), one_tool_call_(request.one_tool_call) {}
 
 json::object MessageReply::usage() const {
-    return {{"input_tokens", usage_.prompt() - usage_.cached()},
-            {"cache_creation_input_tokens", 0},
-            {"cache_read_input_tokens", usage_.cached()},
-            {"output_tokens", usage_.completion()},
-            {"weights_version", usage_.version()}};
+    json::object out = {{"input_tokens", usage_.prompt() - usage_.cached()},
+                        {"cache_creation_input_tokens", 0},
+                        {"cache_read_input_tokens", usage_.cached()},
+                        {"output_tokens", usage_.completion()},
+                        {"weights_version", usage_.version()}};
+    for (const auto& [key, value] : usage_.compression()) out[key] = value;
+    return out;
 }
 
 json::object MessageReply::message(const json::array& content) const {

@@ -166,8 +166,10 @@ std::string session_of(const Fields& fields) {
 void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatOptions& options, Request& out) {
     out.thinking_budget = defaults.thinking_budget;
     if (const json::object* config = fields.object("output_config"))
-        if (const auto effort = Fields(*config, "output_config.").string("effort"))
+        if (const auto effort = Fields(*config, "output_config.").string("effort")) {
             out.thinking_budget = budget_of_effort(*effort, "output_config.effort");
+            tell_effort(*effort, options);
+        }
     const json::object* thinking = fields.object("thinking");
     if (thinking == nullptr) return;
     const Fields inner(*thinking, "thinking.");
@@ -187,6 +189,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     sampling.top_p = fields.number("top_p").value_or(sampling.top_p);
     sampling.top_k = fields.integer("top_k", 0, std::numeric_limits<int32_t>::max()).value_or(sampling.top_k);
     sampling.max_tokens = fields.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(-1);
+    request.compression = parse_compression(fields);
     parse_stop_sequences(fields, sampling);
     out.stream = fields.boolean("stream").value_or(false);
     out.model = std::string(fields.string("model").value_or(""));
@@ -194,6 +197,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
 
     ChatPrompt prompt;
     prompt.options.enable_thinking = defaults.thinking;
+    prompt.options.template_kwargs = defaults.template_kwargs;
     parse_thinking(fields, defaults, prompt.options, request);
     const json::array* messages = fields.array("messages");
     if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");

@@ -50,7 +50,8 @@ std::string_view anthropic_type(int status) {
 json::value or_null(const std::string& text) { return text.empty() ? json::value() : json::value(text); }
 
 /// Fields whose names can stand at the beginning of an error.
-constexpr std::array<std::string_view, 23> kFields = {"messages",
+constexpr std::array<std::string_view, 24> kFields = {"messages",
+                                                      "compress",
                                                       "tools",
                                                       "chat_template_kwargs",
                                                       "temperature",

@@ -43,6 +43,19 @@ std::optional<std::string_view> text_field(const Fields& fields) {
     return std::nullopt;
 }
 
+/// Null without a scorer.
+json::value describe_compression(const EngineInfo& info) {
+    if (info.scorer.empty()) return nullptr;
+    const CompressionOptions& o = info.compression;
+    return {{"scorer", info.scorer},
+            {"mode", o.mode == CompressMode::off      ? "off"
+                     : o.mode == CompressMode::always ? "always"
+                                                      : "auto"},
+            {"keep", o.keep},
+            {"keep_tokens", o.keep_tokens},
+            {"above", o.above}};
+}
+
 }  // namespace
 
 HttpReply get_models(const ApiContext& ctx) {
@@ -75,9 +88,11 @@ HttpReply get_props(const ApiContext& ctx) {
                      {"weights_version", info.version},
                      {"chat",
                       {{"template", info.chat},
+                       {"dialect", info.chat_dialect},
                        {"tools", info.chat_traits.tools},
                        {"thinking", info.chat_traits.thinking},
                        {"laguna_version", info.chat_traits.laguna_version}}},
+                     {"compression", describe_compression(info)},
                      {"stop_ids", json::value_from(info.stop_ids)},
                      {"default_sampling",
                       {{"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p}, {"min_p", p.min_p}}},

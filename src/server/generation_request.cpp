@@ -102,8 +102,13 @@ void mend_arguments(json::object& message) {
 ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defaults) {
     ChatOptions options;
     options.enable_thinking = defaults.thinking;
-    if (const auto effort = fields.string("reasoning_effort")) options.enable_thinking = *effort != "none";
-    if (const json::object* extra = fields.object("chat_template_kwargs")) options.template_kwargs = *extra;
+    options.template_kwargs = defaults.template_kwargs;
+    if (const auto effort = fields.string("reasoning_effort")) {
+        options.enable_thinking = *effort != "none";
+        tell_effort(*effort, options);
+    }
+    if (const json::object* extra = fields.object("chat_template_kwargs"))
+        for (const auto& [key, value] : *extra) options.template_kwargs[key] = value;
     return options;
 }
 
@@ -143,6 +148,35 @@ int64_t budget_of_effort(std::string_view effort, const std::string& field) {
            effort.substr(0, 40));
 }
 
+namespace {
+
+CompressMode parse_compress_mode(std::string_view mode, const std::string& field) {
+    if (mode == "off") return CompressMode::off;
+    if (mode == "auto") return CompressMode::automatic;
+    if (mode == "always") return CompressMode::always;
+    refuse(field, "{}: expected off, auto or always, found '{}'", field, mode.substr(0, 40));
+}
+
+}  // namespace
+
+CompressionRequest parse_compression(const Fields& fields) {
+    CompressionRequest out;
+    const json::value* given = fields.find("compress");
+    if (given == nullptr) return out;
+    if (given->is_string()) {
+        out.mode = parse_compress_mode(given->get_string(), fields.name("compress"));
+        return out;
+    }
+    const Fields inner(*fields.object("compress"), fields.name("compress") + ".");
+    if (const auto mode = inner.string("mode")) out.mode = parse_compress_mode(*mode, inner.name("mode"));
+    out.keep = inner.number("keep");
+    if (out.keep && !(*out.keep > 0 && *out.keep <= 1))
+        refuse(inner.name("keep"), "{} is {}, expected more than 0 and at most 1", inner.name("keep"), *out.keep);
+    out.keep_tokens = inner.integer("keep_tokens", 1, kMostTokens);
+    out.above = inner.integer("above", 0, kMostTokens);
+    return out;
+}
+
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
     p.temperature = f.number("temperature").value_or(p.temperature);
@@ -162,6 +196,10 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
     parse_stop(f, p);
     parse_logit_bias(f, p);
     return p;
+}
+
+void tell_effort(std::string_view effort, ChatOptions& options) {
+    if (effort != "none") options.template_kwargs["reasoning_effort"] = effort;
 }
 
 json::array prepare_history(json::array messages) {
@@ -198,6 +236,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     Request& request = out.prompts.emplace_back();
     request.sampling = parse_sampling(fields, defaults);
     request.n = parse_n(fields);
+    request.compression = parse_compression(fields);
     parse_stream(fields, out);
     request.format = parse_format(fields);
     out.one_tool_call = !fields.boolean("parallel_tool_calls").value_or(true);
@@ -290,6 +329,10 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     request.sampling = out.echo_only ? one_token(body, defaults) : parse_sampling(fields, defaults);
     if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
     request.n = parse_n(fields);
+    request.compression = parse_compression(fields);
+    if (echo && request.compression.mode == CompressMode::always)
+        refuse("compress", "compress: what echo gives back is the whole prompt");
+    if (echo) request.compression.mode = CompressMode::off;
     parse_stream(fields, out);
     request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});

@@ -17,6 +17,7 @@ struct RequestDefaults {
     SamplingParams sampling;
     std::optional<bool> thinking;  // enable_thinking of the template; absent: as the template has it
     int64_t thinking_budget = -1;  // Request::thinking_budget
+    json::object template_kwargs;  // of the template, where a request does not set them: ChatOptions::template_kwargs
 };
 
 struct GenerationRequest {
@@ -34,9 +35,16 @@ struct GenerationRequest {
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
 
+/// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
+/// object with mode, keep, keep_tokens, above. This server's own field. Throws ApiError.
+CompressionRequest parse_compression(const Fields& fields);
+
 /// Tokens of thinking for the efforts that the APIs know; -1 (no limit) for "high" and more. Throws ApiError naming
 /// `field` for other words.
 int64_t budget_of_effort(std::string_view effort, const std::string& field);
+
+/// An effort is also a variable of the template, which may know it or not: `reasoning_effort`.
+void tell_effort(std::string_view effort, ChatOptions& options);
 
 /// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
 /// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that

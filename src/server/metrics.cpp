@@ -28,6 +28,10 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "prompt_tokens_total", "Tokens of prompts", "counter", s.prompt_tokens);
     single(out, "prompt_cached_tokens_total", "Tokens of prompts that the prefix cache held", "counter",
            s.cached_tokens);
+    single(out, "requests_scoring", "Requests whose prompts are with the scorer", "gauge", s.scoring);
+    single(out, "prompts_compressed_total", "Prompts of which only a part was read", "counter", s.compressed);
+    single(out, "prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter", s.scored_tokens);
+    single(out, "prompt_dropped_tokens_total", "Tokens that were left out", "counter", s.dropped_tokens);
     single(out, "answer_tokens_total", "Tokens of answers", "counter", s.answer_tokens);
     single(out, "preemptions_total", "Times that an answer had to give up its K/V", "counter", s.preempted);
     single(out, "recomputed_rows_total", "Rows computed again after that", "counter", s.recomputed_rows);
@@ -89,7 +93,7 @@ void Metrics::answered(const Done& done) {
     queue_.add(done.timings.queue);
     prompt_tokens_.add(static_cast<double>(done.usage.prompt));
     if (done.usage.completion < 1) return;
-    first_token_.add(done.timings.queue + done.timings.prefill);
+    first_token_.add(done.timings.scoring + done.timings.queue + done.timings.prefill);
     if (done.usage.completion > 1)
         between_tokens_.add(done.timings.decode / static_cast<double>(done.usage.completion - 1));
 }

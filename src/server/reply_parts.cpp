@@ -17,6 +17,11 @@ void UsageSum::add(const Item& item) {
         if (event.answer != 0) return;
         prompt_ += done->usage.prompt;
         cached_ += done->usage.cached;
+        if (done->compression.original > 0) {
+            original_ += done->compression.original;
+            scored_ += done->compression.scored;
+        }
+        scoring_seconds_ = std::max(scoring_seconds_, done->timings.scoring);
         prefill_seconds_ = std::max(prefill_seconds_, done->timings.prefill);
     } else if (std::holds_alternative<Failed>(event.body)) {
         --open_;
@@ -24,11 +29,18 @@ void UsageSum::add(const Item& item) {
 }
 
 json::object UsageSum::openai() const {
+    json::object details = compression();
+    details["cached_tokens"] = cached_;
     return {{"prompt_tokens", prompt_},
             {"completion_tokens", completion_},
             {"total_tokens", prompt_ + completion_},
-            {"prompt_tokens_details", {{"cached_tokens", cached_}}},
+            {"prompt_tokens_details", std::move(details)},
             {"completion_tokens_details", {{"reasoning_tokens", reasoning_}}}};
+}
+
+json::object UsageSum::compression() const {
+    if (original_ == 0) return {};
+    return {{"original_tokens", original_}, {"scored_tokens", scored_}};
 }
 
 json::object UsageSum::timings() const {
@@ -36,6 +48,7 @@ json::object UsageSum::timings() const {
         return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
     };
     return {{"cache_n", cached_},
+            {"scoring_ms", 1000 * scoring_seconds_},
             {"prompt_n", prompt_ - cached_},
             {"prompt_ms", 1000 * prefill_seconds_},
             {"prompt_per_second", rate(prompt_ - cached_, prefill_seconds_)},

@@ -24,9 +24,11 @@ std::string cache_words(const Done& done) {
 /// "req 17  in 52,310 (51,884 tokens from the cache; why not more)  first token 0.21 s  out 412 at 238.1 tok/s stop_id"
 std::string text_line(const Event& event, const Done& done) {
     const std::string answer = event.answer > 0 ? fmt::format(".{}", event.answer) : "";
-    return fmt::format("req {}{}  in {} ({})  first token {:.2f} s  out {} at {:.1f} tok/s  {}", event.id, answer,
-                       grouped(done.usage.prompt), cache_words(done), done.timings.queue + done.timings.prefill,
-                       grouped(done.usage.completion), rate(done), finish_reason_name(done.reason));
+    const std::string kept = done.compression.original > 0 ? done.compression.sentence() + "; " : "";
+    const double first = done.timings.scoring + done.timings.queue + done.timings.prefill;
+    return fmt::format("req {}{}  in {} ({}{})  first token {:.2f} s  out {} at {:.1f} tok/s  {}", event.id, answer,
+                       grouped(done.usage.prompt), kept, cache_words(done), first, grouped(done.usage.completion),
+                       rate(done), finish_reason_name(done.reason));
 }
 
 json::object head(std::string_view event, const LogSubject& subject, RequestId id) {
@@ -73,6 +75,7 @@ void RequestLog::answered(const LogSubject& subject, const Event& event, const D
                                 {"tokens_per_second", rate(done)},
                                 {"weights_version", done.version}};
     for (const auto& [key, value] : facts) line[key] = value;
+    if (done.compression.original > 0) line["compression"] = done.compression.facts();
     if (content()) line["text"] = text;
     options_.write(json::serialize(line));
 }

@@ -229,9 +229,11 @@ void ResponseReply::take_body(const EventBody& body, std::string& out) {
 void ResponseReply::answer_ends(const Done& done, std::string& out) {
     const bool cut = done.reason == FinishReason::length || done.reason == FinishReason::context;
     close(!cut, out);
+    json::object details = usage_.compression();
+    details["cached_tokens"] = usage_.cached();
     json::object also = {{"usage",
                           {{"input_tokens", usage_.prompt()},
-                           {"input_tokens_details", {{"cached_tokens", usage_.cached()}}},
+                           {"input_tokens_details", std::move(details)},
                            {"output_tokens", usage_.completion()},
                            {"output_tokens_details", {{"reasoning_tokens", usage_.reasoning()}}},
                            {"total_tokens", usage_.prompt() + usage_.completion()}}}};

@@ -184,7 +184,8 @@ json::value chat_tool_choice(const json::value& choice) {
 }
 
 /// Fields that mean the same here and there.
-constexpr std::array<std::string_view, 22> kSame = {"model",
+constexpr std::array<std::string_view, 23> kSame = {"model",
+                                                    "compress",
                                                     "stream",
                                                     "temperature",
                                                     "top_p",

@@ -44,6 +44,7 @@ struct OpCost {
     double flops_per_key = 0;  // for each row and key that it sees
     int64_t key_bytes = 0;     // K and V of one token
     int64_t window = 0;        // keys that a row sees at most; 0: all
+    double state_bytes = 0;    // of recurrent state, read and written
 };
 
 /// The device (a GPU, or the CPU if `gpu` is null), its threads, the arena for temporaries, and an optional tap. Passed

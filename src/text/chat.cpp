@@ -20,6 +20,20 @@ int laguna_version(std::string_view source) {
 
 json::value sample_message(const json::value& content) { return {{"role", "user"}, {"content", content}}; }
 
+json::value sample_call() {
+    const json::value function = {{"name", "probe_tool"}, {"arguments", {{"probe_key", "probe_value"}}}};
+    return {{"role", "assistant"},
+            {"content", ""},
+            {"tool_calls", {{{"id", "call_0"}, {"type", "function"}, {"function", function}}}}};
+}
+
+CallForm call_form(std::string_view prompt) {
+    const auto has = [&](std::string_view text) { return prompt.find(text) != std::string_view::npos; };
+    if (has("<tool_call>\n<function=probe_tool>\n<parameter=probe_key>\nprobe_value\n</parameter>"))
+        return CallForm::function_tags;
+    return has("<tool_call>\n{\"name\": \"probe_tool\", \"arguments\": {") ? CallForm::json : CallForm::other;
+}
+
 /// The prompt of a sample, or nothing if the template fails on it.
 std::optional<std::string> try_render(const jinja::Template& program, const json::object& variables,
                                       const jinja::RenderOptions& options) {
@@ -58,11 +72,20 @@ void ChatTemplate::probe(std::string_view source) {
         return;  // it asks for more than the sample has; nothing to learn
     }
     traits_.newlines_in_tags = prompt.find(fmt::format("<user>\n{}\n</user>", kProbe)) != std::string::npos;
+    traits_.im_tags = prompt.find(fmt::format("<|im_start|>user\n{}<|im_end|>", kProbe)) != std::string::npos;
 
     json::object variant = plain;
     variant["messages"] = json::array{sample_message(json::array{json::value{{"type", "text"}, {"text", kProbe}}})};
     traits_.content_parts =
         try_render(template_, variant, options) == prompt && prompt.find(kProbe) != std::string::npos;
+
+    variant = plain;
+    const std::string late = "riptide-late";
+    const std::pair<const char*, std::string> turns[] = {{"assistant", "a"}, {"system", late}, {"user", "b"}};
+    for (const auto& [role, text] : turns)
+        variant["messages"].as_array().push_back({{"role", role}, {"content", text}});
+    const std::optional<std::string> with_late = try_render(template_, variant, options);
+    traits_.late_system = with_late && with_late->find(late) != std::string::npos;
 
     variant = plain;
     variant["tools"] =
@@ -73,6 +96,9 @@ void ChatTemplate::probe(std::string_view source) {
                                   {"parameters", {{"type", "object"}, {"properties", json::object()}}}}}}};
     const std::optional<std::string> with_tool = try_render(template_, variant, options);
     traits_.tools = with_tool && with_tool->find("probe_tool") != std::string::npos;
+
+    variant["messages"].as_array().push_back(sample_call());
+    if (const auto call = try_render(template_, variant, options)) traits_.calls = call_form(*call);
 
     variant = plain;
     variant["enable_thinking"] = true;
@@ -88,7 +114,7 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
     json::object variables = options.template_kwargs;
     if (options.enable_thinking && !variables.contains("enable_thinking"))
         variables["enable_thinking"] = *options.enable_thinking;
-    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_});
+    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_, traits_.late_system});
     variables["tools"] = tools.empty() ? json::value() : json::value(tools);
     variables["documents"] = nullptr;
     variables["add_generation_prompt"] = options.add_generation_prompt;
@@ -102,10 +128,14 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
 std::string template_summary(std::string_view source) {
     try {
         const ChatTraits traits = ChatTemplate(source, "chat template", "<s>", "</s>").traits();
-        std::string out = traits.laguna_version > 0 ? fmt::format("Laguna v{}, {}", traits.laguna_version,
-                                                                  traits.newlines_in_tags ? "newlines inside tags"
-                                                                                          : "no newlines inside tags")
-                                                    : "not a Laguna template";
+        std::string out = "a template of its own kind";
+        if (traits.laguna_version > 0)
+            out = fmt::format("Laguna v{}, {}", traits.laguna_version,
+                              traits.newlines_in_tags ? "newlines inside tags" : "no newlines inside tags");
+        else if (traits.im_tags)
+            out = traits.calls == CallForm::function_tags ? "ChatML, calls between tags"
+                  : traits.calls == CallForm::json        ? "ChatML, calls in JSON"
+                                                          : "ChatML, no calls";
         out += traits.tools ? ", tools" : ", no tools";
         out += traits.thinking ? ", thinking" : ", no thinking";
         return out;
@@ -114,8 +144,8 @@ std::string template_summary(std::string_view source) {
     }
 }
 
-bool ends_inside_thinking(const jinja::Rendered& prompt) {
-    constexpr std::array<std::string_view, 3> kMarks = {"<think>", "</think>", "<assistant>"};
+Thinking thinking_of(const jinja::Rendered& prompt) {
+    constexpr std::array<std::string_view, 4> kMarks = {"<think>", "</think>", "<assistant>", "<|im_start|>"};
     for (auto span = prompt.trusted.rbegin(); span != prompt.trusted.rend(); ++span) {
         const std::string_view text =
             std::string_view(prompt.text)
@@ -128,9 +158,11 @@ bool ends_inside_thinking(const jinja::Rendered& prompt) {
             last = at;
             found = mark;
         }
-        if (!found.empty()) return found == kMarks[0];
+        if (found == kMarks[0]) return Thinking::inside;
+        if (found == kMarks[1]) return Thinking::over;
+        if (!found.empty()) return Thinking::not_begun;
     }
-    return false;
+    return Thinking::not_begun;
 }
 
 }  // namespace riptide

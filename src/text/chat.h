@@ -23,13 +23,23 @@ struct ChatOptions {
     std::optional<std::tm> now;
 };
 
+/// How a template writes a call of a tool in the history.
+enum class CallForm {
+    other,          // in its own way, or not at all
+    function_tags,  // <tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> </function> </tool_call>
+    json,           // <tool_call> {"name": NAME, "arguments": {...}} </tool_call>
+};
+
 /// What a template can do, found out by rendering small samples with it.
 struct ChatTraits {
     int laguna_version = 0;         // of the marker "laguna_glm_thinking_vN" in its source; 0 if there is none
     bool newlines_in_tags = false;  // "<user>\n" (Laguna v4, v5), not "<user>" (v8)
-    bool tools = false;             // tools appear in the prompt
-    bool thinking = false;          // enable_thinking changes the prompt
-    bool content_parts = false;     // takes content as a list of parts; else parts are joined for it
+    bool im_tags = false;           // "<|im_start|>user\n" (ChatML)
+    CallForm calls = CallForm::other;
+    bool tools = false;          // tools appear in the prompt
+    bool thinking = false;       // enable_thinking changes the prompt
+    bool content_parts = false;  // takes content as a list of parts; else parts are joined for it
+    bool late_system = true;     // takes system messages anywhere
 };
 
 /// A model's chat template with its special tokens. Immutable; threads may share it.
@@ -44,11 +54,13 @@ class ChatTemplate {
     /// The prompt. Template literals, bos, eos and known roles are trusted; all that the client wrote is not.
     ///
     /// Messages are those of the OpenAI API: `role` is system, developer, user, assistant or tool (developer becomes
-    /// system for templates that do not know it); `content` is a string, null, or a list of parts {"type": "text",
-    /// "text"}, which are joined with newlines for templates that take strings; `tool_calls[].function.arguments` is an
-    /// object, or a string that holds one, which the template gets as an object; other fields are passed on as they
-    /// are. Tools are {"type": "function", "function": {"name", ...}}, passed on as they are. Throws Error that names
-    /// the field ("messages[2].content: ..."); jinja::RaisedError if the template refuses.
+    /// system for templates that do not know it; where a template takes system messages at the beginning only, later
+    /// ones are joined to the user's message before them, or are the user's); `content` is a string, null, or a list of
+    /// parts {"type": "text", "text"}, which are joined with newlines for templates that take strings;
+    /// `tool_calls[].function.arguments` is an object, or a string that holds one, which the template gets as an
+    /// object; other fields are passed on as they are. Tools are {"type": "function", "function": {"name", ...}},
+    /// passed on as they are. Throws Error that names the field ("messages[2].content: ..."); jinja::RaisedError if the
+    /// template refuses.
     jinja::Rendered render(const json::array& messages, const json::array& tools, const ChatOptions& options) const;
 
     const ChatTraits& traits() const { return traits_; }
@@ -65,8 +77,15 @@ class ChatTemplate {
 /// One line for people: "Laguna v5, newlines inside tags, tools, thinking", or why the template cannot be used.
 std::string template_summary(std::string_view source);
 
-/// The prompt ends inside the model's thinking: among its trusted bytes, the last of <think>, </think> and <assistant>
-/// is <think>. Time linear in the prompt.
-bool ends_inside_thinking(const jinja::Rendered& prompt);
+/// Where an answer begins.
+enum class Thinking {
+    over,       // behind the thinking, or where there is none
+    inside,     // in it
+    not_begun,  // where the model may begin to think, or not
+};
+
+/// What the last of <think>, </think> and the beginning of an answer (<assistant>, <|im_start|>) among the trusted
+/// bytes of a prompt says; not_begun if there is none of them. Time linear in the prompt.
+Thinking thinking_of(const jinja::Rendered& prompt);
 
 }  // namespace riptide

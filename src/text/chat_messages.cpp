@@ -106,6 +106,44 @@ void prepare_tool_calls(json::object& message, std::string_view role, const std:
     }
 }
 
+/// The content of `more`, a string or parts, behind that of `message`.
+void append_content(json::object& message, const json::value& more, const std::string& separator) {
+    json::value& content = message["content"];
+    if (content.is_string() && more.is_string()) {
+        content = json::string(std::string(content.get_string()) + separator + std::string(more.get_string()));
+        return;
+    }
+    json::array parts;
+    const auto add = [&](const json::value& from) {
+        if (from.is_array()) parts.insert(parts.end(), from.get_array().begin(), from.get_array().end());
+        else parts.push_back({{"type", "text"}, {"text", from}});
+    };
+    add(content);
+    parts.push_back({{"type", "text"}, {"text", separator}});
+    add(more);
+    content = std::move(parts);
+}
+
+/// For templates that take one system message, at the beginning: those that follow it are joined to it, later ones to
+/// the user's message before them, and others are the user's. An edit of the end changes nothing before it.
+json::array fold_system_messages(json::array&& messages) {
+    json::array out;
+    bool at_start = true;
+    for (json::value& message : messages) {
+        json::object& object = message.get_object();
+        const bool system = object.at("role") == "system" || object.at("role") == "developer";
+        at_start = at_start && system;
+        const bool joins = system && !out.empty() && (at_start || out.back().at("role") == "user");
+        if (joins) {
+            append_content(out.back().get_object(), object.at("content"), "\n\n");
+            continue;
+        }
+        if (system && !out.empty()) object["role"] = "user";
+        out.push_back(std::move(message));
+    }
+    return out;
+}
+
 }  // namespace
 
 json::array prepare_messages(const json::array& messages, const MessageForm& form) {
@@ -127,7 +165,7 @@ json::array prepare_messages(const json::array& messages, const MessageForm& for
                      where, key, kind_name(*text));
         }
     }
-    return out;
+    return form.late_system ? out : fold_system_messages(std::move(out));
 }
 
 void check_tools(const json::array& tools) {

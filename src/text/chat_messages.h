@@ -8,6 +8,7 @@ namespace riptide {
 struct MessageForm {
     bool content_parts = false;  // keep content as a list of parts
     bool developer = false;      // keep the role developer
+    bool late_system = true;     // system messages may stand anywhere, not only first
 };
 
 /// The messages as a template should get them; see ChatTemplate::render. Throws Error that names the field.

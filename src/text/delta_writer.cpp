@@ -1,5 +1,6 @@
 #include "text/delta_writer.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace riptide {
@@ -23,21 +24,33 @@ void DeltaWriter::attach(StreamEvents& out) {
 }
 
 void DeltaWriter::start_section() {
-    held_newline_ = false;
+    held_ = 0;
     visible_ = false;
     lead_ = framing_;
 }
 
+void DeltaWriter::release(Channel channel) {
+    write_verbatim(channel, std::string(held_, '\n'));
+    held_ = 0;
+}
+
 void DeltaWriter::write(Channel channel, std::string_view text) {
+    for (; lead_ > 0 && text.starts_with('\n'); --lead_) text.remove_prefix(1);
     if (text.empty()) return;
-    if (lead_ && text[0] == '\n') text.remove_prefix(1);
-    lead_ = false;
-    if (text.empty()) return;
-    if (held_newline_) write_verbatim(channel, "\n");
-    held_newline_ = framing_ && text.back() == '\n';
-    if (held_newline_) text.remove_suffix(1);
+    lead_ = 0;
+    // The last of all newlines that the text so far ends with, those that are held included.
+    const std::size_t last = text.find_last_not_of('\n');
+    const bool only_newlines = last == std::string_view::npos;
+    const std::size_t newlines = only_newlines ? held_ + text.size() : text.size() - last - 1;
+    const std::size_t hold = std::min(newlines, static_cast<std::size_t>(framing_));
+    if (only_newlines) {
+        write_verbatim(channel, std::string(newlines - hold, '\n'));
+    } else {
+        release(channel);
+        write_verbatim(channel, text.substr(0, text.size() - hold));
+    }
+    held_ = hold;
     if (text.find_first_not_of(" \t\r\n") != std::string_view::npos) visible_ = true;
-    write_verbatim(channel, text);
 }
 
 void DeltaWriter::write_verbatim(Channel channel, std::string_view text) {

@@ -13,19 +13,22 @@ class DeltaWriter {
   public:
     enum class Channel { text, reasoning };
 
-    /// `newline_framing`: one newline at the start of a section and one at its end are dropped.
-    DeltaWriter(bool newline_framing, std::string call_id_prefix)
-        : framing_(newline_framing), lead_(newline_framing), call_id_prefix_(std::move(call_id_prefix)) {}
+    /// Up to `framing` newlines at the start of a section and at its end are dropped; `lead`: at the start of the
+    /// answer.
+    DeltaWriter(int framing, int lead, std::string call_id_prefix)
+        : framing_(framing), lead_(lead), call_id_prefix_(std::move(call_id_prefix)) {}
 
     /// Events go to the end of `out` from now on; older ones in it are not touched. Call at each push.
     void attach(StreamEvents& out);
 
-    /// Markup ends a section of text and starts the next: a held newline is dropped, the next one will be.
+    /// Markup ends a section of text and starts the next: held newlines are dropped, the next ones will be.
     void start_section();
-    /// The newline that comes next, if any, is framing.
-    void expect_newline() { lead_ = framing_; }
+    /// The newlines that come next, if any, are framing.
+    void expect_newlines() { lead_ = framing_; }
     /// Markup ends a section, and text of another kind follows.
-    void end_section() { held_newline_ = false; }
+    void end_section() { held_ = 0; }
+    /// No markup follows: held newlines are text.
+    void release(Channel channel);
 
     /// Text of a section, less the newlines that frame it.
     void write(Channel channel, std::string_view text);
@@ -42,9 +45,9 @@ class DeltaWriter {
     void finish(bool closed);
 
   private:
-    bool framing_;
-    bool lead_;                  // a newline now would be framing
-    bool held_newline_ = false;  // a newline that is framing if markup follows
+    int framing_;
+    int lead_;              // so many newlines now would be framing
+    std::size_t held_ = 0;  // newlines that are framing if markup follows, at most framing_
     bool visible_ = false;
     std::string call_id_prefix_;
     int calls_ = 0;

@@ -1,153 +1,89 @@
-// Laguna's stream parser, the input side: bytes to characters to text and tags, and what tags mean outside calls.
+// Laguna's stream parser: what happens inside a tool call. The rules stand in dialect_laguna.h.
 #include "text/dialect_laguna.h"
 
 #include <algorithm>
-#include <span>
 
-#include "text/dialect_laguna_parser.h"
-#include "text/tag_match.h"
+#include "text/dialect_laguna_tags.h"
+#include "text/section_parser.h"
 
 namespace riptide {
-namespace laguna {
 namespace {
 
-constexpr std::array<std::string_view, 2> kKeyTags = {kArgKey};
-constexpr std::array<std::string_view, 2> kEndKeyTags = {kEndArgKey};
-constexpr std::array<std::string_view, 2> kValueTags = {kArgValue, kArgKey};
-constexpr std::array<std::string_view, 2> kEndValueTags = {kEndArgValue};
+using namespace laguna;
+using Channel = DeltaWriter::Channel;
 
-// The plain-text tags that mean something in a state.
-std::span<const std::string_view> tags_of(State state) {
-    switch (state) {
+/// Where in a call the parser is.
+enum class State {
+    name,          // behind <tool_call>
+    before_key,    // between arguments
+    key,           // behind <arg_key>
+    before_value,  // behind </arg_key>
+    value,         // behind <arg_value>
+    after_value,   // behind </arg_value>, not yet sure that it ended the value
+    after_close,   // behind </tool_call> in an open value, not yet sure that it ended the call
+};
+
+constexpr std::array<std::string_view, 1> kKeyTags = {kArgKey};
+constexpr std::array<std::string_view, 1> kEndKeyTags = {kEndArgKey};
+constexpr std::array<std::string_view, 2> kValueTags = {kArgValue, kArgKey};
+constexpr std::array<std::string_view, 1> kEndValueTags = {kEndArgValue};
+
+class LagunaParser final : public SectionParser {
+  public:
+    LagunaParser(ParserOptions options, DeltaWriter writer)
+        : SectionParser(std::move(options), kEndAssistant, std::move(writer), false) {}
+
+  private:
+    void on_open() override {
+        state_ = State::name;
+        name_ = {};
+    }
+    std::span<const std::string_view> tags() const override;
+    void on_tag(std::string_view tag) override;
+    std::size_t on_call_text(std::string_view text) override;
+    bool on_no_tag() override;
+    bool on_opening_marker(Marker marker) override;
+    void on_call_marker(Marker marker) override;
+    void on_cut() override { close(state_ == State::after_close); }
+
+    std::size_t on_name(std::string_view text);
+    std::size_t on_between(std::string_view text);
+    std::size_t on_held(std::string_view text);
+    void on_value_marker(Marker marker);
+    void begin();
+    void close(bool complete);
+    void start_value();
+    void value_goes_on();
+
+    State state_ = State::name;
+    CallName name_;
+    std::string key_;
+    std::string hold_;   // a closing tag and white space, in after_value and after_close
+    bool junk_ = false;  // text where none belongs, between the parts of a call
+    ToolArguments arguments_;
+};
+
+std::span<const std::string_view> LagunaParser::tags() const {
+    switch (state_) {
         case State::name:
         case State::before_key:
         case State::after_value:
-            return std::span(kKeyTags).first(1);
+            return kKeyTags;
         case State::key:
-            return std::span(kEndKeyTags).first(1);
+            return kEndKeyTags;
         case State::before_value:
             return kValueTags;
         case State::value:
-            return std::span(kEndValueTags).first(1);
-        default:
-            return {};
+            return kEndValueTags;
+        case State::after_close:
+            break;
     }
+    return {};
 }
 
-}  // namespace
-
-void LagunaParser::push_token(std::string_view text, bool is_special, StreamEvents& out) {
-    writer_.attach(out);
-    if (done_) return;
-    const auto marker = std::find(kMarkers.begin(), kMarkers.end(), text);
-    std::string characters;
-    if (is_special && marker != kMarkers.end()) {
-        utf8_.finish(characters);
-        on_characters(characters);
-        flush_marker();
-        on_marker(static_cast<Marker>(marker - kMarkers.begin()));
-        return;
-    }
-    utf8_.push(text, characters);
-    on_characters(characters);
-}
-
-void LagunaParser::finish(StreamEvents& out) {
-    writer_.attach(out);
-    if (!done_) {
-        std::string characters;
-        utf8_.finish(characters);
-        on_characters(characters);
-        const bool in_call = state_ != State::reasoning && state_ != State::content && state_ != State::name;
-        if (!in_call) {
-            flush_marker();
-            flush_tag();
-        }
-        if (state_ == State::name) abandon_call();
-        if (in_call) close_call(state_ == State::after_close);
-    }
-    writer_.finish(done_);
-}
-
-// Plain text, whole characters. Without strict specials it may spell markers.
-void LagunaParser::on_characters(std::string_view text) {
-    if (options_.strict_specials) return on_text(text);
-    while (!text.empty()) {
-        if (marker_.empty()) {
-            const std::size_t plain = std::min(text.find('<'), text.size());
-            on_text(text.substr(0, plain));
-            text.remove_prefix(plain);
-            if (text.empty()) break;
-        }
-        const TagStep step = step_tag(kMarkers, marker_, text[0]);
-        if (!step.possible) {
-            flush_marker();
-            continue;
-        }
-        marker_ += text[0];
-        text.remove_prefix(1);
-        if (step.complete < 0) continue;
-        marker_.clear();
-        on_marker(static_cast<Marker>(step.complete));
-        if (done_) return;
-    }
-}
-
-void LagunaParser::flush_marker() {
-    std::string text;
-    text.swap(marker_);
-    on_text(text);
-}
-
-// Plain text that spells no marker: finds the arg tags.
-void LagunaParser::on_text(std::string_view text) {
-    while (!text.empty()) {
-        const auto tags = tags_of(state_);
-        if (tag_.empty()) {
-            const std::size_t plain = tags.empty() ? text.size() : std::min(text.find('<'), text.size());
-            if (plain > 0) {
-                text.remove_prefix(on_plain(text.substr(0, plain)));
-                continue;
-            }
-        }
-        const TagStep step = step_tag(tags, tag_, text[0]);
-        if (!step.possible) {
-            if (state_ == State::after_value) {
-                value_goes_on();  // and what looked like one tag may still be the other
-            } else {
-                flush_tag();
-            }
-            continue;
-        }
-        tag_ += text[0];
-        text.remove_prefix(1);
-        if (step.complete < 0) continue;
-        tag_.clear();
-        on_tag(tags[static_cast<std::size_t>(step.complete)]);
-    }
-}
-
-// What looked like the start of a tag is text.
-void LagunaParser::flush_tag() {
-    if (tag_.empty()) return;
-    if (state_ == State::after_value) value_goes_on();
-    std::string text;
-    text.swap(tag_);
-    on_all_plain(text);
-}
-
-void LagunaParser::on_all_plain(std::string_view text) {
-    while (!text.empty()) text.remove_prefix(on_plain(text));
-}
-
-// Text without tags; returns how much of it was used before the state changed (possibly 0, if it changed at once).
-std::size_t LagunaParser::on_plain(std::string_view text) {
+std::size_t LagunaParser::on_call_text(std::string_view text) {
     std::string fragment;
     switch (state_) {
-        case State::reasoning:
-        case State::content:
-            write(text);
-            return text.size();
         case State::name:
             return on_name(text);
         case State::before_key:
@@ -155,11 +91,11 @@ std::size_t LagunaParser::on_plain(std::string_view text) {
             return on_between(text);
         case State::key:
             key_.append(text);
-            return text.size();
+            break;
         case State::value:
             arguments_.append(text, fragment);
             writer_.write_arguments(fragment);
-            return text.size();
+            break;
         case State::after_value:
         case State::after_close:
             return on_held(text);
@@ -182,81 +118,124 @@ void LagunaParser::on_tag(std::string_view tag) {
         writer_.write_arguments(fragment);
         if (state_ == State::name) {
             raw_.append(tag);
-            if (name_.empty()) return abandon_call();
-            begin_call();
+            if (name_.text().empty()) return abandon_call();
+            begin();
         }
         state_ = State::key;
         key_.clear();
     }
 }
 
-void LagunaParser::on_marker(Marker marker) {
-    flush_tag();
-    if (state_ == State::name) {
-        if (marker == Marker::end_tool_call && !name_.empty()) {
-            begin_call();
-            return close_call(true);
-        }
-        abandon_call();
-    }
-    if (on_section_marker(marker)) return;
-    if (state_ == State::value || state_ == State::after_value || state_ == State::after_close) {
-        on_value_marker(marker);
-    } else {
-        on_call_marker(marker);
-    }
-}
-
-// Outside calls. False if the state is inside one.
-bool LagunaParser::on_section_marker(Marker marker) {
-    if (state_ != State::reasoning && state_ != State::content) return false;
-    const bool in_reasoning = state_ == State::reasoning;
-    const auto enter = [&](State state) {
-        state_ = state;
-        writer_.start_section();
-    };
-    switch (marker) {
-        case Marker::tool_call:
-            start_call();
-            break;
-        case Marker::end_assistant:
-            done_ = true;
-            break;
-        case Marker::end_tool_call:
-            write(spelling_of(Marker::end_tool_call));
-            break;
-        case Marker::think:
-            if (writer_.visible() || (!in_reasoning && writer_.calls() > 0)) {
-                write(spelling_of(Marker::think));
-                ++literal_thinks_;
-            } else {
-                enter(State::reasoning);
-            }
-            break;
-        case Marker::end_think:
-            if (in_reasoning) {
-                enter(State::content);
-                literal_thinks_ = 0;
-            } else if (literal_thinks_ > 0) {
-                write(spelling_of(Marker::end_think));
-                --literal_thinks_;
-            } else if (!writer_.visible()) {
-                writer_.expect_newline();
-            }
-            break;
-    }
+bool LagunaParser::on_no_tag() {
+    if (state_ != State::after_value) return false;
+    value_goes_on();
     return true;
 }
 
-void LagunaParser::write(std::string_view text) {
-    using Channel = DeltaWriter::Channel;
-    writer_.write(state_ == State::reasoning ? Channel::reasoning : Channel::text, text);
+bool LagunaParser::on_opening_marker(Marker marker) {
+    if (marker != Marker::end_tool_call || name_.text().empty()) return false;
+    begin();
+    close(true);
+    return true;
 }
 
-}  // namespace laguna
+void LagunaParser::on_call_marker(Marker marker) {
+    if (state_ == State::value || state_ == State::after_value || state_ == State::after_close)
+        return on_value_marker(marker);
+    if (marker == Marker::think || marker == Marker::end_think) return;
+    close(marker == Marker::end_tool_call || (marker == Marker::tool_call && state_ == State::before_key));
+    if (marker == Marker::tool_call) start_call();
+    if (marker == Marker::end_turn) end_turn();
+}
 
-std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options) {
-    return std::make_unique<laguna::LagunaParser>(std::move(options));
+std::size_t LagunaParser::on_name(std::string_view text) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        raw_ += text[i];
+        const CallName::Step step = name_.push(text[i], '\n');
+        if (step == CallName::Step::more) continue;
+        if (step == CallName::Step::complete) begin();
+        else abandon_call();
+        return i + 1;
+    }
+    return text.size();
+}
+
+std::size_t LagunaParser::on_between(std::string_view text) {
+    if (!junk_) {
+        const std::size_t space = std::min(text.find_first_not_of(kCallSpace), text.size());
+        if (space > 0) return space;
+    }
+    junk_ = true;
+    writer_.write_verbatim(Channel::text, text);
+    return text.size();
+}
+
+std::size_t LagunaParser::on_held(std::string_view text) {
+    const std::size_t space = std::min(text.find_first_not_of(kCallSpace), text.size());
+    hold_.append(text.substr(0, space));
+    if (space < text.size()) value_goes_on();
+    return space;
+}
+
+// In a value, or behind what may have been its end.
+void LagunaParser::on_value_marker(Marker marker) {
+    const bool ended = state_ == State::after_value;
+    const bool closed = state_ == State::after_close;
+    if (marker == Marker::end_turn || (marker == Marker::tool_call && (ended || closed)) ||
+        (marker == Marker::end_tool_call && ended)) {
+        close(closed || marker != Marker::end_turn);
+        if (marker == Marker::tool_call) start_call();
+        if (marker == Marker::end_turn) end_turn();
+        return;
+    }
+    if (ended || closed) value_goes_on();
+    const std::string_view spelling = spelling_of(marker);
+    if (marker == Marker::end_tool_call) {
+        state_ = State::after_close;
+        hold_ = spelling;
+    } else {
+        on_call_text(spelling);
+    }
+}
+
+void LagunaParser::begin() {
+    state_ = State::before_key;
+    junk_ = false;
+    arguments_ = {};
+    begin_call(name_.text());
+}
+
+void LagunaParser::close(bool complete) {
+    std::string fragment;
+    arguments_.end(fragment);
+    writer_.write_arguments(fragment);
+    end_call(complete);
+}
+
+void LagunaParser::start_value() {
+    const std::size_t first = std::min(key_.find_first_not_of(kCallSpace), key_.size());
+    const std::size_t last = key_.find_last_not_of(kCallSpace);
+    const std::string key = key_.substr(first, last + 1 - first);
+    std::string fragment;
+    arguments_.begin_value(key, options_.tools.type_of(name_.text(), key), fragment);
+    writer_.write_arguments(fragment);
+    state_ = State::value;
+}
+
+// The closing tag that was held is part of the value.
+void LagunaParser::value_goes_on() {
+    state_ = State::value;
+    std::string held;
+    held.swap(hold_);
+    on_call_text(held);
+}
+
+}  // namespace
+
+std::unique_ptr<StreamParser> make_laguna_parser(ParserOptions options) {
+    const int framing = options.newline_framing ? 1 : 0;
+    DeltaWriter writer(framing, framing, options.call_id_prefix);
+    return std::make_unique<LagunaParser>(std::move(options), std::move(writer));
 }
 
 }  // namespace riptide

@@ -13,43 +13,27 @@
 // - `</tool_call>` inside an open value belongs to the value, unless what follows, after white space, is `<tool_call>`,
 //   `</assistant>` or the end of the answer: then it closes the call. All other tags inside a value belong to it.
 // - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name is
-// empty,
-//   longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text (reasoning, if it began
-//   there). Any other name is a call, whether or not a tool of that name was offered.
-// - `<tool_call>` inside reasoning ends the reasoning. A missing `</tool_call>` before `<tool_call>` is supplied.
-// - `</think>` outside reasoning is dropped. `<think>` is dropped at the start of reasoning, starts reasoning if
-// nothing
-//   visible came before, and is text otherwise (as is then the `</think>` that goes with it).
+//   empty, longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text. Any other name
+//   is a call, whether or not a tool of that name was offered.
+// - A missing `</tool_call>` before `<tool_call>` is supplied. Outside calls: text/section_parser.h.
 // - Other text between the parts of a call is delivered as text. A key without a value is dropped.
 // - If the answer ends inside a call, string and object are closed; a half-written tag is dropped.
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
 
+#include "text/answer_form.h"
+#include "text/grammar.h"
+#include "text/parser_options.h"
 #include "text/stream_parser.h"
-#include "text/tool_arguments.h"
 
 namespace riptide {
 
-struct LagunaParserOptions {
-    /// The prompt ended inside `<think>`; see ends_inside_thinking (text/chat.h).
-    bool thinking = false;
-    /// Only single tokens are the five single-token tags; their spelling in plain text is text. Off: spelling is enough
-    /// (for a stream of text without token borders).
-    bool strict_specials = true;
-    /// One newline directly behind <think>, </think> and </tool_call> (and at the start of the answer), and one
-    /// directly before </think>, <tool_call>, </assistant> and the end, is framing and dropped, as v5 writes it. Off:
-    /// v8, verbatim. See ChatTraits::newlines_in_tags.
-    bool newline_framing = true;
-    /// Tool call ids are this with the index behind it.
-    std::string call_id_prefix = "call_";
-    ToolSchemas tools;
-};
-
 /// A parser for one answer.
-std::unique_ptr<StreamParser> make_laguna_parser(LagunaParserOptions options);
+std::unique_ptr<StreamParser> make_laguna_parser(ParserOptions options);
+
+/// Answers that are held to a form; see add_answer (text/answer_grammar.h). Newlines stand where the template writes
+/// them, so that the parser takes away just these.
+Grammar laguna_grammar(const AnswerForm& form);
 
 }  // namespace riptide

@@ -86,8 +86,9 @@ Tokenizer::Impl::Impl(TokenizerSpec& spec) : path(spec.path), pre(std::move(spec
     mask = take(spec.mask, "mask");
     for (const int32_t id : spec.prefix) prefix.push_back((check_id(id, "prefix"), id));
     for (const int32_t id : spec.suffix) suffix.push_back((check_id(id, "suffix"), id));
-    // Laguna's config names one EOS, but every answer ends with this token.
-    if (eot < 0 && pre.is_laguna() && added_ids.contains("</assistant>")) eot = added_ids.at("</assistant>");
+    // Files name one EOS only, or that of plain text, but every answer ends with the token that ends a turn.
+    for (const char* end : {"</assistant>", "<|im_end|>"})
+        if (eot < 0 && added_ids.contains(end)) eot = added_ids.at(end);
     nfc = spec.nfc;
     ignore_merges = spec.ignore_merges;
     Hash hash;

@@ -19,27 +19,6 @@ bool names_string(const json::value& type) {
     return name == "string" || name == "str" || name == "text" || name == "enum";
 }
 
-Type type_of_schema(const json::value& schema) {
-    if (!schema.is_object()) return Type::any;
-    const json::value* type = schema.get_object().if_contains("type");
-    if (type == nullptr) {
-        const json::value* choices = schema.get_object().if_contains("enum");
-        if (choices == nullptr || !choices->is_array() || choices->get_array().empty()) return Type::any;
-        const json::array& list = choices->get_array();
-        const bool strings = std::all_of(list.begin(), list.end(), [](const json::value& v) { return v.is_string(); });
-        return strings ? Type::string : Type::any;
-    }
-    if (names_string(*type)) return Type::string;
-    if (!type->is_array() || type->get_array().empty()) return Type::any;
-    bool nullable = false;
-    for (const json::value& one : type->get_array()) {
-        const bool is_null = one.is_string() && one.get_string() == "null";
-        if (!is_null && !names_string(one)) return Type::any;
-        nullable = nullable || is_null;
-    }
-    return nullable ? Type::nullable_string : Type::string;
-}
-
 const json::object* object_at(const json::object& object, std::string_view key) {
     const json::value* value = object.if_contains(key);
     return value == nullptr ? nullptr : value->if_object();
@@ -63,6 +42,27 @@ bool is_json(std::string_view text) {
 }
 
 }  // namespace
+
+Type ToolSchemas::type_of_schema(const json::value& schema) {
+    if (!schema.is_object()) return Type::any;
+    const json::value* type = schema.get_object().if_contains("type");
+    if (type == nullptr) {
+        const json::value* choices = schema.get_object().if_contains("enum");
+        if (choices == nullptr || !choices->is_array() || choices->get_array().empty()) return Type::any;
+        const json::array& list = choices->get_array();
+        const bool strings = std::all_of(list.begin(), list.end(), [](const json::value& v) { return v.is_string(); });
+        return strings ? Type::string : Type::any;
+    }
+    if (names_string(*type)) return Type::string;
+    if (!type->is_array() || type->get_array().empty()) return Type::any;
+    bool nullable = false;
+    for (const json::value& one : type->get_array()) {
+        const bool is_null = one.is_string() && one.get_string() == "null";
+        if (!is_null && !names_string(one)) return Type::any;
+        nullable = nullable || is_null;
+    }
+    return nullable ? Type::nullable_string : Type::string;
+}
 
 ToolSchemas::ToolSchemas(const json::array& tools) {
     for (const json::value& tool : tools) {

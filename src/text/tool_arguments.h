@@ -27,6 +27,7 @@ class ToolSchemas {
     /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of
     /// strings only.
     Type type_of(std::string_view tool, std::string_view parameter) const;
+    static Type type_of_schema(const json::value& schema);
 
   private:
     std::unordered_map<std::string, std::unordered_map<std::string, Type>> types_;

@@ -72,12 +72,12 @@ TEST(kv_transfer, rings_larger_than_the_staging_memory_come_back_though_overwrit
     Transfer t(specs, {.k_dtype = DType::f32, .v_dtype = DType::f32, .max_sequences = 2, .max_step_rows = 16});
     for (const int64_t length : {int64_t{700}, int64_t{5000}}) {
         const std::string expected = ring_text(t.kv, 1, length);
-        ASSERT_EQ(t.transfer.ring_bytes(length), std::ssize(expected));
+        ASSERT_EQ(t.transfer.state_bytes(length), std::ssize(expected));
         const HostBytes block = t.heap->take(std::ssize(expected));
-        t.transfer.save_rings(1, length, *block);
+        t.transfer.save_state(1, length, *block);
         t.overwrite();  // nobody has waited
-        t.transfer.load_rings(0, length, *block);
-        t.transfer.load_rings(1, length, *block);
+        t.transfer.load_state(0, length, *block);
+        t.transfer.load_state(1, length, *block);
         EXPECT_TRUE(ring_text(t.kv, 0, length) == expected);
         EXPECT_TRUE(ring_text(t.kv, 1, length) == expected);
         t.heap->wait(*block);

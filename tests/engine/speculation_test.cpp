@@ -101,7 +101,8 @@ class SpeculationTest : public ::testing::TestWithParam<Setting> {
 INSTANTIATE_TEST_SUITE_P(All, SpeculationTest,
                          ::testing::Values(Setting{"demo", DType::f32}, Setting{"demo", DType::q8_0},
                                            Setting{"demo", DType::q4_0}, Setting{"laguna_xs2", DType::f16},
-                                           Setting{"qwen3_tied", DType::f32}),
+                                           Setting{"qwen3_tied", DType::f32}, Setting{"qwen35_tied", DType::f32},
+                                           Setting{"qwen35_moe", DType::q8_0}),
                          setting_name);
 
 TEST_P(SpeculationTest, chains_of_any_width_change_nothing) {

@@ -93,8 +93,9 @@ struct Fixture {
 };
 
 inline const std::vector<std::string>& float_fixtures() {
-    static const std::vector<std::string> names = {"laguna_xs2", "laguna_xs2_factor1", "laguna_xs21", "laguna_m1",
-                                                   "laguna_odd", "laguna_odd_element", "qwen3_tied",  "qwen3_untied"};
+    static const std::vector<std::string> names = {"laguna_xs2",  "laguna_xs2_factor1", "laguna_xs21", "laguna_m1",
+                                                   "laguna_odd",  "laguna_odd_element", "qwen3_tied",  "qwen3_untied",
+                                                   "qwen35_tied", "qwen35_odd",         "qwen35_moe"};
     return names;
 }
 inline const std::vector<std::string>& packed_fixtures() {

@@ -101,7 +101,8 @@ TEST_P(FixtureTest, routers_choose_the_experts_of_transformers) {
             EXPECT_EQ(pass.experts(layer), fixture.get(key).i32) << key;
         }
     }
-    EXPECT_EQ(pass.choices.empty(), fixture.name.starts_with("qwen3"));
+    const bool dense = fixture.name.starts_with("qwen3") && fixture.name != "qwen35_moe";
+    EXPECT_EQ(pass.choices.empty(), dense);
 }
 
 TEST_P(FixtureTest, greedy_tokens_are_those_of_transformers) {
@@ -133,6 +134,39 @@ TEST_P(FixtureTest, chunks_of_any_size_give_the_same_bits) {
         EXPECT_EQ(answers[i].tokens, answers[0].tokens);
         EXPECT_EQ(answers[i].logits_hash, answers[0].logits_hash);  // always the same on a GPU
         EXPECT_EQ(std::memcmp(logits[i].data(), logits[0].data(), logits[0].size() * sizeof(float)), 0);
+    }
+}
+
+TEST(RecurrentState, is_that_of_the_reference_behind_the_prompt) {
+    for (const char* name : {"qwen35_tied", "qwen35_odd", "qwen35_moe"}) {
+        const Fixture fixture(name);
+        const auto session = fixture.session(7);
+        const std::vector<int32_t>& tokens = fixture.prompts[fixture.tap_prompt].tokens;
+        session->prefill(tokens);
+        const Variance variance = Variance::of(session->checkpoint(), std::ssize(tokens));
+        const auto views = session->cache().delta().views();
+        int compared = 0;
+        for (size_t l = 0; l < views.size(); ++l) {
+            const DeltaView& view = views[l];
+            if (view.conv_width == 0) continue;
+            const double bound = kDeviations * std::sqrt(variance.through[l]);
+            const auto close = [&](const std::string& what, const std::vector<float>& got) {
+                const Expected expected = fixture.get(fmt::format("state.{}.{}", l, what));
+                EXPECT_LE(distance(got, expected.f32), bound * norm2(expected.f32))
+                    << name << ", layer " << l << ", " << what;
+                ++compared;
+            };
+            Gpu* const gpu = session->gpu();  // the only sequence has slot 0
+            close("recurrent", host_values(gpu, Tensor(view.state, DType::f32, {view.state_elements()})));
+            std::vector<float> conv;  // from the oldest input on
+            for (int64_t p = std::ssize(tokens) - view.conv_width + 1; p < std::ssize(tokens); ++p) {
+                const Tensor column(view.conv + view.conv_column(p) * view.channels(), DType::f32, {view.channels()});
+                const std::vector<float> values = host_values(gpu, column);
+                conv.insert(conv.end(), values.begin(), values.end());
+            }
+            close("conv", conv);
+        }
+        EXPECT_GT(compared, 0);
     }
 }
 

@@ -67,18 +67,23 @@ struct Variance {
         }
         head = sum + kSquare * (D + D) + rounding.product();
     }
-    /// Of the model in a Hugging Face folder.
+    /// Of the model in a Hugging Face folder. A linear layer counts as attention of its value heads: its state is a sum
+    /// over the keys, as the value of a row is there.
     static Variance of(const Checkpoint& checkpoint, int64_t keys, const OperandRounding& rounding = {}) {
-        const ConfigReader c = hf_config(checkpoint);
+        const ConfigReader outer = hf_config(checkpoint);
+        const ConfigReader c = outer.has("text_config") ? outer.child("text_config") : outer;
         const auto layers = c.get<int64_t>("num_hidden_layers");
         const char* per_layer =
             c.has("num_attention_heads_per_layer") ? "num_attention_heads_per_layer" : "num_attention_heads";
         std::vector<double> heads;
         for (const auto H : c.get_per_layer(per_layer, layers)) heads.push_back(static_cast<double>(H));
+        for (size_t l = 0; l < heads.size() && c.has("linear_num_value_heads"); ++l)
+            if (c.get<std::vector<std::string>>("layer_types")[l] == "linear_attention")
+                heads[l] = c.get<double>("linear_num_value_heads");
         return {heads,
                 c.get<double>("hidden_size"),
                 c.get<double>("head_dim"),
-                c.get<double>("intermediate_size"),
+                c.get<double>(c.has("intermediate_size") ? "intermediate_size" : "shared_expert_intermediate_size"),
                 static_cast<double>(keys),
                 rounding};
     }
@@ -109,7 +114,8 @@ inline std::vector<std::vector<float>> matrix_rows(const Weight& w) {
 /// The head of a checkpoint, tied or not: [vocabulary][hidden].
 inline std::vector<std::vector<float>> head_rows(const Checkpoint& checkpoint) {
     Binder bind(checkpoint);
-    const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
+    TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
+    if (!bind.has(embedding)) embedding.hf = {"model.language_model.embed_tokens.weight"};
     TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
     if (!bind.has(head)) head = embedding;
     const bool gguf = checkpoint.format() == Checkpoint::Format::gguf;

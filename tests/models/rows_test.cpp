@@ -86,8 +86,9 @@ INSTANTIATE_TEST_SUITE_P(All, RowsTest,
                                            Case{"laguna_xs2", DType::q8_0}, Case{"laguna_m1", DType::bf16},
                                            Case{"laguna_odd", DType::f16}, Case{"laguna_int4", DType::f16},
                                            Case{"laguna_nvfp4", DType::f16}, Case{"laguna_fp8", DType::f8_e4m3},
-                                           Case{"qwen3_tied", DType::f16}, Case{"demo", DType::f16},
-                                           Case{"demo", DType::q4_0}),
+                                           Case{"qwen3_tied", DType::f16}, Case{"qwen35_tied", DType::f16},
+                                           Case{"qwen35_odd", DType::f32}, Case{"qwen35_moe", DType::q8_0},
+                                           Case{"demo", DType::f16}, Case{"demo", DType::q4_0}),
                          [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
 
 TEST_P(RowsTest, a_batch_equals_each_sequence_alone) {
@@ -252,9 +253,9 @@ TEST_P(RowsTest, steps_of_any_size_have_the_bits_of_single_rows) {
         for (size_t i = 0; i <= Plant::kChain; ++i) {
             plant.twigs.push_back(random_tokens(Plant::kTwig));
             plant.twig_rows.emplace_back();
-            const int64_t root = chain.length();
+            const std::vector<std::byte> root = chain.save();
             for (const int32_t& token : plant.twigs.back()) plant.twig_rows.back().push_back(feed(chain, {&token, 1}));
-            chain.truncate(root);  // rings have room for more rows than a twig
+            chain.restore(root);
             if (i < Plant::kChain) plant.chain_rows.push_back(feed(chain, {&plant.chain[i], 1}));
         }
         plants.push_back(std::move(plant));

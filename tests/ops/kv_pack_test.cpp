@@ -134,17 +134,17 @@ TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) 
                 expected += before[array].substr(static_cast<size_t>(at), static_cast<size_t>(bytes));
             });
             const auto bytes = static_cast<int64_t>(expected.size());
-            ASSERT_EQ(ops::packed_ring_bytes(world.views(), length), bytes);
+            ASSERT_EQ(ops::packed_state_bytes({world.views(), {}}, length), bytes);
             const DeviceMemory memory(world.gpu(), bytes + 64, "packed");
             world.upload(memory.data(), std::string(static_cast<size_t>(memory.bytes()), kPoison));
-            ops::pack_rings(world.gpu(), world.views(), 1, length, memory.data() + c.shift);
+            ops::pack_state(world.gpu(), {world.views(), {}}, 1, length, memory.data() + c.shift);
             const std::string all = world.download(memory.data(), memory.bytes());
             EXPECT_TRUE(all == std::string(static_cast<size_t>(c.shift), kPoison) + expected +
                                    std::string(static_cast<size_t>(64 - c.shift), kPoison))
                 << length;
             EXPECT_TRUE(world.now() == before);
 
-            ops::unpack_rings(world.gpu(), world.views(), 2, length, memory.data() + c.shift);
+            ops::unpack_state(world.gpu(), {world.views(), {}}, 2, length, memory.data() + c.shift);
             std::vector<std::string> after = before;
             size_t from = 0;
             for_each_ring_token(world, 2, length, [&](size_t array, int64_t at, int64_t n) {
@@ -154,7 +154,7 @@ TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) 
             });
             EXPECT_TRUE(world.now() == after) << length;
 
-            ops::copy_rings(world.gpu(), world.views(), 1, 0, length);
+            ops::copy_state(world.gpu(), {world.views(), {}}, 1, 0, length);
             from = 0;
             for_each_ring_token(world, 0, length, [&](size_t array, int64_t at, int64_t n) {
                 after[array].replace(static_cast<size_t>(at), static_cast<size_t>(n), expected, from,

@@ -116,5 +116,68 @@ TEST_F(ServerConstraint, what_is_wrong_with_a_schema_is_said_with_its_place) {
     expect_alive();
 }
 
+json::value nested(int levels) {
+    json::value schema = {{"type", "string"}};
+    for (int i = 0; i < levels; ++i) schema = {{"type", "array"}, {"items", schema}};
+    return schema;
+}
+
+json::value many_properties(int count) {
+    json::object properties;
+    for (int i = 0; i < count; ++i) properties["p" + std::to_string(i)] = {{"type", "integer"}};
+    return {{"type", "object"}, {"properties", properties}};
+}
+
+TEST_F(ServerConstraint, bad_schemas_are_refused_soon_wherever_they_come_from) {
+    const struct {
+        json::value schema;
+        std::string message;
+    } cases[] = {
+        {{{"type", "nonsense"}}, "#/properties/a: type 'nonsense'"},
+        {{{"type", "string"}, {"pattern", "(a"}}, "#/properties/a"},
+        {{{"type", "string"}, {"pattern", "(?=a)"}}, "look-ahead"},
+        {{{"$ref", "#/properties/a"}}, "#/properties/a"},
+        {{{"$ref", "https://example.com/schema"}}, "#/properties/a"},
+        {{{"$ref", "#/$defs/none"}}, "#/properties/a"},
+        {nested(70), "levels"},
+        {many_properties(10'000), ""},
+        {{{"type", "integer"}, {"minimum", "three"}}, "#/properties/a"},
+    };
+    for (const auto& one : cases) {
+        const json::object schema = {{"type", "object"}, {"properties", {{"a", one.schema}}}, {"required", {"a"}}};
+        json::object format = body(0), tool = body(0);
+        format["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"schema", schema}}}};
+        tool["tools"] = {
+            {{"type", "function"}, {"function", {{"name", "f"}, {"strict", true}, {"parameters", schema}}}}};
+        for (const json::object& asked : {format, tool}) {
+            const auto begun = std::chrono::steady_clock::now();
+            const Answer answer = post("/v1/chat/completions", asked);
+            EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5))
+                << json::serialize(one.schema).substr(0, 200);
+            EXPECT_EQ(answer.status, 400) << answer.body.substr(0, 500);
+            EXPECT_NE(answer.body.find(one.message), std::string::npos) << answer.body.substr(0, 500);
+        }
+        expect_alive();
+    }
+}
+
+TEST_F(ServerConstraint, tool_choices_that_cannot_be_kept_are_refused) {
+    const auto refused = [&](const json::object& more) {
+        json::object asked = body(0);
+        for (const auto& [key, value] : more) asked[key] = value;
+        const Answer answer = post("/v1/chat/completions", asked);
+        EXPECT_EQ(answer.status, 400) << json::serialize(more);
+        return answer.status == 400 ? answer.param() : "";
+    };
+    const json::object absent = {{"type", "function"}, {"function", {{"name", "absent"}}}};
+    EXPECT_EQ(refused({{"tool_choice", "required"}}), "tool_choice");
+    EXPECT_EQ(refused({{"tool_choice", "required"}, {"tools", json::array()}}), "tool_choice");
+    EXPECT_EQ(refused({{"tool_choice", absent}, {"tools", offered_tools()}}), "tool_choice");
+    EXPECT_EQ(refused({{"tool_choice", "must"}, {"tools", offered_tools()}}), "tool_choice");
+    EXPECT_EQ(refused({{"regex", "a"}, {"grammar", "root ::= \"a\""}}), "grammar");
+    EXPECT_EQ(refused({{"regex", "a"}, {"response_format", {{"type", "json_object"}}}}), "regex");
+    expect_alive();
+}
+
 }  // namespace
 }  // namespace riptide::testing

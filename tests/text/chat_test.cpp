@@ -83,7 +83,7 @@ TEST(Chat, traits_are_found_by_rendering) {
     EXPECT_EQ(template_summary(read_text(kDemo)), "Laguna v5, newlines inside tags, tools, thinking");
     EXPECT_EQ(template_summary(read_text(kV8)), "Laguna v8, no newlines inside tags, tools, thinking");
     EXPECT_EQ(template_summary("{% for m in messages %}{{ m.content }}{% endfor %}"),
-              "not a Laguna template, no tools, no thinking");
+              "a template of its own kind, no tools, no thinking");
     EXPECT_EQ(template_summary("{{ 1 + }}"), "cannot be used: chat template:1:8: expected an expression, found '}}'");
     EXPECT_FALSE(laguna(kDemo).traits().content_parts);
     const std::string parts =
@@ -166,6 +166,23 @@ TEST(Chat, malformed_tools_and_kwargs_are_refused_by_field) {
     EXPECT_EQ(chat_error(hi, "[]", {{"enable_thinking", true}, {"style", "x"}}), "");
 }
 
+TEST(Chat, later_system_messages_go_where_a_template_can_take_them) {
+    const std::string anywhere = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
+    const std::string first_only =
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% "
+        "endfor %}";
+    const auto render = [](const std::string& source, const char* messages) {
+        return ChatTemplate(source, "t", "", "").render(messages_of(messages), {}, {}).text;
+    };
+    const char* const talk = R"([{"role": "system", "content": "a"}, {"role": "system", "content": "b"},
+        {"role": "user", "content": "c"}, {"role": "system", "content": [{"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "e"}, {"role": "system", "content": "f"}, {"role": "user", "content": "g"}])";
+    EXPECT_EQ(render(anywhere, talk), "[system:a][system:b][user:c][system:d][assistant:e][system:f][user:g]");
+    EXPECT_EQ(render(first_only, talk), "[system:a\n\nb][user:c\n\nd][assistant:e][user:f][user:g]");
+    EXPECT_EQ(render(first_only, R"([{"role": "user", "content": "c"}])"), "[user:c]");
+}
+
 TEST(Chat, a_template_that_fails_on_a_sample_is_refused_at_once) {
     EXPECT_THROW(ChatTemplate("{{ messages + 1 }}", "t", "", ""), Error);
     EXPECT_NO_THROW(ChatTemplate("{{ raise_exception('more') }}", "t", "", ""));
@@ -178,11 +195,11 @@ TEST(Chat, the_end_of_the_prompt_is_inside_thinking_or_not) {
     const json::array hi = messages_of(R"([{"role": "user", "content": "say <think>"}])");
     for (const std::string& path : {kDemo, kV8}) {
         ChatOptions options;
-        EXPECT_FALSE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::over);
         options.enable_thinking = true;
-        EXPECT_TRUE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::inside);
         options.add_generation_prompt = false;
-        EXPECT_FALSE(ends_inside_thinking(laguna(path).render(hi, {}, options)));
+        EXPECT_EQ(thinking_of(laguna(path).render(hi, {}, options)), Thinking::not_begun);
     }
 }
 

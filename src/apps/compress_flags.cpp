@@ -1,0 +1,87 @@
+#include "apps/compress_flags.h"
+
+#include "apps/terminal.h"
+#include "base/error.h"
+#include "engine/model_scorer.h"
+
+namespace riptide::apps {
+
+namespace {
+
+/// "0.1", "4096", "32K", "1M"; -1 if it is none of them.
+double parse_amount(const std::string& text) {
+    size_t used = 0;
+    double value = -1;
+    try {
+        value = std::stod(text, &used);
+    } catch (const std::exception&) {
+        return -1;
+    }
+    const std::string unit = text.substr(used);
+    const double factor = unit.empty() ? 1 : unit == "K" ? 1024 : unit == "M" ? 1024 * 1024 : -1;
+    return value >= 0 && value < 1e9 && factor > 0 ? value * factor : -1;
+}
+
+}  // namespace
+
+void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
+    cmd.add_option("--scorer", flags.scorer,
+                   "A small Qwen3 model (GGUF file or folder) that reads long prompts first; the model then reads only "
+                   "what matters to the question. Loses the rest");
+    cmd.add_option("--compress", flags.mode, "Which prompts: auto (those above --compress-above) | off | always")
+        ->check(CLI::IsMember({"auto", "off", "always"}))
+        ->capture_default_str();
+    cmd.add_option("--keep", flags.keep, "What is kept of them: a share (0.1), or tokens (4096, 8K)")
+        ->capture_default_str();
+    cmd.add_option("--compress-above", flags.above, "Tokens from which on auto compresses (8192, 32K)")
+        ->capture_default_str();
+}
+
+CompressionOptions compression_options(const CompressFlags& flags) {
+    CompressionOptions out;
+    out.mode = flags.mode == "off"      ? CompressMode::off
+               : flags.mode == "always" ? CompressMode::always
+                                        : CompressMode::automatic;
+    RT_CHECK(!flags.scorer.empty() || out.mode != CompressMode::always, ErrorKind::usage,
+             "--compress always needs --scorer FILE");
+    const double keep = parse_amount(flags.keep), above = parse_amount(flags.above);
+    RT_CHECK(keep > 0, ErrorKind::usage, "--keep {}: expected a share such as 0.1, or tokens such as 4096 or 8K",
+             flags.keep);
+    RT_CHECK(above >= 0, ErrorKind::usage, "--compress-above {}: expected tokens such as 8192 or 32K", flags.above);
+    if (keep <= 1) out.keep = keep;
+    else out.keep_tokens = static_cast<int64_t>(keep);
+    out.above = static_cast<int64_t>(above);
+    check_compression(out, "--");
+    return out;
+}
+
+PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model) {
+    if (flags.scorer.empty()) return {};
+    ModelScorerOptions options;
+    const SessionOptions session = session_options(model);
+    options.threads = session.threads;
+    options.gpu = session.gpu;
+    return riptide::open_scorer(open_checkpoint(flags.scorer), options);
+}
+
+PromptShortener::PromptShortener(const CompressFlags& flags, PromptScorer scorer, const Tokenizer& tokenizer)
+    : options_(compression_options(flags)) {
+    if (scorer) compressor_.emplace(tokenizer, "", std::move(scorer));
+}
+
+std::vector<int32_t> PromptShortener::shorten(std::vector<int32_t> tokens, std::span<const ChatPart> parts) {
+    plan_ = nullptr;
+    if (!compressor_ || options_.mode == CompressMode::off ||
+        (options_.mode == CompressMode::automatic && std::ssize(tokens) <= options_.above))
+        return tokens;
+    plan_ = compressor_->plan({tokens, parts}, options_);
+    if (!plan_) return tokens;
+    Progress progress("scoring the prompt", "tok");
+    if (!compressor_->choose(*plan_, &interrupted(),
+                             [&](int64_t done, int64_t total) { progress.update(done, total); }))
+        return {};
+    fmt::print(stderr, "{}\n", plan_->report.sentence());
+    return kept_tokens(*plan_);
+}
+
+}  // namespace riptide::apps

@@ -1,0 +1,44 @@
+// Flags for shortening long prompts, and what comes of them for commands that hold a Session.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/model_flags.h"
+#include "engine/compressor.h"
+
+namespace riptide::apps {
+
+struct CompressFlags {
+    std::string scorer, mode = "auto", keep = "0.1", above = "32K";
+};
+void add_compress_flags(CLI::App& cmd, CompressFlags& flags);
+/// Throws Error (usage) naming the flag that is wrong.
+CompressionOptions compression_options(const CompressFlags& flags);
+/// Loads it where the model runs; empty without --scorer. On a GPU before the model, which takes all memory that is
+/// left.
+PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model);
+
+/// Shortens the prompts of one conversation, with a progress bar. Says on stderr what was kept. Not thread-safe.
+class PromptShortener {
+  public:
+    /// `tokenizer` must outlive it. Does nothing without a scorer. Throws Error.
+    PromptShortener(const CompressFlags& flags, PromptScorer scorer, const Tokenizer& tokenizer);
+
+    /// The tokens to feed. `parts` of a chat's prompt; empty for plain text. Ctrl-C ends the program when the scorer
+    /// next looks.
+    std::vector<int32_t> shorten(std::vector<int32_t> tokens, std::span<const ChatPart> parts = {});
+    /// Of the last prompt; null if it was left whole.
+    const CompressionPlan* last() const { return plan_.get(); }
+    bool on() const { return compressor_.has_value(); }
+
+  private:
+    CompressionOptions options_;
+    std::optional<Compressor> compressor_;
+    std::shared_ptr<CompressionPlan> plan_;
+};
+
+}  // namespace riptide::apps

@@ -1,0 +1,66 @@
+#include "engine/model_scorer.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "engine/loaded_text.h"
+#include "tensor/arena.h"
+#include "tensor/context.h"
+#include "tensor/gpu_thread.h"
+
+namespace riptide {
+
+namespace {
+
+/// Everything that a scorer needs; members in the order in which they need each other.
+class ModelScorer {
+  public:
+    ModelScorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScorerOptions& options)
+        : gpu_(options.gpu ? Gpu::open(*options.gpu) : nullptr),
+          checkpoint_(std::move(checkpoint)),
+          scorer_(*checkpoint_, options.scorer, gpu_.get()),
+          threads_(options.threads),
+          arena_(first_block(options.most_tokens), gpu_.get()) {
+        context_.gpu = gpu_.get();
+        context_.family = Family::prefill;
+        context_.threads = &threads_;
+        context_.arena = &arena_;
+        if (gpu_) arena_.allocate(1);  // takes the block now, before others share out the memory
+    }
+
+    std::vector<float> score(const ScoreCall& call) {
+        if (call.cancel != nullptr && *call.cancel) return {};
+        if (gpu_) use_on_this_thread(*gpu_);
+        arena_.reset();
+        return scorer_.score(context_, call.tokens, call.windows);
+    }
+
+  private:
+    int64_t first_block(int64_t tokens) const {
+        if (!gpu_) return int64_t{1} << 20;
+        const Workspace space = scorer_.workspace();
+        return space.fixed + space.per_row * scorer_.options().chunk_rows + space.per_token * tokens;
+    }
+
+    std::unique_ptr<Gpu> gpu_;
+    std::unique_ptr<Checkpoint> checkpoint_;
+    Scorer scorer_;
+    ThreadPool threads_;
+    Arena arena_;
+    Context context_;
+};
+
+}  // namespace
+
+PromptScorer open_scorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScorerOptions& options) {
+    PromptScorer out;
+    out.name = std::filesystem::path(checkpoint->path()).filename().string();
+    out.tokenizer = std::make_shared<const Tokenizer>(load_tokenizer(*checkpoint));
+    out.most_tokens = options.most_tokens;
+    const auto scorer = std::make_shared<ModelScorer>(std::move(checkpoint), options);
+    out.score = [scorer](const ScoreCall& call) { return scorer->score(call); };
+    return out;
+}
+
+}  // namespace riptide

@@ -1,0 +1,315 @@
+// The parts of the Gated DeltaNet kernels: arguments, and what a warp does with a row and with its columns of a state.
+#pragma once
+
+#include "ops/act_group.cuh"
+#include "ops/delta_schedule.h"
+#include "ops/gated_delta.h"
+#include "ops/row_math.cuh"
+#include "tensor/launch.cuh"
+
+namespace riptide::ops {
+
+inline constexpr int kDeltaTaps = 4;        // the widest convolution
+inline constexpr int kDeltaDim = 256;       // the largest key_dim
+inline constexpr int kDeltaTreeRows = 256;  // of a step with trees
+inline constexpr int kDeltaLayers = 64;     // of one commit
+inline constexpr int kWarpColumns = 8;  // of the state, owned by a warp: 16 lanes share the rows, each has 4 columns
+inline constexpr int kGroupRows = 16;   // prepared at a time
+
+struct DeltaSizes {
+    int key_heads, value_heads, key_dim, value_dim, width;
+    bool tiled;
+    int64_t conv_floats, state_elements, stash_floats;
+    int channels;
+
+    __device__ int keys() const { return key_heads * key_dim; }
+    __device__ int key_head(int h) const { return tiled ? h % key_heads : h / (value_heads / key_heads); }
+    /// Of the value heads that share a key head, the one that writes for all.
+    __device__ bool writes_keys(int h) const { return tiled ? h < key_heads : h % (value_heads / key_heads) == 0; }
+};
+
+inline DeltaSizes delta_sizes(const DeltaView& view) {
+    return {static_cast<int>(view.key_heads),
+            static_cast<int>(view.value_heads),
+            static_cast<int>(view.key_dim),
+            static_cast<int>(view.value_dim),
+            static_cast<int>(view.conv_width),
+            view.heads == DeltaHeads::tiled,
+            view.conv_floats(),
+            view.state_elements(),
+            view.stash_floats(),
+            static_cast<int>(view.channels())};
+}
+
+/// A matrix of activations: rows `stride` floats apart.
+struct DeltaMatrix {
+    const float* data;
+    int64_t stride;
+    __device__ const float* row(int64_t r) const { return data + r * stride; }
+};
+
+/// Where prepared rows go: k, v and gates `heads_at` floats behind `at + row * stride`, and if wanted the inputs of the
+/// convolution at its beginning. The stash, or memory of a prompt's step.
+struct DeltaKept {
+    float* at;  // null: nowhere
+    int64_t stride;
+    int heads_at;
+    bool inputs;
+};
+
+struct DeltaArgs {
+    float* conv;
+    float* state;
+    DeltaSizes sizes;
+    DeltaKept kept;
+    DeltaMatrix qkv, z, a, b;
+    const float* conv_weights;
+    const float* decay;
+    const float* dt_bias;
+    const float* norm;
+    float eps;
+    float* out;           // [n, value_heads * value_dim]
+    unsigned char* out8;  // the same as ActRow rows; null: not wanted
+    const int32_t* positions;
+    const int32_t* row_begin;
+    const int32_t* committed;
+    const int32_t* state_slot;
+    const int32_t* parent;  // null: chains
+    bool update;            // the state is written
+    bool one_row;           // update, and every sequence has one row
+    bool whole;             // a block has all columns of a head: it normalises too
+};
+
+/// A prompt's rows once they are prepared; or the kept rows of a stash, in all layers.
+struct DeltaChainArgs {
+    struct Layer {
+        float* conv;
+        float* state;
+        const float* rows;  // as DeltaKept has them
+    } layers[kDeltaLayers];
+    DeltaSizes sizes;
+    int64_t stride;
+    int heads_at;
+    bool update;
+    const float* q;            // [n, key_heads * key_dim]; null with a path: outputs are not wanted
+    const float* kq;           // [n, key_heads]
+    float* out;                // [n, value_heads * value_dim], before the norm
+    const int32_t* row_begin;  // null with a path
+    const int32_t* state_slot;
+    const int32_t* committed;
+    const int32_t* count;  // [sequences], with a path
+    const int32_t* path;   // [sequences, most]; null: all rows
+    int64_t most;
+    int sequences;
+};
+
+/// Throws Error for sizes without kernels.
+void check_delta_sizes(const DeltaView& view);
+/// Chains of many rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out
+/// before the norm, and the slots' convolution inputs as they are.
+void launch_delta_chain(Context& ctx, DeltaArgs a, const Batch& batch);
+/// a.out behind the norm and the gate.
+void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n);
+/// The slots' convolution inputs behind the rows of the step.
+void launch_delta_conv(Context& ctx, const DeltaArgs& a, int64_t sequences);
+
+inline int blocks_of(int64_t count, int64_t each) { return static_cast<int>((count + each - 1) / each); }
+inline int padded_dim(int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
+
+/// Warps of a block: as many as `most`, fewer until two thirds of the SMs have a block, at least two. heads: of all
+/// sequences and layers.
+inline int delta_warps(const Gpu& gpu, int64_t heads, int64_t value_dim, int most) {
+    int warps = most;
+    for (; warps > 2; warps /= 2)
+        if (heads * blocks_of(value_dim, int64_t{kWarpColumns} * warps) * 3 >= gpu.info().sm_count * 2) break;
+    return warps;
+}
+
+/// The one of three kernels (4, 8 or 16 rows of a state in a lane) that keys of that size need, allowed to use that
+/// much shared memory.
+template <class Args>
+auto choose_delta_kernel(int64_t key_dim, void (*rows4)(Args), void (*rows8)(Args), void (*rows16)(Args),
+                         size_t shared) {
+    auto* const kernel = key_dim <= 64 ? rows4 : key_dim <= 128 ? rows8 : rows16;
+    if (shared > size_t{48} << 10)
+        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    return kernel;
+}
+
+#ifdef __CUDACC__
+
+/// What the rows of a group need, in shared memory; heads padded with zeros. Columns are those of the block.
+struct DeltaGroup {
+    float* q;     // [kGroupRows, padded]
+    float* k;     // [kGroupRows, padded]
+    float* v;     // [kGroupRows, columns]
+    float* o;     // [kGroupRows, columns]
+    float* gate;  // [kGroupRows, 4]: e^g, beta, k . q
+    int padded;
+    int columns;
+};
+inline __host__ __device__ size_t delta_group_floats(int padded, int columns) {
+    return static_cast<size_t>(kGroupRows) * static_cast<size_t>(2 * padded + 2 * columns + 4);
+}
+__device__ __forceinline__ DeltaGroup delta_group(float* at, int padded, int columns) {
+    DeltaGroup group;
+    group.q = at;
+    group.k = group.q + kGroupRows * padded;
+    group.v = group.k + kGroupRows * padded;
+    group.o = group.v + kGroupRows * columns;
+    group.gate = group.o + kGroupRows * columns;
+    group.padded = padded;
+    group.columns = columns;
+    return group;
+}
+
+/// The convolution's inputs of one row, newest first; null before position 0.
+struct DeltaTaps {
+    const float* at[kDeltaTaps];
+};
+
+/// silu of the convolution of one channel, from the oldest tap to the newest.
+__device__ __forceinline__ float delta_convolve(const DeltaTaps& taps, const float* weights, int width, int channel) {
+    float x[kDeltaTaps], w[kDeltaTaps];
+#pragma unroll
+    for (int i = 0; i < kDeltaTaps; ++i) {
+        const bool there = i < width && taps.at[i] != nullptr;
+        x[i] = there ? taps.at[i][channel] : 0.0f;
+        w[i] = there ? weights[int64_t{channel} * width + width - 1 - i] : 0.0f;
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = kDeltaTaps - 1; i >= 0; --i) sum = __fmaf_rn(w[i], x[i], sum);
+    return __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum)));
+}
+
+/// 1 / sqrt(|x|^2 + 1e-6) of a head in shared memory, by a warp, in every lane.
+__device__ __forceinline__ float delta_unit_factor(const float* x, int d) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float squares = 0.0f;
+    for (int i = lane; i < d; i += 32) squares = __fmaf_rn(x[i], x[i], squares);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
+}
+
+/// A warp's columns of a state. Lane 16 g + l has the four columns 4 g .. 4 g + 3 of the warp's eight, and of each the
+/// rows 64 j + 4 l + t (t < 4): element [4 j + t]. Rows behind key_dim and columns behind value_dim are zeros.
+template <int kRows>
+struct DeltaTile {
+    float4 s[kRows];
+
+    __device__ static int row(int i) { return 64 * (i / 4) + 4 * static_cast<int>(threadIdx.x % 16) + i % 4; }
+    __device__ static int first_column() { return 4 * (static_cast<int>(threadIdx.x % 32) / 16); }
+
+    /// from: element [0, the lane's first column] of the head's state; `columns`: how many there are from it on.
+    __device__ __forceinline__ void load(const float* from, int dk, int dv, int columns) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            s[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const float* at = from + static_cast<int64_t>(row(i)) * dv;
+            if (row(i) >= dk) continue;
+            if (dv % 4 == 0 && columns >= 4) {
+                s[i] = *reinterpret_cast<const float4*>(at);
+            } else {
+                if (columns > 0) s[i].x = at[0];
+                if (columns > 1) s[i].y = at[1];
+                if (columns > 2) s[i].z = at[2];
+                if (columns > 3) s[i].w = at[3];
+            }
+        }
+    }
+    __device__ __forceinline__ void store(float* to, int dk, int dv, int columns) const {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            float* at = to + static_cast<int64_t>(row(i)) * dv;
+            if (row(i) >= dk) continue;
+            if (dv % 4 == 0 && columns >= 4) {
+                *reinterpret_cast<float4*>(at) = s[i];
+            } else {
+                if (columns > 0) at[0] = s[i].x;
+                if (columns > 1) at[1] = s[i].y;
+                if (columns > 2) at[2] = s[i].z;
+                if (columns > 3) at[3] = s[i].w;
+            }
+        }
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) s[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    /// To and from a slot of this warp in shared memory, [kRows][32].
+    __device__ __forceinline__ void keep(float4* slot) const {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) slot[32 * i + threadIdx.x % 32] = s[i];
+    }
+    __device__ __forceinline__ void recall(const float4* slot) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) s[i] = slot[32 * i + threadIdx.x % 32];
+    }
+
+    /// One row: see gated_delta.h. q, k [padded], v of the lane's columns, gate: e^g, beta, k . q. Returns o of one
+    /// column in the lanes with bit 3 of the lane set: column 2 * bit 2 + bit 1 of the lane's four. The sums over rows:
+    /// a lane's own in ascending order, then lanes xor 8, 4, 2, 1.
+    template <bool kOutput>
+    __device__ __forceinline__ float step(const float* q, const float* k, float4 v, float4 gate) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        float keys[kRows], p[4] = {}, o[4] = {};
+#pragma unroll
+        for (int j = 0; j < kRows / 4; ++j) {
+            const float4 x = *reinterpret_cast<const float4*>(k + row(4 * j));
+            keys[4 * j] = x.x, keys[4 * j + 1] = x.y, keys[4 * j + 2] = x.z, keys[4 * j + 3] = x.w;
+            float queries[4] = {};
+            if constexpr (kOutput) {
+                const float4 y = *reinterpret_cast<const float4*>(q + row(4 * j));
+                queries[0] = y.x, queries[1] = y.y, queries[2] = y.z, queries[3] = y.w;
+            }
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                const float4 e = s[4 * j + t];
+                add(p, e, keys[4 * j + t]);
+                if constexpr (kOutput) add(o, e, queries[t]);
+            }
+        }
+        const bool bit3 = (lane & 8) != 0, bit2 = (lane & 4) != 0, bit1 = (lane & 2) != 0;
+        float four[4], two[2];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) four[c] = exchange(bit3 ? o[c] : p[c], bit3 ? p[c] : o[c], 8);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) two[c] = exchange(bit2 ? four[2 + c] : four[c], bit2 ? four[c] : four[2 + c], 4);
+        const float one = exchange(bit1 ? two[1] : two[0], bit1 ? two[0] : two[1], 2);
+        const float sum = exchange(one, one, 1);
+        const float decay = gate.x, beta = gate.y;
+        float d[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) d[c] = __shfl_sync(0xFFFFFFFFu, sum, (lane & 16) + 2 * c);
+        d[0] = __fmul_rn(beta, __fsub_rn(v.x, __fmul_rn(decay, d[0])));
+        d[1] = __fmul_rn(beta, __fsub_rn(v.y, __fmul_rn(decay, d[1])));
+        d[2] = __fmul_rn(beta, __fsub_rn(v.z, __fmul_rn(decay, d[2])));
+        d[3] = __fmul_rn(beta, __fsub_rn(v.w, __fmul_rn(decay, d[3])));
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            s[i].x = __fmaf_rn(keys[i], d[0], __fmul_rn(decay, s[i].x));
+            s[i].y = __fmaf_rn(keys[i], d[1], __fmul_rn(decay, s[i].y));
+            s[i].z = __fmaf_rn(keys[i], d[2], __fmul_rn(decay, s[i].z));
+            s[i].w = __fmaf_rn(keys[i], d[3], __fmul_rn(decay, s[i].w));
+        }
+        if constexpr (!kOutput) return 0.0f;
+        const float own = bit2 ? (bit1 ? d[3] : d[2]) : (bit1 ? d[1] : d[0]);
+        return __fmaf_rn(gate.z, own, __fmul_rn(decay, sum));
+    }
+
+  private:
+    __device__ static void add(float (&sum)[4], float4 e, float factor) {
+        sum[0] = __fmaf_rn(e.x, factor, sum[0]);
+        sum[1] = __fmaf_rn(e.y, factor, sum[1]);
+        sum[2] = __fmaf_rn(e.z, factor, sum[2]);
+        sum[3] = __fmaf_rn(e.w, factor, sum[3]);
+    }
+    /// mine + what the lane `mask` away gives.
+    __device__ static float exchange(float mine, float given, int mask) {
+        return __fadd_rn(mine, __shfl_xor_sync(0xFFFFFFFFu, given, mask));
+    }
+};
+
+#endif
+
+}  // namespace riptide::ops

@@ -1,0 +1,23 @@
+#include "ops/kv_compact.h"
+
+#include "ops/cuda.h"
+#include "ops/kv_append.h"
+#include "ops/op_cost.h"
+
+namespace riptide::ops {
+
+void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
+                const int32_t* kept) {
+    announce(ctx, "kv_compact", batch.rows());
+    RT_ASSERT(batch.sequences() == 1);
+    if (ctx.gpu != nullptr) return cuda::kv_compact(ctx, views, batch, path, kept);
+    for (const KvView& view : views) {
+        if (view.num_kv_heads == 0) continue;
+        // Row i of the path comes from index >= i, so going up never overwrites a row that is still to be moved.
+        for (int32_t i = 0; i < *kept; ++i)
+            kv_move(nullptr, view, view.slot(batch, 0, batch.committed[0] + path[i]),
+                    view.slot(batch, 0, batch.committed[0] + i));
+    }
+}
+
+}  // namespace riptide::ops

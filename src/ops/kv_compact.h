@@ -1,0 +1,21 @@
+// Keeping the K/V of an accepted way without the host.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/batch.h"
+#include "ops/kv_view.h"
+#include "tensor/context.h"
+
+namespace riptide::ops {
+
+/// In every layer copies the stored K and V of index committed + path[i] to index committed + i, for i < *kept, bit for
+/// bit: what SequenceState::commit(path) does on the host's word. batch: the step's, of one sequence. path i32,
+/// ascending, path[i] >= i, and kept lie in the device's memory, like the batch. views: of all layers; empty ones are
+/// passed over. Does not wait for the device. Cost: one launch for 64 layers (the host's way: two copies for each row
+/// and layer), and nothing is moved where the path is 0, 1, 2, ...
+void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
+                const int32_t* kept);
+
+}  // namespace riptide::ops

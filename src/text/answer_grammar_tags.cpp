@@ -1,0 +1,175 @@
+// Calls between tags as grammars.
+#include <algorithm>
+
+#include "text/answer_grammar.h"
+#include "text/grammar_regex.h"
+#include "text/json_schema.h"
+#include "text/section_parser.h"
+#include "text/tool_arguments.h"
+
+namespace riptide {
+
+namespace {
+
+using Expr = Grammar::Expr;
+using Type = ToolSchemas::Type;
+
+CharSet without(char c) { return complement({{static_cast<char32_t>(c), static_cast<char32_t>(c)}}); }
+
+class TagCallWriter {
+  public:
+    TagCallWriter(Grammar& grammar, const TagMarkup& markup, RawTexts& texts, bool strict)
+        : g_(grammar), markup_(markup), texts_(texts), options_{.lenient = !strict} {}
+
+    Expr write(const OfferedTool& tool) {
+        return g_.sequence({g_.text(markup_.before_name + tool.name + markup_.behind_name), all_arguments(tool.schema),
+                            g_.text(markup_.behind_arguments)});
+    }
+
+  private:
+    Expr all_arguments(const json::value& schema) {
+        const json::object* object = schema.if_object();
+        const auto field = [&](const char* key) { return object == nullptr ? nullptr : object->if_contains(key); };
+        const json::value *properties = field("properties"), *additional = field("additionalProperties");
+        const json::value *required = field("required"), *type = field("type");
+        if (!options_.lenient) check(object, type, properties);
+        std::vector<Expr> parts;
+        std::vector<std::string> names = {""};
+        if (properties != nullptr && properties->is_object())
+            for (const auto& [key, value] : properties->get_object()) {
+                const std::string place = fmt::format("#/properties/{}", std::string_view(key).substr(0, 80));
+                if (key.empty() || std::string_view(key).find_first_of(markup_.not_in_keys) != std::string_view::npos ||
+                    kCallSpace.find(key.front()) != std::string_view::npos ||
+                    kCallSpace.find(key.back()) != std::string_view::npos)
+                    throw GrammarError(place + ": not a name that can be written between tags");
+                const Expr one =
+                    argument(g_.text(std::string(key) + markup_.behind_key), value_of(schema, value, place));
+                parts.push_back(is_required(required, key) ? one : g_.optional(one));
+                names.emplace_back(key);
+            }
+        const bool closed = additional != nullptr && additional->is_bool() && !additional->get_bool();
+        if (closed || (additional == nullptr && names.size() > 1)) return g_.sequence(std::move(parts));
+        const bool typed = additional != nullptr && additional->is_object() && !additional->get_object().empty();
+        const Expr value =
+            typed ? closed_value(add_json_schema(g_, schema, *additional, "#/additionalProperties", options_))
+                  : raw_text(false);
+        const CharSet letters = normalized({{'0', '9'}, {'A', 'Z'}, {'a', 'z'}, {'_', '_'}, {'-', '-'}, {'.', '.'}});
+        const Expr key = other_text(
+            g_, names, letters, [](Grammar& g, const CharSet& set) { return g.chars(set); },
+            g_.text(markup_.behind_key));
+        parts.push_back(g_.repeat(argument(key, value), 0, Grammar::kUnbounded));
+        return g_.sequence(std::move(parts));
+    }
+
+    static bool is_boolean(const json::value& schema) {
+        const json::object* object = schema.if_object();
+        const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
+        return type != nullptr && *type == "boolean" && !object->contains("enum") && !object->contains("const");
+    }
+
+    static void check(const json::object* object, const json::value* type, const json::value* properties) {
+        if (object == nullptr || (type != nullptr && *type != "object") ||
+            (properties != nullptr && !properties->is_object()))
+            throw GrammarError("#: the parameters are not the schema of an object");
+        for (const char* word : {"$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if", "patternProperties",
+                                 "minProperties", "maxProperties", "propertyNames", "dependentRequired"})
+            if (object->contains(word)) throw GrammarError(fmt::format("#: '{}' is not supported here", word));
+    }
+
+    static bool is_required(const json::value* required, std::string_view key) {
+        return required != nullptr && required->is_array() &&
+               std::any_of(required->get_array().begin(), required->get_array().end(),
+                           [&](const json::value& name) { return name.is_string() && name.get_string() == key; });
+    }
+
+    /// `key` and `value` with what stands behind them.
+    Expr argument(Expr key, Expr value) {
+        return g_.sequence({g_.text(markup_.before_key), key, value, g_.text(markup_.behind_value)});
+    }
+    Expr end_of_value() { return g_.text(markup_.before_value_end + markup_.value_end); }
+    Expr closed_value(Expr value) { return g_.sequence({value, end_of_value()}); }
+
+    Expr value_of(const json::value& root, const json::value& schema, const std::string& place) {
+        const Type type = ToolSchemas::type_of_schema(schema);
+        if (type == Type::any) {
+            Expr value = add_json_schema(g_, root, schema, place, options_);
+            if (markup_.python_words && is_boolean(schema)) value = g_.choice({value, g_.words({"True", "False"})});
+            return closed_value(value);
+        }
+        if (!options_.lenient) {  // for its errors: what a string's schema may say is the same in JSON
+            Grammar scratch;
+            add_json_schema(scratch, root, schema, place, options_);
+        }
+        Expr text = g_.empty();
+        try {
+            text = raw_string(schema.get_object(), place);
+        } catch (const GrammarError& error) {
+            if (!options_.lenient) throw GrammarError(fmt::format("{}: {}", place, error.what()));
+            text = raw_text(false);
+        }
+        return type == Type::string ? text : g_.choice({text, closed_value(g_.text("null"))});
+    }
+
+    /// A string as it is, and the closing tag.
+    Expr raw_string(const json::object& schema, const std::string& place) {
+        const json::value *list = schema.if_contains("enum"), *constant = schema.if_contains("const");
+        if (list != nullptr || constant != nullptr) {
+            std::vector<std::string> words;
+            const auto add = [&](const json::value& value) {
+                const bool allowed = constant == nullptr || value == *constant;
+                if (value.is_string() && allowed && value.get_string().find(markup_.value_end) == json::string::npos)
+                    words.emplace_back(value.get_string());
+            };
+            if (list != nullptr && list->is_array())
+                std::for_each(list->get_array().begin(), list->get_array().end(), add);
+            else if (constant != nullptr) add(*constant);
+            return closed_value(g_.words(std::move(words)));
+        }
+        const CharWriter no_tags = [](Grammar& g, const CharSet& set) {
+            return g.chars(intersection(set, without('<')));
+        };
+        const json::value *pattern = schema.if_contains("pattern"), *format = schema.if_contains("format");
+        if (pattern != nullptr && pattern->is_string())
+            return closed_value(add_regex(g_, pattern->get_string(), true, no_tags));
+        if (format != nullptr && format->is_string())
+            return closed_value(add_regex(g_, regex_of_format(format->get_string()), false, no_tags));
+        const auto least = schema_count(schema, "minLength", place), most = schema_count(schema, "maxLength", place);
+        if (!most && least.value_or(0) <= 1) return raw_text(least.value_or(0) == 1);
+        return closed_value(g_.repeat(g_.chars(without('<')), least.value_or(0), most ? *most : Grammar::kUnbounded));
+    }
+
+    /// Any text up to the first closing tag, and this. What begins like the tag and is none: either another character
+    /// comes than the tag's next, or a new < does.
+    Expr raw_text(bool some) {
+        Expr& known = some ? texts_.some : texts_.any;
+        if (known >= 0) return known;
+        const std::string_view tag = markup_.value_end;
+        Expr broken = g_.choice({}), cut = g_.empty();  // behind the first i characters: a wrong one; a new <
+        for (std::size_t i = tag.size(); i-- > 1;) {
+            const char c = tag[i];
+            const Expr wrong = g_.chars(intersection(without(c), without('<')));
+            const Expr next = g_.text(tag.substr(i, 1));
+            broken = i + 1 == tag.size() ? wrong : g_.choice({wrong, g_.sequence({next, broken})});
+            cut = i + 1 == tag.size() ? g_.empty() : g_.optional(g_.sequence({next, cut}));
+        }
+        const Expr open = g_.text("<"), cuts = g_.repeat(g_.sequence({open, cut}), 0, Grammar::kUnbounded);
+        const Expr piece = g_.choice({g_.chars(without('<')), g_.sequence({cuts, open, broken})});
+        const Expr end = end_of_value(), pieces = g_.repeat(piece, 0, Grammar::kUnbounded);
+        Expr all = g_.sequence({pieces, cuts, end});
+        if (some) all = g_.choice({g_.sequence({piece, pieces, cuts, end}), g_.sequence({open, cut, cuts, end})});
+        return known = g_.named(all);
+    }
+
+    Grammar& g_;
+    const TagMarkup& markup_;
+    RawTexts& texts_;
+    const SchemaOptions options_;
+};
+
+}  // namespace
+
+Expr add_tag_call(Grammar& grammar, const TagMarkup& markup, RawTexts& texts, const OfferedTool& tool) {
+    return TagCallWriter(grammar, markup, texts, tool.strict).write(tool);
+}
+
+}  // namespace riptide

@@ -1,0 +1,48 @@
+// The answers of Qwen3, Qwen3-Coder, Qwen3.5 and their kind: thinking, text and tool calls out of the token stream.
+//
+//   answer := [ <think> ] [ reasoning </think> ] { text | call } <|im_end|>
+//   call   := <tool_call> ws ( tags | object ) ws </tool_call>
+//   tags   := <function=NAME> ws { <parameter=KEY> newline VALUE newline </parameter> ws } </function>
+//   object := {"name": NAME, "arguments": {...}}
+//
+// <think> </think> <tool_call> </tool_call> <|im_end|> are single tokens; the other tags are plain text. Each template
+// asks for one kind of call; the parser takes both, whichever comes.
+//
+// Rules where the format itself leaves a choice; outside calls see text/section_parser.h:
+// - Up to two newlines behind <think>, </think> and </tool_call>, and up to two directly before </think> and
+//   <tool_call>, are framing and dropped. At the end of the answer newlines are text.
+// - One newline at the start of a VALUE and one at its end are dropped.
+// - `</parameter>` ends a value if what follows, after white space, is `<parameter=`, `</tool_call>`, `<tool_call>`,
+//   `<|im_end|>`, the end of the answer, or a `</function>` behind which, after white space, one of the last four
+//   comes. Otherwise it belongs to the value.
+// - `</tool_call>` inside an open value, with or without `</function>` before it, belongs to the value, unless what
+//   follows, after white space, is `<tool_call>`, `<|im_end|>` or the end of the answer: then it closes the call. All
+//   other tags inside a value belong to it. The same holds of `</tool_call>` inside an open string of the object.
+// - NAME ends at `>`; white space round it is dropped. A call without a NAME as CallName has it is text. Any NAME is a
+//   call, whether or not a tool of that name was offered.
+// - A missing `</function>` or `</tool_call>` is supplied.
+// - Other text between the parts of a call is delivered as text. A key without a value is dropped.
+// - The object: see text/json_call.h for what is mended. It is a call once its name is known and its arguments begin,
+//   or it is closed; before that what cannot be read is text. Where its arguments cannot be read further, they are
+//   closed, the call is marked as incomplete, and what follows up to `</tool_call>` is text.
+// - If the answer ends inside a call, what is open is closed; a half-written tag, key or number is dropped.
+#pragma once
+
+#include <memory>
+
+#include "text/answer_form.h"
+#include "text/grammar.h"
+#include "text/parser_options.h"
+#include "text/stream_parser.h"
+
+namespace riptide {
+
+/// A parser for one answer.
+std::unique_ptr<StreamParser> make_qwen_parser(ParserOptions options);
+
+/// Answers that are held to a form, with calls between tags or in JSON; see add_answer (text/answer_grammar.h).
+/// Newlines stand where the templates write them, so that the parser takes away just these.
+Grammar qwen_tags_grammar(const AnswerForm& form);
+Grammar qwen_json_grammar(const AnswerForm& form);
+
+}  // namespace riptide

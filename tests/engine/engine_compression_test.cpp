@@ -1,0 +1,236 @@
+// Compressed prompts through the engine: the scorer's thread, the answers, who gets the whole prompt.
+#include <thread>
+
+#include "base/error.h"
+#include "engine/compressor.h"
+#include "engine/model_text.h"
+#include "tests/engine/engine_world.h"
+
+namespace riptide::testing {
+namespace {
+
+/// Scores all tokens alike but those of a word; can be held up.
+class Gate {
+  public:
+    PromptScorer scorer(const std::string& name = "gate") {
+        return {name, nullptr, [this](const ScoreCall& call) { return score(call); }};
+    }
+    void close() { set(false); }
+    void open() { set(true); }
+    /// Until a call is inside.
+    void wait_for_call() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return inside_ > 0; });
+    }
+    std::atomic<int> calls = 0;
+    std::atomic<bool> broken = false;
+
+  private:
+    std::vector<float> score(const ScoreCall& call) {
+        std::unique_lock lock(mutex_);
+        ++calls;
+        ++inside_;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return open_; });
+        --inside_;
+        RT_CHECK(!broken, "the scorer is broken");
+        std::vector<float> out(call.tokens.size());
+        for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(call.tokens[i] % 7);
+        return out;
+    }
+    void set(bool open) {
+        const std::lock_guard lock(mutex_);
+        open_ = open;
+        changed_.notify_all();
+    }
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool open_ = true;
+    int inside_ = 0;
+};
+
+std::string filler(int lines) {
+    std::string out;
+    for (int i = 0; i < lines; ++i) out += fmt::format("Entry {}: the pump of hall {} ran {} min.\n", i, i % 7, i % 50);
+    return out;
+}
+
+EngineOptions options_with(Gate& gate, CompressMode mode = CompressMode::always) {
+    EngineOptions o = demo_options();
+    o.scorer = gate.scorer();
+    o.compression = {.mode = mode, .keep = 0.2, .above = 300};
+    return o;
+}
+
+TEST(EngineCompression, an_answer_is_that_to_the_kept_tokens) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    const Heard heard = ask(engine, chat(filler(60) + "What is 12 plus 30?", 12));
+    ASSERT_TRUE(heard.done);
+    const CompressionReport& report = heard.done->compression;
+    EXPECT_EQ(gate.calls, 1);
+    EXPECT_GT(report.original, 600);
+    EXPECT_EQ(heard.done->usage.prompt, report.kept);
+    EXPECT_LE(report.kept, report.budget);
+    EXPECT_GT(report.scored, 0);
+
+    const auto checkpoint = open_checkpoint(demo_path());
+    const ModelText text(*checkpoint);
+    const EncodedPrompt prompt = text.encode(chat(filler(60) + "What is 12 plus 30?").prompt);
+    const auto parts = text.parts(prompt);
+    Gate other;
+    Compressor compressor(*text.tokenizer(), text.fingerprint(), other.scorer());
+    const auto plan = compressor.plan({prompt.tokens, parts, "", true}, {.mode = CompressMode::always, .keep = 0.2});
+    ASSERT_TRUE(compressor.choose(*plan));
+    Request plain;
+    plain.prompt = kept_tokens(*plan);
+    plain.sampling.temperature = 0;
+    plain.sampling.max_tokens = 12;
+    plain.compression.mode = CompressMode::off;
+    const Heard alone = ask(engine, plain);
+    EXPECT_EQ(alone.done->compression.original, 0);
+    EXPECT_EQ(alone.done->usage.prompt, report.kept);
+    EXPECT_EQ(alone.tokens, heard.tokens);
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.compressed, 1);
+    EXPECT_EQ(stats.dropped_tokens, report.original - report.kept);
+    EXPECT_EQ(stats.scored_tokens, report.scored);
+    EXPECT_EQ(stats.scoring, 0);
+}
+
+TEST(EngineCompression, the_next_turn_finds_the_kept_tokens_in_the_prefix_cache) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+    const Heard first = ask(engine, request);
+    auto& prompt = std::get<ChatPrompt>(request.prompt);
+    prompt.messages.push_back({{"role", "assistant"}, {"content", first.text}});
+    prompt.messages.push_back({{"role", "user"}, {"content", "And 5 more?"}});
+    const Heard second = ask(engine, request);
+    EXPECT_EQ(gate.calls, 1) << "nothing new to score";
+    EXPECT_GT(second.done->compression.remembered, 0);
+    EXPECT_GE(second.done->usage.cached, first.done->usage.prompt - 16) << second.done->cache_note;
+}
+
+TEST(EngineCompression, scoring_holds_nobody_up_and_can_be_cancelled) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    Listener listener;
+    gate.close();
+    Request slow = chat(filler(60), 8), behind = chat(filler(70), 8);
+    slow.n = 2;
+    const RequestId inside = engine.submit(slow, listener.sink(0, 2));
+    const RequestId queued = engine.submit(behind, listener.sink(1));
+    gate.wait_for_call();
+    EXPECT_EQ(engine.stats().scoring, 2);
+    EXPECT_EQ(engine.stats().waiting, 3);
+    EXPECT_EQ(ask(engine, chat("What is 12 plus 30?", 8)).done->reason, FinishReason::length) << "others go on";
+    for (const RequestId id : {inside, queued}) engine.cancel(id);
+    for (const auto& [key, index] : {std::pair{0, 0}, {0, 1}, {1, 0}}) {
+        const Heard heard = listener.answer(key, index);  // though the scorer is still busy
+        ASSERT_TRUE(heard.done);
+        EXPECT_EQ(heard.done->reason, FinishReason::cancelled);
+    }
+    EXPECT_EQ(engine.stats().scoring, 0);
+    EXPECT_EQ(engine.stats().waiting, 0);
+    gate.open();
+    EXPECT_TRUE(ask(engine, chat(filler(80), 4)).done);
+    engine.drain();
+    EXPECT_EQ(engine.stats().cancelled, 3);
+}
+
+TEST(EngineCompression, a_drain_waits_for_the_scorer_and_the_end_does_not_wait_for_answers) {
+    Gate gate;
+    Listener listener;
+    {
+        Engine engine(open_checkpoint(demo_path()), options_with(gate));
+        gate.close();
+        engine.submit(chat(filler(60), 4), listener.sink(0));
+        gate.wait_for_call();
+        std::thread opener([&] { gate.open(); });
+        engine.drain();
+        EXPECT_TRUE(listener.answer(0).done);
+        opener.join();
+        engine.resume();
+        gate.close();
+        engine.submit(chat(filler(61), 4), listener.sink(1));
+        gate.wait_for_call();
+        opener = std::thread([&] {
+            listener.answer(1);  // while the scorer is still inside
+            gate.open();
+        });
+        opener.detach();
+    }
+    EXPECT_EQ(listener.answer(1).done->reason, FinishReason::cancelled);
+}
+
+TEST(EngineCompression, a_scorer_that_fails_fails_that_request_alone) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    gate.broken = true;
+    const Heard heard = ask(engine, chat(filler(60), 4));
+    ASSERT_TRUE(heard.failed);
+    EXPECT_NE(heard.failed->message.find("the scorer is broken"), std::string::npos);
+    gate.broken = false;
+    EXPECT_TRUE(ask(engine, chat(filler(60), 4)).done);
+    EXPECT_EQ(engine.stats().failed, 1);
+    EXPECT_EQ(engine.stats().waiting, 0);
+}
+
+TEST(EngineCompression, prompts_beyond_the_context_fit_once_they_are_short) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    Request request = chat(filler(200), 4);
+    const Heard heard = ask(engine, request);
+    ASSERT_TRUE(heard.done);
+    EXPECT_GT(heard.done->compression.original, 1024);
+    request.compression.keep_tokens = 2000;
+    EXPECT_THROW(engine.submit(request, [](const Event&) {}), PromptTooLong);
+    request.compression = {.mode = CompressMode::off, .keep = {}, .keep_tokens = {}, .above = {}};
+    EXPECT_THROW(engine.submit(request, [](const Event&) {}), PromptTooLong);
+}
+
+TEST(EngineCompression, whoever_asks_for_exactness_gets_the_whole_prompt) {
+    Gate gate;
+    Engine engine(open_checkpoint(demo_path()), options_with(gate, CompressMode::automatic));
+    const auto original = [&](const Request& request) { return ask(engine, request).done->compression.original; };
+    const Request base = chat(filler(40), 4), brief = chat(filler(10), 4);
+    EXPECT_GT(original(base), 0);
+    EXPECT_EQ(original(brief), 0) << "below the threshold";
+    Request request = base;
+    request.deterministic = true;
+    EXPECT_EQ(original(request), 0);
+    request.compression.mode = CompressMode::always;
+    EXPECT_GT(original(request), 0);
+    const int calls = gate.calls;
+    EXPECT_GT(original(request), 0);
+    EXPECT_EQ(gate.calls, calls + 1) << "nothing is remembered for it";
+    request = base;
+    request.prompt_logprobs = true;
+    EXPECT_EQ(original(request), 0);
+    request.compression.mode = CompressMode::always;
+    EXPECT_THROW(engine.submit(request, [](const Event&) {}), Error);
+    request = base;
+    request.compression.above = 100000;
+    EXPECT_EQ(original(request), 0);
+    request.compression = {.mode = {}, .keep = 0.5, .keep_tokens = {}, .above = {}};
+    EXPECT_NEAR(static_cast<double>(ask(engine, request).done->compression.budget),
+                0.5 * static_cast<double>(original(base)), 1);
+    request.compression.keep = 1.5;
+    EXPECT_THROW(engine.submit(request, [](const Event&) {}), Error);
+    Request ids;
+    ids.prompt = engine.tokenize(base.prompt);
+    ids.sampling.max_tokens = 2;
+    EXPECT_EQ(original(ids), 0);
+    ids.compression.mode = CompressMode::always;
+    EXPECT_GT(original(ids), 0);
+
+    Engine plain(open_checkpoint(demo_path()), demo_options());
+    EXPECT_TRUE(ask(plain, base).done);
+    request = base;
+    request.compression.mode = CompressMode::always;
+    EXPECT_THROW(plain.submit(request, [](const Event&) {}), Error);
+}
+
+}  // namespace
+}  // namespace riptide::testing

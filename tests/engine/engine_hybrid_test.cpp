@@ -1,0 +1,151 @@
+// Models with recurrent state: it is exact at one length only, and company, guesses, preemption, cancellation and the
+// prefix cache still change nothing.
+#include <random>
+
+#include "tests/engine/engine_world.h"
+#include "tests/engine/test_drafters.h"
+#include "tests/models/fixture.h"
+
+namespace riptide::testing {
+namespace {
+
+std::string hybrid_path() { return fixture_path("qwen35_moe") + "/model.safetensors"; }
+
+EngineOptions hybrid_options() {
+    EngineOptions o = demo_options();
+    o.choose_kv = false;
+    o.k_dtype = o.v_dtype = DType::f32;
+    return o;
+}
+
+std::vector<int32_t> invent(std::mt19937& random, size_t n) {
+    std::vector<int32_t> tokens(n);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 128);
+    return tokens;
+}
+
+/// Requests that share beginnings, some drawn at random.
+std::vector<Request> requests(size_t count) {
+    std::mt19937 random(3);
+    const Prompt text = Fixture("qwen35_moe").prompts.back();
+    std::vector<int32_t> shared = text.tokens;  // twice, so that guesses are right at times
+    shared.insert(shared.end(), text.greedy.begin(), text.greedy.end());
+    shared.insert(shared.end(), text.tokens.begin(), text.tokens.end());
+    std::vector<Request> all;
+    for (size_t i = 0; i < count; ++i) {
+        std::vector<int32_t> prompt(shared.begin(), shared.begin() + static_cast<ptrdiff_t>(random() % shared.size()));
+        const std::vector<int32_t> own = invent(random, 1 + random() % 30);
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        Request r = continuation(prompt, static_cast<int64_t>(1 + random() % 90));
+        r.sampling.seed = i;
+        r.sampling.temperature = i % 2 == 0 ? 0 : 1;
+        r.priority = static_cast<int32_t>(random() % 3);
+        r.deterministic = test_gpu() != nullptr;  // prefill rounds otherwise there
+        all.push_back(std::move(r));
+    }
+    return all;
+}
+
+std::vector<std::vector<int32_t>> alone(const std::vector<Request>& all) {
+    EngineOptions o = hybrid_options();
+    o.prefix_cache = false;
+    o.max_running = 1;
+    const auto engine = Engine::open(hybrid_path(), o);
+    std::vector<std::vector<int32_t>> tokens;
+    for (const Request& request : all) tokens.push_back(ask(*engine, request).tokens);
+    return tokens;
+}
+
+EngineStats expect_lone_answers(const EngineOptions& o, int cancel_every) {
+    const std::vector<Request> all = requests(40);
+    const std::vector<std::vector<int32_t>> expected = alone(all);
+    const auto engine = Engine::open(hybrid_path(), o);
+    Listener listener;
+    std::vector<RequestId> ids;
+    engine->pause();
+    for (size_t i = 0; i < all.size(); ++i) {
+        ids.push_back(engine->submit(all[i], listener.sink(static_cast<int>(i))));
+        if (i == all.size() / 2) engine->resume();
+    }
+    for (size_t i = 5; cancel_every > 0 && i < ids.size(); i += static_cast<size_t>(cancel_every))
+        engine->cancel(ids[i]);
+    for (size_t i = 0; i < all.size(); ++i) {
+        const Heard heard = listener.answer(static_cast<int>(i));
+        EXPECT_TRUE(heard.done) << (heard.failed ? heard.failed->message : "");
+        if (!heard.done || heard.done->reason == FinishReason::cancelled) continue;
+        EXPECT_EQ(heard.tokens, expected[i]) << "request " << i;
+    }
+    return engine->stats();
+}
+
+TEST(EngineHybrid, in_a_crowd_with_preemption_and_cancellations_each_gets_the_tokens_of_a_lone_run) {
+    EngineOptions o = hybrid_options();
+    o.context = 512;
+    o.kv_tokens = 512;  // little: requests drive each other out
+    o.max_running = 6;
+    o.checkpoint_every = 64;
+    EXPECT_GT(expect_lone_answers(o, 7).preempted, 0);
+}
+
+TEST(EngineHybrid, guesses_change_nothing) {
+    EngineOptions o = hybrid_options();
+    o.context = 512;
+    o.kv_tokens = 8 * o.context;
+    o.speculation.drafter = "ngram";
+    o.speculation.adaptive = false;
+    o.speculation.width = 5;
+    const EngineStats stats = expect_lone_answers(o, 0);
+    EXPECT_GT(stats.accepted_rows, 0);
+    EXPECT_GT(stats.drafted_rows, stats.accepted_rows);
+}
+
+TEST(EngineHybrid, a_hit_goes_on_from_the_newest_checkpoint_and_has_the_bits_of_a_cold_start) {
+    std::mt19937 random(11);
+    const std::vector<int32_t> base = invent(random, 300);
+    EngineOptions o = hybrid_options();
+    o.checkpoint_every = 64;
+    const auto engine = Engine::open(hybrid_path(), o);
+    EXPECT_EQ(ask(*engine, continuation(base, 8)).done->usage.cached, 0);
+    for (const size_t same : {299, 256, 200, 70, 63}) {
+        std::vector<int32_t> prompt(base.begin(), base.begin() + static_cast<ptrdiff_t>(same));
+        const std::vector<int32_t> own = invent(random, 20);
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        prompt[same] = (base[same] + 1) % 128;
+        Request request = continuation(prompt, 24);
+        request.deterministic = test_gpu() != nullptr;
+        const Heard warm = ask(*engine, request);
+        ASSERT_TRUE(warm.done);
+        if (test_gpu() == nullptr) {
+            EXPECT_EQ(warm.done->usage.cached, same == 299 ? 299 : static_cast<int64_t>(same) / 64 * 64) << same;
+        }
+        EXPECT_EQ(warm.tokens, alone({request})[0]) << same;
+    }
+}
+
+TEST(SessionHybrid, the_next_turn_of_a_chat_goes_on_from_what_was_kept) {
+    std::mt19937 random(12);
+    const Fixture fixture("qwen35_tied");
+    const auto session = fixture.session(32), fresh = fixture.session(32);
+    std::vector<int32_t> prompt = invent(random, 90);
+    for (int turn = 0; turn < 4; ++turn) {
+        GenerateRequest request;
+        request.prompt = prompt;
+        request.sampling.temperature = 0;
+        request.sampling.max_tokens = 12;
+        const GenerationResult answer = session->generate(request);
+        fresh->clear();
+        const GenerationResult cold = fresh->generate(request);
+        EXPECT_EQ(answer.tokens, cold.tokens);
+        EXPECT_EQ(answer.logits_hash, cold.logits_hash);
+        if (turn > 0) {
+            EXPECT_EQ(answer.reused_tokens, turn == 3 ? 0 : std::ssize(prompt) - 50 - 14) << turn;
+        }
+        prompt.resize(prompt.size() - 2);  // a template writes other tokens behind a message that is over
+        const std::vector<int32_t> more = invent(random, 50);
+        prompt.insert(prompt.end(), more.begin(), more.end());
+        if (turn == 2) prompt[5] = (prompt[5] + 1) % 128;
+    }
+}
+
+}  // namespace
+}  // namespace riptide::testing

@@ -1,0 +1,92 @@
+#include "tests/ops/delta_bound.h"
+
+namespace riptide {
+namespace {
+
+struct Worst {
+    double output = 0, state = 0;
+};
+
+/// The largest shares of the bounds over a chain from nothing.
+Worst worst_of(const DeltaShape& shape, size_t rows, Family family) {
+    OpContext op(2, int64_t{16} << 20);
+    op.ctx.family = family;
+    DeltaWorld world(op, shape, 21);
+    DeltaSequence s = world.sequence();
+    const std::vector<uint64_t> ids = delta_ids(rows, 22);
+    const DeltaRowsOut out = world.feed(s, ids, rows);
+    DeltaWorld::Columns columns = world.make_columns(ids);
+    const auto n = static_cast<int64_t>(rows);
+    const ops::GatedDeltaInput in = world.host_input(columns, n);
+    std::vector<double> conv(static_cast<size_t>(world.view.conv_floats())), y(rows * out[0].size());
+    std::vector<double> state(static_cast<size_t>(world.view.state_elements()));
+    ops::gated_delta_ref<double>(in, world.view, conv.data(), state.data(), y.data());
+    DeltaBound bound(in, world.view);
+    BoundCheck outputs, states;
+    for (size_t r = 0; r < rows; ++r) {
+        const std::vector<Near> near = bound.next();
+        for (size_t e = 0; e < near.size(); ++e) {
+            const double expected = y[r * near.size() + e];
+            // The bound's own arithmetic is that of the contract, not of the reference: they must agree.
+            EXPECT_NEAR(near[e].value, expected, 1e-9 * std::max(1.0, std::abs(expected)));
+            outputs.add(out[r][e], expected, near[e].error);
+        }
+    }
+    const std::vector<float> slot = world.slot_of(s);
+    const float* stored = slot.data() + world.view.conv_floats();
+    for (int64_t h = 0; h < shape.value_heads; ++h)
+        for (int64_t j = 0; j < shape.value_dim; ++j) {
+            double squares = 0;
+            for (int64_t i = 0; i < shape.key_dim; ++i) {
+                const auto at = static_cast<size_t>((h * shape.key_dim + i) * shape.value_dim + j);
+                squares += std::pow(stored[at] - state[at], 2);
+            }
+            states.add(std::sqrt(squares), 0, bound.state_error(h, j));
+        }
+    return {outputs.worst(), states.worst()};
+}
+
+TEST(gated_delta, outputs_and_state_stay_within_the_bounds_of_the_double_reference) {
+    std::vector<DeltaShape> shapes = {
+        {},
+        {.key_dim = 16, .value_dim = 24, .heads = DeltaHeads::tiled},
+        {.key_heads = 3, .value_heads = 3, .key_dim = 20, .value_dim = 7, .conv_width = 3},
+        {.key_heads = 1, .value_heads = 3, .key_dim = 64, .value_dim = 40, .conv_width = 1},
+        {.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 128, .decay = 0.01f},
+        {.decay = 1e-7f, .gate = 20.0f},
+        {.decay = 40.0f, .gate = 20.0f},
+    };
+    for (const Family family : test_families())
+        for (const DeltaShape& shape : shapes)
+            for (const size_t rows : {1, 4, 30, 200}) {
+                const Worst worst = worst_of(shape, rows, family);
+                const std::string what = fmt::format("{}, {} rows, {}", shape_name(shape), rows, family_name(family));
+                EXPECT_LE(worst.output, 1.0) << what;
+                EXPECT_LE(worst.state, 1.0) << what;
+                // One row may meet no large error, and roundings of a long memory cancel.
+                if (rows >= 30) {
+                    EXPECT_GE(worst.output, 0.02) << "the bound is too loose: " << what;
+                }
+                if (rows <= 4) {
+                    EXPECT_GE(worst.state, 0.02) << "the bound is too loose: " << what;
+                }
+            }
+}
+
+TEST(gated_delta, the_sizes_of_real_models_stay_within_the_bounds) {
+    for (const Family family : test_families())
+        for (const int64_t value_heads : {16, 48}) {
+            const Worst worst = worst_of({.key_heads = 16,
+                                          .value_heads = value_heads,
+                                          .key_dim = 128,
+                                          .value_dim = 128,
+                                          .decay = 0.05f,
+                                          .slots = 1},
+                                         5, family);
+            EXPECT_LE(worst.output, 1.0);
+            EXPECT_LE(worst.state, 1.0);
+        }
+}
+
+}  // namespace
+}  // namespace riptide
