@@ -24,8 +24,8 @@ struct ScorerOptions {
     std::vector<int32_t> score_layers;
     /// Sinks, window, threshold and budget of attention. full_from is the scorer's own affair: it follows last_blocks.
     ops::SparseOptions sparse;
-    int32_t last_blocks = 2;    // the blocks of 128 tokens that end a prompt read everything
-    int64_t chunk_rows = 8192;  // rows computed at a time, a multiple of 128
+    int32_t last_blocks = 2;     // the blocks of 128 tokens that end a prompt read everything
+    int64_t chunk_rows = 16384;  // rows computed at a time, a multiple of 128
 };
 
 class Scorer;
