@@ -147,6 +147,13 @@ def synthetic_models():
     bad(64, "--frontier", "bench", model, "--frontier=12,x")
     load = json.loads(good("bench", model, "--device", "cpu", "--serve", "--prompt", 16, "--batch", "1,2", "--gen", 4,
                            "--json", timeout=300))
+    scorer = ROOT / "tests/fixtures/qwen3_tied"
+    rows = json.loads(good("bench", scorer, "--device", "cpu", "--scorer", "--prompt", 300, "--turn", 100, "--question", 8,
+                           "--score-layers", "0,2", "--alpha", 0.5, "--repeat", 1, "--json"))["rows"]
+    expect([(row["what"], row["tokens"]) for row in rows] == [("whole", 300), ("turn", 300)] and rows[1]["prefix_bytes"] > 0,
+           f"bench --scorer measures prompts and turns: {rows}")
+    bad(64, "--question", "bench", scorer, "--device", "cpu", "--scorer", "--prompt", 8, "--question", 8)
+    bad(65, "layer 3", "bench", scorer, "--device", "cpu", "--scorer", "--prompt", 300, "--score-layers", 3)
     expect([row["sequences"] for row in load["results"]] == [1, 2], "bench --serve measures each number of answers")
     expect(all(len(row["tok_s"]["values"]) == 3 for row in load["results"]), "bench --serve measures each stretch")
     load = json.loads(good("bench", model, "--device", "cpu", "--serve", "--prompt", 16, "--beside", "2,100", "--agent",

@@ -27,6 +27,7 @@ struct Bench {
         wanted.score_layers = flags.layers;
         wanted.sparse.alpha = flags.alpha;
         wanted.sparse.most_blocks = flags.blocks;
+        if (model.chunk > 0) wanted.chunk_rows = model.chunk;
         scorer = std::make_unique<Scorer>(*checkpoint, wanted, gpu.get());
         threads = std::make_unique<ThreadPool>(model.threads);
         arena = std::make_unique<Arena>(int64_t{1} << 20, gpu.get());
@@ -107,6 +108,9 @@ json::object to_json(const Row& row) {
 
 int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchOptions& options,
                  const std::vector<int64_t>& prompts, bool as_json) {
+    for (const int64_t prompt : prompts)
+        RT_CHECK(prompt > flags.question, ErrorKind::usage, "--prompt {} --question {}: expected a longer prompt",
+                 prompt, flags.question);
     Bench bench(model, flags);
     const ModelInfo& info = bench.scorer->info();
     json::array rows;
@@ -120,8 +124,6 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
             bench.gpu ? bench.gpu->info().name : fmt::format("{} threads", bench.threads->size()), "", "tokens",
             "computed", "time", "tok/s", "spread", "prefix");
     for (const int64_t prompt : prompts) {
-        RT_CHECK(prompt > flags.question, ErrorKind::usage, "--prompt {} --question {}: expected a longer prompt",
-                 prompt, flags.question);
         const std::vector<int32_t> tokens = made_up_tokens(prompt, info.vocab_size);
         for (const bool turn : {false, true}) {
             if (interrupted()) return 130;
@@ -145,12 +147,15 @@ void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
                                 "Measure a Qwen3 model that scores prompts for compression: whole prompts, and turns "
                                 "behind what is kept");
     const auto add = [&](const char* name, auto& value, const char* help) {
-        return cmd.add_option(name, value, help)->capture_default_str()->needs(flags.option);
+        return cmd.add_option(name, value, help)
+            ->capture_default_str()
+            ->needs(flags.option)
+            ->group("Scoring prompts (--scorer)");
     };
     add("--score-layers", flags.layers, "Layers that score, 0-based; left out: all. Those behind the last do not run")
         ->delimiter(',');
     add("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")
-        ->check(CLI::Range(0, 1));
+        ->check(CLI::Range(0.0, 1.0));
     add("--blocks", flags.blocks, "Blocks of 128 keys that a block of queries reads besides sinks and window")
         ->check(CLI::NonNegativeNumber);
     add("--question", flags.question, "Tokens at the end that ask")->check(CLI::PositiveNumber);

@@ -193,10 +193,13 @@ std::vector<float> Scorer::score(Context& ctx, std::span<const int32_t> tokens, 
 Workspace Scorer::workspace() const {
     const Qwen3Config& c = model_.config();
     const int64_t kv = c.num_key_value_heads * c.head_dim, value = gpu_ != nullptr ? 2 : 4;
-    Workspace of_layer = model_.workspace();
-    of_layer.per_token += 4 * c.hidden_size + 3 * value * kv + 2 * 2 * kv + 16;
-    of_layer.per_row += 4 * 4 * kv;
-    return of_layer;
+    const int64_t keys = c.num_key_value_heads * ops::score_key_columns(c.head_dim);
+    Workspace w = model_.workspace();
+    // The stream, K and V, scoring keys; their copies as attention reads them; masses and lists; the arrays of a batch.
+    w.per_token = 4 * c.hidden_size + value * (2 * kv + keys) + 2 * 4 * kv +
+                  options_.chunk_rows * c.num_attention_heads * 8 / (kBlock * kBlock) + 64;
+    w.per_row += 4 * kv;
+    return w;
 }
 
 }  // namespace riptide

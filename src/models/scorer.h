@@ -24,8 +24,8 @@ struct ScorerOptions {
     std::vector<int32_t> score_layers;
     /// Sinks, window, threshold and budget of attention. full_from is the scorer's own affair: it follows last_blocks.
     ops::SparseOptions sparse;
-    int32_t last_blocks = 2;    // the blocks of 128 tokens that end a prompt read everything
-    int64_t chunk_rows = 8192;  // rows computed at a time, a multiple of 128
+    int32_t last_blocks = 2;     // the blocks of 128 tokens that end a prompt read everything
+    int64_t chunk_rows = 16384;  // rows computed at a time, a multiple of 128
 };
 
 class Scorer;
@@ -90,8 +90,10 @@ class Scorer {
 
     const ModelInfo& info() const { return model_.info(); }
     const ScorerOptions& options() const { return options_; }
-    /// What score() takes from ctx.arena at most: rows are chunk_rows, tokens those of the prompt: the residual stream,
-    /// and one layer's K/V and scoring keys that all layers use in turn, if no prefix keeps them.
+    /// What score() takes from ctx.arena at most: rows are chunk_rows, tokens those of the prompt. Per token: the
+    /// residual stream, one layer's K/V and scoring keys that all layers use in turn (if no prefix keeps them),
+    /// attention's copies. On top of it, for each window row: 4 * H * d bytes a scoring layer, and H / 32 a token of
+    /// the prompt.
     Workspace workspace() const;
 
   private:

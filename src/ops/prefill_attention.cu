@@ -163,6 +163,7 @@ void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view
     args.attend.plan.key_tiles = static_cast<int32_t>(columns);
     args.attend.lists = result.lists.row<int32_t>(0);
     args.attend.list_stride = static_cast<int32_t>(columns + 1);
+    args.attend.counter = ctx.gpu->counters();
     args.options = options;
     const int64_t items = result.lists.rows() * args.attend.heads;
     void* const scratch = ctx.arena->allocate(columns * 2 * view.num_kv_heads * kTile * d * element);

@@ -126,6 +126,7 @@ struct AttendArgs {
     // ascending, the tile's own last. One sequence, no window. Null: all that it sees.
     const int32_t* lists = nullptr;
     int32_t list_stride = 0;
+    int32_t* counter = nullptr;  // of Gpu::counters(): query tiles that have been taken
 };
 
 /// Where the rows of a step go in the cache, and the values that go there.

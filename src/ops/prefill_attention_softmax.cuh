@@ -142,6 +142,7 @@ struct QueryTile {
     int first_tile = 0, end_tile = 0;  // key tiles, by absolute index
     int64_t scratch_tile = 0;          // of first_tile, with the KV head's tiles before it
 
+    QueryTile() = default;
     __device__ __forceinline__ QueryTile(const AttendArgs& args, int item, int tiles) {
         const Plan& plan = args.plan;
         const Place place = find_tile(plan, tiles - 1 - item / args.heads, false);

@@ -65,26 +65,56 @@ __device__ __forceinline__ int item_of(int round) {
     return round * blocks + (round % 2 == 0 ? me : blocks - 1 - me);
 }
 
+/// Sparse attention: the query tile that the producer has taken for its block, beside the queries. Lists differ in
+/// length, so tiles are not dealt in turn: who is done takes the next one.
+struct Dealt {
+    int row, rows, position, head, count;  // rows 0: none is left
+
+    __device__ __forceinline__ QueryTile tile() const {
+        QueryTile tile;
+        tile.row = row, tile.rows = rows, tile.position = position, tile.head = head;
+        tile.end_tile = position / kTile + 1;
+        return tile;
+    }
+};
+
+/// The next item for the producer's warp; the last block to find none clears the counter.
+__device__ __forceinline__ int take_item(const AttendArgs& args, int items, bool leader) {
+    int item = 0;
+    if (leader) {
+        item = atomicAdd(args.counter, 1);
+        if (item == items + static_cast<int>(gridDim.x) - 1) *args.counter = 0;
+    }
+    return __shfl_sync(~0u, item, 0);
+}
+
 /// One warp. Lane 0 copies.
 template <int kDim, bool kSparse>
-__device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDim>& shared, int tiles) {
+__device__ __forceinline__ void produce(const AttendArgs& args, const Shared<kDim>& shared, int tiles, Dealt& dealt) {
     const int items = tiles * args.heads;
     constexpr uint32_t kBytes = Shared<kDim>::kBytes;
     const bool leader = threadIdx.x % 32 == 0;
     Ring ring;
     uint32_t q_parity = 0;
-    for (int round = 0; round * static_cast<int>(gridDim.x) < items; ++round) {
-        const int item = item_of(round);
-        if (item >= items) continue;
+    for (int round = 0; kSparse || round * static_cast<int>(gridDim.x) < items; ++round) {
+        const int item = kSparse ? take_item(args, items, leader) : item_of(round);
+        if (item >= items) {
+            if constexpr (!kSparse) continue;
+            if (!leader) return;
+            barrier_wait(shared.q_empty(), q_parity ^ 1);
+            dealt.rows = 0;
+            return barrier_arrive(shared.q_full());
+        }
         const QueryTile tile(args, item, tiles);
         if (tile.rows == 0 || !leader) continue;
         barrier_wait(shared.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
+        const KeyTiles<kSparse> key_tiles(args, tile);
+        if constexpr (kSparse) dealt = {tile.row, tile.rows, tile.position, tile.head, key_tiles.count};
         barrier_expect(shared.q_full(), kBytes);
         const int64_t first_row = int64_t{tile.head} * args.rows + tile.row;
         bulk_copy(shared.q(), static_cast<const char*>(args.q) + first_row * kDim * 2, kBytes, shared.q_full());
         const char* const origin = static_cast<const char*>(args.scratch) + tile.scratch_tile * 2 * kBytes;
-        const KeyTiles<kSparse> key_tiles(args, tile);
         for (int i = 0; i < key_tiles.count; ++i, ring.next()) {
             const char* const source = origin + int64_t{key_tiles[i]} * 2 * kBytes;
             barrier_wait(shared.k_empty(ring.stage), ring.parity ^ 1);
@@ -141,21 +171,29 @@ __device__ __forceinline__ void start_values(float (&o)[kDim / 2], const uint32_
 
 /// One warpgroup: 64 rows of each query tile. `group` 0 or 1.
 template <class T, int kDim, bool kSparse>
-__device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDim>& shared, int tiles, int group) {
+__device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDim>& shared, int tiles, int group,
+                                        const Dealt& dealt) {
     const int items = tiles * args.heads;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
     const int warp_row = group * 64 + warp * 16, window = args.plan.window;
     const float scale = __fmul_rn(args.scale, 1.44269504f);
     Ring k_ring, v_ring;
     uint32_t q_parity = 0;
-    for (int round = 0; round * static_cast<int>(gridDim.x) < items; ++round) {
-        const int item = item_of(round);
-        if (item >= items) continue;
-        const QueryTile tile(args, item, tiles);
-        if (tile.rows == 0) continue;
+    for (int round = 0; kSparse || round * static_cast<int>(gridDim.x) < items; ++round) {
+        QueryTile tile;
+        if constexpr (kSparse) {
+            barrier_wait(shared.q_full(), q_parity);
+            tile = dealt.tile();
+            if (tile.rows == 0) return;
+        } else {
+            const int item = item_of(round);
+            if (item >= items) continue;
+            tile = QueryTile(args, item, tiles);
+            if (tile.rows == 0) continue;
+        }
         const int position = tile.position + warp_row + lane / 4;
         // Of a list only the last tile, the query tile's own, needs a mask: where the others lie does not matter here.
-        const int begin = kSparse ? tile.end_tile - KeyTiles<kSparse>(args, tile).count : tile.first_tile;
+        const int begin = kSparse ? tile.end_tile - dealt.count : tile.first_tile;
 
         uint32_t q[kDim / 4], p[kTile / 4];
         float s[kTile / 2], o[kDim / 2] = {}, factor[2];
@@ -166,7 +204,7 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
             softmax.step<kTile>(s, scale, factor);
         };
 
-        barrier_wait(shared.q_full(), q_parity);
+        if constexpr (!kSparse) barrier_wait(shared.q_full(), q_parity);
         q_parity ^= 1;
         load_queries<kDim>(q, shared.q(), warp_row + lane / 4, tile.row + warp_row + lane / 4);
         barrier_arrive(shared.q_empty());
@@ -220,6 +258,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
+    __shared__ Dealt dealt;
     const Shared<kDim> shared{(shared_address(memory) + 1023) / 1024 * 1024};  // the permutation counts from 1 KiB
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < kStages; ++i) {
@@ -237,10 +276,10 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
     const int tiles = count_tiles(args.plan);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) produce<kDim, kSparse>(args, shared, tiles);
+        if (threadIdx.x < 32) produce<kDim, kSparse>(args, shared, tiles, dealt);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume<T, kDim, kSparse>(args, shared, tiles, static_cast<int>(threadIdx.x / 128) - 1);
+        consume<T, kDim, kSparse>(args, shared, tiles, static_cast<int>(threadIdx.x / 128) - 1, dealt);
     }
 #endif
 }

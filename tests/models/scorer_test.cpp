@@ -186,6 +186,7 @@ TEST_P(ScorerTest, scores_are_those_of_the_formulas) {
     const std::vector<float> embedded = forward_pass(*session, tokens, Family::prefill).taps.at("tap.embed");
     const auto checkpoint = open_checkpoint(fixture.model_path());
     const Qwen3 on_host(*checkpoint, {});
+    double most = 0;
     for (const std::vector<int32_t>& layers : {std::vector<int32_t>{0, 1, 2}, {1}, {0, 2}}) {
         ScorerOptions options = everything();
         options.score_layers = layers;
@@ -218,8 +219,9 @@ TEST_P(ScorerTest, scores_are_those_of_the_formulas) {
         for (const QueryWindow& w : windows)
             for (int64_t j = w.begin; j < w.end; ++j) EXPECT_EQ(scores[static_cast<size_t>(j)], 0) << j;
         fmt::print("{}: off by {:.1e} of a mass of 1, allowed {:.1e}\n", fixture.name, off, allowed);
-        EXPECT_GE(off, 0.02 * allowed) << "the bound is too loose";
+        most = std::max(most, off / allowed);
     }
+    EXPECT_GE(most, 0.02) << "the bound is too loose";
 }
 
 TEST_P(ScorerTest, chunks_and_threads_give_the_same_bits) {
