@@ -64,6 +64,12 @@ def help_and_usage():
     bad(64, "temperature", "run", "--prompt", "x", "--temperature", "-1")
     bad(64, "top_p", "run", "--prompt", "x", "--top-p", "1.5")
     bad(64, "tokens", "run", "--prompt", "x", "-n", "-5")
+    bad(64, "--scorer", "run", "--prompt", "x", "--compress", "always")
+    bad(64, "--scorer", "run", "--prompt", "x", "--show-kept")
+    bad(64, "--keep", "run", "--prompt", "x", "--keep", "0")
+    bad(64, "--keep", "chat", "--message", "x", "--keep", "much")
+    bad(64, "--compress-above", "run", "--prompt", "x", "--compress-above", "-1")
+    bad(66, "no-scorer", "run", "--prompt", "x", "--scorer", "no-scorer.gguf")
 
 
 def bad_files():

@@ -95,6 +95,7 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     parser->finish(events);
     deliver();
     answer.message = builder.message();
+    if (shortener_ && shortener_->last() != nullptr) answer.compression = shortener_->last()->report;
     return answer;
 }
 

@@ -21,6 +21,7 @@ struct ChatAnswer {
     /// which nobody should execute.
     json::object message;
     GenerationResult result;
+    CompressionReport compression;  // of the prompt, if it was shortened
 };
 
 /// A session with its tokenizer, chat template and dialect. Not thread-safe.

@@ -60,6 +60,7 @@ json::object answer_json(Session& session, const ChatAnswer& answer) {
     json::object out = answer.message;
     out["finish_reason"] = finish_reason_name(answer.result.reason);
     out["usage"] = closing_json(session, answer.result);
+    if (answer.compression.original > 0) out["compression"] = answer.compression.facts();
     return out;
 }
 
@@ -120,6 +121,7 @@ int chat(const Options& o) {
     json::array messages = read_array(o.messages_file, "messages");
     RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
              "--system and --messages exclude each other: put the system message into the file");
+    compression_options(o.compress);  // what is wrong is said before anything is loaded
     PromptScorer scorer = open_scorer(o.compress, o.model);
     ChatModel model(open_session(o.model, speculation_options(o.draft)));
     model.shorten(o.compress, std::move(scorer));

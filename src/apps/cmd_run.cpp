@@ -94,6 +94,9 @@ int show_kept(const Options& o) {
 
 int run(const Options& o) {
     check_one_prompt(o);
+    compression_options(o.compress);  // what is wrong is said before anything is loaded
+    RT_CHECK(o.tokens_file.empty() || o.compress.scorer.empty(), ErrorKind::usage,
+             "--tokens and --scorer exclude each other: ids are fed as they are");
     if (o.show_kept) return show_kept(o);
     const AnswerFormat format = format_of(o);
     catch_interrupts();

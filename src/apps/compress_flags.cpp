@@ -28,7 +28,8 @@ void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
     cmd.add_option("--scorer", flags.scorer,
                    "A small Qwen3 model (GGUF file or folder) that reads long prompts first; the model then reads only "
                    "what matters to the question. Loses the rest");
-    cmd.add_option("--compress", flags.mode, "Which prompts: auto (those above --compress-above) | off | always")
+    cmd.add_option("--compress", flags.mode,
+                   "Which prompts: auto (those above --compress-above TOKENS, 32K) | off | always")
         ->check(CLI::IsMember({"auto", "off", "always"}))
         ->capture_default_str();
     cmd.add_option("--keep", flags.keep, "What is kept of them: a share (0.1), or tokens (4096, 8K)")

@@ -13,6 +13,9 @@ namespace riptide {
 
 namespace {
 
+/// Thrown through a scorer whose result nobody wants any more.
+struct Cancelled {};
+
 /// Everything that a scorer needs; members in the order in which they need each other.
 class ModelScorer {
   public:
@@ -21,7 +24,7 @@ class ModelScorer {
           checkpoint_(std::move(checkpoint)),
           scorer_(*checkpoint_, options.scorer, gpu_.get()),
           threads_(options.threads),
-          arena_(first_block(options.most_tokens), gpu_.get()) {
+          arena_(first_block(options.reserved_tokens), gpu_.get()) {
         context_.gpu = gpu_.get();
         context_.family = Family::prefill;
         context_.threads = &threads_;
@@ -30,10 +33,21 @@ class ModelScorer {
     }
 
     std::vector<float> score(const ScoreCall& call) {
-        if (call.cancel != nullptr && *call.cancel) return {};
         if (gpu_) use_on_this_thread(*gpu_);
         arena_.reset();
-        return scorer_.score(context_, call.tokens, call.windows);
+        const int64_t size = std::ssize(call.tokens), layers = scorer_.options().score_layers.back();
+        int64_t rows = 0;
+        context_.on_op = [&](const OpCost& op) {
+            if (call.cancel != nullptr && *call.cancel) throw Cancelled();
+            if (!call.on_progress || op.name != "sparse_attention") return;
+            rows += op.rows;
+            call.on_progress(rows / layers, size);
+        };
+        try {
+            return scorer_.score(context_, call.tokens, call.windows);
+        } catch (const Cancelled&) {
+            return {};
+        }
     }
 
   private:

@@ -13,14 +13,15 @@ namespace riptide {
 
 struct ModelScorerOptions {
     ScorerOptions scorer;
-    int threads = 0;                // on the CPU; 0: one for each hardware thread
-    std::optional<GpuOptions> gpu;  // run on this GPU, in a stream of its own
-    /// Prompts that it can be asked for, in its own tokens. On a GPU the memory for one is taken when it is opened.
-    int64_t most_tokens = 262'144;
+    int threads = 0;                         // on the CPU; 0: one for each hardware thread
+    std::optional<GpuOptions> gpu;           // run on this GPU, in a stream of its own
+    int64_t most_tokens = int64_t{1} << 20;  // of a prompt, in its own vocabulary
+    /// On a GPU the memory for a prompt of so many is taken when it is opened, for others when they come.
+    int64_t reserved_tokens = 131'072;
 };
 
-/// Loads it. Throws Error: see Scorer, load_tokenizer, Gpu::open. It cannot be broken off inside a prompt: it looks at
-/// ScoreCall::cancel before it begins, and does not report progress.
+/// Loads it. Throws Error: see Scorer, load_tokenizer, Gpu::open. It looks at ScoreCall::cancel before each op, and
+/// reports progress in tokens as far as layers go; on a GPU both are ahead of the device.
 PromptScorer open_scorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScorerOptions& options = {});
 
 }  // namespace riptide

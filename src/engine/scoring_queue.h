@@ -30,7 +30,7 @@ class ScoringQueue {
 
     /// `on_scored` is called on the queue's thread. The compressor must outlive the queue.
     ScoringQueue(Compressor& compressor, std::function<void()> on_scored);
-    /// Waits for the scorer, who may not look at `cancel`.
+    /// Waits until the scorer looks at `cancel`.
     ~ScoringQueue();
     ScoringQueue(const ScoringQueue&) = delete;
     ScoringQueue& operator=(const ScoringQueue&) = delete;

@@ -279,7 +279,7 @@ ChatPrompt random_chat(std::mt19937_64& rng) {
 }
 
 /// The texts of stretches that must be there byte for byte: they are not content.
-void check_kept(const Compressed& got, uint64_t seed) {
+void check_kept(const Compressed& got, uint64_t seed, int64_t& whole_turns) {
     SCOPED_TRACE(seed);
     const CompressionPlan& plan = *got.plan;
     const auto parts = demo().parts(got.prompt);
@@ -298,16 +298,21 @@ void check_kept(const Compressed& got, uint64_t seed) {
         }
     }
     ASSERT_EQ(kept, plan.report.kept);
-    ASSERT_EQ(kept, plan.report.forced + plan.report.remembered + (kept - plan.report.forced - plan.report.remembered));
     if (plan.report.remembered == 0) {
         ASSERT_TRUE(!plan.report.over() || kept == plan.report.forced) << "over the budget by choice";
     }
-    // The last user message: whole, or (if it is long) its first and last words.
+    // The last user message: whole, or (if it is long) its first and last words. And if the last turn fits into half of
+    // the budget, all of it.
     const auto last =
         std::find_if(parts.rbegin(), parts.rend(), [](const ChatPart& p) { return p.kind == ChatPart::Kind::user; });
     ASSERT_NE(last, parts.rend());
     if (last->tokens.size() <= std::clamp<int64_t>(plan.report.budget / 4, 32, 1024)) {
         for (int64_t at = last->tokens.begin; at < last->tokens.end; ++at) ASSERT_TRUE(plan.kept[at]);
+        const int64_t turn = std::ssize(plan.tokens) - last->tokens.begin;
+        if (turn <= plan.report.budget / 2 && plan.report.remembered == 0) {
+            ++whole_turns;
+            for (int64_t at = last->tokens.begin; at < std::ssize(plan.tokens); ++at) ASSERT_TRUE(plan.kept[at]);
+        }
     }
     for (int64_t at = last->tokens.end - 8; at < last->tokens.end; ++at)
         ASSERT_TRUE(plan.kept[std::max<int64_t>(0, at)]);
@@ -318,7 +323,7 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
     const uint64_t wanted = full_counts() ? 10'000 : 300;
     FakeScorer fake;
     Compressor compressor(*demo().tokenizer(), "f", fake.scorer());
-    int64_t compressed = 0, over = 0;
+    int64_t compressed = 0, over = 0, whole_turns = 0;
     for (uint64_t seed = 0; seed < wanted; ++seed) {
         std::mt19937_64 rng(seed);
         const ChatPrompt chat = random_chat(rng);
@@ -327,7 +332,7 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
         if (!got.plan) continue;
         ++compressed;
         over += got.plan->report.over();
-        check_kept(got, seed);
+        check_kept(got, seed, whole_turns);
         for (const json::value& tool : chat.tools) {
             const json::object& function = tool.at("function").as_object();
             const std::string description(function.at("description").as_string());
@@ -336,16 +341,16 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
             const size_t at = whole.find("<available_tools>"), end = whole.find("</available_tools>", at);
             ASSERT_NE(got.text.find(whole.substr(at, end - at)), std::string::npos) << "tool schemas, byte for byte";
         }
-        // The same prompt again is the same.
-        if (seed % 20 == 0) {
-            ASSERT_EQ(compress(compressor, chat, keeping(share), false).plan->tokens, got.plan->tokens);
+        if (seed % 20 == 0) {  // a function of the prompt, if nothing is remembered
+            const auto again = compress(compressor, chat, keeping(share), false);
+            ASSERT_EQ(compress(compressor, chat, keeping(share), false).plan->kept, again.plan->kept);
         }
         if (HasFatalFailure()) return;
     }
     EXPECT_GT(compressed, static_cast<int64_t>(wanted) / 2);
     EXPECT_GT(over, 0);
     EXPECT_LT(over, compressed);
-    fake.texts.clear();
+    EXPECT_GT(whole_turns, 0);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Compressed prompts through the engine: the scorer's thread, the answers, who gets the whole prompt.
+#include <random>
 #include <thread>
 
 #include "base/error.h"
@@ -230,6 +231,46 @@ TEST(EngineCompression, whoever_asks_for_exactness_gets_the_whole_prompt) {
     request = base;
     request.compression.mode = CompressMode::always;
     EXPECT_THROW(plain.submit(request, [](const Event&) {}), Error);
+}
+
+TEST(EngineCompression, threads_that_submit_and_cancel_disturb_nobody) {
+    Gate gate;
+    EngineOptions o = options_with(gate);
+    o.max_queue = 1000;
+    Engine engine(open_checkpoint(demo_path()), o);
+    std::vector<std::vector<int32_t>> alone;
+    const auto question = [](uint64_t i) { return chat(filler(static_cast<int>(40 + i)) + "What is 12 plus 30?", 2); };
+    for (uint64_t i = 0; i < 3; ++i) alone.push_back(ask(engine, question(i)).tokens);
+    std::atomic<int> wrong = 0, cancelled = 0;
+    const auto client = [&](uint64_t seed) {
+        std::mt19937_64 rng(seed);
+        Listener listener;
+        std::vector<uint64_t> asked;
+        for (int i = 0; i < 12; ++i) {
+            asked.push_back(rng() % 3);
+            Request request = question(asked.back());
+            request.priority = static_cast<int32_t>(rng() % 3);
+            const RequestId id = engine.submit(request, listener.sink(i));
+            if (rng() % 3 == 0) engine.cancel(id);
+            if (rng() % 6 == 0) engine.pause();
+            if (rng() % 3 == 0) engine.resume();
+        }
+        engine.resume();
+        for (int i = 0; i < 12; ++i) {
+            const Heard heard = listener.answer(i);
+            if (!heard.done) ++wrong;
+            else if (heard.done->reason == FinishReason::cancelled) ++cancelled;
+            else wrong += heard.tokens != alone[asked[static_cast<size_t>(i)]];
+        }
+    };
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < 4; ++t) threads.emplace_back(client, t + 1);
+    for (std::thread& thread : threads) thread.join();
+    engine.drain();
+    EXPECT_EQ(wrong, 0);
+    EXPECT_GT(cancelled, 0);
+    EXPECT_EQ(engine.stats().waiting, 0);
+    EXPECT_EQ(engine.stats().scoring, 0);
 }
 
 }  // namespace
