@@ -64,13 +64,15 @@ class SequenceState {
     /// Throws Error, with nothing changed, if the bytes do not fit this cache or the pages do not fit the length.
     void restore(std::span<const std::byte> saved, std::span<const int32_t> pages);
 
-    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with rings that the
-    /// caller fills (KvTransfer::load_rings) before the next step. REQUIRES as many pages as the length takes.
+    /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with rings that
+    /// the caller fills (KvTransfer::load_rings) before the next step. REQUIRES as many pages as the length takes.
     void adopt(int64_t length, std::span<const int32_t> pages);
 
     /// A second sequence with the same tokens: shares the pages, copies the rings. Throws Error (unavailable) without a
     /// free ring slot. REQUIRES no step running.
-    SequenceState fork() const;
+    SequenceState fork() const { return fork(length_); }
+    /// The same with its first `length` tokens. REQUIRES can_truncate(length).
+    SequenceState fork(int64_t length) const;
 
   private:
     bool tail_is_shared() const;

@@ -57,6 +57,9 @@ class EngineLoop {
     /// REQUIRES begun() == 0.
     void change_weights(const std::string& old, int64_t version);
 
+    /// The model has been loaded anew, whose weights a drafter may share. REQUIRES begun() == 0.
+    void renew_drafter();
+
     /// Microseconds of the clock that requests are measured by.
     int64_t now_us() const;
     /// For tests: layers of a prompts' step that run beside a decode part, in place of what PromptPace says.
@@ -99,6 +102,10 @@ class EngineLoop {
     // engine_draft.cpp
     void propose_drafts();
     void draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row);
+    void make_speculator();
+    bool reads_layers() const { return speculator_ && !speculator_->drafter().capture_layers().empty(); }
+    bool follows(const Answer& answer, const StepItem& item);
+    void feed_drafter(std::span<const StepItem> items, std::span<const RequestId> ids);
     void tell_drafter(const StepPlan& plan, int64_t steps, double seconds);
 
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
@@ -146,7 +153,7 @@ class EngineLoop {
     std::function<int64_t()> part_layers_;
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
-    std::unique_ptr<Speculator> speculator_;             // null: nobody guesses
+    std::unique_ptr<Speculator> speculator_;  // null: nobody guesses
     std::vector<Speculator::Wanted> drafts_wanted_;
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
