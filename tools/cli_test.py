@@ -151,6 +151,13 @@ def synthetic_models():
                f"a bench row is complete: {row['what']}")
         expect(abs(sum(op["seconds"] for op in row["ops"]) - row["ops_seconds"]) < 1e-9, "the ops add up")
     bad(64, "--frontier", "bench", model, "--frontier=12,x")
+    table = json.loads(good("bench", model, "--device", "cpu", "--prompt", 16, "--depth", 20, "--verify-rows", "1,5", "--gen", 4,
+                            "--repeat", 2, "--profile", "--json", timeout=300))
+    checked = table["rows"][2:]
+    expect([(row["what"], row["rows"], row["tokens"]) for row in checked] == [("verify 1 at 20", 1, 4), ("verify 5 at 20", 5, 20)],
+           f"bench checks rows of one sequence: {checked}")
+    expect(all(len(row["tok_s"]) == 2 and len(row["ops"]) > 3 for row in checked), "a row of checks is complete")
+    expect(checked[1]["bytes"] > checked[0]["bytes"], "more rows read more experts")
     load = json.loads(good("bench", model, "--device", "cpu", "--serve", "--prompt", 16, "--batch", "1,2", "--gen", 4,
                            "--json", timeout=300))
     scorer = ROOT / "tests/fixtures/qwen3_tied"

@@ -109,6 +109,24 @@ class Together {
             for (SequenceState& state : states_) state.commit_prefix(1);
         }
     }
+    /// Steps of some rows of the first sequence, which are dropped again.
+    void verify(int64_t rows, int64_t steps) {
+        SequenceState& state = states_.front();
+        const StepItem item{
+            &state,
+            std::span(ids_.front()).subspan(static_cast<size_t>(state.length()), static_cast<size_t>(rows)),
+            {},
+            StepRows::Logits::all,
+            {}};
+        std::vector<int32_t> drawn(static_cast<size_t>(rows));
+        Tensor best;
+        for (int64_t t = 0; t < steps && !interrupted(); ++t) {
+            best = ops::most_likely(runner_.context(), runner_.step(std::span(&item, 1)));
+            state.commit_prefix(0);
+        }
+        if (Gpu* gpu = runner_.context().gpu; gpu != nullptr && best.data != nullptr)
+            gpu->to_host(drawn.data(), best.data, rows * int64_t{sizeof(int32_t)});
+    }
     void rewind(int64_t depth) {
         for (size_t s = 0; s < states_.size(); ++s) {
             if (saved_.empty()) states_[s].truncate(depth);
@@ -153,6 +171,7 @@ std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t l
 
 std::string BenchRow::name() const {
     if (kind == Kind::prefill) return fmt::format("prefill {}", tokens);
+    if (kind == Kind::verify) return fmt::format("verify {} at {}", rows, depth);
     return sequences == 1 ? fmt::format("decode at {}", depth) : fmt::format("decode {} x at {}", sequences, depth);
 }
 
@@ -162,7 +181,7 @@ double BenchRow::spread() const { return median() == 0 ? 0 : (rates.back() - rat
 
 double BenchRow::seconds() const {
     if (median() == 0) return 0;
-    return static_cast<double>(kind == Kind::prefill ? tokens : sequences) / median();
+    return static_cast<double>(kind == Kind::prefill ? tokens : sequences * rows) / median();
 }
 
 BenchRow bench_prefill(Session& session, const BenchOptions& o, int64_t prompt) {
@@ -228,6 +247,26 @@ BenchRow bench_decode(Session& session, const BenchOptions& o, int64_t wanted) {
     if (interrupted() || !rewind()) return row;
     observe_decode(
         session.runner().context(), o, depth, 1, [&](int64_t steps) { decode(session, forced, steps); }, row);
+    return row;
+}
+
+BenchRow bench_verify(Session& session, const BenchOptions& o, int64_t depth, int64_t rows) {
+    RT_CHECK(o.gen <= Together::kChunk, ErrorKind::usage, "--gen {}: with --verify-rows at most {}", o.gen,
+             Together::kChunk);
+    BenchRow row{.kind = BenchRow::Kind::verify, .depth = depth, .rows = rows, .tokens = o.gen * rows};
+    Together one(session, depth, rows, 1);
+    for (int i = -1; i < o.repeat && !interrupted(); ++i) {
+        const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;
+        const auto start = std::chrono::steady_clock::now();
+        one.verify(rows, steps);
+        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(steps * rows) / seconds_since(start));
+    }
+    std::sort(row.rates.begin(), row.rates.end());
+    if (interrupted()) return row;
+    BenchOptions at_depth = o;
+    at_depth.gen = 0;  // every step is in the same place
+    observe_decode(
+        one.runner().context(), at_depth, depth, 1, [&](int64_t steps) { one.verify(rows, steps); }, row);
     return row;
 }
 

@@ -22,10 +22,11 @@ struct BenchOptions {
 
 /// One line of the bench. All tokens fed are made up, and each decoded row's most likely token is found all the same.
 struct BenchRow {
-    enum class Kind { prefill, decode };
+    enum class Kind { prefill, decode, verify };
     Kind kind = Kind::prefill;
     int64_t depth = 0;          // tokens of context before: of the first decoded token
     int64_t sequences = 1;      // that decode together
+    int64_t rows = 1;           // verify: of the one sequence in a step
     int64_t tokens = 0;         // in a repeat
     std::vector<double> rates;  // tok/s of each repeat, sorted
     double bytes = 0;  // of weights and K/V, see OpCost: of the prompt, or of one step in the middle of a repeat
@@ -46,5 +47,9 @@ BenchRow bench_decode(Session& session, const BenchOptions& options, int64_t dep
 /// Decodes several sequences together behind `depth` tokens each, in K/V of their own: one step of the runner with a
 /// row each, the most likely tokens brought to the host, the next made-up tokens. REQUIRES gen <= 512.
 BenchRow bench_batch(Session& session, const BenchOptions& options, int64_t depth, int64_t sequences);
+/// Steps of the decode family that feed `rows` tokens to one sequence behind `depth` of its own, as checking a chain of
+/// guesses does, and find the most likely token behind each; nothing of it is kept. The host launches steps without
+/// waiting for the one before. REQUIRES gen <= 512, rows <= 256.
+BenchRow bench_verify(Session& session, const BenchOptions& options, int64_t depth, int64_t rows);
 
 }  // namespace riptide::apps

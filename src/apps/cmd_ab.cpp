@@ -20,7 +20,7 @@ struct Options {
     SamplingFlags sampling;
     int repeat = 1;
     int64_t most_prompts = 1000;
-    bool as_json = false;
+    bool as_json = false, host_rounds = false;
 };
 
 constexpr int64_t kDefaultTokens = 128;
@@ -40,6 +40,8 @@ int ab(Options o) {
     catch_interrupts();
     if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
+    for (AbMode& mode : modes)
+        if (mode.speculation && o.host_rounds) mode.speculation->rounds = SpeculationOptions::Rounds::host;
     const auto session = open_session(o.model);
     AbOptions options;
     options.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
@@ -100,6 +102,8 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--repeat", options->repeat, "Answers to each prompt and mode; the fastest counts")
         ->check(CLI::Range(1, 100))
         ->capture_default_str();
+    cmd->add_flag("--host-rounds", options->host_rounds,
+                  "On a GPU: draft and check through the host, also with a DFlash drafter");
     cmd->add_flag("--json", options->as_json, "Print one JSON object");
     cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by guesses, acceptance by slot");
     cmd->footer(

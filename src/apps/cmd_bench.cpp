@@ -21,7 +21,7 @@ struct Options {
     BenchOptions bench;
     ServeFlags serve;
     ScorerFlags scorer;
-    std::vector<int64_t> prompts = {512}, depths = {0}, batches;
+    std::vector<int64_t> prompts = {512}, depths = {0}, batches, verify_rows;
     std::string frontier;
     bool as_json = false;
 };
@@ -35,7 +35,7 @@ struct Roof {
 
     double share(const BenchRow& row) const {
         if (row.seconds() == 0) return 0;
-        if (row.kind == BenchRow::Kind::decode)
+        if (row.kind != BenchRow::Kind::prefill)
             return bytes_per_second == 0 ? 0 : row.bytes / row.seconds() / bytes_per_second;
         return flops_per_second == 0 ? 0 : row.flops / row.seconds() / flops_per_second;
     }
@@ -112,10 +112,13 @@ void print_profile(const BenchRow& row) {
 json::object to_json(const BenchRow& row, const Roof& roof) {
     const double seconds = row.seconds();
     json::object out = {{"what", row.name()},
-                        {"kind", row.kind == BenchRow::Kind::prefill ? "prefill" : "decode"},
+                        {"kind", row.kind == BenchRow::Kind::prefill  ? "prefill"
+                                 : row.kind == BenchRow::Kind::verify ? "verify"
+                                                                      : "decode"},
                         {"tokens", row.tokens},
                         {"depth", row.depth},
                         {"sequences", row.sequences},
+                        {"rows", row.rows},
                         {"tok_s", json::value_from(row.rates)},
                         {"median", row.median()},
                         {"spread", row.spread()},
@@ -187,6 +190,9 @@ int bench(const Options& o) {
             show(sequences == 1 ? bench_decode(*session, o.bench, depth)
                                 : bench_batch(*session, o.bench, std::max<int64_t>(1, depth), sequences));
         }
+    for (const int64_t depth : depths)
+        for (const int64_t n : o.verify_rows)
+            if (!interrupted()) show(bench_verify(*session, o.bench, std::max<int64_t>(1, depth), n));
     if (o.as_json) print_json(*session, roof, rows);
     else if (o.bench.profile)
         fmt::print(
@@ -219,6 +225,12 @@ void add_bench(CLI::App& app, Action& action) {
            "Sequences that decode together; left out: 1, with --serve 1, 2, 4 ... 8 on the CPU or 128 on a GPU")
         ->delimiter(',')
         ->check(CLI::Range(1, 256));
+    CLI::Option* verify =
+        cmd->add_option("--verify-rows", options->verify_rows,
+                        "Rows of one sequence in a step, as a check of guesses has them: time a step of each, such as "
+                        "1,2,4,8,16,24,32")
+            ->delimiter(',')
+            ->check(CLI::Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
     CLI::Option* profile =
@@ -230,9 +242,10 @@ void add_bench(CLI::App& app, Action& action) {
         "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
     add_serve_flags(*cmd, options->serve);
-    for (CLI::Option* option : {depth, frontier, profile, random}) options->serve.option->excludes(option);
+    for (CLI::Option* option : {depth, frontier, profile, random, verify}) options->serve.option->excludes(option);
     add_scorer_flags(*cmd, options->scorer);
-    for (CLI::Option* option : {depth, frontier, options->serve.option}) options->scorer.option->excludes(option);
+    for (CLI::Option* option : {depth, frontier, verify, options->serve.option})
+        options->scorer.option->excludes(option);
     cmd->footer(
         "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
         "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"

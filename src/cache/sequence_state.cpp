@@ -235,13 +235,12 @@ void SequenceState::adopt(int64_t length, std::span<const int32_t> pages) {
     adopt_slot(length);
 }
 
-SequenceState SequenceState::fork() const {
-    RT_ASSERT(reserved_ == 0);
+SequenceState SequenceState::fork(int64_t length) const {
+    RT_ASSERT(reserved_ == 0 && can_truncate(length));
     SequenceState copy(*cache_);
-    for (const int32_t page : pages_) cache_->pool().retain(page);
-    copy.pages_ = pages_;
-    cache_->copy_state(slot_, copy.slot_, length_);
-    copy.adopt_slot(length_);
+    const auto pages = static_cast<size_t>(cache_->has_pages() ? cache_->pages_for(length) : 0);
+    copy.adopt(length, std::span(pages_).first(pages));
+    cache_->copy_state(slot_, copy.slot_, length);
     return copy;
 }
 

@@ -85,7 +85,9 @@ class SequenceState {
 
     /// A second sequence with the same tokens: shares the pages, copies the slot. Throws Error (unavailable) without a
     /// free one. REQUIRES no step running.
-    SequenceState fork() const;
+    SequenceState fork() const { return fork(length_); }
+    /// The same with its first `length` tokens. REQUIRES can_truncate(length).
+    SequenceState fork(int64_t length) const;
 
   private:
     bool tail_is_shared() const;

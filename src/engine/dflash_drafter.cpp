@@ -18,6 +18,24 @@ constexpr int64_t kArenaBytes = int64_t{16} << 20;
 
 }  // namespace
 
+DrafterMemory drafter_memory(const SpeculationOptions& options, const ModelInfo& target, int32_t sequences) {
+    if (!options.on() || options.make || options.drafter == "ngram") return {};
+    const auto checkpoint = options.open ? options.open() : open_checkpoint(options.drafter);
+    if (!is_dflash(*checkpoint)) return {};
+    const DflashConfig config = dflash_config(*checkpoint);
+    DrafterMemory memory;
+    memory.fixed = kArenaBytes;
+    for (const TensorInfo& tensor : checkpoint->tensors()) memory.fixed += static_cast<int64_t>(tensor.bytes.size());
+    memory.per_row = std::ssize(config.taps) * target.hidden_size * int64_t{sizeof(float)};
+    memory.fixed += 4 * kFeedRows * memory.per_row;  // temporaries of feeding, and what plain rounds keep
+    const int64_t token = 2 * config.num_key_value_heads * row_bytes(DType::f16, config.head_dim);
+    const int64_t ring =
+        config.sliding_window + std::max<int64_t>(kFeedRows, DflashDrafter::kAheadRows + config.block_size);
+    for (const char sliding : config.is_sliding)
+        (sliding != 0 ? memory.fixed : memory.per_token) += sliding != 0 ? ring * token * sequences : token;
+    return memory;
+}
+
 DflashDrafter::DflashDrafter(std::unique_ptr<Checkpoint> checkpoint, const DraftTarget& target)
     : checkpoint_(std::move(checkpoint)), arena_(kArenaBytes, target.gpu) {
     ModelOptions options;
@@ -27,10 +45,13 @@ DflashDrafter::DflashDrafter(std::unique_ptr<Checkpoint> checkpoint, const Draft
     KvCacheOptions kv;
     kv.k_dtype = kv.v_dtype = target.gpu != nullptr ? DType::f16 : DType::f32;
     kv.page_rows = kPageRows;
-    kv.max_sequences = target.sequences;
+    kv.max_sequences = target.sequences + target.kept;
     kv.max_step_rows =
         static_cast<int32_t>(std::max<int64_t>(std::min(kFeedRows, target.chunk_rows), kAheadRows + block));
-    kv.pages = static_cast<int32_t>((target.context + block + kPageRows - 1) / kPageRows) * target.sequences;
+    const int64_t tokens = target.kv_tokens > 0 ? target.kv_tokens : target.context * target.sequences;
+    const int64_t tails = (block + kPageRows - 1) / kPageRows + 1;  // pages that a sequence has for its block
+    kv.pages = static_cast<int32_t>((tokens + kPageRows - 1) / kPageRows + tails * target.sequences);
+    most_kept_ = static_cast<size_t>(target.kept);
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, target.gpu);
     context_.gpu = target.gpu;
     context_.threads = target.threads;
@@ -42,7 +63,7 @@ DflashDrafter::DflashDrafter(std::unique_ptr<Checkpoint> checkpoint, const Draft
 
 void DflashDrafter::begin(uint64_t sequence, std::span<const int32_t> tokens) {
     auto at = texts_.find(sequence);
-    if (at == texts_.end()) at = texts_.emplace(sequence, Text{{}, SequenceState(*cache_)}).first;
+    if (at == texts_.end()) at = texts_.emplace(sequence, start(tokens)).first;
     Text& text = at->second;
     const auto common = std::mismatch(text.tokens.begin(), text.tokens.end(), tokens.begin(), tokens.end());
     int64_t keep = std::min<int64_t>(common.first - text.tokens.begin(), text.state.length());
@@ -51,6 +72,41 @@ void DflashDrafter::begin(uint64_t sequence, std::span<const int32_t> tokens) {
         text.state.truncate(keep);
     }
     text.tokens.assign(tokens.begin(), tokens.end());
+}
+
+/// A text that has as much as possible of another that begins alike.
+DflashDrafter::Text DflashDrafter::start(std::span<const int32_t> tokens) {
+    while (cache_->free_slots() == 0 && !kept_.empty()) kept_.pop_front();
+    const Text* best = nullptr;
+    int64_t most = 0;
+    const auto look = [&](const Text& text) {
+        const auto common = std::mismatch(text.tokens.begin(), text.tokens.end(), tokens.begin(), tokens.end());
+        const int64_t length = std::min<int64_t>(common.first - text.tokens.begin(), text.state.length());
+        if (length > most && text.state.can_truncate(length)) best = &text, most = length;
+    };
+    for (const auto& [number, text] : texts_) look(text);
+    for (const Text& text : kept_) look(text);
+    if (best == nullptr) return {{}, SequenceState(*cache_)};
+    return {best->tokens, best->state.fork(most)};
+}
+
+void DflashDrafter::end(uint64_t sequence) {
+    const auto at = texts_.find(sequence);
+    if (at == texts_.end()) return;
+    Text& text = at->second;
+    text.tokens.resize(std::min(text.tokens.size(), static_cast<size_t>(text.state.length())));
+    if (most_kept_ > 0 && !text.tokens.empty()) kept_.push_back(std::move(text));
+    if (kept_.size() > most_kept_) kept_.pop_front();
+    texts_.erase(at);
+}
+
+/// Makes room, by forgetting ended texts if need be.
+bool DflashDrafter::reserve(SequenceState& state, int64_t rows) {
+    while (!state.try_reserve(rows)) {
+        if (kept_.empty()) return false;
+        kept_.pop_front();
+    }
+    return true;
 }
 
 void DflashDrafter::extend(uint64_t sequence, std::span<const int32_t> tokens) {
@@ -97,7 +153,7 @@ void DflashDrafter::feed(uint64_t sequence, int64_t position, const Tensor& feat
     for (int64_t at = behind; at < all.rows();) {
         const ArenaScope scope(arena_);
         const int64_t n = std::min(most, all.rows() - at);
-        if (!text.state.try_reserve(n)) return;
+        if (!reserve(text.state, n)) return;
         const Batch& batch =
             build({&text.state, std::span(nothing).first(static_cast<size_t>(n)), {}, StepRows::Logits::none, {}});
         Tensor part = all;
@@ -113,7 +169,7 @@ void DflashDrafter::feed(uint64_t sequence, int64_t position, const Tensor& feat
 bool DflashDrafter::draft(Text& text, const DraftRequest& request, Draft& out) {
     const int64_t block = model_->block_size();
     if (text.tokens.empty() || text.state.length() != std::ssize(text.tokens) - 1) return false;  // not all was fed
-    if (!text.state.try_reserve(block)) return false;
+    if (!reserve(text.state, block)) return false;
     block_tokens_.assign(static_cast<size_t>(block), model_->mask_token_id());
     block_tokens_[0] = text.tokens.back();
     const Batch& batch = build({&text.state, block_tokens_, {}, StepRows::Logits::list, block_rows_});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -11,7 +12,9 @@
 #include "cache/kv_cache.h"
 #include "engine/device_batch.h"
 #include "engine/drafter.h"
+#include "engine/memory_plan.h"
 #include "engine/recorded_step.h"
+#include "engine/speculation_options.h"
 #include "models/dflash.h"
 #include "ops/topk.h"
 
@@ -25,12 +28,18 @@ struct DraftTarget {
     int64_t context = 0;     // tokens of a sequence at most
     int32_t chunk_rows = 1;  // tokens that feed() is given at once, at most
     int32_t sequences = 1;
+    int32_t kept = 0;       // texts of sequences that have ended, for those that begin alike
+    int64_t kv_tokens = 0;  // of all of them together; 0: the context for each sequence
 };
+
+/// For a session or an engine that drafts for so many sequences, ended ones included.
+DrafterMemory drafter_memory(const SpeculationOptions& options, const ModelInfo& target, int32_t sequences);
 
 /// Keeps the drafter's K/V of every token that it was fed, in a cache of its own, and drafts a block behind it. Where
 /// something was not fed (steps that captured nothing), it knows the tokens before only and drafts nothing until it is
-/// fed from there on. Probabilities are among the kChoices best of a slot. On a GPU the block's pass is a recorded
-/// graph for one sequence.
+/// fed from there on. A sequence that begins as one that it knows, running or ended, takes over that one's K/V; so
+/// where the model took the beginning from a prefix cache, the drafter mostly has it too. Probabilities are among the
+/// kChoices best of a slot. On a GPU the block's pass is a recorded graph for one sequence.
 class DflashDrafter : public Drafter {
   public:
     /// Throws what load_drafter does, and Error if the device lacks memory.
@@ -43,7 +52,7 @@ class DflashDrafter : public Drafter {
     int64_t fed(uint64_t sequence) const override;
     void feed(uint64_t sequence, int64_t position, const Tensor& features, std::span<const int32_t> rows) override;
     void propose(std::span<const DraftRequest> requests, std::span<Draft> out) override;
-    void end(uint64_t sequence) override { texts_.erase(sequence); }
+    void end(uint64_t sequence) override;
     DflashDrafter* dflash() override { return this; }
 
     const Dflash& model() const { return *model_; }
@@ -60,6 +69,8 @@ class DflashDrafter : public Drafter {
         SequenceState state;  // as long as what was fed
     };
 
+    Text start(std::span<const int32_t> tokens);
+    bool reserve(SequenceState& state, int64_t rows);
     const Batch& build(const StepRows& rows);
     Tensor rows_of(const Tensor& features, std::span<const int32_t> rows);
     bool draft(Text& text, const DraftRequest& request, Draft& out);
@@ -77,6 +88,8 @@ class DflashDrafter : public Drafter {
     std::vector<int32_t> best_tokens_;
     std::vector<float> best_logits_;
     std::unordered_map<uint64_t, Text> texts_;
+    std::deque<Text> kept_;  // of sequences that have ended, the latest last
+    size_t most_kept_ = 0;
 };
 
 }  // namespace riptide

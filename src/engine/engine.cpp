@@ -261,9 +261,16 @@ void Engine::Impl::swap_weights(std::unique_lock<std::mutex>& lock) {
     } catch (...) {
         mine.error = std::current_exception();
     }
+    std::string problem;
+    try {
+        if (mine.error && machine.usable()) loop.renew_drafter();  // the old weights are in another place now
+    } catch (const std::exception& error) {
+        problem = fmt::format("the engine has failed: {}", error.what());
+    }
     lock.lock();
     stepping = false;
     order = nullptr;
+    failure = problem;
     mine.done = true;
     if (!machine.usable()) failure = "the engine has failed: neither the new weights nor the old could be loaded";
     if (!mine.error) {

@@ -70,8 +70,12 @@ struct EngineStats {
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right
-    double step_seconds = 0;                      // of all steps
-    double host_seconds = 0;                      // of them, not spent in the model or waiting for the device
+    struct DraftSlot {
+        int64_t reached = 0, accepted = 0;  // times that guesses for this many tokens ahead were looked at; were right
+    };
+    std::vector<DraftSlot> draft_slots;
+    double step_seconds = 0;  // of all steps
+    double host_seconds = 0;  // of them, not spent in the model or waiting for the device
     int64_t version = 1;
     bool paused = false;
     bool broken = false;  // the engine has ended: submit throws

@@ -6,6 +6,18 @@
 
 namespace riptide {
 
+void EngineLoop::make_speculator() {
+    speculator_.reset();
+    const SpeculationOptions& options = machine_.options().speculation;
+    if (!options.on()) return;
+    speculator_ = std::make_unique<Speculator>(make_drafter(options, machine_.draft_target()), options);
+    machine_.capture(speculator_->drafter().capture_layers());
+}
+
+void EngineLoop::renew_drafter() {
+    if (reads_layers()) make_speculator();
+}
+
 /// Tells the scheduler what to check for each decoding answer.
 void EngineLoop::propose_drafts() {
     if (!speculator_) return;
@@ -15,9 +27,13 @@ void EngineLoop::propose_drafts() {
     for (const RequestId id : scheduler_.decoding()) {
         Answer& answer = answer_of(id);
         if (answer.told < 0) {
+            if (reads_layers()) continue;  // feed_drafter() begins
             speculator_->begin(static_cast<uint64_t>(id), scheduler_.tokens(id));
             answer.told = std::ssize(answer.tokens());
         }
+        speculator_->extend(static_cast<uint64_t>(id),
+                            std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told)));
+        answer.told = std::ssize(answer.tokens());
         const int64_t room = answer.job().max_tokens - std::ssize(answer.tokens()) - 1;
         drafts_wanted_.push_back({static_cast<uint64_t>(id), std::max<int64_t>(0, room)});
     }
@@ -53,10 +69,43 @@ void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const Tensor
         return take(answer, sampled) ? next : -1;
     });
     if (failed) return;
+    answer.usage.drafted += tree.size();
+    answer.usage.accepted += std::ssize(answer.path) - 1;
     const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));
     speculator_->settle(static_cast<uint64_t>(answer.scheduled), tree, answer.path, fresh);
     answer.told = std::ssize(answer.tokens());
     conclude(answer, next);
+}
+
+/// Whether a drafter that reads layers has been shown all that the answer's next row builds on.
+bool EngineLoop::follows(const Answer& answer, const StepItem& item) {
+    return reads_layers() && answer.told >= 0 &&
+           speculator_->drafter().fed(static_cast<uint64_t>(answer.scheduled)) == item.sequence->length();
+}
+
+/// Shows such a drafter what the last step's layers put out for the rows that count. Where a prompt's beginning came
+/// from the prefix cache, no layer has run for it: then the drafter knows it from an earlier sequence, or guesses
+/// nothing for this one.
+void EngineLoop::feed_drafter(std::span<const StepItem> items, std::span<const RequestId> ids) {
+    if (!reads_layers()) return;
+    Tensor rows = machine_.captured();
+    for (size_t i = 0; i < items.size(); ++i) {
+        rows.shape[0] = std::ssize(items[i].tokens);
+        Tensor next = rows;
+        next.data = rows.row(rows.shape[0]);
+        const auto found = answers_.find(ids[i]);
+        if (found != answers_.end()) {
+            Answer& answer = *found->second;
+            const auto id = static_cast<uint64_t>(ids[i]);
+            if (answer.told < 0) {
+                const std::span<const int32_t> tokens = scheduler_.tokens(ids[i]);
+                speculator_->begin(id, tokens);
+                answer.told = std::ssize(tokens) - answer.usage.prompt;
+            }
+            speculator_->drafter().feed(id, items[i].sequence->length(), rows, answer.path);
+        }
+        rows = next;
+    }
 }
 
 /// What was drawn without guesses, and what it took: `seconds`, 0 where more than decoding ran.

@@ -9,13 +9,6 @@ namespace riptide {
 
 namespace {
 
-/// What the model's layers put out is not kept beside the steps of other requests yet.
-std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options) {
-    RT_CHECK(options.make || options.drafter == "ngram", ErrorKind::usage,
-             "drafter '{}': many requests at a time can be drafted by ngram only so far", options.drafter);
-    return std::make_unique<Speculator>(make_drafter(options, {}), options);
-}
-
 /// Pages that go together: to find the oldest takes a walk over all.
 constexpr int32_t kEvictAtOnce = 16;
 /// Logits of one request in a step, for log-probabilities of its prompt.
@@ -50,8 +43,7 @@ EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
       pace_(machine.options().slowdown),
       slots_(static_cast<size_t>(machine.options().max_running)),
       scheduler_(machine.cache(), scheduler_options(machine.options(), machine.model().info().vocab_size), hooks()) {
-    const SpeculationOptions& speculation = machine.options().speculation;
-    if (speculation.on()) speculator_ = make_speculator(speculation);
+    make_speculator();
 }
 
 EngineLoop::~EngineLoop() = default;
@@ -307,6 +299,7 @@ void EngineLoop::forget(const std::string& weights) {
 void EngineLoop::change_weights(const std::string& old, int64_t version) {
     version_ = version;
     forget(old);
+    renew_drafter();
     for (const auto& [id, job] : jobs_) job->salt.weights = cache_name(machine_.weights_name(), job->deterministic);
 }
 
@@ -339,6 +332,9 @@ void EngineLoop::report(EngineStats& stats) const {
     if (speculator_) {
         stats.drafted_rows = speculator_->stats().drafted;
         stats.accepted_rows = speculator_->stats().accepted;
+        stats.draft_slots.clear();
+        for (const SpeculationStats::Slot& slot : speculator_->stats().slots)
+            stats.draft_slots.push_back({slot.reached, slot.accepted});
     }
     if (const HostStore* host = machine_.host_tier()) stats.host_tier_bytes = host->bytes();
     if (const DiskStore* disk = machine_.disk_tier()) stats.disk_tier_bytes = disk->bytes();

@@ -59,6 +59,9 @@ class EngineLoop {
     /// REQUIRES begun() == 0.
     void change_weights(const std::string& old, int64_t version);
 
+    /// The model has been loaded anew, whose weights a drafter may share. REQUIRES begun() == 0.
+    void renew_drafter();
+
     /// Microseconds of the clock that requests are measured by.
     int64_t now_us() const;
     /// For tests: layers of a prompts' step that run beside a decode part, in place of what PromptPace says.
@@ -101,6 +104,10 @@ class EngineLoop {
     // engine_draft.cpp
     void propose_drafts();
     void draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row);
+    void make_speculator();
+    bool reads_layers() const { return speculator_ && !speculator_->drafter().capture_layers().empty(); }
+    bool follows(const Answer& answer, const StepItem& item);
+    void feed_drafter(std::span<const StepItem> items, std::span<const RequestId> ids);
     void tell_drafter(const StepPlan& plan, int64_t steps, double seconds);
 
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }

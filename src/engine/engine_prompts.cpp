@@ -33,8 +33,12 @@ EngineLoop::Prompts EngineLoop::run_prompts(bool beside) {
 /// Draws what follows the prompts that have been read to their end.
 void EngineLoop::finish_prompts(Prompts prompts) {
     if (prompts == Prompts::none || prompts == Prompts::under_way) return;
-    if (prompts == Prompts::complete) draw_all(prompt_items_, prompt_ids_);
-    else run_each(prompt_items_, prompt_ids_, Family::prefill);
+    if (prompts == Prompts::complete) {
+        draw_all(prompt_items_, prompt_ids_);
+        feed_drafter(prompt_items_, prompt_ids_);
+    } else {
+        run_each(prompt_items_, prompt_ids_, Family::prefill);
+    }
     prompt_items_.clear();
     prompt_ids_.clear();
 }

@@ -117,8 +117,11 @@ void EngineLoop::split(const StepPlan& plan) {
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
+    // Steps that the device runs by itself show a drafter nothing: while guesses do not pay, answers leave it behind.
+    const bool wants_layers = reads_layers() && speculator_->idle_steps() == 0;
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() && !answer.constrained() &&
            answer.free_draws() > 0 && item.logits == StepRows::Logits::last &&
+           !(wants_layers && follows(answer, item)) &&
            device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
@@ -208,18 +211,22 @@ bool EngineLoop::try_run(const std::function<void()>& run) {
 }
 
 void EngineLoop::run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
-    if (try_step(items, family)) draw_all(items, ids);
-    else run_each(items, ids, family);
+    if (!try_step(items, family)) return run_each(items, ids, family);
+    draw_all(items, ids);
+    feed_drafter(items, ids);
 }
 
 /// After a step that failed: each alone, so that only those that cannot run fail.
 void EngineLoop::run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
     for (size_t i = 0; i < items.size(); ++i) {
         if (!answers_.contains(ids[i])) continue;  // it has left since its prompt's step began
-        if (try_step(items.subspan(i, 1), family)) {
-            draw_all(items.subspan(i, 1), ids.subspan(i, 1));
-            if (family == Family::decode) commit_state(items[i], ids[i]);
-        } else fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
+        if (!try_step(items.subspan(i, 1), family)) {
+            fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
+            continue;
+        }
+        draw_all(items.subspan(i, 1), ids.subspan(i, 1));
+        feed_drafter(items.subspan(i, 1), ids.subspan(i, 1));
+        if (family == Family::decode) commit_state(items[i], ids[i]);
     }
 }
 

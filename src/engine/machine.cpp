@@ -153,6 +153,7 @@ void Machine::plan_memory() {
         request.k_dtype = options_.k_dtype;
         request.v_dtype = options_.v_dtype;
         request.workspace = model_->workspace();
+        add_drafter(request, drafter_memory(options_.speculation, info_, 2 * options_.max_running));
         const MemoryPlan plan = plan_gpu_memory(request);
         context_ = plan.context;
         options_.chunk_rows = plan.chunk_rows;
@@ -171,6 +172,7 @@ void Machine::plan_memory() {
 void Machine::make_runner() {
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_);
     prompts_ = std::make_unique<PromptStep>(*runner_, *cache_, context_, [this] { return now_us(); });
+    capture(std::vector<int32_t>(capture_layers_));
     if (gpu_) {
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 options_.max_running);
@@ -183,6 +185,23 @@ void Machine::make_runner() {
     if (gpu_ && gpu_->options().portable) weights_name_ += " portable";
     if (reloads_ > 0 && file_facts(checkpoint_->path()).empty())  // no date tells images in memory apart
         weights_name_ += fmt::format(" {:x} {}", std::random_device()(), reloads_);
+}
+
+DraftTarget Machine::draft_target() {
+    return {.model = model_.get(),
+            .gpu = gpu_.get(),
+            .threads = threads_.get(),
+            .context = context_,
+            .chunk_rows = options_.chunk_rows,
+            .sequences = options_.max_running,
+            .kept = options_.max_running,
+            .kv_tokens = options_.kv_tokens};
+}
+
+void Machine::capture(std::span<const int32_t> layers) {
+    capture_layers_.assign(layers.begin(), layers.end());
+    runner_->capture(layers);
+    prompts_->capture(layers);
 }
 
 void Machine::make_prefix_cache() {

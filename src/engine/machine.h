@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/dflash_drafter.h"
 #include "engine/engine.h"
 #include "engine/gpu_decoder.h"
 #include "engine/memory_plan.h"
@@ -58,10 +59,22 @@ class Machine {
     const std::string& weights_name() const { return weights_name_; }
 
     /// Runs a step (Runner::step); on a GPU it may still run when this returns.
-    void step(std::span<const StepItem> items, Family family) { logits_ = runner_->step(items, family); }
+    void step(std::span<const StepItem> items, Family family) {
+        logits_ = runner_->step(items, family);
+        captured_ = runner_->captured();
+    }
     /// The step of prompts, in parts, between which steps of others may run. Logits are those of finish_prompts().
     PromptStep& prompts() { return *prompts_; }
-    void finish_prompts() { logits_ = prompts_->finish(); }
+    void finish_prompts() {
+        logits_ = prompts_->finish();
+        captured_ = prompts_->captured();
+    }
+    /// What a drafter for the machine's sequences must know.
+    DraftTarget draft_target();
+    /// From now on steps keep what these layers put out (FeatureCapture), also after replace().
+    void capture(std::span<const int32_t> layers);
+    /// Of the last step, row by row; valid as long as its logits on the device.
+    const Tensor& captured() const { return captured_; }
     /// Microseconds of a clock that does not go back. From any thread.
     int64_t now_us() const { return clock_(); }
     /// For tests, before anything runs.
@@ -103,7 +116,8 @@ class Machine {
     std::unique_ptr<PromptStep> prompts_;
     std::unique_ptr<GpuDecoder> decoder_;
     std::optional<DecodeDevice> device_;
-    Tensor logits_;
+    Tensor logits_, captured_;
+    std::vector<int32_t> capture_layers_;
     std::vector<float> host_logits_;
     std::string weights_name_;
     int64_t reloads_ = 0;

@@ -28,6 +28,7 @@ int64_t delta_cost(const MemoryRequest& r, const StateSpec& spec, int32_t chunk)
 
 KvCost kv_cost(const MemoryRequest& r, int32_t chunk) {
     KvCost cost;
+    cost.per_token = r.drafter_per_token;
     for (const StateSpec& spec : r.specs) {
         if (spec.kind == StateSpec::Kind::delta) cost.bounded += delta_cost(r, spec, chunk);
         if (!spec.has_kv()) continue;
@@ -48,7 +49,7 @@ int64_t workspace(const MemoryRequest& r, int32_t chunk, int64_t context) {
 
 int64_t needed(const MemoryRequest& r, int32_t chunk, int64_t context) {
     const KvCost kv = kv_cost(r, chunk);
-    return kv.bounded + round_up(context, r.page_rows) * kv.per_token + workspace(r, chunk, context);
+    return r.drafter + kv.bounded + round_up(context, r.page_rows) * kv.per_token + workspace(r, chunk, context);
 }
 
 /// The largest context that fits beside a chunk; less than kMinContext if none does.
@@ -61,6 +62,12 @@ int64_t largest_context(const MemoryRequest& r, int32_t chunk) {
 }
 
 }  // namespace
+
+void add_drafter(MemoryRequest& request, const DrafterMemory& drafter) {
+    request.drafter = drafter.fixed;
+    request.drafter_per_token = drafter.per_token;
+    request.workspace.per_row += drafter.per_row;
+}
 
 MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
     const int64_t wanted = r.context > 0 ? r.context : std::min(kMinContext, r.max_context);
@@ -92,15 +99,18 @@ MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
     plan.per_token = kv.per_token;
     plan.kv = kv.bounded + round_up(plan.context, r.page_rows) * kv.per_token;
     plan.workspace = workspace(r, chunk, plan.context);
-    plan.spare = r.available - plan.kv - plan.workspace;
+    plan.drafter = r.drafter;
+    plan.spare = r.available - plan.drafter - plan.kv - plan.workspace;
     return plan;
 }
 
 std::string describe(const MemoryPlan& plan, DType k_dtype, DType v_dtype) {
     const std::string kv =
         k_dtype == v_dtype ? dtype_name(k_dtype) : fmt::format("{}/{}", dtype_name(k_dtype), dtype_name(v_dtype));
-    return fmt::format("weights {:.2f} GiB + K/V {:.2f} GiB ({} tokens, {}) + workspace {:.2f} GiB, {:.2f} GiB spare",
-                       gib(plan.weights), gib(plan.kv), plan.context, kv, gib(plan.workspace), gib(plan.spare));
+    const std::string drafter = plan.drafter > 0 ? fmt::format("drafter {:.2f} GiB + ", gib(plan.drafter)) : "";
+    return fmt::format("weights {:.2f} GiB + {}K/V {:.2f} GiB ({} tokens, {}) + workspace {:.2f} GiB, {:.2f} GiB spare",
+                       gib(plan.weights), drafter, gib(plan.kv), plan.context, kv, gib(plan.workspace),
+                       gib(plan.spare));
 }
 
 }  // namespace riptide

@@ -11,6 +11,13 @@
 
 namespace riptide {
 
+/// What a drafter will take of a GPU's memory, at most: bytes.
+struct DrafterMemory {
+    int64_t fixed = 0;      // weights, rings, temporaries
+    int64_t per_token = 0;  // K/V of a token in pages
+    int64_t per_row = 0;    // of a step: what the model's layers put out
+};
+
 /// Bytes are device memory. `weights` are loaded; `available` is what is left for the rest.
 struct MemoryRequest {
     int64_t context = 0;      // 0: as much as fits
@@ -25,13 +32,18 @@ struct MemoryRequest {
     DType k_dtype = DType::f16;
     DType v_dtype = DType::f16;
     Workspace workspace;
+    int64_t drafter = 0;            // of a drafter: weights, rings, temporaries
+    int64_t drafter_per_token = 0;  // its K/V of a token in pages
 };
+/// Asks for a drafter's memory too.
+void add_drafter(MemoryRequest& request, const DrafterMemory& drafter);
 
 struct MemoryPlan {
     int64_t context = 0;
     int32_t chunk_rows = 0;
     int64_t weights = 0;
-    int64_t kv = 0;         // pages of one context, and bounded state: rings, recurrent state
+    int64_t drafter = 0;    // without its pages
+    int64_t kv = 0;         // pages of one context, a drafter's too, and bounded state: rings, recurrent state
     int64_t per_token = 0;  // of it, K/V bytes of one token in the pages
     int64_t workspace = 0;  // temporaries of the largest step
     int64_t spare = 0;      // of what was available

@@ -22,6 +22,7 @@ PromptStep::PromptStep(Runner& runner, KvCache& cache, int64_t sequence_tokens, 
       gpu_(cache.gpu()),
       temporaries_(*runner.context().arena),
       stream_(stream_bytes(runner.model(), cache), cache.gpu()),
+      features_(stream_bytes(runner.model(), cache), cache.gpu()),
       now_us_(std::move(now_us)) {
     context_.gpu = gpu_;
     context_.threads = runner.context().threads;
@@ -50,6 +51,13 @@ void PromptStep::begin(std::span<const StepItem> items) {
     stream_.reset();
     context_.arena = &stream_;
     x_ = model_.embed(context_, *batch_);
+    if (!capture_layers_.empty()) {
+        features_.reset();
+        context_.arena = &features_;
+        capture_.layers = capture_layers_;
+        capture_.out = context_.alloc(DType::f32, {rows_, std::ssize(capture_layers_) * model_.info().hidden_size});
+        capture_.take(context_, -1, x_);
+    }
     context_.arena = &temporaries_;
     under_way_ = true;
 }
@@ -70,6 +78,7 @@ void PromptStep::run(int64_t layers) {
         const void* const x = x_.data;
         model_.layer(context_, layer_, x_, *batch_,
                      States{cache_.views(), cache_.delta().views(), delta_mode(Family::prefill)});
+        if (!capture_layers_.empty()) capture_.take(context_, layer_, x_);
         RT_ASSERT(x_.data == x);  // in temporaries_ it would not live until the next part
     }
     under_way_ = true;

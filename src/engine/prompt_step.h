@@ -37,6 +37,11 @@ class PromptStep {
     Tensor finish();
     void drop() { under_way_ = false; }
 
+    /// From now on steps keep what these layers of the model put out (FeatureCapture); empty: none.
+    void capture(std::span<const int32_t> layers) { capture_layers_.assign(layers.begin(), layers.end()); }
+    /// Of a complete step: f32 [rows, layers * hidden_size], on the device, valid until the next begin().
+    const Tensor& captured() const { return capture_.out; }
+
     /// Whether all layers have run.
     bool complete() const { return layer_ == std::ssize(full_); }
     /// For each layer that is left whether it attends to all keys.
@@ -60,6 +65,9 @@ class PromptStep {
     Gpu* gpu_;
     Arena& temporaries_;
     Arena stream_;  // x
+    Arena features_;
+    std::vector<int32_t> capture_layers_;
+    FeatureCapture capture_;
     Context context_;
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU

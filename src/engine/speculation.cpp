@@ -12,8 +12,9 @@ namespace riptide {
 
 namespace {
 
-/// Numbers of guesses in a round of the device: each is a graph, so not every number is one.
-constexpr int64_t kAheadNodes[] = {0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 19, 23, 31, 47, 63};
+/// Numbers of guesses in a round of the device. Each is a graph whose first two
+/// rounds are slow, so not every number is one.
+constexpr int64_t kAheadNodes[] = {0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63};
 
 }  // namespace
 

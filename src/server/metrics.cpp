@@ -16,6 +16,19 @@ void single(std::string& out, std::string_view name, std::string_view help, std:
     out += fmt::format("riptide_{} {}\n", name, value);
 }
 
+void draft_part(std::string& out, const EngineStats& s) {
+    single(out, "drafted_tokens_total", "Guessed tokens that were checked", "counter", s.drafted_rows);
+    single(out, "accepted_tokens_total", "Of them, right", "counter", s.accepted_rows);
+    const auto by_slot = [&](std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
+        head(out, name, help, "counter");
+        for (size_t i = 0; i < s.draft_slots.size(); ++i)
+            out += fmt::format("riptide_{}{{slot=\"{}\"}} {}\n", name, i + 1, s.draft_slots[i].*count);
+    };
+    by_slot("draft_slot_reached_total", "Steps in which all guesses before this one were right and it was there",
+            &EngineStats::DraftSlot::reached);
+    by_slot("draft_slot_accepted_total", "Of them, steps in which it was right too", &EngineStats::DraftSlot::accepted);
+}
+
 void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info) {
     single(out, "requests_waiting", "Answers that wait for their turn", "gauge", s.waiting);
     single(out, "requests_running", "Answers that are being made", "gauge", s.running);
@@ -48,6 +61,7 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     head(out, "rows_total", "Rows of steps", "counter");
     out += fmt::format("riptide_rows_total{{kind=\"decode\"}} {}\n", s.decode_rows);
     out += fmt::format("riptide_rows_total{{kind=\"prefill\"}} {}\n", s.prefill_rows);
+    if (!s.draft_slots.empty()) draft_part(out, s);
     single(out, "step_seconds_total", "Time of all steps", "counter", s.step_seconds);
     single(out, "step_host_seconds_total", "Of it, on the host", "counter", s.host_seconds);
     single(out, "context_tokens", "Tokens that a prompt and its answer may have", "gauge", info.context_length);

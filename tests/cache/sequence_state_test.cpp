@@ -181,6 +181,23 @@ TEST(sequence_state, fork_of_whole_pages_copies_nothing) {
     expect_content(a, range(0, 8));
 }
 
+TEST(sequence_state, a_fork_may_be_shorter) {
+    for (int64_t length = 20; length <= 30; ++length) {
+        KvCache cache(kBoth, options(100, 2));
+        SequenceState a(cache);
+        feed(a, range(0, 30));
+        ASSERT_TRUE(a.can_truncate(length));
+        SequenceState b = a.fork(length);
+        EXPECT_EQ(b.length(), length);
+        EXPECT_EQ(std::ssize(b.pages()), cache.pages_for(length));
+        feed(b, {50, 51});
+        Ints other = range(0, static_cast<int32_t>(length));
+        other.insert(other.end(), {50, 51});
+        expect_content(b, other);
+        expect_content(a, range(0, 30));
+    }
+}
+
 TEST(sequence_state, a_fork_cannot_go_back_beyond_what_it_copied) {
     KvCache cache(kBoth, options(100, 2));
     SequenceState a(cache);

@@ -89,6 +89,45 @@ TEST_P(DflashDrafterTest, a_draft_is_a_function_of_the_text_however_it_was_read)
     }
 }
 
+TEST_P(DflashDrafterTest, a_sequence_that_begins_as_another_has_its_beginning) {
+    DraftTarget target = session->draft_target();
+    target.sequences = 3, target.kept = 1;
+    const auto told =
+        std::make_shared<DflashDrafter>(open_checkpoint(fixture_path(GetParam()) + "/model.safetensors"), target);
+    session->speculate(told, options(7, 0));
+    const GenerationResult result = session->generate(request(prompt, 20));
+    std::vector<int32_t> text = prompt;
+    text.insert(text.end(), result.tokens.begin(), result.tokens.end());
+    const Draft truth = draft(*told, 7);  // behind all of the text
+    const int64_t fed = told->fed(0);
+    ASSERT_EQ(fed + 1, std::ssize(text));
+    const auto draft_of = [&](uint64_t sequence) {
+        const DraftRequest wanted{sequence, 7, 4};
+        Draft out;
+        told->propose(std::span(&wanted, 1), std::span(&out, 1));
+        return out;
+    };
+    const auto expect_truth = [&](const Draft& d) {
+        ASSERT_EQ(d.slots.size(), truth.slots.size());
+        for (size_t s = 0; s < d.slots.size(); ++s)
+            for (size_t c = 0; c < d.slots[s].size(); ++c) EXPECT_EQ(d.slots[s][c].token, truth.slots[s][c].token);
+    };
+    told->begin(1, text);  // while the other runs
+    EXPECT_EQ(told->fed(1), fed);
+    expect_truth(draft_of(1));
+    std::vector<int32_t> other = text;
+    other[static_cast<size_t>(fed) - 3] += 1;
+    told->begin(2, other);
+    EXPECT_EQ(told->fed(2), fed - 3);
+    EXPECT_TRUE(draft_of(2).slots.empty()) << "not all of it is known";
+    for (const uint64_t sequence : {0u, 2u, 1u}) told->end(sequence);
+    told->begin(3, text);  // after all have ended
+    EXPECT_EQ(told->fed(3), fed);
+    expect_truth(draft_of(3));
+    told->begin(4, std::vector<int32_t>{prompt[0] + 1, prompt[0]});
+    EXPECT_EQ(told->fed(4), 0);
+}
+
 TEST_P(DflashDrafterTest, what_was_not_fed_is_read_again_and_not_guessed_from) {
     const auto d = drafter(*session);
     session->speculate(d, options(5, 0));

@@ -34,6 +34,20 @@ struct World {
 
 int64_t bytes(const MemoryPlan& plan) { return plan.kv + plan.workspace; }
 
+TEST(MemoryPlan, a_drafter_takes_its_share) {
+    World world(100 * kGiB);
+    const MemoryPlan without = plan_gpu_memory(world.request);
+    add_drafter(world.request, {.fixed = 2 * kGiB, .per_token = 20480, .per_row = 40960});
+    const MemoryPlan with = plan_gpu_memory(world.request);
+    EXPECT_EQ(with.drafter, 2 * kGiB);
+    EXPECT_EQ(with.kv, without.kv + 20480 * with.context);
+    EXPECT_EQ(with.per_token, without.per_token + 20480);
+    EXPECT_EQ(with.workspace, without.workspace + 40960 * with.chunk_rows);
+    EXPECT_EQ(bytes(with) + with.drafter + with.spare, 100 * kGiB);
+    EXPECT_NE(describe(with, DType::f16, DType::f16).find("drafter 2.00 GiB"), std::string::npos);
+    EXPECT_EQ(describe(without, DType::f16, DType::f16).find("drafter"), std::string::npos);
+}
+
 TEST(MemoryPlan, gives_the_whole_context_and_the_largest_chunk_where_memory_is_plenty) {
     const World world(100 * kGiB);
     const MemoryPlan plan = plan_gpu_memory(world.request);

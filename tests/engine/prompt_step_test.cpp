@@ -53,6 +53,28 @@ struct DemoModel {
     }
 };
 
+TEST(PromptStep, keeps_what_layers_put_out_as_a_whole_step_does) {
+    DemoModel demo;
+    const std::vector<int32_t> layers = {-1, 0, 2, static_cast<int32_t>(demo.model->info().num_hidden_layers) - 1};
+    const std::vector<int32_t> tokens = some_tokens(40, 3);
+    demo.runner.capture(layers);
+    demo.prompts.capture(layers);
+    SequenceState a(demo.cache), b(demo.cache);
+    demo.read(a, tokens);
+    const std::vector<float> whole = on_host(demo.runner.captured());
+    EXPECT_EQ(std::ssize(whole), 40 * 4 * demo.model->info().hidden_size);
+    ASSERT_TRUE(b.try_reserve(40));
+    const StepItem item{&b, tokens};
+    demo.prompts.begin(std::span(&item, 1));
+    while (!demo.prompts.complete()) {
+        demo.prompts.run(1);
+        demo.decode(a, 7);  // others use the arena meanwhile
+    }
+    demo.prompts.finish();
+    EXPECT_EQ(on_host(demo.prompts.captured()), whole);
+    b.commit_prefix(40);
+}
+
 TEST(PromptStep, in_parts_between_steps_of_others_it_has_the_bits_of_whole_steps) {
     DemoModel demo;
     const int64_t layers = demo.model->info().num_hidden_layers;
