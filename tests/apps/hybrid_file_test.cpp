@@ -36,13 +36,12 @@ TEST(hybrid_file, gguf_in_bf16_has_the_tokens_of_transformers_and_the_same_logit
         request.sampling.max_tokens = std::ssize(prompt.greedy);
         session->clear();
         EXPECT_EQ(session->generate(request).tokens, prompt.greedy) << name;
-        // Bytes that stay as they are, in whatever order a converter writes them.
         EXPECT_EQ(session->model().info().parameters, original->model().info().parameters);
         std::filesystem::remove(file);
     }
 }
 
-TEST(hybrid_file, head_order_matters) {
+TEST(hybrid_file, gguf_has_value_heads_in_tiled_order) {
     RT_CPU_ONLY("about a file");
     const Fixture fixture("qwen35_odd");  // 6 value heads of 2 key heads
     const std::string file = converted(fixture.name, "f32");
