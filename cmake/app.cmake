@@ -1,6 +1,7 @@
 # The one binary, with the demo model inside it.
 set(DEMO_MODEL ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo.gguf)
 set(DEMO_DRAFTER ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo-dflash.gguf)
+set(DEMO_SCORER ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo-scorer.gguf)
 file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/apps/*.cpp)
 list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
 # riptide pull needs libcurl, which cannot be linked statically as Debian has it.
@@ -25,6 +26,10 @@ endif()
 if(EXISTS ${DEMO_DRAFTER})
   list(APPEND demo_files ${DEMO_DRAFTER})
   list(APPEND demo_definitions DEMO_DRAFTER_FILE="${DEMO_DRAFTER}")
+endif()
+if(EXISTS ${DEMO_SCORER})
+  list(APPEND demo_files ${DEMO_SCORER})
+  list(APPEND demo_definitions DEMO_SCORER_FILE="${DEMO_SCORER}")
 endif()
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES
   COMPILE_DEFINITIONS "${demo_definitions}" OBJECT_DEPENDS "${demo_files}")

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/compress_flags.h"
 #include "apps/model_flags.h"
 #include "apps/niah_report.h"
 #include "apps/terminal.h"
@@ -81,6 +82,9 @@ int niah(const Options& o) {
     EngineOptions engine_options;
     engine_options.max_running = 1;
     engine_options.prefix_cache = false;  // each prompt is read in full: times to the first token are comparable
+    CompressFlags compress;
+    compress.scorer = o.scorer;
+    engine_options.scorer = open_scorer(compress, o.model);
     const std::unique_ptr<Engine> engine = open_engine(o.model, engine_options);
     const EngineInfo info = engine->info();
     const std::string kv = kv_name(info.k_dtype, info.v_dtype);
@@ -123,7 +127,8 @@ void add_niah(CLI::App& app, Action& action) {
         ->check(CLI::Range(0, 100))
         ->capture_default_str();
     list("--keep", options->keeps, "Share of the prompt that the model reads; dense: all of it")->capture_default_str();
-    cmd->add_option("--scorer", options->scorer, "The model that says what of a prompt matters (GGUF or folder)");
+    cmd->add_option("--scorer", options->scorer,
+                    "The model that says what of a prompt matters (GGUF or folder; demo: the demo model's own)");
     cmd->add_option("--count", options->niah.count, "Questions of each task, length and depth")
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();

@@ -1,5 +1,6 @@
 #include "apps/compress_flags.h"
 
+#include "apps/demo_model.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "engine/model_scorer.h"
@@ -26,7 +27,8 @@ double parse_amount(const std::string& text) {
 
 void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
     cmd.add_option("--scorer", flags.scorer,
-                   "A small Qwen3 model (GGUF file or folder) that reads long prompts first; the model then reads only "
+                   "A small Qwen3 model (GGUF file or folder; demo: the demo model's own) that reads long prompts "
+                   "first; the model then reads only "
                    "what matters to the question. Loses the rest");
     cmd.add_option("--compress", flags.mode,
                    "Which prompts: auto (those above --compress-above TOKENS, 32K) | off | always")
@@ -62,7 +64,7 @@ PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model) {
     const SessionOptions session = session_options(model);
     options.threads = session.threads;
     options.gpu = session.gpu;
-    return riptide::open_scorer(open_checkpoint(flags.scorer), options);
+    return riptide::open_scorer(open_scorer_checkpoint(flags.scorer), options);
 }
 
 PromptShortener::PromptShortener(const CompressFlags& flags, PromptScorer scorer, const Tokenizer& tokenizer)

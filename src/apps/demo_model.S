@@ -1,10 +1,12 @@
-/* The bytes of the demo model and its drafter, page-aligned, in read-only data. DEMO_MODEL_FILE and DEMO_DRAFTER_FILE are
-   set by CMake where the files exist. */
+/* The bytes of the demo model, its drafter and its scorer, page-aligned, in read-only data. DEMO_MODEL_FILE,
+   DEMO_DRAFTER_FILE and DEMO_SCORER_FILE are set by CMake where the files exist. */
     .section .rodata
     .global riptide_demo_model_begin
     .global riptide_demo_model_end
     .global riptide_demo_drafter_begin
     .global riptide_demo_drafter_end
+    .global riptide_demo_scorer_begin
+    .global riptide_demo_scorer_end
     .global riptide_demo_template_begin
     .global riptide_demo_template_end
     .balign 4096
@@ -20,6 +22,13 @@ riptide_demo_drafter_begin:
     .incbin DEMO_DRAFTER_FILE
 #endif
 riptide_demo_drafter_end:
+    .byte 0
+    .balign 4096
+riptide_demo_scorer_begin:
+#ifdef DEMO_SCORER_FILE
+    .incbin DEMO_SCORER_FILE
+#endif
+riptide_demo_scorer_end:
     .byte 0
 riptide_demo_template_begin:
     .incbin DEMO_TEMPLATE_FILE

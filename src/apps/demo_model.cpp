@@ -9,6 +9,8 @@ extern "C" const std::byte riptide_demo_model_begin[];
 extern "C" const std::byte riptide_demo_model_end[];
 extern "C" const std::byte riptide_demo_drafter_begin[];
 extern "C" const std::byte riptide_demo_drafter_end[];
+extern "C" const std::byte riptide_demo_scorer_begin[];
+extern "C" const std::byte riptide_demo_scorer_end[];
 extern "C" const char riptide_demo_template_begin[];
 extern "C" const char riptide_demo_template_end[];
 
@@ -32,6 +34,13 @@ SpeculationOptions drafted_by(const std::string& name) {
             return open_gguf_memory(image, "(demo drafter)");
         };
     return options;
+}
+
+std::unique_ptr<Checkpoint> open_scorer_checkpoint(const std::string& name) {
+    if (name != "demo") return open_checkpoint(name);
+    const std::span<const std::byte> image(riptide_demo_scorer_begin, riptide_demo_scorer_end);
+    if (image.empty()) fail(ErrorKind::unavailable, "this build contains no scorer for the demo model");
+    return open_gguf_memory(image, "(demo scorer)");
 }
 
 std::string_view demo_chat_template() {

@@ -1,4 +1,4 @@
-// The demo model and its drafter inside the program.
+// The demo model, its drafter and its scorer inside the program.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,10 @@ std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path);
 /// Guesses by `name`: "ngram", "demo" (the embedded drafter of the demo model), or a DFlash drafter's path.
 /// Opening throws Error(unavailable) if this build has no such drafter.
 SpeculationOptions drafted_by(const std::string& name);
+
+/// The scorer at this path, or "demo": the embedded one of the demo model. Throws as open_checkpoint does, or
+/// Error(unavailable) if this build has none.
+std::unique_ptr<Checkpoint> open_scorer_checkpoint(const std::string& name);
 
 /// The demo's chat template, Laguna's v5 dialect.
 std::string_view demo_chat_template();

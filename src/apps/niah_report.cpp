@@ -84,6 +84,11 @@ std::string niah_table(std::span<const NiahAnswer> answers, const NiahOptions& o
         out += table_row("first token", o, [&](int64_t length) {
             return fmt::format("{:.3f} s", median_of(answers, in(length), [](const NiahAnswer& a) { return a.ttft; }));
         });
+        if (keep < 1)
+            out += table_row("of it scoring", o, [&](int64_t length) {
+                return fmt::format("{:.3f} s",
+                                   median_of(answers, in(length), [](const NiahAnswer& a) { return a.scoring; }));
+            });
     }
     return out;
 }
@@ -122,6 +127,7 @@ json::object niah_json(const json::object& settings, std::span<const NiahAnswer>
                        {"prompt_tokens", a.tokens},
                        {"kept_tokens", a.kept},
                        {"ttft_s", a.ttft},
+                       {"scoring_s", a.scoring},
                        {"seconds", a.seconds},
                        {"expected", a.expected},
                        {"answer", a.answer}});
@@ -145,7 +151,8 @@ std::vector<NiahAnswer> niah_answers(const json::value& from, const json::object
                            .expected = std::string(a.at("expected").as_string()),
                            .answer = std::string(a.at("answer").as_string()),
                            .ttft = a.at("ttft_s").to_number<double>(),
-                           .seconds = a.at("seconds").to_number<double>()});
+                           .seconds = a.at("seconds").to_number<double>(),
+                           .scoring = a.at("scoring_s").to_number<double>()});
     } catch (const Error&) {
         throw;
     } catch (const std::exception& error) {  // of Boost.JSON: a field that is not there, or of another type

@@ -49,6 +49,7 @@ class Reply {
         out.seconds = since(last_);
         out.answer = text_;
         out.kept = done_ ? done_->usage.prompt : 0;
+        out.scoring = done_ ? done_->timings.scoring : 0;
     }
 
   private:
@@ -67,9 +68,11 @@ ChatPrompt chat(const json::array& messages, const json::array& tools, bool thin
     return out;
 }
 
-/// Lets the model read only this share of the prompt.
-void compress(Request&, double keep) {
-    RT_CHECK(keep >= 1, ErrorKind::usage, "--keep {}: this build of riptide cannot compress prompts", keep);
+/// Lets the model read only this share of the prompt, chosen from this prompt alone.
+void compress(Request& request, double keep) {
+    request.deterministic = true;
+    request.compression.mode = keep < 1 ? CompressMode::always : CompressMode::off;
+    if (keep < 1) request.compression.keep = keep;
 }
 
 NiahAnswer ask(Engine& engine, const NiahCase& question, NiahAnswer out, const NiahOptions& options,

@@ -35,6 +35,7 @@ struct NiahAnswer {
     bool right = false;
     std::string expected, answer;
     double ttft = 0, seconds = 0;  // from the question to the first token, and to the last
+    double scoring = 0;            // of ttft
 };
 
 /// Asks one question after the other: every task, length, depth, index and keep, except those that `known` has an

@@ -80,7 +80,9 @@ TEST(NiahCases, what_answers_first_stands_at_the_depth) {
                 // Decoys and the other evidence are in the text, but not in the count: at most 12 short entries.
                 EXPECT_NEAR(static_cast<double>(text.find(c.evidence[0])), depth * all, 0.1 * all)
                     << niah_task_name(task);
-                if (depth == 0) { EXPECT_EQ(text.find(c.evidence[0]), 0u); }
+                if (depth == 0) {
+                    EXPECT_EQ(text.find(c.evidence[0]), 0u);
+                }
             }
 }
 
@@ -117,7 +119,8 @@ TEST(NiahCases, too_few_tokens_are_refused_with_the_number_that_is_needed) {
         FAIL();
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::usage);
-        EXPECT_NE(std::string(error.what()).find("the task tool needs a prompt of at least"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("the task tool needs a prompt of at least"), std::string::npos)
+            << error.what();
     }
 }
 
@@ -188,7 +191,8 @@ Reported reported() {
                                          .expected = "<7>",
                                          .answer = "a \"b\" & <c>\n",
                                          .ttft = 0.5,
-                                         .seconds = 1});
+                                         .seconds = 1,
+                                         .scoring = keep == 1 ? 0 : 0.25});
     return r;
 }
 
@@ -208,7 +212,8 @@ TEST(NiahReport, the_table_counts_right_answers) {
               "counting            0 %      0 %\n"
               "all                50 %     50 %\n"
               "read               25 %     25 %\n"
-              "first token     0.500 s  0.500 s\n");
+              "first token     0.500 s  0.500 s\n"
+              "of it scoring   0.250 s  0.250 s\n");
 }
 
 TEST(NiahReport, json_comes_back_as_it_was_and_only_with_its_settings) {
