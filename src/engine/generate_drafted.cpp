@@ -98,6 +98,30 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
     feed_drafter(length, path);
 }
 
+/// A step of the host's: drafts, checks, and tells who drafts.
+void Session::check_guesses(GenerationResult& result, const RowDraws& draws, int64_t wanted) {
+    Speculator& speculator = *speculator_;
+    const std::vector<int32_t>& answer = result.tokens;
+    const auto known = answer.size();
+    const int64_t idle = speculator.idle_steps();
+    const Speculator::Wanted request_one{
+        kSequence, std::min({context_ - sequence_->length(), wanted, int64_t{options_.chunk_rows}, kMostRows}) - 1};
+    static const DraftTree kNothing;
+    const DraftTree& tree = idle > 0 ? kNothing : speculator.propose(std::span(&request_one, 1))[0];
+    std::vector<int32_t> path;
+    const auto start = std::chrono::steady_clock::now();
+    verify(answer.back(), tree, draws, path);
+    ++result.decode_steps;
+    const auto fresh = std::span(answer).subspan(known);
+    if (idle > 0) {
+        speculator.idled(1, seconds_since(start));
+        speculator.extend(kSequence, fresh);
+        return;
+    }
+    speculator.stepped(1 + tree.size(), seconds_since(start));
+    speculator.settle(kSequence, tree, path, fresh);
+}
+
 void Session::decode_drafted(const GenerateRequest& request, GenerationResult& result,
                              std::span<const int32_t> stop_ids, int64_t max_tokens, const TakeToken& take) {
     Speculator& speculator = *speculator_;
@@ -119,7 +143,6 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         if (device && !greedy && !std::exchange(started, true))
             decoder_->start_answer(0, sample_start(sampling, stop_ids, request.prompt, answer));
     };
-    std::vector<int32_t> path;
     while (more) {
         const auto known = std::ssize(answer);
         const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
@@ -133,7 +156,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
             more = span.more;
             if (ran) continue;
         }
-        auto start = std::chrono::steady_clock::now();
+        const auto start = std::chrono::steady_clock::now();
         if (idle > 0 && may_run_ahead) {
             const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
             const int64_t before = std::ssize(tokens_);
@@ -146,22 +169,9 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
             speculator.extend(kSequence, fresh());
             continue;
         }
-        const Speculator::Wanted request_one{
-            kSequence, std::min({context_ - sequence_->length(), wanted, int64_t{options_.chunk_rows}, kMostRows}) - 1};
-        static const DraftTree kNothing;
-        const DraftTree& tree = idle > 0 ? kNothing : speculator.propose(std::span(&request_one, 1))[0];
         draws.on_device = device && draws_rows(sampling, known);
         if (draws.on_device) start_drawing();
-        start = std::chrono::steady_clock::now();
-        verify(answer.back(), tree, draws, path);
-        ++result.decode_steps;
-        if (idle > 0) {
-            speculator.idled(1, seconds_since(start));
-            speculator.extend(kSequence, fresh());
-            continue;
-        }
-        speculator.stepped(1 + tree.size(), seconds_since(start));
-        speculator.settle(kSequence, tree, path, fresh());
+        check_guesses(result, draws, wanted);
     }
     result.speculation = speculator.stats();
 }

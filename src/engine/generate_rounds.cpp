@@ -105,7 +105,6 @@ bool Session::run_rounds(RoundSpan& span) {
             const DraftRounds::Round& round = rounds.next();
             const double seconds = arrivals.arrived(rounds.pending() > 0);
             const auto known = span.answer.size();
-            path.clear();
             const auto feed = [&](int32_t row) {
                 tokens_.push_back(row == 0 ? token : round.tree.tokens[static_cast<size_t>(row - 1)]);
                 ++fed;
