@@ -127,7 +127,9 @@ TEST(Registry, an_unknown_architecture_lists_the_known_ones) {
         load_model(file);
         FAIL() << "no error";
     } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "m.safetensors: the architecture is \"llama\\x0a\"; supported are laguna, qwen3");
+        EXPECT_STREQ(error.what(),
+                     "m.safetensors: the architecture is \"llama\\x0a\"; supported are laguna, qwen3, qwen35, qwen35moe, "
+                     "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text");
     }
     file.metadata().clear();
     EXPECT_THROW(load_model(file), Error);
