@@ -3,7 +3,11 @@
 //
 // Bytes: a sequence's state, read (and written, where rows are kept) once: 3.15 MB a layer at 48 heads of 128 x 128;
 // one row reads and writes 6.3 MB, 1.4 us at 4.5 TB/s on an H200. FLOPs: 8 for each element of the state and row; on
-// CUDA cores, 128 x 128 x 4 fma of a head are 512 cycles of an SM. Not measured yet: written without a GPU at hand.
+// CUDA cores, 128 x 128 x 4 fma of a head are 512 cycles of an SM.
+// Reached on an H200, 2026-11-22 (bench_gpu_delta, random inputs, 48 heads; before lanes were dealt out by sectors):
+// one kept row 14.9 us, 9 % of the floor; 16 rows of a chain 34 us; trees of 23 and 64 nodes 56 and 136 us; 16 heads
+// take as long for one row, so it is latency: slots, inputs, state, norm one behind the other. Not attacked yet. Tried:
+// state in 16-byte pieces past L1 with the halves of a sector 16 lanes apart fetched it twice (commit + 31 %).
 //
 // A warp owns eight columns of a head's state, in registers (DeltaTile), and needs nobody else's columns: only what a
 // row is made of (convolved and normalised q and k, v, gates) is prepared by the block, 16 rows at a time. Few rows: a
@@ -97,7 +101,7 @@ __global__ void __launch_bounds__(32 * most_warps(kRows)) delta_rows_kernel(cons
     pdl_trigger();
     pdl_wait();
     const DeltaSizes& z = a.sizes;
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
     const Layout layout{16 * kRows, kWarpColumns * static_cast<int>(blockDim.x / 32)};
     DeltaPlace at;
     at.column = static_cast<int>(blockIdx.x) * layout.columns;
@@ -122,8 +126,8 @@ __global__ void __launch_bounds__(32 * most_warps(kRows)) delta_rows_kernel(cons
     if (a.parent != nullptr && plan_tree(a, plan, at.first, at.n)) tile.keep(kept);
 
     // The output of this lane's column: see DeltaTile::step.
-    const int column = own + ((lane & 4) != 0 ? 2 : 0) + ((lane & 2) != 0 ? 1 : 0);
-    const bool writes = (lane & 9) == 8 && at.column + column < z.value_dim;
+    const int column = own + DeltaTile<kRows>::output_column();
+    const bool writes = DeltaTile<kRows>::has_output() && at.column + column < z.value_dim;
     for (int begin = 0; begin < at.n; begin += kGroupRows) {
         const int rows = min(kGroupRows, at.n - begin);
         if (begin > 0) __syncthreads();

@@ -208,14 +208,18 @@ __device__ __forceinline__ float delta_unit_factor(const float* x, int d) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
 }
 
-/// A warp's columns of a state. Lane 16 g + l has the four columns 4 g .. 4 g + 3 of the warp's eight, and of each the
-/// rows 64 j + 4 l + t (t < 4): element [4 j + t]. Rows behind key_dim and columns behind value_dim are zeros.
+/// A warp's columns of a state. Lane 2 l + g has the four columns 4 g .. 4 g + 3 of the warp's eight, and of each the
+/// rows 64 j + 4 l + t (t < 4): element [4 j + t]. Neighbours share a sector of 32 bytes, which one request takes
+/// whole. Rows behind key_dim and columns behind value_dim are zeros.
 template <int kRows>
 struct DeltaTile {
     float4 s[kRows];
 
-    __device__ static int row(int i) { return 64 * (i / 4) + 4 * static_cast<int>(threadIdx.x % 16) + i % 4; }
-    __device__ static int first_column() { return 4 * (static_cast<int>(threadIdx.x % 32) / 16); }
+    __device__ static int row(int i) { return 64 * (i / 4) + 4 * static_cast<int>(threadIdx.x % 32 / 2) + i % 4; }
+    __device__ static int first_column() { return 4 * static_cast<int>(threadIdx.x % 2); }
+
+    __device__ static bool has_output() { return (threadIdx.x & 18) == 16; }
+    __device__ static int output_column() { return static_cast<int>(threadIdx.x % 16 / 4); }
 
     /// from: element [0, the lane's first column] of the head's state; `columns`: how many there are from it on.
     __device__ __forceinline__ void load(const float* from, int dk, int dv, int columns) {
@@ -264,9 +268,9 @@ struct DeltaTile {
         for (int i = 0; i < kRows; ++i) s[i] = slot[32 * i + threadIdx.x % 32];
     }
 
-    /// One row: see gated_delta.h. q, k [padded], v of the lane's columns, gate: e^g, beta, k . q. Returns o of one
-    /// column in the lanes with bit 3 of the lane set: column 2 * bit 2 + bit 1 of the lane's four. The sums over rows:
-    /// a lane's own in ascending order, then lanes xor 8, 4, 2, 1.
+    /// One row: see gated_delta.h. q, k [padded], v of the lane's columns, gate: e^g, beta, k . q. Returns, where
+    /// has_output(), o of the lane's column first_column() + output_column(). The sums over rows: a lane's own in
+    /// ascending order, then lanes xor 16, 8, 4, 2.
     template <bool kOutput>
     __device__ __forceinline__ float step(const float* q, const float* k, float4 v, float4 gate) {
         const int lane = static_cast<int>(threadIdx.x % 32);
@@ -287,18 +291,18 @@ struct DeltaTile {
                 if constexpr (kOutput) add(o, e, queries[t]);
             }
         }
-        const bool bit3 = (lane & 8) != 0, bit2 = (lane & 4) != 0, bit1 = (lane & 2) != 0;
+        const bool bit4 = (lane & 16) != 0, bit3 = (lane & 8) != 0, bit2 = (lane & 4) != 0;
         float four[4], two[2];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) four[c] = exchange(bit3 ? o[c] : p[c], bit3 ? p[c] : o[c], 8);
+        for (int c = 0; c < 4; ++c) four[c] = exchange(bit4 ? o[c] : p[c], bit4 ? p[c] : o[c], 16);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) two[c] = exchange(bit2 ? four[2 + c] : four[c], bit2 ? four[c] : four[2 + c], 4);
-        const float one = exchange(bit1 ? two[1] : two[0], bit1 ? two[0] : two[1], 2);
-        const float sum = exchange(one, one, 1);
+        for (int c = 0; c < 2; ++c) two[c] = exchange(bit3 ? four[2 + c] : four[c], bit3 ? four[c] : four[2 + c], 8);
+        const float one = exchange(bit2 ? two[1] : two[0], bit2 ? two[0] : two[1], 4);
+        const float sum = exchange(one, one, 2);
         const float decay = gate.x, beta = gate.y;
         float d[4];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) d[c] = __shfl_sync(0xFFFFFFFFu, sum, (lane & 16) + 2 * c);
+        for (int c = 0; c < 4; ++c) d[c] = __shfl_sync(0xFFFFFFFFu, sum, 4 * c + lane % 2);
         d[0] = __fmul_rn(beta, __fsub_rn(v.x, __fmul_rn(decay, d[0])));
         d[1] = __fmul_rn(beta, __fsub_rn(v.y, __fmul_rn(decay, d[1])));
         d[2] = __fmul_rn(beta, __fsub_rn(v.z, __fmul_rn(decay, d[2])));
@@ -311,7 +315,7 @@ struct DeltaTile {
             s[i].w = __fmaf_rn(keys[i], d[3], __fmul_rn(decay, s[i].w));
         }
         if constexpr (!kOutput) return 0.0f;
-        const float own = bit2 ? (bit1 ? d[3] : d[2]) : (bit1 ? d[1] : d[0]);
+        const float own = bit3 ? (bit2 ? d[3] : d[2]) : (bit2 ? d[1] : d[0]);
         return __fmaf_rn(gate.z, own, __fmul_rn(decay, sum));
     }
 

@@ -8,7 +8,11 @@
 // Bytes of a prompt, for each row at 48 heads: 66 KB to prepare and write, 33 KB read by each column tile, from L2
 // after the first. FLOPs: four fma or products for each element and row on CUDA cores: 8192 rows of 48 heads are 0.77
 // ms on an H200 if nothing else were done, which tensor cores could do in less, but only by chunks whose edges a
-// prompt's parts and cached prefixes would have to keep. Not measured yet.
+// prompt's parts and cached prefixes would have to keep.
+// Reached on an H200, 2026-11-22 (random inputs, 48 heads; before lanes were dealt out by sectors): 8192 rows 6.4 ms
+// (12.7 with rows prepared by each block), 12 % of that; commit of one row 3.8 us a layer. Of the scan ncu says 960
+// cycles a row, 247 instructions of each of two warps a scheduler: waiting for the row before, 56 % of issue slots
+// used; the rest of the time is preparing and norm.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     pdl_trigger();
     pdl_wait();
     const DeltaSizes& z = a.sizes;
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
     ChainPlace at;
     at.sequence = static_cast<int>(blockIdx.z) % a.sequences;
     at.layer = static_cast<int>(blockIdx.z) / a.sequences;
@@ -163,8 +167,8 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     DeltaTile<kRows> tile;
     if (a.committed[at.sequence] == 0) tile.clear();
     else tile.load(state, z.key_dim, z.value_dim, columns);
-    const int column = at.column + own + ((lane & 4) != 0 ? 2 : 0) + ((lane & 2) != 0 ? 1 : 0);
-    const bool writes = (lane & 9) == 8 && column < z.value_dim;
+    const int column = at.column + own + DeltaTile<kRows>::output_column();
+    const bool writes = DeltaTile<kRows>::has_output() && column < z.value_dim;
     for (int begin = 0; begin < at.n; begin += kGroupRows) {
         const int rows = min(kGroupRows, at.n - begin), left = at.n - begin - rows;
         const int turn = begin / kGroupRows % 2;
