@@ -207,7 +207,7 @@ int bench(const Options& o) {
 void add_bench(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("bench", "Measure prefill and decode speed, alone or under load");
     auto options = std::make_shared<Options>();
-    wide_help(*cmd, 56);
+    wide_help(*cmd, 72);
     add_model_flags(*cmd, options->model);
     cmd->add_option("--prompt", options->prompts, "Prompt lengths to prefill")
         ->delimiter(',')

@@ -256,7 +256,7 @@ void add_serve(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
     auto options = std::make_shared<Options>();
     options->server.http.port = 8484;
-    wide_help(*cmd, 46);
+    wide_help(*cmd, 52);
     add_model_flags(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);
