@@ -147,7 +147,7 @@ class Bench {
                         packed.data());
         ops::pack_pages(gpu_, kv_->views(), sequence.pages().last(1), tail == 0 ? kPageRows : tail,
                         packed.data() + (pages - 1) * page_bytes);
-        ops::pack_state(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
+        ops::pack_state(gpu_, kv_->bounded(), sequence.slot(), length(), packed.data() + pages * page_bytes);
         std::vector<char> bytes(static_cast<size_t>(packed.bytes()));
         if (gpu_ != nullptr) gpu_->to_host(bytes.data(), packed.data(), packed.bytes());
         else std::memcpy(bytes.data(), packed.data(), bytes.size());
@@ -163,7 +163,7 @@ class Bench {
                           packed.data());
         ops::unpack_pages(gpu_, kv_->views(), sequence.pages().last(1), tail == 0 ? kPageRows : tail,
                           packed.data() + (pages - 1) * page_bytes);
-        ops::unpack_state(gpu_, kv_->views(), sequence.slot(), length(), packed.data() + pages * page_bytes);
+        ops::unpack_state(gpu_, kv_->bounded(), sequence.slot(), length(), packed.data() + pages * page_bytes);
         synchronize();
     }
 
