@@ -15,9 +15,10 @@ namespace {
 constexpr int64_t kScratchBytes = int64_t{1} << 30;  // of K/V at once, unless one sequence needs more
 
 /// What the scratch holds. bf16 rows keep their range; a mixture with other types goes to f16, saturating.
-Storage choose_storage(const Gpu& gpu, const KvView& view, const Batch& batch, float softmax_scale) {
+Storage choose_storage(const Gpu& gpu, const KvView& view, const Batch& batch, float softmax_scale, bool sparse) {
     const bool f32 = view.k_dtype == DType::f32 || view.v_dtype == DType::f32;
-    const bool tiles = (view.head_dim == 64 || view.head_dim == 128) && batch.parent.empty() && softmax_scale > 0;
+    const bool dim = has_tiles(view.head_dim) || (!sparse && has_wide_tiles(view.head_dim));
+    const bool tiles = dim && batch.parent.empty() && softmax_scale > 0;
     if (f32 || !tiles || gpu.info().major < 8) return Storage::f32;
     return view.k_dtype == DType::bf16 && view.v_dtype == DType::bf16 ? Storage::bf16 : Storage::f16;
 }
@@ -30,7 +31,7 @@ StoredRows stored_rows(const KvView& view, const Batch& batch, const Tensor& v) 
 
 void attend(const Gpu& gpu, const AttendArgs& args, Storage storage) {
     if (storage == Storage::f32) attend_generic(gpu, args);
-    else if (gpu.hopper()) attend_wgmma(gpu, args, storage);
+    else if (gpu.hopper() && has_tiles(args.head_dim)) attend_wgmma(gpu, args, storage);
     else attend_mma(gpu, args, storage);
 }
 
@@ -131,7 +132,7 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
 }
 
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale);
+    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale, false);
     Tensor out = ctx.alloc(DType::f32, {in.q.rows(), in.q.shape[1] * view.head_dim});
     if (in.q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
@@ -153,7 +154,7 @@ void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view
                       const SparseOptions& options, SparseResult& result) {
     using namespace prefill;
     const ArenaScope scope(*ctx.arena);
-    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale);
+    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale, true);
     const PrepareArgs prepared = prepare_rows(ctx, in, view, batch, storage);
     const int64_t element = storage == Storage::f32 ? 4 : 2, d = view.head_dim, columns = result.lists.shape[2] - 1;
     ChooseArgs args{};

@@ -159,11 +159,17 @@ struct PrepareArgs {
     StoredRows stored;  // if k is set
 };
 
-/// f(T{}, std::integral_constant<int, head_dim>{}) for a tensor-core kernel: T is what tiles hold, head_dim 64 or 128.
-template <class F>
+/// Heads that tensor cores take. Those of 256 have one kernel (attend_mma), and none of sparse attention.
+inline bool has_tiles(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
+inline bool has_wide_tiles(int64_t head_dim) { return head_dim == 256; }
+
+/// f(T{}, std::integral_constant<int, head_dim>{}) for a tensor-core kernel: T is what tiles hold.
+template <bool kWide = false, class F>
 void with_tiles(Storage storage, int head_dim, const F& f) {
-    RT_ASSERT(head_dim == 64 || head_dim == 128);
+    RT_ASSERT(has_tiles(head_dim) || (kWide && has_wide_tiles(head_dim)));
     const auto with_dim = [&](auto zero) {
+        if constexpr (kWide)
+            if (has_wide_tiles(head_dim)) return f(zero, std::integral_constant<int, 256>{});
         if (head_dim == 128) f(zero, std::integral_constant<int, 128>{});
         else f(zero, std::integral_constant<int, 64>{});
     };

@@ -249,12 +249,14 @@ void gather(const Gpu& gpu, const Plan& plan, const KvView& view, Storage storag
         const dim3 grid(static_cast<unsigned>(plan.key_tiles), heads);
         return launch(gpu, gather_plain, grid, dim3(kWarps * 32), 0, args);
     }
-    RT_ASSERT(view.head_dim == 64 || view.head_dim == 128);
+    RT_ASSERT(has_tiles(view.head_dim) || has_wide_tiles(view.head_dim));
     const int64_t all = int64_t{plan.key_tiles} * kParts, resident = 8 * int64_t{gpu.info().sm_count};
     const dim3 grid(static_cast<unsigned>(std::min(all, (resident + heads - 1) / heads)), heads);
     const auto start = [&](auto kernel, int threads) { launch(gpu, kernel, grid, dim3(threads), 0, args); };
     const DType type = view.k_dtype == view.v_dtype ? view.k_dtype : DType::tq3_0;  // a mixture: as the general types
     const bool half = storage == Storage::f16;
+    if (has_wide_tiles(view.head_dim))
+        return half ? start(gather_any<__half, 256>, kWarps * 32) : start(gather_any<__nv_bfloat16, 256>, kWarps * 32);
     if (view.head_dim == 64) {
         if (half && type == DType::f16) return start(gather_units<__half, DType::f16, 64>, kKeys * 4);
         if (!half) return start(gather_units<__nv_bfloat16, DType::bf16, 64>, kKeys * 4);

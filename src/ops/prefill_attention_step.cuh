@@ -1,5 +1,5 @@
 // mma.m16n8k16 over tiles of keys: what the kernels of prefill attention that do without wgmma share. Compute
-// capability 8.0 and later. Eight warps, 16 rows of queries each; keys in steps of 64 through shared memory.
+// capability 8.0 and later. Eight warps, 16 rows of queries each; keys in steps of 64 (32) through shared memory.
 #pragma once
 
 #include "ops/prefill_attention_softmax.cuh"
@@ -7,6 +7,8 @@
 namespace riptide::ops::cuda::prefill {
 
 inline constexpr int kStep = 64;  // keys at a time
+template <int kDim>
+inline constexpr int kStepOf = kDim > 128 ? 32 : kStep;  // wide heads: 32, for which there are registers
 inline constexpr int kStepThreads = 256;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -48,36 +50,39 @@ __device__ __forceinline__ void mma(float* d, const uint32_t* a, uint32_t b0, ui
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Where a key and an 8-column piece lie among the kStep keys of a stage: as in an image of kStep keys.
+/// Where a key and an 8-column piece lie among the kKeys keys of a stage: as in an image of kKeys keys.
+template <int kKeys>
 __device__ __forceinline__ uint32_t stage_offset(int key, int piece) {
-    return static_cast<uint32_t>(((piece / 8) * kStep + key) * 128 + ((piece % 8) ^ (key % 8)) * 16);
+    return static_cast<uint32_t>(((piece / 8) * kKeys + key) * 128 + ((piece % 8) ^ (key % 8)) * 16);
 }
 
-/// Starts the copy of kStep keys of K or V: `image` of the tile, from key `first` (0 or 64) of it.
+/// Starts the copy of kStepOf keys of K or V: `image` of the tile, from key `first` of it.
 template <int kDim>
 __device__ __forceinline__ void copy_keys(uint32_t stage, const char* image, int first) {
-    constexpr int kPieces = kStep * kDim / 8;
+    constexpr int kKeys = kStepOf<kDim>, kPieces = kKeys * kDim / 8;
 #pragma unroll
     for (int i = 0; i < kPieces / kStepThreads; ++i) {
-        const int piece = i * kStepThreads + static_cast<int>(threadIdx.x), panel = piece / (kStep * 8);
-        const int within = piece % (kStep * 8);  // rows of 128 bytes follow one another in both
+        const int piece = i * kStepThreads + static_cast<int>(threadIdx.x), panel = piece / (kKeys * 8);
+        const int within = piece % (kKeys * 8);  // rows of 128 bytes follow one another in both
         copy_async(stage + static_cast<uint32_t>(piece * 16),
                    image + panel * (kTile * 128) + first * 128 + within * 16);
     }
 }
 
-/// s = q k^T over kStep keys.
+/// s = q k^T over kStepOf keys.
 template <class T, int kDim>
-__device__ __forceinline__ void scores(float (&s)[kStep / 2], const uint32_t (&q)[kDim / 4], uint32_t k, int lane) {
+__device__ __forceinline__ void scores(float (&s)[kStepOf<kDim> / 2], const uint32_t (&q)[kDim / 4], uint32_t k,
+                                       int lane) {
 #pragma unroll
-    for (int i = 0; i < kStep / 2; ++i) s[i] = 0.0f;
+    for (int i = 0; i < kStepOf<kDim> / 2; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
 #pragma unroll
-        for (int pair = 0; pair < kStep / 16; ++pair) {  // 16 keys
+        for (int pair = 0; pair < kStepOf<kDim> / 16; ++pair) {  // 16 keys
             // Matrices: keys 0-7 columns 0-7, keys 0-7 columns 8-15, keys 8-15 columns 0-7, keys 8-15 columns 8-15.
             uint32_t b[4];
-            load_matrices<false>(b, k + stage_offset(pair * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+            load_matrices<false>(
+                b, k + stage_offset<kStepOf<kDim>>(pair * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
             mma<T>(s + 8 * pair, q + 4 * step, b[0], b[1]);
             mma<T>(s + 8 * pair + 4, q + 4 * step, b[2], b[3]);
         }

@@ -141,6 +141,8 @@ TEST_P(DraftRoundsTest, rounds_do_not_reach_beyond_the_context) {
     for (int64_t room = 1; room < 12; ++room) {
         SessionOptions o = fixture.options(32);
         o.context = std::ssize(prompt) + room;
+        session->speculate(nullptr, {});
+        drafter.reset();  // before the session, whose GPU it uses
         session = Session::open(fixture.model_path(), o);
         drafter = std::make_shared<DflashDrafter>(open_checkpoint(fixture_path(GetParam()) + "/model.safetensors"),
                                                   session->draft_target());

@@ -113,6 +113,17 @@ TEST(attention, long_contexts_stay_within_the_bound) {
                                      .capacity = 40,
                                      .key_scale = 0.5f},
                                     2300, 5, family, shares);
+                expect_within_bound({.heads = 6,
+                                     .kv_heads = 1,
+                                     .head_dim = 256,
+                                     .k_dtype = type,
+                                     .v_dtype = type,
+                                     .window = window,
+                                     .page_rows = 64,
+                                     .ring_rows = 640,
+                                     .capacity = 40,
+                                     .key_scale = 0.5f},
+                                    2300, 5, family, shares);
             }
 }
 

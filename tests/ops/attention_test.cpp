@@ -36,6 +36,8 @@ std::vector<WorldShape> law_shapes() {
                           .ring_rows = ring,
                           .capacity = capacity});
     }
+    shapes.push_back(
+        {.heads = 6, .kv_heads = 1, .head_dim = 256, .k_dtype = DType::q8_0, .v_dtype = DType::q8_0, .capacity = 200});
     return shapes;
 }
 

@@ -93,18 +93,18 @@ class Layer {
         };
         for (const std::vector<FedToken>& tokens : fed)
             for (const FedToken& token : tokens) {
-                add(q, shape_.heads * 128, token.id * 5);
-                add(k, shape_.kv_heads * 128, token.id * 5 + 1);
-                add(v, shape_.kv_heads * 128, token.id * 5 + 2);
+                add(q, shape_.heads * shape_.head_dim, token.id * 5);
+                add(k, shape_.kv_heads * shape_.head_dim, token.id * 5 + 1);
+                add(v, shape_.kv_heads * shape_.head_dim, token.id * 5 + 2);
                 add(gate, shape_.heads, token.id * 5 + 3);
             }
         const int64_t n = world.batch.rows();
-        in.q = op.tensor(q, {n, shape_.heads, 128});
-        in.k = op.tensor(k, {n, shape_.kv_heads, 128});
-        in.v = op.tensor(v, {n, shape_.kv_heads, 128});
+        in.q = op.tensor(q, {n, shape_.heads, shape_.head_dim});
+        in.k = op.tensor(k, {n, shape_.kv_heads, shape_.head_dim});
+        in.v = op.tensor(v, {n, shape_.kv_heads, shape_.head_dim});
         in.gate = op.tensor(gate, {n, shape_.heads});
-        in.q_norm = {op.floats(normals(128, 1)), 1e-6f};
-        in.k_norm = {op.floats(normals(128, 2)), 1e-6f};
+        in.q_norm = {op.floats(normals(shape_.head_dim, 1)), 1e-6f};
+        in.k_norm = {op.floats(normals(shape_.head_dim, 2)), 1e-6f};
         in.rope = &rope_;
         in.softmax_scale = world.scale();
         out = ops::gated_attention(op.ctx, in, world.view, world.device_batch);
@@ -221,6 +221,14 @@ TEST(decode_attention, many_long_rows_equal_few) {
         few.feed(b, prefix, 200);
         expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), dtype_name(type));
     }
+    WorldShape wide = shape_of(6, DType::q8_0, DType::q8_0);
+    wide.head_dim = 256;
+    Layer many(wide, 1), few(wide, 2);
+    WorldSequence a = many.world.sequence(), b = few.world.sequence();
+    const std::vector<uint64_t> prefix = token_ids(2040, 33), next = token_ids(140, 34);
+    many.feed(a, prefix, 256);
+    few.feed(b, prefix, 200);
+    expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), "heads of 256");
 }
 
 TEST(decode_attention, ring_wraps_change_nothing) {

@@ -120,6 +120,8 @@ TEST(prefill_attention, mixed_types_and_generic_shapes_stay_within_the_bound) {
     share_of_bound(shape_of(2, 128, DType::f32, DType::f16, 0), 200, 70);
     share_of_bound(shape_of(3, 96, DType::tq3_0, DType::q8_0, 0), 130, 40);
     share_of_bound(shape_of(1, 256, DType::f16, DType::f16, 90, 200), 130, 40);
+    share_of_bound(shape_of(6, 256, DType::q8_0, DType::q8_0, 0), 300, 133);
+    share_of_bound(shape_of(2, 256, DType::bf16, DType::bf16, 0), 100, 70);
     share_of_bound(shape_of(5, 24, DType::bf16, DType::f16, 0), 130, 40);
 }
 
@@ -136,6 +138,7 @@ TEST(prefill_attention, a_row_does_not_depend_on_the_chunking) {
         shape_of(6, 128, DType::f16, DType::f16, 0),
         shape_of(8, 128, DType::bf16, DType::bf16, 512, 511 + 129),
         shape_of(2, 64, DType::tq3_0, DType::q4_0, 0),
+        shape_of(6, 256, DType::q8_0, DType::q8_0, 0),
         shape_of(1, 128, DType::f8_e4m3, DType::q8_0, 200, 199 + 129),
         shape_of(2, 40, DType::f32, DType::f32, 200, 199 + 129),
     };
