@@ -165,6 +165,7 @@ INSTANTIATE_TEST_SUITE_P(All, RoundedTest, ::testing::ValuesIn(all_fixtures()), 
 
 TEST_P(RoundedTest, prefill_computes_what_the_cpu_computes) {
     RT_GPU_ONLY();
+    if (GetParam() == "qwen35_moe") GTEST_SKIP() << "the judge of choices knows sigmoid routers only";
     compare(Family::prefill, OperandRounding::prefill(floats()));
 }
 
