@@ -102,28 +102,18 @@ TEST(attention, long_contexts_stay_within_the_bound) {
         for (const DType type : {DType::f16, DType::f8_e4m3, DType::q8_0})
             for (const int32_t window : {0, 512}) {
                 std::vector<double> shares;
-                expect_within_bound({.heads = 16,
-                                     .kv_heads = 2,
-                                     .head_dim = 128,
-                                     .k_dtype = type,
-                                     .v_dtype = type,
-                                     .window = window,
-                                     .page_rows = 64,
-                                     .ring_rows = 640,
-                                     .capacity = 40,
-                                     .key_scale = 0.5f},
-                                    2300, 5, family, shares);
-                expect_within_bound({.heads = 6,
-                                     .kv_heads = 1,
-                                     .head_dim = 256,
-                                     .k_dtype = type,
-                                     .v_dtype = type,
-                                     .window = window,
-                                     .page_rows = 64,
-                                     .ring_rows = 640,
-                                     .capacity = 40,
-                                     .key_scale = 0.5f},
-                                    2300, 5, family, shares);
+                for (const bool wide : {false, true})
+                    expect_within_bound({.heads = wide ? 6 : 16,
+                                         .kv_heads = wide ? 1 : 2,
+                                         .head_dim = wide ? 256 : 128,
+                                         .k_dtype = type,
+                                         .v_dtype = type,
+                                         .window = window,
+                                         .page_rows = 64,
+                                         .ring_rows = 640,
+                                         .capacity = 40,
+                                         .key_scale = 0.5f},
+                                        2300, 5, family, shares);
             }
 }
 
