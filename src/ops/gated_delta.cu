@@ -4,10 +4,11 @@
 // Bytes: a sequence's state, read (and written, where rows are kept) once: 3.15 MB a layer at 48 heads of 128 x 128;
 // one row reads and writes 6.3 MB, 1.4 us at 4.5 TB/s on an H200. FLOPs: 8 for each element of the state and row; on
 // CUDA cores, 128 x 128 x 4 fma of a head are 512 cycles of an SM.
-// Reached on an H200, 2026-11-22 (bench_gpu_delta, random inputs, 48 heads; before lanes were dealt out by sectors):
-// one kept row 14.9 us, 9 % of the floor; 16 rows of a chain 34 us; trees of 23 and 64 nodes 56 and 136 us; 16 heads
-// take as long for one row, so it is latency: slots, inputs, state, norm one behind the other. Not attacked yet. Tried:
-// state in 16-byte pieces past L1 with the halves of a sector 16 lanes apart fetched it twice (commit + 31 %).
+// Reached on an H200, 2026-11-22 (bench_gpu_delta, random inputs, 48 heads; docs/results/qwen35.md): one kept row 13.8
+// us, 10 % of the floor; 16 rows of a chain 33 us; trees of 23 and 64 nodes 56 and 135 us; 16 heads take as long for
+// one row, so it is latency: slots, inputs, state, norm one behind the other. Not attacked yet. Tried: state in 16-byte
+// pieces past L1 with the halves of a sector 16 lanes apart: a commit took 3.8 us instead of 2.9 (other changes came
+// with it; 3.6 with the halves side by side, so that fetching sectors twice explains little of it).
 //
 // A warp owns eight columns of a head's state, in registers (DeltaTile), and needs nobody else's columns: only what a
 // row is made of (convolved and normalised q and k, v, gates) is prepared by the block, 16 rows at a time. Few rows: a

@@ -9,8 +9,8 @@
 // after the first. FLOPs: four fma or products for each element and row on CUDA cores: 8192 rows of 48 heads are 0.77
 // ms on an H200 if nothing else were done, which tensor cores could do in less, but only by chunks whose edges a
 // prompt's parts and cached prefixes would have to keep.
-// Reached on an H200, 2026-11-22 (random inputs, 48 heads; before lanes were dealt out by sectors): 8192 rows 6.4 ms
-// (12.7 with rows prepared by each block), 12 % of that; commit of one row 3.8 us a layer. Of the scan ncu says 960
+// Reached on an H200, 2026-11-22 (random inputs, 48 heads): 8192 rows 6.6 ms
+// (12.7 with rows prepared by each block), 12 % of that; commit of one row 3.6 us a layer. Of the scan ncu says 960
 // cycles a row, 247 instructions of each of two warps a scheduler: waiting for the row before, 56 % of issue slots
 // used; the rest of the time is preparing and norm.
 #include <algorithm>
