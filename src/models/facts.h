@@ -9,6 +9,8 @@
 
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
+#include "models/binder.h"
+#include "models/model.h"
 #include "tensor/tensor.h"
 
 namespace riptide {
@@ -24,6 +26,19 @@ struct TokenCost {
     void add_row(const Weight& w);
     void add(std::span<const float> values);
 };
+
+/// What every model says of itself: sizes from its config, and what was bound and stored.
+template <class Config>
+void describe(ModelInfo& info, const Config& config, const Binder& bind, const WeightStore& store) {
+    info.num_hidden_layers = config.num_hidden_layers;
+    info.hidden_size = config.hidden_size;
+    info.vocab_size = config.vocab_size;
+    info.max_position_embeddings = config.max_position_embeddings;
+    info.parameters = bind.parameters();
+    info.weight_bytes = bind.weight_bytes();
+    info.device_bytes = store.device_bytes();
+    info.conversions = store.conversions();
+}
 
 /// general.name of a GGUF file, else the last part of the path.
 std::string model_name(const Checkpoint& checkpoint);

@@ -208,14 +208,7 @@ Workspace Laguna::workspace() const {
 
 void Laguna::count(const Binder& bind) {
     info_.architecture = "laguna";
-    info_.num_hidden_layers = config_.num_hidden_layers;
-    info_.hidden_size = config_.hidden_size;
-    info_.vocab_size = config_.vocab_size;
-    info_.max_position_embeddings = config_.max_position_embeddings;
-    info_.parameters = bind.parameters();
-    info_.weight_bytes = bind.weight_bytes();
-    info_.device_bytes = store_.device_bytes();
-    info_.conversions = store_.conversions();
+    describe(info_, config_, bind, store_);
     TokenCost cost;
     cost.add_row(embed_tokens_);
     cost.add(lm_head_);

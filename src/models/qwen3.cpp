@@ -125,20 +125,14 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
 Workspace Qwen3::workspace() const {
     const Qwen3Config& c = config_;
     const int64_t D = c.hidden_size, qo = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
-    const int64_t attention = 4 * (3 * qo + 2 * kv) + 2 * (D + 2 * qo), dense = 2 * D + 10 * c.intermediate_size + 4 * D;
+    const int64_t attention = 4 * (3 * qo + 2 * kv) + 2 * (D + 2 * qo),
+                  dense = 2 * D + 10 * c.intermediate_size + 4 * D;
     return {.fixed = kWorkspaceFixed, .per_row = 4 * 2 * D + std::max(attention, dense), .per_token = 2 * 2 * kv};
 }
 
 void Qwen3::count(const Binder& bind) {
     info_.architecture = "qwen3";
-    info_.num_hidden_layers = config_.num_hidden_layers;
-    info_.hidden_size = config_.hidden_size;
-    info_.vocab_size = config_.vocab_size;
-    info_.max_position_embeddings = config_.max_position_embeddings;
-    info_.parameters = bind.parameters();
-    info_.weight_bytes = bind.weight_bytes();
-    info_.device_bytes = store_.device_bytes();
-    info_.conversions = store_.conversions();
+    describe(info_, config_, bind, store_);
     TokenCost cost;
     cost.add_row(embed_tokens_);
     cost.add(lm_head_);
