@@ -4,10 +4,13 @@
 // (2026-11-21). Bytes through L2: 48 KB for each 128 x 256 x 64 step of 1024 clocks. Design: tiles of 128 x 256;
 // warpgroup 0 feeds four stages of 48 KB (A 128 x 64, B 256 x 64, 128-byte swizzle) through TMA, warpgroups 1 and 2
 // multiply 64 rows each with m64n256k16 and store from registers. A warpgroup whose rows all lie behind the end of the
-// tile's expert multiplies nothing. Where tiles of 256 would leave most multiprocessors idle (o of 512 rows: 32 tiles),
-// they are 128 wide: 512 clocks of products, bound by shared memory to some 640 (an estimate). A sum does not see how
-// wide its tile is. Limits: stores are not overlapped with the same tile's products (the next tile's loads are); L2
-// traffic without multicast.
+// tile's expert multiplies nothing. Where wide tiles would leave multiprocessors idle (o of 512 rows: 32 tiles of 256),
+// they are 128 or 64 wide: 512 or 256 clocks of products, bound by shared memory (a step is written once and read by
+// both warpgroups) to some 640 or 448 (estimates; o of 512 rows 75 us with tiles of 128, 65 with 64, H200, 2026-11-22).
+// A sum does not see how wide its tile is. Limits: stores are not overlapped with the same tile's products (the next
+// tile's loads are); L2 traffic without multicast.
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/prefill_gemm.cuh"
 #include "ops/prefill_gemm_hopper.cuh"
@@ -28,7 +31,7 @@ struct Maps {
 /// Stages of tiles kN wide.
 template <int kN>
 struct Ring {
-    static constexpr int kCount = kN == 256 ? 4 : 6;
+    static constexpr int kCount = kN == 256 ? 4 : kN == 128 ? 6 : 8;
     static constexpr int kStage = kStageA + kN * kTileK * 2;
     static constexpr int kShared = kCount * kStage + 1024 + 128;  // 1024: the base is rounded up; 128: barriers
 };
@@ -172,10 +175,14 @@ void gemm_hopper(const Gpu& gpu, const GemmProblem& p, const Out& out) {
     const bool grouped = p.plan.row_first != nullptr;
     const int experts = grouped ? p.expert_end - p.expert_begin : 1;
     const int64_t down = ceil_div(p.rows, kTileM) + (grouped ? experts : 0);  // at most
-    const int64_t wide = down * ceil_div(p.n, 256), narrow = down * ceil_div(p.n, 128), sms = gpu.info().sm_count;
+    const int64_t sms = gpu.info().sm_count;
+    const auto tiles = [&](int n) { return down * ceil_div(p.n, n); };
     // Rounds of the chip times clocks of a step.
-    if ((narrow + sms - 1) / sms * 640 < (wide + sms - 1) / sms * 1024) launch_wide<128>(gpu, p, out, experts, narrow);
-    else launch_wide<256>(gpu, p, out, experts, wide);
+    const auto clocks = [&](int n, int64_t step) { return (tiles(n) + sms - 1) / sms * step; };
+    const int64_t c256 = clocks(256, 1024), c128 = clocks(128, 640), c64 = clocks(64, 448);
+    if (c64 < std::min(c128, c256)) launch_wide<64>(gpu, p, out, experts, tiles(64));
+    else if (c128 < c256) launch_wide<128>(gpu, p, out, experts, tiles(128));
+    else launch_wide<256>(gpu, p, out, experts, tiles(256));
 }
 
 template void gemm_hopper(const Gpu&, const GemmProblem&, const OutF32&);

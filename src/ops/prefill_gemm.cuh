@@ -26,6 +26,18 @@ RT_HD int tile_count(const GemmProblem& p, int tile_n) {
     return (p.plan.tile_first[p.expert_end] - p.plan.tile_first[p.expert_begin]) * across;
 }
 
+/// The tile of a plan whose rows are those of tile `down` of all experts' rows, from row n of the expert's B.
+RT_HD Tile expert_tile(const GemmProblem& p, int down, int n) {
+    const int expert = p.plan.tile_expert[down];
+    Tile tile;
+    tile.row = p.plan.row_first[expert] + (down - p.plan.tile_first[expert]) * kTileM;
+    tile.row_end = p.plan.row_first[expert + 1];
+    tile.n = n;
+    tile.expert = expert;
+    tile.b_row = (expert - p.expert_begin) * p.n + n;
+    return tile;
+}
+
 /// Tile t. Dense: bands of 16 x 128 rows, column by column inside, so that what runs at one time shares A and B in L2.
 /// Experts: tiles that share rows follow each other, and an expert's tiles do.
 RT_HD Tile tile_at(const GemmProblem& p, int tile_n, int t) {
@@ -41,14 +53,7 @@ RT_HD Tile tile_at(const GemmProblem& p, int tile_n, int t) {
         tile.expert = 0;
         return tile;
     }
-    const int down = p.plan.tile_first[p.expert_begin] + t / across;
-    const int expert = p.plan.tile_expert[down];
-    tile.row = p.plan.row_first[expert] + (down - p.plan.tile_first[expert]) * kTileM;
-    tile.row_end = p.plan.row_first[expert + 1];
-    tile.n = t % across * tile_n;
-    tile.expert = expert;
-    tile.b_row = (expert - p.expert_begin) * p.n + tile.n;
-    return tile;
+    return expert_tile(p, p.plan.tile_first[p.expert_begin] + t / across, t % across * tile_n);
 }
 
 #ifdef __CUDACC__

@@ -39,9 +39,11 @@ RT_HD int64_t scratch_rows(RowOrder order, int64_t columns) {
 /// How slots (rows of A) are grouped by expert. In device memory, made by plan_experts. Expert `experts` is the shared
 /// one: all rows, behind the others.
 struct GroupPlan {
-    const int32_t* row_first = nullptr;    // [experts + 2] first slot of an expert
-    const int32_t* tile_first = nullptr;   // [experts + 2] first tile of kTileM slots of an expert
-    const int32_t* tile_expert = nullptr;  // expert of a tile
+    const int32_t* row_first = nullptr;     // [experts + 2] first slot of an expert
+    const int32_t* tile_first = nullptr;    // [experts + 2] first tile of kTileM slots of an expert
+    const int32_t* tile_expert = nullptr;   // expert of a tile
+    const int32_t* tile_by_rows = nullptr;  // tiles of all but the shared one, those with more rows (in sixteens) first
+    int experts = 0;                        // without the shared one
 };
 
 /// One product, or one for each expert of [expert_begin, expert_end) if plan.row_first is set; then B holds those

@@ -7,8 +7,10 @@
 // rows x 64 columns is some 600 clocks of that pipe, 83 us for 33 K steps on 132 multiprocessors: the limit up to 64
 // rows (products: 128 clocks a step at 16 rows, 512 at 64). prefill_gemm_decoding.cu, which decodes through shared
 // memory (stores, a proxy fence, barriers between two groups of warps, 64 rows multiplied whatever there are), took
-// 241 us for it and 151 us for down (H200, 2026-11-21). With this kernel a whole sparse layer of 512 rows takes 410 us
-// instead of 474: far above the sum of these limits, for reasons not looked into yet.
+// 241 us for it and 151 us for down (H200, 2026-11-21). This one takes 136 us for it and 92 us for down in Q6_K
+// (2026-11-22): it issues in 64 % of the clocks, a warp waits for the decoding of its own fragment. Blocks get tiles by
+// their rows (for_tiles): dealt as the experts come, a fifth of the time was waiting for the last block. Tried: two
+// fragments decoded side by side: the same for 16 rows, 5 % slower for 32 (registers).
 //
 // Design: one persistent block on each multiprocessor. Warpgroup 0 feeds planes, 256 columns of 256 rows at a time, and
 // boxes of 16 rows of A. Warpgroups 1 to 4 have 64 rows of the weights each: D^T [64 rows of weights, 16, 32 or 64 rows

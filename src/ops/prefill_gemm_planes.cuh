@@ -86,14 +86,28 @@ struct Turn {
     }
 };
 
-/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time. The first tiles have
-/// the most rows (the shared expert's): the blocks that get them are the last to get one of the tiles left over.
+/// Tile t, those with the most rows first: the shared expert's, then the others'.
+__device__ __forceinline__ Tile tile_by_rows(const GemmProblem& p, int t) {
+    const int across = ceil_div(p.n, kTileN), routed = p.plan.tile_first[min(p.plan.experts, p.expert_end)];
+    const int shared = p.plan.tile_first[p.expert_end] - routed, i = t / across - shared;
+    return expert_tile(p, i < 0 ? routed + shared + i : p.plan.tile_by_rows[i], t % across * kTileN);
+}
+
+/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time. Tiles are dealt in
+/// turns; the last turn, which is not for all, leaves out blocks that began with the most rows.
+///   Few rows an expert (kRows < kTileM): tiles by rows, dealt from the first block to the last and back, so that all
+///   blocks get about the same to do. (Dealt as the experts come, a fifth of the time was waiting for the last block.)
+///   Many: an expert's tiles follow each other, so that its planes are read once from memory; the shared one first.
 template <int kRows, class Body>
 __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body) {
+    constexpr bool kByRows = kRows < kTileM;
     const int tiles = tile_count(p, kTileN), blocks = static_cast<int>(gridDim.x);
-    const int block = static_cast<int>(blockIdx.x), later = blocks + blocks - 1 - block;
-    for (int t = block; t < tiles; t = t < blocks ? later : t + blocks) {
-        Tile tile = tile_at(p, kTileN, tiles - 1 - t);
+    const int block = static_cast<int>(blockIdx.x), turns = ceil_div(tiles, blocks);
+    for (int turn = 0; turn < turns; ++turn) {
+        const bool back = kByRows ? turn % 2 == 1 || turn == turns - 1 : turn > 0;
+        const int t = turn * blocks + (back ? blocks - 1 - block : block);
+        if (t >= tiles) continue;
+        Tile tile = kByRows ? tile_by_rows(p, t) : tile_at(p, kTileN, tiles - 1 - t);
         const int end = min(tile.row_end, tile.row + kTileM);
         for (; tile.row < end; tile.row += kRows) body(tile);
     }

@@ -51,16 +51,19 @@ __device__ __forceinline__ int block_scan(int v, int32_t* warps) {
 /// What a sort gives (GroupPlan), and what it is told.
 struct PlanArgs {
     int experts, entries, shared_rows;
-    int32_t *row_first, *tile_first, *tile_expert;
+    int32_t *row_first, *tile_first, *tile_expert, *tile_by_rows;
 };
 
 /// By 1024 threads: thread e has the entries of expert e, 0 behind the last. Writes the plan; the first slot of expert
 /// e.
 __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
-    __shared__ int32_t warps[32], tiles_end[kMostExperts];
+    constexpr int kSizes = kTileM / 16;
+    __shared__ int32_t warps[32], tiles_end[kMostExperts], rows_end[kMostExperts], places[kSizes];
     const int e = static_cast<int>(threadIdx.x), tiles = ceil_div(total, kTileM);
     const int rows_through = block_scan(total, warps), tiles_through = block_scan(tiles, warps);
     tiles_end[e] = tiles_through;
+    rows_end[e] = rows_through;
+    if (e < kSizes) places[e] = 0;
     if (e < a.experts) {
         a.row_first[e] = rows_through - total;
         a.tile_first[e] = tiles_through - tiles;
@@ -73,6 +76,11 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
         a.tile_first[a.experts] = expert_tiles;
         a.tile_first[a.experts + 1] = all_tiles;
     }
+    const auto size_of = [&](int t, int expert) {  // 0: most rows
+        const int before = expert == 0 ? 0 : rows_end[expert - 1], first = expert == 0 ? 0 : tiles_end[expert - 1];
+        const int rows = rows_end[expert] - before - (t - first) * kTileM;
+        return kSizes - ceil_div(min(kTileM, rows), 16);
+    };
     for (int t = e; t < all_tiles; t += kMostExperts) {
         int low = 0, high = a.experts;  // the first expert whose tiles end behind t; `experts` if none
         while (low < high) {
@@ -81,7 +89,18 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
             else low = middle + 1;
         }
         a.tile_expert[t] = low;
+        if (t < expert_tiles) atomicAdd(&places[size_of(t, low)], 1);
     }
+    __syncthreads();
+    if (e == 0)
+        for (int size = 0, before = 0; size < kSizes; ++size) {
+            const int count = places[size];
+            places[size] = before;
+            before += count;
+        }
+    __syncthreads();
+    for (int t = e; t < expert_tiles; t += kMostExperts)
+        a.tile_by_rows[atomicAdd(&places[size_of(t, a.tile_expert[t])], 1)] = t;
     return rows_through - total;
 }
 
@@ -283,16 +302,19 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     int32_t* row_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_expert = alloc_i32(ctx, tiles);
+    int32_t* tile_by_rows = alloc_i32(ctx, tiles);
     int32_t* slot_of = alloc_i32(ctx, entries);
     const auto* chosen = static_cast<const int32_t*>(routing.experts.data);
     const auto all = static_cast<int>(entries), e = static_cast<int>(experts);
-    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert};
+    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert,
+                           tile_by_rows};
+    const GroupPlan groups = {row_first, tile_first, tile_expert, tile_by_rows, e};
     auto* const to_chosen = copy == nullptr ? nullptr : static_cast<int32_t*>(copy->experts.data);
     float* const to_weights = copy == nullptr ? nullptr : copy->weights.row(0);
     const auto* const weights = static_cast<const float*>(routing.weights.data);
     if (entries <= kFewEntries && experts <= kFewExperts) {
         launch(*ctx.gpu, sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan, slot_of);
-        return {{row_first, tile_first, tile_expert}, slot_of, experts};
+        return {groups, slot_of, experts};
     }
     if (copy != nullptr)
         launch(*ctx.gpu, copy_kernel, static_cast<unsigned>(ceil_div(all, 256)), 256, 0, chosen, weights, all,
@@ -303,7 +325,7 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     launch(*ctx.gpu, plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), plan);
     launch(*ctx.gpu, place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen, all, e,
            counts, row_first, slot_of);
-    return {{row_first, tile_first, tile_expert}, slot_of, experts};
+    return {groups, slot_of, experts};
 }
 
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,

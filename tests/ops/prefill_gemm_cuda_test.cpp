@@ -168,17 +168,29 @@ TEST(PrefillGemm, a_sum_does_not_see_the_width_of_its_tile) {
 
 /// Slots of experts, one after the other, as the device's plan has them.
 struct HostPlan {
-    std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert;
-    explicit HostPlan(const std::vector<int>& counts) {
+    std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert, tile_by_rows;
+    int experts;  // without the shared one, which comes last
+    explicit HostPlan(const std::vector<int>& counts, bool shared = false)
+        : experts(static_cast<int>(counts.size()) - (shared ? 1 : 0)) {
         for (size_t e = 0; e < counts.size(); ++e) {
             row_first.push_back(row_first.back() + counts[e]);
             const int tiles = ceil_div(counts[e], kTileM);
             tile_first.push_back(tile_first.back() + tiles);
             tile_expert.insert(tile_expert.end(), static_cast<size_t>(tiles), static_cast<int32_t>(e));
         }
+        tile_by_rows.resize(static_cast<size_t>(tile_first[static_cast<size_t>(experts)]));
+        std::iota(tile_by_rows.begin(), tile_by_rows.end(), 0);
+        std::stable_sort(tile_by_rows.begin(), tile_by_rows.end(),
+                         [&](int32_t a, int32_t b) { return sixteens(a) > sixteens(b); });
+    }
+    /// Of the rows of a tile.
+    int sixteens(int32_t tile) const {
+        const auto e = static_cast<size_t>(tile_expert[static_cast<size_t>(tile)]);
+        const int rows = row_first[e + 1] - row_first[e] - (tile - tile_first[e]) * kTileM;
+        return ceil_div(std::min(rows, kTileM), 16);
     }
     GroupPlan upload_to(OpContext& op) const {
-        return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert)};
+        return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert), upload(op, tile_by_rows), experts};
     }
 };
 
@@ -502,11 +514,17 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                         ++counts[static_cast<size_t>(expert_at(order[i]))];
                     }
                     counts.back() = shared ? static_cast<int>(n) : 0;
-                    const HostPlan plan(counts);
+                    const HostPlan plan(counts, true);
                     EXPECT_EQ(download(op, sorted.slot_of, n * k), slot_of);
                     EXPECT_EQ(download(op, sorted.plan.row_first, experts + 2), plan.row_first);
                     EXPECT_EQ(download(op, sorted.plan.tile_first, experts + 2), plan.tile_first);
                     EXPECT_EQ(download(op, sorted.plan.tile_expert, plan.tile_first.back()), plan.tile_expert);
+                    std::vector<int32_t> by_rows = download(op, sorted.plan.tile_by_rows, static_cast<int64_t>(plan.tile_by_rows.size()));
+                    EXPECT_TRUE(std::is_sorted(by_rows.begin(), by_rows.end(), [&](int32_t a, int32_t b) {
+                        return plan.sixteens(a) > plan.sixteens(b);
+                    }));
+                    std::sort(by_rows.begin(), by_rows.end());
+                    for (size_t i = 0; i < by_rows.size(); ++i) EXPECT_EQ(by_rows[i], static_cast<int32_t>(i));
                 }
 }
 
