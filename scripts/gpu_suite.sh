@@ -9,7 +9,7 @@
 #   --minutes  for everything (8): what does not fit is reported as left out
 #   --kv       K/V type of bench, profile and serve (f16)
 #   --jobs     sanitizer commands that run side by side (6)
-# Exits 1 if something failed; a sanitizer group that reached its time limit has not failed, and is reported.
+# Exits 1 if something failed; tests that did not end under a sanitizer have not failed, and are reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
@@ -42,7 +42,7 @@ run() {
   if [ "$limit" -lt 5 ]; then say "LEFT    $name: no time"; return 0; fi
   timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
   rc=$?
-  counts=$(grep -oE '^\[  (PASSED|FAILED|SKIPPED) ?\] [0-9]+ tests?|ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: .*' "$out/$name.log" | tr '\n' ' ')
+  counts=$(grep -oE '^\[  (PASSED|FAILED|SKIPPED) ?\] [0-9]+ tests?|^(mem|race)check .*' "$out/$name.log" | tr '\n' ' ')
   case $rc in
     0) say "ok      $name  $((SECONDS - began)) s  $counts" ;;
     124 | 137) say "TIME    $name  not done after $limit s  $counts"
@@ -51,11 +51,6 @@ run() {
       echo "$name" >>"$out/failed"
       tail -n 30 "$out/$name.log" ;;
   esac
-}
-# later NAME LIMIT COMMAND...: run, beside others.
-later() {
-  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
-  run "$@" &
 }
 # A failure that must be a sentence: its exit code, and words of the sentence.
 refused() {
@@ -67,11 +62,11 @@ refused() {
   if [ $rc -eq "$code" ] && grep -q "$words" "$out/$name.log"; then say "ok      $name  $(tail -n 1 "$out/$name.log")"
   else say "FAILED  $name: exit $rc, expected $code and \"$words\""; tail -n 5 "$out/$name.log"; echo "$name" >>"$out/failed"; fi
 }
-sanitize() { # sanitize TOOL NAME BINARY FILTER
-  later "sanitizer_$1_$2" "${limits[$1]}" compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
-    "$(binary "$3")" --device cuda --gtest_filter="$4"
+sanitize() { # TOOL NAME BINARY FILTER
+  run "sanitizer_$1_$2" 600 scripts/gpu_sanitize.py "$(binary "$3")" --tool "$1" --filter "$4" --jobs "$jobs" \
+    --seconds $((end - SECONDS - 10)) --logs "$out/sanitizer" -- --brief
+  [ -f "$out/sanitizer_$1_$2.log" ] && cat "$out/sanitizer_$1_$2.log" >>"$report"
 }
-declare -A limits=([memcheck]=150 [racecheck]=90)
 
 : >"$report"
 rm -f "$out/failed"
@@ -86,44 +81,16 @@ if has portable; then
   for name in quant ops cache engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
 fi
 
-# The whole of the op tests under memcheck, and small models.
-if has memcheck; then
-  sanitize memcheck simple test_ops 'elementwise*:embed*:rms_norm*:rope*:topk*:RouteSigmoid*:kv_append*'
-  sanitize memcheck packs test_ops 'kv_pack*'
-  sanitize memcheck tiers test_cache 'kv_transfer*:prefix_cache.evicted*'
-  sanitize memcheck decode test_ops 'DecodeCuda*'
-  sanitize memcheck products test_ops 'Matmul*:SwigluFfn*'
-  sanitize memcheck experts test_ops 'Moe*'
-  sanitize memcheck prefill test_ops 'Prefill*:prefill_attention*'
-  sanitize memcheck attention test_ops 'attention*:-*bound_of_the_double*'
-  sanitize memcheck attention_bounds test_ops 'attention.stays_within*:attention.long*'
-  sanitize memcheck decode_attention test_ops 'gated_attention*:decode_attention*'
-  sanitize memcheck planes test_quant '*'
-  sanitize memcheck sample test_engine 'SampleCuda.*:-*large*'
-  sanitize memcheck session test_engine '*GpuSession*laguna_xs2'
-  sanitize memcheck model test_models '*greedy*:*Rounded*xs2'
-fi
-# racecheck watches shared memory: the smallest tests that reach each kernel. It slows a kernel down a hundredfold.
-if has racecheck; then
-  sanitize racecheck simple test_ops 'elementwise.add*:embed.gather*:rms_norm.zero*:topk.tensor_forms_equal_the_row_forms:RouteSigmoid.ties*:kv_append*'
-  sanitize racecheck rope test_ops 'rope.rotates*'
-  sanitize racecheck products test_ops 'Matmul.repeating*:Matmul.a_group_equals*'
-  sanitize racecheck norm_products test_ops 'Matmul.a_group_of_the_norm*:Matmul.adding*'
-  sanitize racecheck dense test_ops 'SwigluFfn.adding*'
-  sanitize racecheck experts test_ops 'MoeSwiglu.an_expert_may_come_twice*:MoeSwiglu.all_rows*'
-  sanitize racecheck router test_ops 'DecodeCuda.the_fused_router*'
-  sanitize racecheck decode_graph test_ops 'DecodeCuda.a_replayed_graph*'
-  sanitize racecheck decode_attention test_ops 'decode_attention.ring*:decode_attention.int8*'
-  sanitize racecheck attention test_ops 'attention.huge*:attention.equals_itself*'
-  sanitize racecheck gated test_ops 'gated_attention*'
-  sanitize racecheck prefill_products test_ops 'PrefillGemm.columns*:PrefillInput*:PrefillSort*'
-  sanitize racecheck prefill_experts test_ops 'PrefillMoe.a_graph*'
-  sanitize racecheck prefill_router test_ops 'PrefillRouter*'
-  sanitize racecheck prefill_attention test_ops 'prefill_attention.equals_itself*:prefill_attention.sequences*'
-  sanitize racecheck sample test_engine 'SampleCuda.rows_use*:SampleCuda.an_answer*'
-  sanitize racecheck model test_models '*greedy*laguna_odd'
-fi
-while [ -n "$(jobs -rp)" ]; do wait -n; done
+# Every op test under memcheck and racecheck, in few sizes (they slow kernels down up to a hundredfold), and small models.
+for tool in memcheck racecheck; do
+  has $tool || continue
+  sanitize $tool ops test_ops '*'
+  sanitize $tool engine test_engine 'SampleCuda.*:*GpuSession*laguna_xs2'
+  sanitize $tool models test_models '*greedy*:*Rounded*xs2'
+  [ $tool = memcheck ] || continue
+  sanitize $tool quant test_quant '*'
+  sanitize $tool cache test_cache 'kv_transfer*:prefix_cache.evicted*'
+done
 
 if has errors; then  # exit codes are those of ErrorKind (base/error.h)
   demo=models/demo/laguna-demo.gguf

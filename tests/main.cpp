@@ -10,11 +10,11 @@ namespace riptide {
 
 namespace {
 std::unique_ptr<Gpu> gpu;
-bool full = false;
+bool full = false, few = false;
 
 [[noreturn]] void usage(const char* program, const char* argument) {
-    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full] [--gtest_...]\n", program,
-                 argument, program);
+    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full | --brief] [--gtest_...]\n",
+                 program, argument, program);
     std::exit(64);
 }
 
@@ -26,6 +26,7 @@ void read_arguments(int argc, char** argv) {
         const std::string_view argument = argv[i];
         if (argument == "--portable") options.portable = true;
         else if (argument == "--full") full = true;
+        else if (argument == "--brief") few = true;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cuda") == 0) cuda = true, ++i;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cpu") == 0) ++i;
         else usage(argv[0], argv[i]);
@@ -44,6 +45,7 @@ void read_arguments(int argc, char** argv) {
 
 Gpu* test_gpu() { return gpu.get(); }
 bool full_counts() { return full; }
+bool brief_counts() { return few; }
 
 }  // namespace riptide
 

@@ -1,5 +1,5 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
-// --full for the counts of what is claimed where the usual run makes do with fewer.
+// --full for the counts of what is claimed where the usual run makes do with fewer, --brief for few sizes of each.
 #pragma once
 
 #include <vector>
@@ -12,6 +12,16 @@ namespace riptide {
 Gpu* test_gpu();
 /// --full was given.
 bool full_counts();
+/// --brief was given, for tools that slow kernels down a hundredfold.
+bool brief_counts();
+/// All cases; with --brief `most` of them, the first and the last among them.
+template <class T>
+std::vector<T> brief(std::vector<T> cases, size_t most) {
+    if (!brief_counts() || cases.size() <= most) return cases;
+    std::vector<T> some;
+    for (size_t i = 0; i < most; ++i) some.push_back(cases[most == 1 ? 0 : i * (cases.size() - 1) / (most - 1)]);
+    return some;
+}
 
 /// The kernel sets to test: one on the CPU, two on a GPU.
 inline std::vector<Family> test_families() {

@@ -134,16 +134,18 @@ class Layer {
 
 /// The compiled pairs of types, and one that is not.
 std::vector<std::pair<DType, DType>> type_pairs() {
-    return {{DType::f16, DType::f16},   {DType::bf16, DType::bf16},   {DType::f8_e4m3, DType::f8_e4m3},
-            {DType::q8_0, DType::q8_0}, {DType::q4_0, DType::q4_0},   {DType::tq3_0, DType::tq3_0},
-            {DType::q8_0, DType::q4_0}, {DType::f8_e4m3, DType::q4_0}};
+    return brief<std::pair<DType, DType>>(
+        {{DType::f16, DType::f16},   {DType::bf16, DType::bf16},   {DType::f8_e4m3, DType::f8_e4m3},
+         {DType::q8_0, DType::q8_0}, {DType::q4_0, DType::q4_0},   {DType::tq3_0, DType::tq3_0},
+         {DType::q8_0, DType::q4_0}, {DType::f8_e4m3, DType::q4_0}},
+        2);
 }
 
 TEST(decode_attention, drafted_rows_equal_plain_decoding) {
     RT_GPU_ONLY();
     for (const auto& [k, v] : type_pairs())
         for (const int32_t window : {0, 512})
-            for (const size_t start : {0, 120, 505, 4091}) {
+            for (const size_t start : brief<size_t>({120, 0, 505, 4091}, 1)) {
                 if (window == 0 && start == 505) continue;
                 const std::vector<uint64_t> ids = token_ids(start + 12, 7);
                 const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
@@ -195,7 +197,7 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
             std::vector<WorldSequence> sequences;
             std::vector<WorldSequence*> pointers;
             std::vector<std::vector<FedToken>> fed;
-            for (const size_t committed : {0, 127, 511, 1023, 1024, 4095, 4096}) {
+            for (const size_t committed : brief<size_t>({0, 127, 511, 1023, 1024, 4095, 4096}, 3)) {
                 sequences.push_back(layer.world.sequence());
                 layer.feed(sequences.back(), token_ids(committed, 21 + committed), 256);
                 fed.push_back({{committed + 5, -1}});

@@ -2,6 +2,8 @@
 // serve the step.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/matmul.h"
 #include "ops/moe.h"
 #include "tests/ops/row_alone.h"
@@ -49,6 +51,7 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
     };
     for (const GroupCase& c : cases)
         for (const bool normed : {true, false}) {
+            if (brief_counts() && c.cols * *std::max_element(c.rows.begin(), c.rows.end()) > 2'000'000) continue;
             OpContext op(1, int64_t{16} << 20);
             std::vector<Weight> weights;
             std::vector<const Weight*> group;
@@ -72,7 +75,8 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
 TEST(DecodeFloat, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const WeightKind& kind : {kBf16, kF16, kFloat8, kFloat8Blocks, kFloat8Rows})
-        for (const auto& [rows, cols] : {std::pair{2048, 6144}, {2048, 8192}, {1027, 4112}, {4, 64}}) {
+        for (const auto& [rows, cols] : {std::pair{2048, 6144}, {2048, 8192}, {1027, 4112}, {67, 4112}, {4, 64}}) {
+            if (brief_counts() && rows > 100) continue;
             OpContext op(1, int64_t{16} << 20);
             const Weight o = placed(op, kind, rows, cols, 11);
             const int64_t width = cols, out_rows = rows;
@@ -122,6 +126,7 @@ TEST(DecodeFloat, sparse_layers_have_the_bits_of_the_general_kernels) {
         {kF16, kF32, kF16, 72, 9},
     };
     for (const SparseCase& c : cases) {
+        if (brief_counts() && c.hidden > 400) continue;
         OpContext op(1, int64_t{64} << 20);
         std::vector<RandomWeight> owned;
         owned.reserve(3 * kDistinct);
