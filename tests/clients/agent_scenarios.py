@@ -1,0 +1,93 @@
+"""What the agents are led through; see agents.py. Each scenario: (world, run) for one agent."""
+import json
+import threading
+import time
+import urllib.request
+
+from agents import Server, call
+
+ANSWER = "The tea is darjeeling, three cups."
+FINISH = {"has": ["<tool_response>"], "reasoning": "The file has been read.", "answer": ANSWER}
+OTHERWISE = {"reasoning": "", "answer": "Tea"}  # titles and the like
+
+
+def ask(run, file, word="STEEP-IT"):
+    """The turn that makes the agent read a file. OpenCode shows the same words to its title's prompt."""
+    return {"has": [word], "lacks": ["Generate a title"], "reasoning": "I need to look into the file.", "answer": "I look.\n" + run.agent.read(file)}
+
+
+def write_tea(run):
+    file = run.work / "tea.txt"
+    file.write_text("darjeeling, 3 cups\n")
+    return str(file)
+
+
+def check_loop(world, run, what):
+    """Two requests, the tool in between, and the second found all of the first in the cache: the agent's own figures."""
+    world.expect(run.code == 0 and ANSWER in run.out, f"{what}: {run.name} says what the model said", run)
+    world.expect("darjeeling, 3 cups" in run.out, f"{what}: {run.name} has run the tool", run)
+    used = run.agent.usage(run)
+    world.expect(len(used) == 2, f"{what}: {run.name} asked twice: {used}", run)
+    if len(used) == 2:
+        (prompt, _, made), (_, cached, _) = used
+        world.expect(prompt > 1000 and cached >= 0.99 * (prompt + made) - 2,
+                     f"{what}: {run.name}'s second turn took {cached} of {prompt} + {made} tokens from the cache", run)
+        print(f"  {what:8} {run.name:9} turn 1: {prompt} + {made} tokens; turn 2: {cached} from the cache; {run.seconds:.1f} s")
+
+
+def loop(world, run):
+    """A tool loop of two turns, with the agent's own prompt and all of its tools."""
+    server = Server.script(world, run.folder, [FINISH, ask(run, write_tea(run)), OTHERWISE], ctx=49152)
+    try:
+        check_loop(world, run.launch(server.port, "STEEP-IT please"), "loop")
+    finally:
+        server.stop()
+
+
+def loading(world, run):
+    """The model is being loaded when the agent asks: 503 and Retry-After until it is there."""
+    script = [FINISH, ask(run, write_tea(run)), OTHERWISE]
+    server = Server.script(world, run.folder, script, ctx=49152)
+    variables, arguments = run.profile(server.port)
+    server.stop()
+    server = Server.script(world, run.folder, script, port=server.port, ctx=49152, load_ms=5000)
+    try:
+        program = str(world.bin(run.name) / run.name)
+        check_loop(world, run.go([program, *arguments, *run.agent.argv("STEEP-IT please")], 90, variables), "loading")
+        world.expect(run.seconds > 4.5, f"loading: {run.name} has waited: {run.seconds:.1f} s", run)
+    finally:
+        server.stop()
+
+
+def full(world, run):
+    """The queue is full when the agent asks: 429 and Retry-After until there is room."""
+    hold = {"has": ["HOLD-IT"], "answer": "word " * 200}
+    server = Server.script(world, run.folder, [hold, FINISH, ask(run, write_tea(run)), OTHERWISE], ctx=49152, step_us=15000,
+                           max_running=1, max_queue=2)
+
+    def occupy(stop):  # until the agent has been refused, and then no more
+        while not stop.is_set() and server.metric("requests_refused_total") < 1:
+            body = json.dumps({"messages": [{"role": "user", "content": "HOLD-IT"}]}).encode()
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{server.port}/v1/chat/completions", body,
+                                                              {"Content-Type": "application/json"}), timeout=60).read()
+            except OSError:
+                pass
+    stop = threading.Event()
+    holders = [threading.Thread(target=occupy, args=(stop,)) for _ in range(3)]
+    for holder in holders:
+        holder.start()
+    try:
+        until = time.monotonic() + 20
+        while server.metric("requests_waiting") < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        check_loop(world, run.launch(server.port, "STEEP-IT please"), "full")
+        world.expect(server.metric("requests_refused_total") >= 1, f"full: {run.name} was refused at first", run)
+    finally:
+        stop.set()
+        for holder in holders:
+            holder.join()
+        server.stop()
+
+
+SCENARIOS = {"loop": loop, "loading": loading, "full": full}
