@@ -91,3 +91,34 @@ def full(world, run):
 
 
 SCENARIOS = {"loop": loop, "loading": loading, "full": full}
+
+
+SUMMARY = "SUMMARY-OF-ALL: the tea is darjeeling."
+CONTEXT = {"claude": 33000, "codex": 19000, "opencode": 17000, "pi": 9500}
+
+
+def overflow(world, run):
+    """The agent believes in a context ten times as large, so it learns from the 400 alone that it must compact."""
+    files = []
+    for number in (1, 2, 3):
+        files.append(run.work / f"part{number}.txt")
+        files[-1].write_text(f"PART-{number}\n" + "".join(f"line {i}: the kettle was heard again\n" for i in range(250)))
+    reads = [{"has": [f"PART-{number}"], "reasoning": "", "answer": run.agent.read(files[number])} for number in (2, 1)]
+    summaries = [{"has": [word], "reasoning": "", "answer": SUMMARY} for word in ("CONTEXT CHECKPOINT", "detailed summary", "checkpoint summary", "anchored summary")]
+    script = [*summaries, {"has": ["SUMMARY-OF-ALL"], "anywhere": True, "reasoning": "", "answer": ANSWER},
+              {"has": ["PART-3"], "reasoning": "", "answer": "The context should not have held this."}, *reads, ask(run, files[0]), OTHERWISE]
+    context = CONTEXT[run.name]
+    server = Server.script(world, run.folder, script, ctx=context)
+    try:
+        variables, arguments = run.profile(server.port)
+        larger = lambda text: text.replace(str(context), str(10 * context))
+        variables = {name: larger(value) for name, value in variables.items()}
+        for file in (run.folder / "profile").glob("models.json"):
+            file.write_text(larger(file.read_text()))
+        program = str(world.bin(run.name) / run.name)
+        run.go([program, *map(larger, arguments), *run.agent.argv("STEEP-IT please")], 120, variables)
+        print(run.name, run.code, run.out[-600:], run.err[-600:])
+        for line in server.answers(): print("   ", run.name, line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+    finally:
+        server.stop()
+SCENARIOS["overflow"] = overflow
