@@ -90,35 +90,59 @@ def full(world, run):
         server.stop()
 
 
-SCENARIOS = {"loop": loop, "loading": loading, "full": full}
-
-
 SUMMARY = "SUMMARY-OF-ALL: the tea is darjeeling."
 CONTEXT = {"claude": 33000, "codex": 19000, "opencode": 17000, "pi": 9500}
 
 
 def overflow(world, run):
-    """The agent believes in a context ten times as large, so it learns from the 400 alone that it must compact."""
+    """Three files, of which the context holds two. The agent believes in a context ten times as large, so it is the
+    400 that makes it compact. Codex stops at such an answer, without asking again; told the truth it compacts in time."""
+    context = CONTEXT[run.name]
     files = []
     for number in (1, 2, 3):
         files.append(run.work / f"part{number}.txt")
         files[-1].write_text(f"PART-{number}\n" + "".join(f"line {i}: the kettle was heard again\n" for i in range(250)))
+    summaries = [{"has": [words], "reasoning": "", "answer": SUMMARY}
+                 for words in ("CONTEXT CHECKPOINT", "detailed summary", "checkpoint summary", "anchored summary")]
     reads = [{"has": [f"PART-{number}"], "reasoning": "", "answer": run.agent.read(files[number])} for number in (2, 1)]
-    summaries = [{"has": [word], "reasoning": "", "answer": SUMMARY} for word in ("CONTEXT CHECKPOINT", "detailed summary", "checkpoint summary", "anchored summary")]
     script = [*summaries, {"has": ["SUMMARY-OF-ALL"], "anywhere": True, "reasoning": "", "answer": ANSWER},
-              {"has": ["PART-3"], "reasoning": "", "answer": "The context should not have held this."}, *reads, ask(run, files[0]), OTHERWISE]
-    context = CONTEXT[run.name]
+              {"has": ["PART-3"], "reasoning": "", "answer": "This does not fit."}, *reads, ask(run, files[0]), OTHERWISE]
     server = Server.script(world, run.folder, script, ctx=context)
     try:
         variables, arguments = run.profile(server.port)
         larger = lambda text: text.replace(str(context), str(10 * context))
-        variables = {name: larger(value) for name, value in variables.items()}
         for file in (run.folder / "profile").glob("models.json"):
             file.write_text(larger(file.read_text()))
-        program = str(world.bin(run.name) / run.name)
-        run.go([program, *map(larger, arguments), *run.agent.argv("STEEP-IT please")], 120, variables)
-        print(run.name, run.code, run.out[-600:], run.err[-600:])
-        for line in server.answers(): print("   ", run.name, line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+        run.go([str(world.bin(run.name) / run.name), *map(larger, arguments), *run.agent.argv("STEEP-IT please")], 120,
+               {name: larger(value) for name, value in variables.items()})
+        refused = server.metric(f'http_replies_total{{route="{run.agent.route}",status="400"}}')
+        world.expect("This does not fit." not in run.out and refused >= 1, f"overflow: {run.name} was told that it is too much", run)
+        if run.name == "codex":
+            world.expect(run.code != 0 and refused == 1 and "ran out of room" in run.out, f"overflow: codex says so, and does not ask again ({refused})", run)
+            run.launch(server.port, "STEEP-IT please")
+        summed = [line["completion_tokens"] for line in server.answers()]
+        world.expect(run.agent.compacted(run), f"overflow: {run.name} compacts: {summed}", run)
+        if run.name != "pi":  # which ends with -p before it goes on
+            world.expect(ANSWER in run.out, f"overflow: {run.name} goes on with the summary", run)
+        print(f"  overflow {run.name:9} {run.seconds:.1f} s, {refused:.0f} answers of 400")
     finally:
         server.stop()
-SCENARIOS["overflow"] = overflow
+
+
+def idle(world, run):
+    """Codex gives up a stream that is silent for 4 s; a prompt that is read for a minute is not."""
+    if run.name != "codex":
+        return
+    script = [FINISH, ask(run, write_tea(run)), OTHERWISE]
+    server = Server.script(world, run.folder, script, ctx=49152, row_us=5600)
+    try:
+        run.launch(server.port, "STEEP-IT please", timeout=200, more=["-c", "model_providers.riptide.stream_idle_timeout_ms=4000"])
+        check_loop(world, run, "idle")
+        answers = server.answers()
+        read = answers[0]["prefill_seconds"] if answers else 0
+        world.expect(len(answers) == 2 and read >= 60, f"idle: codex asked twice, its prompt was read for {read:.0f} s: {len(answers)} answers", run)
+    finally:
+        server.stop()
+
+
+SCENARIOS = {"loop": loop, "loading": loading, "full": full, "overflow": overflow, "idle": idle}

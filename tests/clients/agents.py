@@ -45,6 +45,11 @@ class Agent:
 
 
 class Claude(Agent):
+    route = "/v1/messages"
+
+    def compacted(self, run):
+        return any(e.get("compact_result") == "success" for e in self.events(run))
+
     def argv(self, prompt):
         return ["-p", "--verbose", "--output-format", "stream-json", "--include-partial-messages", "--allowedTools", "Bash Read", "--", prompt]
 
@@ -57,6 +62,11 @@ class Claude(Agent):
 
 
 class Codex(Agent):
+    route = "/v1/responses"
+
+    def compacted(self, run):
+        return any('"type":"compacted"' in file.read_text() for file in run.home.glob("**/rollout-*.jsonl"))
+
     def argv(self, prompt):
         return ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
 
@@ -74,6 +84,11 @@ class Codex(Agent):
 
 
 class OpenCode(Agent):
+    route = "/v1/chat/completions"
+
+    def compacted(self, run):
+        return "The tea is darjeeling, three cups." in run.out  # said only to who shows the summary
+
     def argv(self, prompt):
         return ["run", "--format", "json", prompt]
 
@@ -86,6 +101,11 @@ class OpenCode(Agent):
 
 
 class Pi(Agent):
+    route = "/v1/chat/completions"
+
+    def compacted(self, run):
+        return any(e["type"] == "compaction_start" and e["reason"] == "overflow" for e in self.events(run))
+
     def argv(self, prompt):
         return ["-p", "--mode", "json", prompt]
 
@@ -141,7 +161,8 @@ class Server:
             return reply.read().decode()
 
     def metric(self, name):
-        return float(re.search(rf"^riptide_{name}(?:{{[^}}]*}})? (\S+)$", self.get("/metrics"), re.M)[1])
+        found = re.search(rf"^riptide_{re.escape(name)} (\S+)$", self.get("/metrics"), re.M)
+        return float(found[1]) if found else 0.0
 
     def answers(self):
         lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
@@ -295,25 +316,22 @@ def main():
             print(f"skipped {name}: {why}")
         else:
             there.append(name)
-    for scenario in options.scenarios.split(","):
-        threads = []
-        for name in there:
+    begun = time.monotonic()
+
+    def work(name):
+        for scenario in options.scenarios.split(","):
             folder = world.folder / scenario / name
             folder.mkdir(parents=True)
-
-            def work(name=name, folder=folder):
-                try:
-                    SCENARIOS[scenario](world, Run(world, name, folder))
-                except Exception as error:  # a scenario that breaks is a failure of its own
-                    world.expect(False, f"{scenario}, {name}: {type(error).__name__}: {error}")
-            threads.append(threading.Thread(target=work))
-        begun = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        print(f"{scenario:10} {time.monotonic() - begun:6.1f} s")
-    print(f"{len(there)} agents, {world.checks} checks, {len(world.failures)} failed")
+            try:
+                SCENARIOS[scenario](world, Run(world, name, folder))
+            except Exception as error:  # a scenario that breaks is a failure of its own
+                world.expect(False, f"{scenario}, {name}: {type(error).__name__}: {error}")
+    threads = [threading.Thread(target=work, args=(name,)) for name in there]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"{len(there)} agents, {world.checks} checks, {len(world.failures)} failed, {time.monotonic() - begun:.0f} s")
     if not options.keep:
         shutil.rmtree(world.folder, ignore_errors=True)
     else:
