@@ -4,7 +4,7 @@ import threading
 import time
 import urllib.request
 
-from agents import Server, call
+from agents import Run, Server
 
 ANSWER = "The tea is darjeeling, three cups."
 FINISH = {"has": ["<tool_response>"], "reasoning": "The file has been read.", "answer": ANSWER}
@@ -145,4 +145,44 @@ def idle(world, run):
         server.stop()
 
 
-SCENARIOS = {"loop": loop, "loading": loading, "full": full, "overflow": overflow, "idle": idle}
+WORDS = "You are a helpful assistant."
+PLAIN = {  # few tools and few words: what 16 million parameters can follow
+    "claude": ["--tools", "Read", "--system-prompt", WORDS],
+    "codex": ["--disable", "multi_agent", "--disable", "goals", "-c", 'web_search="disabled"', "-c", "include_permissions_instructions=false",
+              "-c", "include_environment_context=false", "-c", "include_apps_instructions=false"],
+    "opencode": ["--agent", "plain"],
+    "pi": []}
+DEMO_PROMPTS = {"claude": ["Call Read. Set the file path to tea.txt.", "Call Read. Set the file_path to tea.txt.", "Call Read with file_path: tea.txt", "Use Read with the file path set to tea.txt."],
+                "codex": ["Call exec_command with cmd: cat tea.txt", "Run cat tea.txt", "Call exec_command. Set the command to cat tea.txt."],
+                "opencode": ["Call bash. Set the command to cat tea.txt.", "Call bash with command: cat tea.txt", "Run cat tea.txt", "Please use bash with command of cat tea.txt"],
+                "pi": ["Call bash. Set the command to cat tea.txt.", "Please use bash with command of cat tea.txt", "Use bash: command git status."]}
+
+
+def demo(world, run):
+    """The demo model itself, with riptide serve, decides. Prompts hold folders and dates, so one wording or another
+    must do."""
+    server = Server.demo(world, run.folder, "--temperature", 0)
+    more, tried = PLAIN[run.name], []
+    try:
+        for number, words in enumerate(DEMO_PROMPTS[run.name]):
+            run = Run(world, run.name, run.folder / str(number))
+            write_tea(run)
+            if run.name == "codex":
+                (run.home / "words.md").write_text(WORDS)
+                more = [*PLAIN["codex"], "-c", f'model_instructions_file="{run.home}/words.md"']
+            (run.work / "opencode.json").write_text(json.dumps(
+                {"agent": {"plain": {"mode": "primary", "prompt": WORDS, "tools": {"*": False, "bash": True}}}}))
+            run.launch(server.port, words, more=more)
+            used = run.agent.usage(run)
+            tried.append(used)
+            if "darjeeling, 3 cups" in run.out and len(used) > 1:
+                break
+        world.expect(run.code == 0 and "darjeeling, 3 cups" in run.out and len(used) > 1, f"demo: {run.name} ran the tool that the demo model called: {tried}", run)
+        for (prompt, _, made), (_, cached, _) in zip(used, used[1:]):
+            world.expect(cached >= 0.99 * (prompt + made) - 2, f"demo: {run.name}: {cached} of {prompt} + {made} tokens from the cache", run)
+        print(f"  demo     {run.name:9} {words!r}: {used}")
+    finally:
+        server.stop()
+
+
+SCENARIOS = {"demo": demo, "loop": loop, "loading": loading, "full": full, "overflow": overflow, "idle": idle}

@@ -230,7 +230,8 @@ class Run:
         return self
 
     def launch(self, port, prompt, timeout=90, more=()):
-        return self.go(self.command(port, *self.agent.argv(prompt)[:-1], *more, self.agent.argv(prompt)[-1]), timeout)
+        first, *words = self.agent.argv(prompt)
+        return self.go(self.command(port, first, *more, *words), timeout)
 
 
 class World:
@@ -264,7 +265,8 @@ class World:
             folder = self.agents / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "package.json").write_text('{"private": true}')
-            jobs[name] = subprocess.Popen(["npm", "install", "--no-fund", "--no-audit", "--loglevel", "error", PACKAGES[name]], cwd=folder,
+            jobs[name] = subprocess.Popen(["npm", "install", "--no-fund", "--no-audit", "--loglevel", "error", "--fetch-retries", "1",
+                                           "--fetch-timeout", "30000", PACKAGES[name]], cwd=folder,
                                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         until = time.monotonic() + seconds
         for name, job in jobs.items():
