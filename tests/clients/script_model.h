@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +24,7 @@ struct ScriptLine {
     bool anywhere = false;
     std::string reasoning;  // if the prompt opens a place for it
     std::string answer;     // with the dialect's markup
+    int64_t numbers = 0;    // so many more words behind it: "0 1 2 ..."
 };
 
 struct ScriptOptions {
@@ -82,8 +85,12 @@ class ScriptModel final : public Model {
         if (last == seen.rend()) return tokenizer_.eos();
         // <assistant>, a newline, and <think> or </think> are the prompt's; what comes then has been said.
         const auto spoken = std::min<ptrdiff_t>(last.base() - seen.begin() + 2, std::ssize(seen));
-        const std::vector<int32_t> prompt(seen.begin(), seen.begin() + spoken), said(seen.begin() + spoken, seen.end());
-        const std::vector<int32_t> all = plan(prompt);
+        const std::vector<int32_t> prompt(seen.begin(), seen.begin() + spoken);
+        const std::span said(seen.begin() + spoken, seen.end());
+        if (plans_.size() > kPlans) plans_.clear();
+        const auto [found, is_new] = plans_.try_emplace(prompt);
+        if (is_new) found->second = plan(prompt);
+        const std::vector<int32_t>& all = found->second;
         if (said.size() >= all.size() || !std::equal(said.begin(), said.end(), all.begin())) return tokenizer_.eos();
         return all[said.size()];
     }
@@ -99,7 +106,9 @@ class ScriptModel final : public Model {
                 continue;
             const bool thinks = prompt.back() == think_;
             const std::string opening = thinks ? "\n" + line.reasoning + "\n</think>\n" : "\n";
-            return tokenizer_.encode(opening + line.answer + "\n</assistant>", {.parse_special = true});
+            std::string answer = line.answer;
+            for (int64_t i = 0; i < line.numbers; ++i) answer += std::to_string(i) + " ";
+            return tokenizer_.encode(opening + answer + "\n</assistant>", {.parse_special = true});
         }
         return {};
     }
@@ -109,6 +118,8 @@ class ScriptModel final : public Model {
     ModelInfo info_;
     std::vector<StateSpec> specs_;
     int32_t user_ = -1, assistant_ = -1, think_ = -1;
+    static constexpr size_t kPlans = 256;
+    mutable std::map<std::vector<int32_t>, std::vector<int32_t>> plans_;  // by prompt; one thread runs a model
 };
 
 }  // namespace riptide::testing

@@ -1,6 +1,7 @@
 // riptide's server in front of a model that recites (script_model.h), for tests with real clients.
 // usage: script_server CHECKPOINT SCRIPT.json [--name value ...], with the names below. CHECKPOINT lends tokenizer and
-// template. SCRIPT.json: [{"has": [...], "lacks": [...], "anywhere": false, "reasoning": "...", "answer": "..."}, ...].
+// template. SCRIPT.json: [{"has": [...], "lacks": [...], "anywhere": false, "reasoning": "...", "answer": "...",
+// "numbers": 0}, ...]; see ScriptLine.
 // Says "port N" on stdout; a line on stderr for each answer. Ends on SIGTERM.
 #include <csignal>
 #include <cstdio>
@@ -33,7 +34,8 @@ std::vector<ScriptLine> read_script(const std::string& path) {
             return found != nullptr ? std::string(found->as_string()) : std::string();
         };
         out.push_back({strings(line, "has"), strings(line, "lacks"),
-                       line.contains("anywhere") && line.at("anywhere").as_bool(), text("reasoning"), text("answer")});
+                       line.contains("anywhere") && line.at("anywhere").as_bool(), text("reasoning"), text("answer"),
+                       line.contains("numbers") ? line.at("numbers").to_number<int64_t>() : 0});
     }
     return out;
 }
@@ -42,7 +44,8 @@ int run(int argc, char** argv) {
     RT_CHECK(argc >= 3 && argc % 2 == 1, ErrorKind::usage, "usage: script_server CHECKPOINT SCRIPT.json [--name value]");
     std::map<std::string, int64_t> set = {{"--port", 0},        {"--ctx", 32768},    {"--row-us", 0},
                                           {"--step-us", 0},     {"--load-ms", 0},    {"--max-running", 8},
-                                          {"--max-queue", 512}, {"--kv-tokens", 0}};
+                                          {"--max-queue", 512}, {"--kv-tokens", 0},
+                                          {"--log", 1}};
     for (int i = 3; i + 1 < argc; i += 2) {
         RT_CHECK(set.contains(argv[i]), ErrorKind::usage, "{}: no such setting", argv[i]);
         set[argv[i]] = std::stoll(argv[i + 1]);
@@ -66,7 +69,7 @@ int run(int argc, char** argv) {
     server::ServerOptions options;
     options.http.port = static_cast<int>(set["--port"]);
     options.model = "script";
-    options.log = {[](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }, true, false};
+    if (set["--log"] != 0) options.log = {[](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }, true, false};
 
     sigset_t signals;
     sigemptyset(&signals);
