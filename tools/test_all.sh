@@ -31,6 +31,10 @@ stage "command line" tools/cli_test.py build/cpu/riptide
 stage "commands round a server" tools/serve_test.py build/cpu/riptide
 stage "clients from npm" tests/clients/run.sh build/cpu/riptide ${RIPTIDE_CLIENTS:+"$RIPTIDE_CLIENTS/node_modules"}
 grep -h skipped build/stage.log || true
+stage "streams that last" tools/soak.py build/cpu/tests/script_server --seconds 20
+stage "coding agents from npm" tests/clients/agents.py build/cpu/riptide build/cpu/tests/script_server --install 240 \
+  ${RIPTIDE_AGENTS:+--agents "$RIPTIDE_AGENTS"}
+grep -h -e skipped -e "turn 2" -e "agents," build/stage.log || true
 if [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
   stage "configure cuda" cmake --preset cuda
   stage "build cuda (sm_90a), no warnings" tools/build_clean.sh cuda

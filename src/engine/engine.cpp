@@ -314,8 +314,8 @@ Engine::Engine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& opti
     impl_ = std::make_unique<Impl>(std::move(checkpoint), options, std::move(text));
 }
 
-Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(model), options, ModelText())) {}
+Engine::Engine(std::unique_ptr<Model> model, const EngineOptions& options, const Checkpoint* text)
+    : impl_(std::make_unique<Impl>(std::move(model), options, text != nullptr ? ModelText(*text) : ModelText())) {}
 
 Engine::~Engine() {
     {

@@ -94,8 +94,9 @@ class Engine {
     /// Loads the model and starts. Throws Error; see open_checkpoint, load_model, plan_gpu_memory.
     static std::unique_ptr<Engine> open(const std::string& path, const EngineOptions& options = {});
     explicit Engine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options = {});
-    /// A model without checkpoint, on the CPU: for TokenPrompt only. For tests.
-    explicit Engine(std::unique_ptr<Model> model, const EngineOptions& options);
+    /// A model without checkpoint, on the CPU. For tests. `text`: whose tokenizer and template it has; null: TokenPrompt
+    /// only.
+    explicit Engine(std::unique_ptr<Model> model, const EngineOptions& options, const Checkpoint* text = nullptr);
     /// Cancels what is left, writes the cache to the disk tier, stops.
     ~Engine();
     Engine(const Engine&) = delete;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/api.h"
+
 namespace riptide::server {
 
 namespace {
@@ -114,8 +116,8 @@ bool MessageReply::take(const Item& item, std::string& out) {
     } else if (const auto* call = std::get_if<ToolCallBegin>(&event.body)) {
         dropping_ = one_tool_call_ && call->index > 0;
         if (dropping_) return false;
-        open(Block::tool_use, {{"type", "tool_use"}, {"id", call->id}, {"name", call->name}, {"input", json::object()}},
-             out);
+        const std::string id = random_id("toolu_");  // agents keep results by id, across turns
+        open(Block::tool_use, {{"type", "tool_use"}, {"id", id}, {"name", call->name}, {"input", json::object()}}, out);
     } else if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) {
         if (!dropping_) add("input_json_delta", "partial_json", part->json_fragment, out);
     } else if (std::holds_alternative<ToolCallEnd>(event.body)) {

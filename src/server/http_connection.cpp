@@ -125,7 +125,7 @@ net::awaitable<bool> Connection::read_request(Input& in, From& from) {
     if (in.status == 0) in.reply = shared_.handlers.door(in.request);
     if (in.status != 0 || in.reply) {
         in_time();
-        in.unread = !parser.is_done();
+        in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
         co_return true;
     }
     if (beast::iequals(parser.get()[http::field::expect], "100-continue") &&

@@ -49,6 +49,10 @@ int check_header(const Parser& parser, const HttpOptions& options, std::string& 
         return refuse(400, "the request target must be a path that starts with '/'");
     const auto fields = std::distance(message.begin(), message.end());
     if (fields > static_cast<std::ptrdiff_t>(options.header_fields)) return refuse(431, "too many header fields");
+    // The parser would take what follows for another request.
+    const auto codings = message.count(http::field::transfer_encoding);
+    if (codings > 1 || (codings == 1 && !beast::iequals(message[http::field::transfer_encoding], "chunked")))
+        return refuse(400, "the only Transfer-Encoding that is understood is chunked");
     const auto hosts = message.count(http::field::host);
     if (hosts > 1 || (hosts == 0 && message.version() >= 11)) return refuse(400, "expected one Host header");
     if (const auto encoding = message[http::field::content_encoding]; !encoding.empty() && encoding != "identity")

@@ -27,7 +27,7 @@ struct HttpOptions {
     std::chrono::milliseconds body_time{60'000};      // for the whole body
     std::chrono::milliseconds idle_time{75'000};      // between requests
     std::chrono::milliseconds write_time{30'000};     // without a byte taken by the client
-    std::chrono::milliseconds heartbeat_time{8'000};  // of silence in a stream
+    std::chrono::milliseconds heartbeat_time{2'500};  // of silence in a stream
 };
 
 /// Listens from construction on. All functions may be called from any thread, but not from a handler.

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/api.h"
+
 namespace riptide::server {
 
 namespace {
@@ -117,12 +119,13 @@ void ChatReply::drawn(Choice& choice, const TokensDrawn& tokens) const {
 void ChatReply::call_begins(Choice& choice, int32_t index, const ToolCallBegin& call, std::string& out) {
     choice.dropping = one_tool_call_ && call.index > 0;
     if (choice.dropping) return;
+    const std::string id = random_id("call_");  // agents keep results by id, across turns
     const json::object function = {{"name", call.name}, {"arguments", ""}};
     if (!stream_) {
-        choice.tool_calls.push_back({{"id", call.id}, {"type", "function"}, {"function", function}});
+        choice.tool_calls.push_back({{"id", id}, {"type", "function"}, {"function", function}});
         choice.arguments.emplace_back();
     }
-    const json::object delta = {{"index", call.index}, {"id", call.id}, {"type", "function"}, {"function", function}};
+    const json::object delta = {{"index", call.index}, {"id", id}, {"type", "function"}, {"function", function}};
     send(index, {{"tool_calls", json::array{delta}}}, out);
 }
 

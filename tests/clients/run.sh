@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # The real clients from npm against the demo model: a two-turn tool loop each. usage: run.sh RIPTIDE [NODE_MODULES]
-# Says "skipped" where node or the packages are not there; `npm install` in this folder (or RIPTIDE_CLIENTS, another
-# folder with node_modules) brings them. Nothing but loopback is used.
+# The packages are those of NODE_MODULES, of this folder, or what npm brings into build/clients; says "skipped" where it
+# cannot, or where there is no node. The clients use nothing but loopback.
 set -euo pipefail
 riptide=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 modules=${2:-$here/node_modules}
 command -v node >/dev/null || { echo "skipped: there is no node"; exit 0; }
+if [ ! -d "$modules/openai" ] && [ $# -lt 2 ] && command -v npm >/dev/null; then  # they install where there is a registry
+  modules=$here/../../build/clients/node_modules
+  mkdir -p "$modules/.."
+  cp "$here/package.json" "$modules/../"
+  [ -d "$modules/openai" ] || (cd "$modules/.." && timeout 150 npm install --no-fund --no-audit --loglevel error --fetch-retries 1 --fetch-timeout 30000) ||
+    { rm -rf "$modules"; echo "skipped: the packages cannot be fetched"; exit 0; }
+fi
 for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod; do
   [ -d "$modules/$package" ] || { echo "skipped: $package is not installed (npm install in tests/clients)"; exit 0; }
 done

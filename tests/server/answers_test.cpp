@@ -1,4 +1,6 @@
 // What comes over HTTP is what the engine says, streamed or not, alone or in a crowd.
+#include <set>
+
 #include "base/file.h"
 #include "tests/server/http_client.h"
 
@@ -267,6 +269,35 @@ TEST_F(ServerAnswers, twenty_clients_at_once_get_what_each_gets_alone) {
         });
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(alone, together);
+}
+
+TEST_F(ServerAnswers, no_two_tool_calls_have_the_same_id) {
+    // Agents that keep results by id would hold the second call's result for a copy of the first's.
+    start();
+    const json::array question = user_says("Please brew tea: kind darjeeling, cups 3.");
+    json::array flat;
+    for (const json::value& tool : tea_tools()) {
+        flat.push_back(tool.at("function"));
+        flat.back().as_object()["type"] = "function";
+    }
+    json::array schemas;
+    for (const json::value& tool : tea_tools())
+        schemas.push_back({{"name", tool.at("function").at("name")}, {"input_schema", tool.at("function").at("parameters")}});
+    std::set<std::string> seen;
+    for (int i = 0; i < 2; ++i) {
+        const json::object chat =
+            post("/v1/chat/completions", {{"messages", question}, {"tools", tea_tools()}, {"temperature", 0}}).object();
+        seen.emplace(chat.at("choices").at(0).at("message").at("tool_calls").at(0).at("id").as_string());
+        const json::object message =
+            post("/v1/messages",
+                 {{"messages", question}, {"tools", schemas}, {"max_tokens", 64}, {"temperature", 0}})
+                .object();
+        seen.emplace(message.at("content").as_array().back().at("id").as_string());
+        const json::object response =
+            post("/v1/responses", {{"input", question}, {"tools", flat}, {"temperature", 0}}).object();
+        seen.emplace(response.at("output").as_array().back().at("call_id").as_string());
+    }
+    EXPECT_EQ(seen.size(), 6u);
 }
 
 TEST_F(ServerAnswers, history_is_understood_as_clients_write_it) {
