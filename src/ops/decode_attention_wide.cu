@@ -37,9 +37,10 @@ constexpr int kPrepareWarps = 4;
 __device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, int head, float* buffer) {
     const DecodeAttentionArgs& a = args.a;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    float x[kWideRegs];
+    float x[kWideRegs], weight[kWideRegs];
+    load_norm(weight, a.q_norm, kWide);
     load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
-    norm_head(x, a.q_norm, kWide);
+    norm_head(x, weight, a.q_norm, kWide);
     rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.positions[row], kWide, buffer);
     if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
 #pragma unroll
@@ -155,7 +156,12 @@ __device__ __forceinline__ void find_slots(const WideArgs& args, Shared& s, cons
     const KeyPlaces& places = args.a.places;
     const bool tree = places.parent != nullptr && !w.shared;
     if (tree) {
-        if (threadIdx.x == 0) find_path(places, w.sequence, w.first, places.parent, s.path);
+        if (threadIdx.x == 0) {  // find_path, above pdl_wait()
+            const int begin = early(places.row_begin + w.sequence);
+            for (int i = early(places.positions + w.first) - w.committed, r = w.first; i >= 0 && r >= begin;
+                 --i, r = early(places.parent + r))
+                s.path[i] = w.committed + r - begin;
+        }
         __syncthreads();
     }
     for (int i = static_cast<int>(threadIdx.x); i < w.keys; i += kWideThreads) {
@@ -214,28 +220,31 @@ __device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork
     }
 }
 
-/// A chunk whose first two tiles are on their way and whose queries are in shared memory.
+/// A chunk whose first two tiles are on their way and whose queries are on their way to shared memory. Between two
+/// barriers the values of a tile are added and the next tile's scores are made.
 template <DType TK, DType TV, int kGroups>
 __device__ __forceinline__ void attend_wide(const WideArgs& args, WideShared<TK, TV>& s, WideGroups<kGroups>& of,
                                             const WideWork& w, int groups) {
     float m[kGroups], l[kGroups], x[kGroups][2][4] = {};
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) m[q] = -INFINITY, l[q] = 0.0f;
+    stage_wait<1>();
+    __syncthreads();
+    score_tile<TK>(s.k[0], of, groups);
 #pragma unroll 1
     for (int tile = 0; tile * kTile < w.keys; ++tile) {
         const int left = w.keys - tile * kTile, steps = min(kTileSteps, (left + kStepKeys - 1) / kStepKeys);
-        stage_wait();
-        __syncthreads();
-        score_tile<TK>(s.k[tile % 2], of, left, groups);
         __syncthreads();
         weigh_tile<TV == DType::bf16>(of, left, groups, m, l);
         uint32_t v[kTileSteps][2][4];
 #pragma unroll
         for (int step = 0; step < kTileSteps; ++step)
             if (step < steps) value_fragments<TV>(s.v[tile % 2] + step * kStepKeys, v[step]);
+        stage_wait<0>();
         __syncthreads();
         stage_tile(args.a, s, w, tile + 2);  // in the place of this one, which is in registers now
         add_tile<TV == DType::bf16>(of, v, steps, groups, x);
+        if (left > kTile) score_tile<TK>(s.k[(tile + 1) % 2], of, groups);
     }
     store_chunk<TV>(args, w, m, l, x);
     __syncthreads();  // before the next item takes the place of slots and queries
@@ -256,11 +265,12 @@ __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
         const WideWork w = find_work(args, s, item);
         if (w.keys <= 0) continue;
-        if (!w.shared && !waited) {
+        find_slots(args, s, w);
+        // What was committed before the step may be asked for before what this step has stored is there.
+        if (!waited && w.chunk * kWideChunk + min(w.keys, 2 * kTile) > w.committed) {
             pdl_wait();
             waited = true;
         }
-        find_slots(args, s, w);
         stage_tile(args.a, s, w, 0);
         stage_tile(args.a, s, w, 1);
         if (!waited) {
@@ -272,7 +282,7 @@ __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
             attend_wide(args, s, one, w, 1);
         } else {
             const int groups = (w.rows * group + 7) / 8;
-            load_queries(args, of, w, groups);
+            load_queries(args, of, w, (groups + kGroupBlock - 1) / kGroupBlock * kGroupBlock);
             attend_wide(args, s, of, w, groups);
         }
     }
@@ -295,13 +305,27 @@ struct MergeShared {
 __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_constant__ WideArgs args) {
     __shared__ MergeShared s;
     pdl_trigger();
-    pdl_wait();
     const DecodeAttentionArgs& a = args.a;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     const int row = args.row0 + static_cast<int>(blockIdx.x) / a.heads, head = static_cast<int>(blockIdx.x) % a.heads;
-    const int chunks = a.places.positions[row] / kWideChunk + 1, mine = thread / (kWide / 4), four = thread % (kWide / 4);
+    const int chunks = early(a.places.positions + row) / kWideChunk + 1;
+    pdl_wait();
+    const int mine = thread / (kWide / 4), four = thread % (kWide / 4);
     const float2* ml = args.ml + args.chunk_at(row, head, 0);
     const float4* sums = reinterpret_cast<const float4*>(args.sums + args.chunk_at(row, head, 0) * kWide) + four;
+    constexpr int kAhead = 8;  // chunks of a lane that are fetched before the largest m is known
+    float4 v[kAhead];
+    float2 of[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+        const int chunk = min(mine + i * kMergeLanes, chunks - 1);
+        v[i] = sums[int64_t{chunk} * (kWide / 4)];
+        of[i] = ml[chunk];
+    }
+    float gate = 0.0f;
+    if (a.gate != nullptr && warp < kWideRegs)
+        gate = a.gate[row * a.gate_stride + int64_t{head} * a.gate_head_stride +
+                      (a.gate_width == 1 ? 0 : 32 * warp + lane)];
     float most = -INFINITY;
     for (int i = thread; i < chunks; i += kMergeThreads) most = fmaxf(most, ml[i].x);
 #pragma unroll
@@ -312,17 +336,20 @@ __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_
     for (int i = 0; i < kMergeThreads / 32; ++i) most = fmaxf(most, s.most[i]);
     float4 x = {};
     float l = 0.0f;
-#pragma unroll 8
-    for (int chunk = mine; chunk < chunks; chunk += kMergeLanes) {
-        const float4 v = sums[int64_t{chunk} * (kWide / 4)];
-        const float2 of = ml[chunk];
+    const auto add = [&](float4 v, float2 of) {
         const float factor = fast_exp2(__fsub_rn(of.x, most));
         l = __fmaf_rn(of.y, factor, l);
         x.x = __fmaf_rn(v.x, factor, x.x);
         x.y = __fmaf_rn(v.y, factor, x.y);
         x.z = __fmaf_rn(v.z, factor, x.z);
         x.w = __fmaf_rn(v.w, factor, x.w);
-    }
+    };
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+        if (mine + i * kMergeLanes < chunks) add(v[i], of[i]);
+#pragma unroll 8
+    for (int chunk = mine + kAhead * kMergeLanes; chunk < chunks; chunk += kMergeLanes)
+        add(sums[int64_t{chunk} * (kWide / 4)], ml[chunk]);
     s.x[mine][four] = x;
     if (four == 0) s.l[mine] = l;
     __syncthreads();
@@ -350,11 +377,7 @@ __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_
     } else {
         o = value(e);
     }
-    if (a.gate != nullptr) {
-        const float* gate = a.gate + row * a.gate_stride + int64_t{head} * a.gate_head_stride;
-        const float t = gate[a.gate_width == 1 ? 0 : e];
-        o = __fmul_rn(o, a.gate_sigmoid ? sigmoid(t) : softplus(t));
-    }
+    if (a.gate != nullptr) o = __fmul_rn(o, a.gate_sigmoid ? sigmoid(gate) : softplus(gate));
     const int64_t cols = int64_t{a.heads} * kWide;
     a.out[row * cols + head * kWide + e] = o;
     if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, head * kWideRegs + warp, o);

@@ -75,10 +75,11 @@ __device__ __forceinline__ void stage_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/// Until at most one group of this thread is under way.
+/// Until at most `kPending` groups of this thread are under way.
+template <int kPending>
 __device__ __forceinline__ void stage_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
 }
 
@@ -90,27 +91,27 @@ struct WideWork {
     bool shared;  // all keys were committed before the step
 };
 
+/// A row by four threads.
 template <DType T>
-__device__ __forceinline__ void stage_rows(unsigned char (*to)[kStagedRow<T>], const unsigned char* head,
-                                           int64_t slot_bytes, const int32_t* slots, int last, int count) {
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < count * kRowPieces<T>; i += kWideThreads) {
-        const int key = i / kRowPieces<T>, piece = i % kRowPieces<T>;
-        stage16(to[key] + 16 * piece, slot_row(head, slot_bytes, slots[min(key, last)]) + 16 * piece);
-    }
+__device__ __forceinline__ void stage_row(unsigned char* to, const unsigned char* head, int64_t slot_bytes,
+                                          int32_t slot) {
+    const int first = static_cast<int>(threadIdx.x % 4);
+    const unsigned char* from = slot_row(head, slot_bytes, slot) + 16 * first;
+    to += 16 * first;
+#pragma unroll
+    for (int i = 0; i < kRowPieces<T>; i += 4)
+        if (i + 4 <= kRowPieces<T> || i + first < kRowPieces<T>) stage16(to + 16 * i, from + 16 * i);
 }
 /// A tile's K and V on their way, keys behind the chunk's end repeating its last. Always one group of copies.
 template <DType TK, DType TV>
 __device__ __forceinline__ void stage_tile(const DecodeAttentionArgs& a, WideShared<TK, TV>& s, const WideWork& w,
                                            int tile) {
-    const int left = w.keys - tile * kTile;
-    if (left > 0) {
-        const int count = min(kTile, (left + kStepKeys - 1) / kStepKeys * kStepKeys);
-        const int32_t* slots = s.slots + tile * kTile;
-        stage_rows<TK>(s.k[tile % 2], a.k_cache + w.head * kv_row_bytes(TK, kWide), a.k_slot_bytes, slots, left - 1,
-                       count);
-        stage_rows<TV>(s.v[tile % 2], a.v_cache + w.head * kv_row_bytes(TV, kWide), a.v_slot_bytes, slots, left - 1,
-                       count);
+    static_assert(kWideThreads == 4 * kTile);
+    const int left = w.keys - tile * kTile, key = static_cast<int>(threadIdx.x / 4);
+    if (key < (left + kStepKeys - 1) / kStepKeys * kStepKeys) {
+        const int32_t slot = s.slots[tile * kTile + min(key, left - 1)];
+        stage_row<TK>(s.k[tile % 2][key], a.k_cache + w.head * kv_row_bytes(TK, kWide), a.k_slot_bytes, slot);
+        stage_row<TV>(s.v[tile % 2][key], a.v_cache + w.head * kv_row_bytes(TV, kWide), a.v_slot_bytes, slot);
     }
     stage_commit();
 }
@@ -149,20 +150,28 @@ __device__ __forceinline__ void key_fragments(const unsigned char (*rows)[kStage
         }
 }
 
-/// Scores of 16 keys over half a head: keys g and g + 8 (c[0], c[1] and c[2], c[3]), heads 2 t and 2 t + 1.
-template <DType TK>
-__device__ __forceinline__ void half_scores(const uint32_t (&k)[8][4], const uint4 (*queries)[32], float (&c)[4]) {
-    float low[4] = {};
+/// Scores of 16 keys over half a head for every second of 2 N groups: keys g and g + 8 (c[0], c[1] and c[2], c[3]),
+/// heads 2 t and 2 t + 1.
+template <DType TK, int N>
+__device__ __forceinline__ void half_scores(const uint32_t (&k)[8][4], const uint4 (*queries)[kQuerySteps][32], int step,
+                                            float (&c)[N][4]) {
+    float low[N][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] = 0.0f;
+    for (int j = 0; j < N; ++j)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint4 q = queries[i][threadIdx.x % 32];
-        mma<TK == DType::bf16>(c, k[i][0], k[i][1], k[i][2], k[i][3], q.x, q.y);
-        mma<TK == DType::bf16>(low, k[i][0], k[i][1], k[i][2], k[i][3], q.z, q.w);
-    }
+        for (int i = 0; i < 4; ++i) c[j][i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] = __fadd_rn(c[i], low[i]);
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const uint4 q = queries[2 * j][step + i][threadIdx.x % 32];
+            mma<TK == DType::bf16>(c[j], k[i][0], k[i][1], k[i][2], k[i][3], q.x, q.y);
+            mma<TK == DType::bf16>(low[j], k[i][0], k[i][1], k[i][2], k[i][3], q.z, q.w);
+        }
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[j][i] = __fadd_rn(c[j][i], low[j][i]);
 }
 
 __device__ __forceinline__ void put_scores(float (*to)[kScoreStride], int key, const float (&c)[4]) {
@@ -173,48 +182,47 @@ __device__ __forceinline__ void put_scores(float (*to)[kScoreStride], int key, c
     to[2 * t + 1][key + g + 8] = c[3];
 }
 
-/// The scores of a tile of `left` keys to shared memory, by all warps.
+/// Groups are done four at a time, so that products of one need not wait for each other.
+constexpr int kGroupBlock = 4;
+
+/// The scores of a tile to shared memory, by all warps. Keys that are not there get what the memory holds.
 template <DType TK, int kGroups>
-__device__ __forceinline__ void score_tile(const unsigned char (*keys)[kStagedRow<TK>], WideGroups<kGroups>& s, int left,
+__device__ __forceinline__ void score_tile(const unsigned char (*keys)[kStagedRow<TK>], WideGroups<kGroups>& s,
                                            int groups) {
-    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int warp = static_cast<int>(threadIdx.x / 32), key = warp % 4 * 16;
     if constexpr (kGroups == 1) {  // a warp: 16 keys, half a head
-        const int key = warp % 4 * 16, half = warp / 4;
-        if (key >= left) return;
+        const int half = warp / 4;
         uint32_t k[8][4];
-        float c[4];
+        float c[1][4];
         key_fragments<TK>(keys + key, half, k);
-        half_scores<TK>(k, s.queries[0] + 8 * half, c);
-        put_scores(s.scores[half], key, c);
-    } else {  // a warp: 16 or 32 keys, every second or fourth group
-        constexpr int kBlocks = kGroups > 4 ? 2 : 1, kApart = 2 * kBlocks;
-        constexpr int kOwn = (kGroups + kApart - 1) / kApart;
-        const int key = warp / kApart * 16 * kBlocks, mine = warp % kApart;
-        if (key >= left) return;
-        float sum[kOwn][kBlocks][4];
+        half_scores<TK>(k, s.queries, 8 * half, c);
+        put_scores(s.scores[half], key, c[0]);
+    } else {  // a warp: 16 keys, every second group
+        constexpr int kBlocks = kGroups / kGroupBlock, kOwn = kGroupBlock / 2;
+        static_assert(kGroups % kGroupBlock == 0);
+        const int mine = warp / 4;
+        float sum[kBlocks][kOwn][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint32_t k[kBlocks][8][4];
+            uint32_t k[8][4];
+            key_fragments<TK>(keys + key, half, k);
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) key_fragments<TK>(keys + key + 16 * b, half, k[b]);
+            for (int b = 0; b < kBlocks; ++b) {
+                if (b * kGroupBlock >= groups) break;
+                float c[kOwn][4];
+                half_scores<TK>(k, s.queries + b * kGroupBlock + mine, 8 * half, c);
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) {
-                if (mine + i * kApart >= groups) break;
+                for (int j = 0; j < kOwn; ++j)
 #pragma unroll
-                for (int b = 0; b < kBlocks; ++b) {
-                    float c[4];
-                    half_scores<TK>(k[b], s.queries[mine + i * kApart] + 8 * half, c);
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) sum[i][b][j] = half == 0 ? c[j] : __fadd_rn(sum[i][b][j], c[j]);
-                }
+                    for (int i = 0; i < 4; ++i) sum[b][j][i] = half == 0 ? c[j][i] : __fadd_rn(sum[b][j][i], c[j][i]);
             }
         }
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-            if (mine + i * kApart < groups)
+        for (int b = 0; b < kBlocks; ++b) {
+            if (b * kGroupBlock >= groups) break;
 #pragma unroll
-                for (int b = 0; b < kBlocks; ++b)
-                    put_scores(s.scores[mine + i * kApart], key + 16 * b, sum[i][b]);
+            for (int j = 0; j < kOwn; ++j) put_scores(s.scores[b * kGroupBlock + mine + 2 * j], key, sum[b][j]);
+        }
     }
 }
 
@@ -227,32 +235,36 @@ __device__ __forceinline__ float warp_largest(float x) {
     return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered ^ 0x80000000u : ~ordered);
 }
 
-/// Scores to weights and factors, in shared memory; m, l: of head `warp` of each group, l this lane's part.
+/// Scores to weights and factors, in shared memory; m, l: of head `warp` of a group, l this lane's part.
+template <bool kBf16, int kGroups>
+__device__ __forceinline__ void weigh_group(WideGroups<kGroups>& s, int q, int left, float& m, float& l) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    float2 x = *reinterpret_cast<const float2*>(&s.scores[q][warp][2 * lane]);
+    if constexpr (kGroups == 1) {
+        const float2 y = *reinterpret_cast<const float2*>(&s.scores[1][warp][2 * lane]);
+        x = {__fadd_rn(x.x, y.x), __fadd_rn(x.y, y.y)};
+    }
+    if (2 * lane >= left) x.x = -INFINITY;
+    if (2 * lane + 1 >= left) x.y = -INFINITY;
+    const float most = fmaxf(m, warp_largest(fmaxf(x.x, x.y)));
+    const float factor = fast_exp2(__fsub_rn(m, most));
+    const float p0 = fast_exp2(__fsub_rn(x.x, most)), p1 = fast_exp2(__fsub_rn(x.y, most));
+    m = most;
+    l = __fadd_rn(__fmul_rn(l, factor), __fadd_rn(p0, p1));
+    if (lane == 0) s.factors[q][warp] = factor;
+    uint32_t high, low;
+    split_pair<kBf16>(p0, p1, high, low);
+    auto* to = reinterpret_cast<uint32_t*>(s.weights[q][lane / 8]) + 4 * (4 * warp + lane % 4) + lane / 4 % 2;
+    to[0] = high;
+    to[2] = low;
+}
 template <bool kBf16, int kGroups>
 __device__ __forceinline__ void weigh_tile(WideGroups<kGroups>& s, int left, int groups, float (&m)[kGroups],
                                            float (&l)[kGroups]) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-        if (j >= groups) break;
-        float2 x = *reinterpret_cast<const float2*>(&s.scores[j][warp][2 * lane]);
-        if constexpr (kGroups == 1) {
-            const float2 y = *reinterpret_cast<const float2*>(&s.scores[1][warp][2 * lane]);
-            x = {__fadd_rn(x.x, y.x), __fadd_rn(x.y, y.y)};
-        }
-        if (2 * lane >= left) x.x = -INFINITY;
-        if (2 * lane + 1 >= left) x.y = -INFINITY;
-        const float most = fmaxf(m[j], warp_largest(fmaxf(x.x, x.y)));
-        const float factor = fast_exp2(__fsub_rn(m[j], most));
-        const float p = fast_exp2(__fsub_rn(x.x, most)), q = fast_exp2(__fsub_rn(x.y, most));
-        m[j] = most;
-        l[j] = __fadd_rn(__fmul_rn(l[j], factor), __fadd_rn(p, q));
-        if (lane == 0) s.factors[j][warp] = factor;
-        uint32_t high, low;
-        split_pair<kBf16>(p, q, high, low);
-        auto* to = reinterpret_cast<uint32_t*>(s.weights[j][lane / 8]) + 4 * (4 * warp + lane % 4) + lane / 4 % 2;
-        to[0] = high;
-        to[2] = low;
+    for (int q = 0; q < kGroups; ++q) {
+        if (q % kGroupBlock == 0 && q >= groups) break;
+        weigh_group<kBf16>(s, q, left, m[q], l[q]);
     }
 }
 
@@ -341,31 +353,47 @@ __device__ __forceinline__ void value_fragments(const unsigned char (*rows)[kSta
     }
 }
 
-/// x <- x * factors + weights V. Lane 4 g + t: x[q][i] holds elements 2 i (x[0], x[1]) and 2 i + 1 of the lane's four
-/// for pairs 2 t and 2 t + 1 of group q.
-template <bool kBf16, int kGroups>
-__device__ __forceinline__ void add_tile(const WideGroups<kGroups>& s, const uint32_t (&v)[kTileSteps][2][4], int steps,
-                                         int groups, float (&x)[kGroups][2][4]) {
+/// x <- x * factors + weights V over N groups. Lane 4 g + t: x[q][i] holds elements 2 i (x[0], x[1]) and 2 i + 1 of the
+/// lane's four for pairs 2 t and 2 t + 1 of group q.
+template <bool kBf16, int N, int kGroups>
+__device__ __forceinline__ void add_groups(const WideGroups<kGroups>& s, int first,
+                                           const uint32_t (&v)[kTileSteps][2][4], int steps, float (*x)[2][4]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-    for (int q = 0; q < kGroups; ++q) {
-        if (q >= groups) break;
-        const float2 factor = *reinterpret_cast<const float2*>(&s.factors[q][2 * (lane % 4)]);
+    for (int q = 0; q < N; ++q) {
+        const float2 factor = *reinterpret_cast<const float2*>(&s.factors[first + q][2 * (lane % 4)]);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int c = 0; c < 4; ++c) x[q][i][c] = __fmul_rn(x[q][i][c], c % 2 == 0 ? factor.x : factor.y);
+    }
 #pragma unroll
-        for (int step = 0; step < kTileSteps; ++step) {
-            if (step >= steps) break;
-            const uint4 p = reinterpret_cast<const uint4*>(s.weights[q][step])[lane];
+    for (int step = 0; step < kTileSteps; ++step) {
+        if (step >= steps) break;
+        uint4 p[N];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const uint32_t(&f)[4] = v[step][i];
-                mma<kBf16>(x[q][i], f[0], f[1], f[2], f[3], p.x, p.y);
-                mma<kBf16>(x[q][i], f[0], f[1], f[2], f[3], p.z, p.w);
-            }
-        }
+        for (int q = 0; q < N; ++q) p[q] = reinterpret_cast<const uint4*>(s.weights[first + q][step])[lane];
+#pragma unroll
+        for (int part = 0; part < 2; ++part)
+#pragma unroll
+            for (int q = 0; q < N; ++q)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const uint32_t(&f)[4] = v[step][i];
+                    mma<kBf16>(x[q][i], f[0], f[1], f[2], f[3], part == 0 ? p[q].x : p[q].z,
+                               part == 0 ? p[q].y : p[q].w);
+                }
+    }
+}
+template <bool kBf16, int kGroups>
+__device__ __forceinline__ void add_tile(const WideGroups<kGroups>& s, const uint32_t (&v)[kTileSteps][2][4], int steps,
+                                         int groups, float (&x)[kGroups][2][4]) {
+    constexpr int kTogether = kGroups == 1 ? 1 : kGroupBlock;
+#pragma unroll
+    for (int q = 0; q < kGroups; q += kTogether) {
+        if (q >= groups) break;
+        if (steps == kTileSteps) add_groups<kBf16, kTogether>(s, q, v, kTileSteps, x + q);
+        else add_groups<kBf16, kTogether>(s, q, v, steps, x + q);
     }
 }
 

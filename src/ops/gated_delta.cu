@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(4 * kMostDim, 2) delta_row_kernel(const __grid
     const float dt_bias = __uint_as_float(EarlyLoad::one(a.dt_bias + at.h)),
                 decay = __uint_as_float(EarlyLoad::one(a.decay + at.h));
     pdl_wait();
-    if (finisher) gate = a.z.row(at.first)[at.h * z.value_dim + finishes];
+    if (finisher) gate = delta_gate(a.z.row(at.first)[at.h * z.value_dim + finishes]);
     if (part < kParts) {
         prepare_part(a, at, part, first, d, s);
     } else if (part == kParts && lane == 0) {

@@ -236,7 +236,7 @@ __device__ __forceinline__ void fetch_group(const DeltaChainArgs& a, const Chain
 
 /// Grid: column tiles, value heads, sequences times layers. Steps (kOutput) fetch the state before the wait: nothing of
 /// the step writes it.
-template <int kRows, bool kOutput>
+template <int kRows, bool kOutput, bool kTree>
 __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant__ DeltaChainArgs a) {
     extern __shared__ float4 delta_shared[];
     pdl_trigger();
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     auto* const kept = reinterpret_cast<float4*>(bytes + layout.slots()) + 32 * kRows * warp;
     const int slot_stride = static_cast<int>(layout.slot_bytes() / 16);
     at.visits = nullptr;
-    if (kOutput && a.parent != nullptr) {
+    if constexpr (kTree) {
         at.visits = plan.visits;
         if (plan_tree(a.parent, plan, at.first, at.n)) tile.keep(kept);
     }
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
         __syncthreads();
         for (int i = 0; i < rows; ++i) {
             DeltaVisit visit{begin + i, -1, -1};
-            if (kOutput && at.visits != nullptr) {
+            if constexpr (kTree) {
                 visit = at.visits[begin + i];
                 if (visit.load >= 0) tile.recall(kept + visit.load * slot_stride);
             }
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
             const float4 gate = *reinterpret_cast<const float4*>(group.gate + 4 * i);
             const float o =
                 tile.template step<kOutput>(group.q + i * layout.padded, group.k + i * layout.padded, v, gate);
-            if (kOutput && visit.save >= 0) tile.keep(kept + visit.save * slot_stride);
+            if (kTree && visit.save >= 0) tile.keep(kept + visit.save * slot_stride);
             if (kOutput && writes)
                 a.out[(int64_t{at.first + visit.node} * z.value_heads + at.h) * z.value_dim + column] = o;
         }
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(256) delta_norm_kernel(const __grid_constant__
     const float scale = warp_rms_scale([y, lane](int j) { return y[lane + 32 * j]; }, d, a.eps);
 #pragma unroll 4
     for (int i = lane; i < d; i += 32) {
-        const float value = delta_output(y[i], scale, a.norm[i], z[i]);
+        const float value = delta_output(y[i], scale, a.norm[i], delta_gate(z[i]));
         y[i] = value;
         // With int8 rows d is a multiple of 32: all lanes are here.
         if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, (h * d + i) / 32, value);
@@ -384,14 +384,15 @@ BlockShape block_shape(const Gpu& gpu, const DeltaSizes& z, int64_t heads, int64
     }
 }
 
-template <bool kOutput>
+template <bool kOutput, bool kTree>
 void launch_chain(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int64_t tree_rows) {
     const DeltaSizes& z = a.sizes;
     const auto [warps, shared] = block_shape(gpu, z, z.value_heads * a.sequences * layers, tree_rows);
     const dim3 grid(static_cast<unsigned>(blocks_of(z.value_dim, int64_t{kWarpColumns} * warps)),
                     static_cast<unsigned>(z.value_heads), static_cast<unsigned>(a.sequences * layers));
-    auto* const kernel = choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kOutput>, delta_chain_kernel<8, kOutput>,
-                                             delta_chain_kernel<16, kOutput>, shared);
+    auto* const kernel =
+        choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kOutput, kTree>, delta_chain_kernel<8, kOutput, kTree>,
+                            delta_chain_kernel<16, kOutput, kTree>, shared);
     launch(gpu, kernel, grid, dim3(static_cast<unsigned>(32 * warps)), shared, a);
 }
 
@@ -416,7 +417,7 @@ void replay(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& p
     a.path = paths.rows.data();
     a.most = paths.most;
     a.sequences = static_cast<int>(paths.count.size());
-    launch_chain<false>(*ctx.gpu, a, std::ssize(layers), 0);
+    launch_chain<false, false>(*ctx.gpu, a, std::ssize(layers), 0);
     const dim3 grid(static_cast<unsigned>(blocks_of(view.channels(), 256)),
                     static_cast<unsigned>(std::ssize(layers) * a.sequences));
     launch(*ctx.gpu, delta_path_conv_kernel, grid, dim3(256), 0, a);
@@ -456,7 +457,8 @@ void launch_delta_chain(Context& ctx, DeltaArgs args, const Batch& batch) {
     a.state_slot = args.state_slot;
     a.committed = args.committed;
     a.sequences = static_cast<int>(batch.sequences());
-    launch_chain<true>(*ctx.gpu, a, 1, args.parent != nullptr ? n : 0);
+    if (args.parent != nullptr) launch_chain<true, true>(*ctx.gpu, a, 1, n);
+    else launch_chain<true, false>(*ctx.gpu, a, 1, 0);
 }
 
 void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n) {

@@ -91,9 +91,10 @@ __device__ __forceinline__ float delta_dot(const float* k, const float* q, int d
     return warp_sum(sum);
 }
 
-/// y = RMSNorm(o) * silu(z) at element i of a head.
-__device__ __forceinline__ float delta_output(float o, float scale, float norm, float z) {
-    return __fmul_rn(rms_value(o, scale, norm), __fdiv_rn(z, __fadd_rn(1.0f, expf(-z))));
+/// y = RMSNorm(o) * silu(z) at one element of a head; gate: delta_gate(z).
+__device__ __forceinline__ float delta_gate(float z) { return __fdiv_rn(z, __fadd_rn(1.0f, expf(-z))); }
+__device__ __forceinline__ float delta_output(float o, float scale, float norm, float gate) {
+    return __fmul_rn(rms_value(o, scale, norm), gate);
 }
 
 }  // namespace riptide::ops

@@ -134,7 +134,8 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
                                          .capacity = 48,
                                          .key_scale = family == Family::decode ? 3.0f : 0.5f},
                                         committed, 19, family, shares);
-        const double used = test_gpu() == nullptr ? 0.02 : family == Family::decode ? 0.005 : 0.002;
+        // Longer heads have longer longest keys and queries, and no score comes near their product.
+        const double used = test_gpu() == nullptr ? 0.01 : family == Family::decode ? 0.005 : 0.002;
         EXPECT_GE(*std::max_element(shares.begin(), shares.end()), used) << "the bound is too loose";
     }
 }

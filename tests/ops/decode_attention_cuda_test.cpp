@@ -251,6 +251,19 @@ TEST(decode_attention, heads_of_256_drafted_rows_equal_plain_decoding) {
         }
 }
 
+TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
+    RT_GPU_ONLY();  // one row, up to 5, up to 16: small enough for a race checker
+    Layer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
+    WorldSequence s = layer.world.sequence();
+    layer.feed(s, token_ids(560, 35), 256);
+    std::vector<FedToken> tree;
+    for (int32_t i = 0; i < 16; ++i) tree.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
+    const Rows all = layer.step({&s}, {tree});
+    for (const size_t rows : {1, 4})
+        expect_same_rows(layer.step({&s}, {{tree.begin(), tree.begin() + static_cast<ptrdiff_t>(rows)}}),
+                         {all.begin(), all.begin() + static_cast<ptrdiff_t>(rows)}, fmt::format("{} rows", rows));
+}
+
 TEST(decode_attention, heads_of_256_are_the_same_in_any_company) {
     RT_GPU_ONLY();
     for (const DType type : {DType::q8_0, DType::f16}) {
