@@ -1,9 +1,10 @@
-// Decode attention on a GPU, norm, rope, append and gate included, in the shapes of Laguna XS.2's layers: microseconds
+// Decode attention on a GPU, norm, rope, append and gate included, in the shapes of Laguna XS.2's layers (heads of 256:
+// of Qwen3.5-27B's, queries beside their gates): microseconds
 // of a call (median of 15 graph replays, spread), the floor of reading its K and V once at 4.65 TB/s, and the share of
 // it reached. A graph holds a chain of calls over storage of their own, enough of it that nothing stays in the L2
 // cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions alone is
 // subtracted.
-//   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--portable]
+//   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256] [--portable]
 //       rows: of as many sequences; then 4 and 16 rows of one sequence, a draft to verify
 #include <fmt/format.h>
 
@@ -26,7 +27,6 @@
 namespace riptide {
 namespace {
 
-constexpr int64_t kDim = 128, kKvHeads = 8;
 constexpr int32_t kPageRows = 64, kWindow = 512, kRing = 576;
 constexpr double kBandwidth = 4.65e12;
 
@@ -34,12 +34,13 @@ struct Case {
     int64_t heads;
     int32_t window, keys, rows, sequences;
     DType type;
+    int64_t dim = 128, kv_heads = 8;
 };
 
 /// Device memory with random contents that decode to modest finite values.
-DeviceMemory random_rows(Gpu& gpu, DType type, int64_t slots, std::mt19937& rng) {
-    const int64_t row = kv_row_bytes(type, kDim);
-    DeviceMemory memory(&gpu, slots * kKvHeads * row, "K/V");
+DeviceMemory random_rows(Gpu& gpu, DType type, int64_t dim, int64_t count, std::mt19937& rng) {
+    const int64_t row = kv_row_bytes(type, dim);
+    DeviceMemory memory(&gpu, count * row, "K/V");
     std::vector<uint8_t> block(static_cast<size_t>(row * 4096));
     for (uint8_t& byte : block) byte = static_cast<uint8_t>(rng());
     for (int64_t r = 0; r < 4096; ++r) {
@@ -50,7 +51,7 @@ DeviceMemory random_rows(Gpu& gpu, DType type, int64_t slots, std::mt19937& rng)
             for (int64_t i = 1; i < row; i += 2)  // exponents near 1
                 at[i] = static_cast<uint8_t>((at[i] & 0x80u) | (type == DType::f16 ? 0x38u + at[i] % 4u : 0x3Fu));
         else
-            for (int64_t i = kv_scales_at(type, kDim); i < row; i += 2) at[i] = 0, at[i + 1] = 0x20;
+            for (int64_t i = kv_scales_at(type, dim); i < row; i += 2) at[i] = 0, at[i + 1] = 0x20;
     }
     for (int64_t done = 0; done < memory.bytes(); done += std::ssize(block))
         gpu.to_device(memory.data() + done, block.data(), std::min<int64_t>(std::ssize(block), memory.bytes() - done));
@@ -60,7 +61,7 @@ DeviceMemory random_rows(Gpu& gpu, DType type, int64_t slots, std::mt19937& rng)
 class Bench {
   public:
     Bench(Gpu& gpu, const Case& c)
-        : gpu_(gpu), case_(c), arena_(int64_t{16} << 20, &gpu), inputs_(int64_t{64} << 20, &gpu) {
+        : gpu_(gpu), case_(c), arena_(int64_t{256} << 20, &gpu), inputs_(int64_t{64} << 20, &gpu) {
         ctx_.gpu = &gpu;
         ctx_.family = Family::decode;
         ctx_.arena = &arena_;
@@ -68,21 +69,21 @@ class Bench {
         const int32_t pages = (c.keys + kPageRows - 1) / kPageRows;
         const int64_t slots = int64_t{c.sequences} * (c.window > 0 ? kRing : pages * kPageRows);
         const int64_t visible = c.window > 0 ? std::min(c.window, c.keys) : c.keys;
-        bytes_ = static_cast<double>(c.sequences * visible * kKvHeads * 2 * kv_row_bytes(c.type, kDim));
+        bytes_ = static_cast<double>(c.sequences * visible * c.kv_heads * 2 * kv_row_bytes(c.type, c.dim));
         const auto copies = static_cast<int64_t>(std::clamp(2.0e8 / bytes_, 1.0, 40.0));
         std::vector<int32_t> table(static_cast<size_t>(c.sequences) * static_cast<size_t>(pages));
         std::iota(table.begin(), table.end(), 0);
         std::shuffle(table.begin(), table.end(), rng_);
         for (int64_t i = 0; i < copies; ++i) {
-            k_.push_back(random_rows(gpu, c.type, slots, rng_));
-            v_.push_back(random_rows(gpu, c.type, slots, rng_));
+            k_.push_back(random_rows(gpu, c.type, c.dim, slots * c.kv_heads, rng_));
+            v_.push_back(random_rows(gpu, c.type, c.dim, slots * c.kv_heads, rng_));
             KvView view;
             view.k = k_.back().data();
             view.v = v_.back().data();
             view.k_dtype = view.v_dtype = c.type;
-            view.num_kv_heads = kKvHeads;
-            view.head_dim = kDim;
-            view.k_slot_bytes = view.v_slot_bytes = kKvHeads * kv_row_bytes(c.type, kDim);
+            view.num_kv_heads = c.kv_heads;
+            view.head_dim = c.dim;
+            view.k_slot_bytes = view.v_slot_bytes = c.kv_heads * kv_row_bytes(c.type, c.dim);
             view.page_rows = kPageRows;
             view.window = c.window;
             view.ring_rows = c.window > 0 ? kRing : 0;
@@ -105,20 +106,21 @@ class Bench {
         batch_.page_table = ints(table);
         batch_.max_pages = pages;
         batch_.state_slot = ints(slot);
+        const bool beside = c.dim == 256;
         rope_.rotary_dim = c.window > 0 ? 128 : 64;
         for (int i = 0; i < rope_.rotary_dim / 2; ++i)
             rope_.inv_freq.push_back(std::pow(10000.0f, -2.0f * static_cast<float>(i) / 128.0f));
-        in_.q = floats({c.rows, c.heads, kDim});
-        in_.k = floats({c.rows, kKvHeads, kDim});
-        in_.v = floats({c.rows, kKvHeads, kDim});
+        in_.q = floats({c.rows, c.heads, beside ? 2 * c.dim : c.dim});
+        in_.k = floats({c.rows, c.kv_heads, c.dim});
+        in_.v = floats({c.rows, c.kv_heads, c.dim});
         in_.gate = floats({c.rows, c.heads});
-        const Tensor norms = floats({2, kDim});
-        in_.q_norm = {std::span(norms.row(0), kDim), 1e-6f};
-        in_.k_norm = {std::span(norms.row(1), kDim), 1e-6f};
+        const Tensor norms = floats({2, c.dim});
+        in_.q_norm = {std::span(norms.row(0), c.dim), 1e-6f};
+        in_.k_norm = {std::span(norms.row(1), c.dim), 1e-6f};
         in_.rope = &rope_;
-        in_.softmax_scale = 1 / std::sqrt(float{kDim});
-        zeros_ = floats({c.rows, c.heads, kDim});
-        gpu.fill(zeros_.data, 0, c.rows * c.heads * kDim * 4);
+        in_.softmax_scale = 1 / std::sqrt(static_cast<float>(c.dim));
+        zeros_ = floats({c.rows, c.heads, in_.q.shape[2]});
+        gpu.fill(zeros_.data, 0, zeros_.elements() * 4);
         q_ = in_.q;
     }
 
@@ -131,7 +133,10 @@ class Bench {
             for (int64_t i = 0; i < links; ++i) {
                 arena_.reset();
                 ops::add(ctx_, q_, zeros_);
-                if (attend) ops::gated_attention(ctx_, in_, views_[static_cast<size_t>(i) % views_.size()], batch_);
+                if (!attend) continue;
+                const KvView& view = views_[static_cast<size_t>(i) % views_.size()];
+                if (case_.dim == 256) ops::sigmoid_attention(ctx_, in_, view, batch_);
+                else ops::gated_attention(ctx_, in_, view, batch_);
             }
         };
         chain();
@@ -206,6 +211,7 @@ int main(int argc, char** argv) {
         GpuOptions options;
         std::vector<int32_t> keys{1056}, rows{1, 2, 4, 8, 16, 32, 64, 128};
         DType type = DType::f8_e4m3;
+        bool wide = false;
         for (int i = 1; i < argc; ++i) {
             const std::string option = argv[i];
             if (option == "--portable") {
@@ -220,12 +226,18 @@ int main(int argc, char** argv) {
                 type = *found;
             } else if (option == "--keys") keys = numbers(value);
             else if (option == "--rows") rows = numbers(value);
+            else if (option == "--heads-of") wide = std::string(value) == "256";
             else fail(ErrorKind::usage, "unknown option {}", option);
         }
         const std::unique_ptr<Gpu> gpu = Gpu::open(options);
         fmt::print("{}{}\n", gpu->info().name, options.portable ? ", portable kernels" : "");
         for (const int32_t k : keys)
             for (const int32_t window : {0, kWindow}) {
+                if (wide && window == 0) {
+                    for (const int32_t n : rows) run(*gpu, {24, 0, k, n, n, type, 256, 4});
+                    for (const int32_t n : {2, 4, 8, 16, 32}) run(*gpu, {24, 0, k, n, 1, type, 256, 4});
+                }
+                if (wide) continue;
                 const int64_t heads = window > 0 ? 64 : 48;
                 for (const int32_t n : rows) run(*gpu, {heads, window, k, n, n, type});
                 for (const int32_t n : {4, 16}) run(*gpu, {heads, window, k, n, 1, type});

@@ -174,7 +174,7 @@ void run(Gpu& gpu, int64_t heads) {
     using ops::DeltaMode;
     Bench bench(gpu, heads);
     for (const int64_t sequences : {1, 2, 4, 8, 16}) bench.decode(sequences, 1, false, DeltaMode::update);
-    for (const int64_t rows : {2, 4, 8, 16}) bench.decode(1, rows, false, DeltaMode::stash);
+    for (const int64_t rows : {1, 2, 4, 8, 16}) bench.decode(1, rows, false, DeltaMode::stash);
     for (const int64_t rows : {8, 23, 64}) bench.decode(1, rows, true, DeltaMode::stash);
     for (const int64_t rows : {1, 4, 16}) bench.commit(rows);
     for (const int64_t rows : {64, 512, 2048, 8192}) bench.decode(1, rows, false, DeltaMode::update);

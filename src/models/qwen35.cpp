@@ -30,8 +30,7 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
     const Weight* projections[] = {&w.wq, &w.wk, &w.wv};                   // h = RMSNorm(x)  [n, D]
     const std::vector<Tensor> p =                                          // [q | g] for each head, k, v = Wq h, Wk h, Wv h
         ops::norm_matmul_group(ctx, x, {w.attn_norm, eps}, projections);
-    const ops::HeadsAndGates q = ops::split_gates(ctx, p[0], H);
-    const ops::AttentionInput in{.q = q.heads.view({n, H, d}),             // each head of q, k: RMSNorm, rotation R(p)
+    const ops::AttentionInput in{.q = p[0].view({n, H, 2 * d}),            // each head of q, k: RMSNorm, rotation R(p)
                                  .k = p[1].view({n, Hkv, d}),
                                  .v = p[2].view({n, Hkv, d}),
                                  .gate = {},
@@ -39,8 +38,7 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .k_norm = {w.k_norm, eps},
                                  .rope = &rope_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
-    Tensor o = ops::gated_attention(ctx, in, kv, batch);                   // o = softmax(q K^T / sqrt d) V
-    ops::mul_sigmoid(ctx, o, q.gates, H);                                  // o <- o * sigmoid(g)
+    const Tensor o = ops::sigmoid_attention(ctx, in, kv, batch);           // o = softmax(q K^T / sqrt d) V * sigmoid(g)
     const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
 }

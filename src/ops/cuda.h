@@ -76,6 +76,9 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                   const SharedExpert& shared);
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+// Whether there are kernels for it, in the decode family; otherwise it is a composition.
+bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 namespace decode {
 // An empty norm weight means no normalisation. residual: nullptr or f32 [n, rows of the only weight], += y.
@@ -90,6 +93,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                   const SharedExpert& shared);
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
+Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 }  // namespace decode
 
 namespace prefill {

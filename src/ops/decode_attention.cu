@@ -1,7 +1,8 @@
 // Decode attention: which kernels run.
 //
-// One row for each sequence (plain decoding): one kernel that also prepares and appends K and V. More rows (trees,
-// drafts): kv_append with norm and rope, then attention; a row's bits are the same.
+// Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V. More
+// rows (trees, drafts): kv_append with norm and rope, then attention; a row's bits are the same. Heads of 256:
+// decode_attention_wide.cu, always.
 #include "ops/decode_attention.cuh"
 
 #include <numbers>
@@ -30,6 +31,7 @@ DecodeAttentionArgs attention_args(Context& ctx, const Tensor& q, const KvView& 
     a.scale = scale * std::numbers::log2e_v<float>;
     a.rows = static_cast<int>(n);
     a.heads = static_cast<int>(heads);
+    a.q_head_stride = static_cast<int>(d);
     a.kv_heads = static_cast<int>(view.num_kv_heads);
     a.d = static_cast<int>(d);
     a.most_keys = view.window > 0 ? view.window : int64_t{batch.max_pages} * view.page_rows;
@@ -48,6 +50,15 @@ Tensor make_output(Context& ctx, DecodeAttentionArgs& a) {
         o.int8 = a.out8;
     }
     return o;
+}
+
+/// K and V of the rows, prepared as `in` says.
+KvAppendArgs append_args(const DecodeAttentionArgs& a, const AttentionInput& in, const KvView& view,
+                         const Batch& batch) {
+    KvAppendArgs append = kv_append_args(view, batch, in.k, in.v);
+    append.rope = a.rope;
+    append.norm = head_norm(in.k_norm, view.head_dim);
+    return append;
 }
 
 /// Up to so many rows a chunk for each CTA is faster than one for each warp: there are SMs enough.
@@ -71,6 +82,7 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
     Tensor o = make_output(ctx, a);
     if (a.rows == 0) return o;
     if (has_tensor_attention(*ctx.gpu, a)) run_tensor_attention(ctx, a);
+    else if (has_wide_attention(*ctx.gpu, a)) launch_wide_attention(ctx, a, batch.sequences(), nullptr);
     else launch_any_attention(ctx, a);
     return o;
 }
@@ -83,13 +95,16 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
         a.gate = in.gate.row(0);
         a.gate_stride = in.gate.row_stride;
         a.gate_width = static_cast<int>(in.gate.row_elements() / a.heads);
+        a.gate_head_stride = a.gate_width;
     }
-    KvAppendArgs append = kv_append_args(view, batch, in.k, in.v);
-    append.rope = a.rope;
-    append.norm = head_norm(in.k_norm, view.head_dim);
+    KvAppendArgs append = append_args(a, in, view, batch);
     Tensor o = make_output(ctx, a);
     if (a.rows == 0) return o;
     const bool tensor = has_tensor_attention(*ctx.gpu, a);
+    if (!tensor && has_wide_attention(*ctx.gpu, a)) {
+        launch_wide_attention(ctx, a, batch.sequences(), &append);
+        return o;
+    }
     a.fused = tensor && batch.rows() == batch.sequences();
     if (a.fused) {
         a.k_norm = append.norm;
@@ -103,6 +118,27 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     }
     if (tensor) run_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
+    return o;
+}
+
+bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    return batch.rows() > 0 &&
+           has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
+}
+
+Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    DecodeAttentionArgs a = attention_args(ctx, in.q, view, batch, in.softmax_scale);
+    RT_ASSERT(in.q.shape[2] == 2 * view.head_dim);
+    a.rope = rope_params(in.rope);
+    a.q_norm = head_norm(in.q_norm, view.head_dim);
+    a.gate = a.q + a.d;
+    a.gate_stride = a.q_stride;
+    a.gate_width = a.d;
+    a.q_head_stride = a.gate_head_stride = 2 * a.d;
+    a.gate_sigmoid = true;
+    const KvAppendArgs append = append_args(a, in, view, batch);
+    Tensor o = make_output(ctx, a);
+    launch_wide_attention(ctx, a, batch.sequences(), &append);
     return o;
 }
 

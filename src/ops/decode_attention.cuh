@@ -6,8 +6,11 @@
 
 namespace riptide::ops {
 
+struct KvAppendArgs;
+
 /// One call. q: f32, rows q_stride floats apart, heads d apart. `fused`: the rows are one for each sequence, and the
-/// kernel itself appends k and v (see KvAppendArgs); otherwise they are in the cache already.
+/// kernel itself appends k and v (see KvAppendArgs); otherwise they are in the cache already. Only
+/// launch_wide_attention takes heads of q and gate that lie apart, and gates of sigmoid.
 struct DecodeAttentionArgs {
     KeyPlaces places;
     RopeParams rope;
@@ -21,6 +24,8 @@ struct DecodeAttentionArgs {
     int64_t v_stride = 0;
     int64_t gate_stride = 0;
     int gate_width = 0;  // 1: a gate for each head; d: one for each element
+    int q_head_stride = 0, gate_head_stride = 0;
+    bool gate_sigmoid = false;  // o <- o * sigmoid(gate); otherwise softplus
     unsigned char* k_cache = nullptr;
     unsigned char* v_cache = nullptr;
     DType k_dtype = DType::f32;
@@ -51,6 +56,10 @@ void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// One row for each sequence (`fused`), very few, over a short window, in clusters of CTAs. False: nothing was done.
 /// REQUIRES has_tensor_attention.
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
+/// True if decode_attention_wide.cu has a kernel for the shapes and types: heads of 256 without a window.
+bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
+/// All rows; first stores k and v as `append` says, unless it is null. REQUIRES has_wide_attention.
+void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append);
 /// Any shapes and types, one CTA for each head of each row. Ignores `fused`.
 void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
 

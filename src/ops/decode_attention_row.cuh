@@ -134,16 +134,6 @@ __device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, 
     return item;
 }
 
-/// KvView::slot.
-template <class Load>
-__device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, int32_t ring, int32_t index) {
-    const auto i = static_cast<uint32_t>(index);
-    if (p.window > 0) return ring + static_cast<int32_t>(i % static_cast<uint32_t>(p.ring_rows));
-    const uint32_t page = i / static_cast<uint32_t>(p.page_rows), place = i - page * static_cast<uint32_t>(p.page_rows);
-    const auto first = static_cast<int32_t>(Load::one(p.page_table + int64_t{sequence} * p.max_pages + page));
-    return first * p.page_rows + static_cast<int32_t>(place);
-}
-
 /// The slot of key `key` of a chunk; behind its end that of its last key.
 template <class Load>
 __device__ __forceinline__ int32_t key_slot(const DecodeAttentionArgs& a, const HeadShared& s, const Item& item,

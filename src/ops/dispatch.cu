@@ -57,4 +57,12 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
                          : prefill::gated_attention(ctx, in, view, batch);
 }
 
+bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    return decoding(ctx) && decode::has_sigmoid_attention(ctx, in, view, batch);
+}
+
+Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    return decode::sigmoid_attention(ctx, in, view, batch);
+}
+
 }  // namespace riptide::ops::cuda

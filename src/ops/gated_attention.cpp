@@ -2,6 +2,7 @@
 
 #include "ops/attention.h"
 #include "ops/cuda.h"
+#include "ops/elementwise.h"
 #include "ops/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
@@ -44,6 +45,21 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     announce_attention(ctx, "gated_attention", in, view);
     if (ctx.gpu != nullptr) return cuda::gated_attention(ctx, in, view, batch);
     return append_and_attend(ctx, in, view, batch, nullptr);
+}
+
+Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
+    if (ctx.gpu != nullptr && cuda::has_sigmoid_attention(ctx, in, view, batch)) {
+        announce_attention(ctx, "sigmoid_attention", in, view);
+        return cuda::sigmoid_attention(ctx, in, view, batch);
+    }
+    const int64_t n = in.q.rows(), heads = in.q.shape[1], d = in.q.shape[2] / 2;
+    const HeadsAndGates parts = split_gates(ctx, in.q.view({n, heads * 2 * d}), heads);
+    AttentionInput plain = in;
+    plain.q = parts.heads.view({n, heads, d});
+    plain.gate = {};
+    Tensor o = gated_attention(ctx, plain, view, batch);
+    mul_sigmoid(ctx, o, parts.gates, heads);
+    return o;
 }
 
 Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,

@@ -5,6 +5,7 @@
 #include "ops/delta_schedule.h"
 #include "ops/gated_delta.h"
 #include "ops/row_math.cuh"
+#include "quant/kv_decode.cuh"
 #include "tensor/launch.cuh"
 
 namespace riptide::ops {
@@ -76,8 +77,7 @@ struct DeltaArgs {
     const int32_t* state_slot;
     const int32_t* parent;  // null: chains
     bool update;            // the state is written
-    bool one_row;           // update, and every sequence has one row
-    bool whole;             // a block has all columns of a head: it normalises too
+    bool one_row;           // update by delta_row_kernel: it keeps the convolution's inputs too
 };
 
 /// A prompt's rows once they are prepared; or the kept rows of a stash, in all layers.
@@ -95,6 +95,7 @@ struct DeltaChainArgs {
     const float* kq;           // [n, key_heads]
     float* out;                // [n, value_heads * value_dim], before the norm
     const int32_t* row_begin;  // null with a path
+    const int32_t* parent;     // null: chains
     const int32_t* state_slot;
     const int32_t* committed;
     const int32_t* count;  // [sequences], with a path
@@ -105,8 +106,8 @@ struct DeltaChainArgs {
 
 /// Throws Error for sizes without kernels.
 void check_delta_sizes(const DeltaView& view);
-/// Chains of many rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out
-/// before the norm, and the slots' convolution inputs as they are.
+/// Any rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out before the
+/// norm, and the slots' convolution inputs as they are.
 void launch_delta_chain(Context& ctx, DeltaArgs a, const Batch& batch);
 /// a.out behind the norm and the gate.
 void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n);
@@ -168,45 +169,59 @@ struct DeltaTaps {
     const float* at[kDeltaTaps];
 };
 
-/// silu of the convolution of `count` channels from `first` on, by a warp: of each the taps from the oldest to the
-/// newest. All loads of four channels go out before the first is used. put(i, value, newest input).
-template <class Put>
-__device__ __forceinline__ void delta_convolve(const DeltaTaps& taps, const float* weights, int width, int first,
-                                               int count, const Put& put) {
-    constexpr int kAtOnce = 4;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll 1
-    for (int begin = lane; begin < count; begin += 32 * kAtOnce) {
-        float x[kAtOnce][kDeltaTaps], w[kAtOnce][kDeltaTaps];
-#pragma unroll
-        for (int c = 0; c < kAtOnce; ++c) {
-            const int channel = first + begin + 32 * c;
-            const bool wanted = begin + 32 * c < count;
-#pragma unroll
-            for (int i = 0; i < kDeltaTaps; ++i) {
-                const bool there = wanted && taps.at[i] != nullptr;  // a tap beyond the width is null
-                x[c][i] = there ? taps.at[i][channel] : 0.0f;
-                w[c][i] = there ? weights[int64_t{channel} * width + width - 1 - i] : 0.0f;
-            }
-        }
-#pragma unroll
-        for (int c = 0; c < kAtOnce; ++c) {
-            if (begin + 32 * c >= count) break;
-            float sum = 0.0f;
-#pragma unroll
-            for (int i = kDeltaTaps - 1; i >= 0; --i) sum = __fmaf_rn(w[c][i], x[c][i], sum);
-            put(begin + 32 * c, __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum))), x[c][0]);
-        }
-    }
-}
+/// Four channels of a lane, 32 apart, of each of kHeads heads: taps and weights. All loads go out before the first is
+/// used; weights may be asked for above pdl_wait().
+template <int kHeads>
+struct DeltaConvolution {
+    static constexpr int kAtOnce = 4, kChannels = 32 * kAtOnce;
+    float x[kHeads][kAtOnce][kDeltaTaps], w[kHeads][kAtOnce][kDeltaTaps];
 
-/// 1 / sqrt(|x|^2 + 1e-6) of a head in shared memory, by a warp, in every lane.
-__device__ __forceinline__ float delta_unit_factor(const float* x, int d) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    float squares = 0.0f;
-    for (int i = lane; i < d; i += 32) squares = __fmaf_rn(x[i], x[i], squares);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
-}
+    /// Channels first[i] + begin + lane, ... of `count` from first[i] on.
+    __device__ __forceinline__ void load_weights(const float* weights, int width, const int (&first)[kHeads], int begin,
+                                                 int count) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        const bool whole = width == kDeltaTaps && reinterpret_cast<uintptr_t>(weights) % 16 == 0;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) {
+                const int at = begin + lane + 32 * c;
+                const float* from = weights + int64_t{first[h] + at} * width;
+                uint4 v = {};
+                if (whole) {
+                    if (at < count) v = riptide::load_weights(from);
+                } else if (at < count) {  // the last tap is the newest input's
+                    v.w = EarlyLoad::one(from + width - 1);
+                    if (width > 1) v.z = EarlyLoad::one(from + width - 2);
+                    if (width > 2) v.y = EarlyLoad::one(from + width - 3);
+                }
+                w[h][c][0] = __uint_as_float(v.w), w[h][c][1] = __uint_as_float(v.z);
+                w[h][c][2] = __uint_as_float(v.y), w[h][c][3] = __uint_as_float(v.x);
+            }
+    }
+    __device__ __forceinline__ void load_inputs(const DeltaTaps& taps, const int (&first)[kHeads], int begin,
+                                                int count) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) {
+                const int at = begin + lane + 32 * c;
+#pragma unroll
+                for (int i = 0; i < kDeltaTaps; ++i)
+                    x[h][c][i] = at < count && taps.at[i] != nullptr ? taps.at[i][first[h] + at] : 0.0f;
+            }
+    }
+    /// silu of the convolution, taps from the oldest to the newest. Taps that are not there are zeros: a product with
+    /// zero leaves the sum, which begins at +0, as it is.
+    __device__ __forceinline__ float value(int h, int c) const { return convolved(x[h][c], w[h][c]); }
+    __device__ __forceinline__ static float convolved(const float (&x)[kDeltaTaps], const float (&w)[kDeltaTaps]) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = kDeltaTaps - 1; i >= 0; --i) sum = __fmaf_rn(w[i], x[i], sum);
+        return __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum)));
+    }
+};
 
 /// A warp's columns of a state. Lane 2 l + g has the four columns 4 g .. 4 g + 3 of the warp's eight, and of each the
 /// rows 64 j + 4 l + t (t < 4): element [4 j + t]. Neighbours share a sector of 32 bytes, which one request takes
@@ -221,7 +236,8 @@ struct DeltaTile {
     __device__ static bool has_output() { return (threadIdx.x & 18) == 16; }
     __device__ static int output_column() { return static_cast<int>(threadIdx.x % 16 / 4); }
 
-    /// from: element [0, the lane's first column] of the head's state; `columns`: how many there are from it on.
+    /// from: element [0, the lane's first column] of the head's state; `columns`: how many there are from it on. Also
+    /// above pdl_wait().
     __device__ __forceinline__ void load(const float* from, int dk, int dv, int columns) {
         if (dv % 4 == 0 && columns >= 4) {
 #pragma unroll
@@ -233,8 +249,10 @@ struct DeltaTile {
         for (int i = 0; i < kRows; ++i) {
             const float* at = from + int64_t{row(i)} * dv;
             const int count = row(i) < dk ? columns : 0;
-            s[i] = make_float4(count > 0 ? at[0] : 0.0f, count > 1 ? at[1] : 0.0f, count > 2 ? at[2] : 0.0f,
-                               count > 3 ? at[3] : 0.0f);
+            const auto one = [at, count](int c) {
+                return count > c ? __uint_as_float(EarlyLoad::one(at + c)) : 0.0f;
+            };
+            s[i] = make_float4(one(0), one(1), one(2), one(3));
         }
     }
     __device__ __forceinline__ void store(float* to, int dk, int dv, int columns) const {

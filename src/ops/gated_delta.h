@@ -41,7 +41,8 @@ enum class DeltaMode : uint8_t {
 /// REQUIRES every sequence to have a row; in stash mode view.stash_rows >= n. On a GPU: at most 256 rows if there are
 /// trees; throws Error if key_dim > 256 or conv_width > 4. Reads the slots of the step's sequences. stash: writes
 /// nothing but the stash. update: writes the slots and not the stash; should the step fail behind this op, the
-/// sequence's state is lost.
+/// sequence's state is lost. On a GPU states are read before earlier kernels of the step have ended: what wrote them
+/// must have been complete when the step's first kernel let others start (embed; tensor/launch.cuh).
 ///
 /// Determinism: the value of a row, and the state behind it, is a function of the inputs on its path, bit for bit: the
 /// same as a node of a tree, in a chain, alone, in any chunk, in any batch, on any thread count; and update has the

@@ -58,51 +58,148 @@ __device__ __forceinline__ void copy_row(float* to, const float* from, int count
         copy_async<4 * kPiece>(to + i, from + i);
 }
 
-/// A warp for each key head (q and k) and each value head (v and gates) of each row. Chains only.
+constexpr int kAtOnce = 4, kBatch = 32 * kAtOnce;  // of DeltaConvolution
+constexpr int kBatches = kDeltaDim / kBatch;
+
+/// q and k of one key head of one row, by a warp: convolved, normalised; and k . q. Waits.
+__device__ __forceinline__ void prepare_keys(const DeltaArgs& a, const DeltaPlace& at, const DeltaTaps& taps, int row,
+                                             float* q_out, float* kq_out) {
+    const DeltaSizes& z = a.sizes;
+    const int lane = static_cast<int>(threadIdx.x % 32), d = z.key_dim;
+    const int first[2] = {at.key * d, z.keys() + at.key * d};
+    DeltaConvolution<2> conv;
+    conv.load_weights(a.conv_weights, z.width, first, 0, d);
+    pdl_wait();
+    float x[kBatches][2][kAtOnce], squares[2] = {};
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch) {
+        if (batch * kBatch >= d) break;
+        if (batch > 0) conv.load_weights(a.conv_weights, z.width, first, batch * kBatch, d);
+        conv.load_inputs(taps, first, batch * kBatch, d);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int c = 0; c < kAtOnce; ++c) {
+                x[batch][h][c] = conv.value(h, c);
+                const int channel = batch * kBatch + lane + 32 * c;
+                if (channel < d) delta_keep_input(a, at, row, first[h] + channel, conv.x[h][c][0]);
+            }
+            squares[h] = delta_squares(x[batch][h], d - batch * kBatch, squares[h]);
+        }
+    }
+    const float factors[2] = {delta_factor(squares[0], d, true), delta_factor(squares[1], d, false)};
+    float* const kept = a.kept.at + row * a.kept.stride + a.kept.heads_at + at.key * d;
+    float sum = 0.0f;
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch)
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+            const int i = batch * kBatch + lane + 32 * c;
+            if (i >= d) break;
+            const float q = __fmul_rn(x[batch][0][c], factors[0]), k = __fmul_rn(x[batch][1][c], factors[1]);
+            q_out[row * int64_t{z.keys()} + at.key * d + i] = q;
+            kept[i] = k;
+            sum = __fmaf_rn(k, q, sum);
+        }
+    sum = warp_sum(sum);
+    if (lane == 0) kq_out[row * int64_t{z.key_heads} + at.key] = sum;
+}
+
+/// v and gates of one value head of one row, by a warp. Waits.
+__device__ __forceinline__ void prepare_values(const DeltaArgs& a, const DeltaPlace& at, const DeltaTaps& taps,
+                                               int row) {
+    const DeltaSizes& z = a.sizes;
+    const int lane = static_cast<int>(threadIdx.x % 32), d = z.value_dim, first[1] = {2 * z.keys() + at.h * d};
+    DeltaConvolution<1> conv;
+    conv.load_weights(a.conv_weights, z.width, first, 0, d);
+    const float dt_bias = __uint_as_float(EarlyLoad::one(a.dt_bias + at.h)),
+                decay = __uint_as_float(EarlyLoad::one(a.decay + at.h));
+    pdl_wait();
+    float2 gates = {};
+    if (lane == 0) gates = delta_gates(a, row, at.h, dt_bias, decay);
+    float* const kept = a.kept.at + row * a.kept.stride + a.kept.heads_at - z.keys() + first[0];
+#pragma unroll 1
+    for (int begin = 0; begin < d; begin += kBatch) {
+        if (begin > 0) conv.load_weights(a.conv_weights, z.width, first, begin, d);
+        conv.load_inputs(taps, first, begin, d);
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+            const int i = begin + lane + 32 * c;
+            if (i >= d) break;
+            delta_keep_input(a, at, row, first[0] + i, conv.x[0][c][0]);
+            kept[i] = conv.value(0, c);
+        }
+    }
+    if (lane == 0) delta_keep_gates(a, row, at.h, gates);
+}
+
+/// A warp for each key head (q and k) and each value head (v and gates) of each row. Weights, and where the inputs lie,
+/// are fetched before the wait.
 __global__ void __launch_bounds__(32 * kPrepareWarps, 2)
     delta_prepare_kernel(const __grid_constant__ DeltaArgs a, float* q_out, float* kq_out, const int32_t* row_sequence,
-                         int64_t items, int warp_floats, int padded) {
-    extern __shared__ float4 delta_shared[];
+                         int64_t items) {
     pdl_trigger();
-    pdl_wait();
     const DeltaSizes& z = a.sizes;
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    const int64_t item = int64_t{blockIdx.x} * kPrepareWarps + warp;
-    if (item >= items) return;
-    float* const memory = reinterpret_cast<float*>(delta_shared) + warp * warp_floats;
+    const int64_t item = int64_t{blockIdx.x} * kPrepareWarps + threadIdx.x / 32;
+    if (item >= items) return pdl_wait();
     const int parts = z.key_heads + z.value_heads;
     const int row = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
-    DeltaPlace at;
-    at.sequence = row_sequence[row];
-    at.slot = a.state_slot[at.sequence];
-    at.committed = a.committed[at.sequence];
-    at.first = a.row_begin[at.sequence];
-    at.n = a.row_begin[at.sequence + 1] - at.first;
-    at.column = 0;
     const bool keys = part < z.key_heads;
-    at.h = !keys ? part - z.key_heads : z.tiled ? part : part * (z.value_heads / z.key_heads);
-    at.key = z.key_head(at.h);
-    const DeltaTaps taps = delta_taps(a, at, nullptr, row - at.first);
-    if (!keys) {
-        delta_prepare_values(a, at, taps, row, memory, z.value_dim);
-        delta_prepare_gates(a, at, row, memory);
-        return;
-    }
-    float *const q = memory, *const k = memory + padded;
-    delta_prepare_key(a, at, taps, row, true, q, padded);
-    delta_prepare_key(a, at, taps, row, false, k, padded);
-    __syncwarp();
-    for (int i = lane; i < z.key_dim; i += 32) q_out[row * int64_t{z.keys()} + at.key * z.key_dim + i] = q[i];
-    const float kq = delta_dot(k, q, z.key_dim);
-    if (lane == 0) kq_out[row * int64_t{z.key_heads} + at.key] = kq;
+    DeltaPlace at;
+    at.find(a, delta_early(row_sequence + row),
+            !keys ? part - z.key_heads : z.tiled ? part : part * (z.value_heads / z.key_heads));
+    const DeltaTaps taps = delta_taps(a, at, row);
+    if (keys) prepare_keys(a, at, taps, row, q_out, kq_out);
+    else prepare_values(a, at, taps, row);
 }
 
 /// One sequence, value head and layer in one block.
 struct ChainPlace {
     int sequence, layer, h, key, first, n, column, columns;  // column: the block's first of `columns`
+    const DeltaVisit* visits;                                // of a tree; null: in order
 };
 
-/// Rows [begin, begin + rows) of a block's chain, on their way to shared memory. heads: what a row keeps, of row 0.
+/// A tree's order, in shared memory.
+struct TreePlan {
+    int32_t parent[kDeltaTreeRows];
+    int32_t numbers[4][kDeltaTreeRows + 1];
+    DeltaVisit visits[kDeltaTreeRows];
+};
+
+/// Shared memory: two groups of rows, then (trees) the plan, then the kept states: [slot][warp][kRows][32] float4.
+struct Layout {
+    int padded, columns;
+    __host__ __device__ size_t plan() const { return (2 * delta_group_floats(padded, columns) * 4 + 15) / 16 * 16; }
+    __host__ __device__ size_t slots() const { return plan() + (sizeof(TreePlan) + 15) / 16 * 16; }
+    __host__ __device__ size_t slot_bytes() const { return static_cast<size_t>(padded) * columns * 4; }
+};
+
+/// By all threads of the block; ends with a barrier. Returns whether the committed state must be kept.
+__device__ bool plan_tree(const int32_t* parents, TreePlan& plan, int first, int n) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
+        const int p = delta_early(parents + first + i);
+        plan.parent[i] = p < 0 ? -1 : p - first;
+    }
+    const auto parent = [&plan](int32_t i) { return plan.parent[i]; };
+    const DeltaSchedule<decltype(parent)> schedule{
+        parent, n, plan.numbers[0], plan.numbers[1], plan.numbers[2], plan.numbers[3], plan.visits};
+    const auto add = [](int32_t* to, int32_t x) { atomicAdd(to, x); };
+    const auto max = [](int32_t* to, int32_t x) { atomicMax(to, x); };
+    const int begin = static_cast<int>(threadIdx.x), stride = static_cast<int>(blockDim.x);
+    for (int i = begin; i <= n; i += stride) schedule.begin(i);
+    __syncthreads();
+    for (int i = begin; i < n; i += stride) schedule.count(i, add);
+    __syncthreads();
+    for (int i = begin; i < n; i += stride) schedule.choose(i, max);
+    __syncthreads();
+    for (int i = begin; i < n; i += stride) schedule.arrange(i);
+    __syncthreads();
+    for (int i = begin; i < n; i += stride) schedule.place(i);
+    __syncthreads();
+    return schedule.saves_root();
+}
+
+/// Rows [begin, begin + rows) of a block's order, on their way to shared memory. heads: what a row keeps, of row 0.
 template <bool kOutput, bool kAligned>
 __device__ __forceinline__ void fetch_rows(const DeltaChainArgs& a, const ChainPlace& at, const float* heads, int begin,
                                            int rows, const DeltaGroup& group) {
@@ -114,7 +211,9 @@ __device__ __forceinline__ void fetch_rows(const DeltaChainArgs& a, const ChainP
     const int gates = z.keys() + z.value_heads * z.value_dim + at.h;
 #pragma unroll 1
     for (int i = warp; i < rows; i += warps) {
-        const int64_t row = a.path != nullptr ? a.path[at.sequence * a.most + begin + i] : at.first + begin + i;
+        const int64_t row = a.path != nullptr      ? a.path[at.sequence * a.most + begin + i]
+                            : at.visits != nullptr ? at.first + at.visits[begin + i].node
+                                                   : at.first + begin + i;
         const float* kept = heads + row * a.stride;
         copy_row<kAligned>(group.k + i * group.padded, kept + at.key * dk, dk);
         copy_row<kAligned>(group.v + i * at.columns, kept + first_value, values);
@@ -135,12 +234,13 @@ __device__ __forceinline__ void fetch_group(const DeltaChainArgs& a, const Chain
     else fetch_rows<kOutput, false>(a, at, heads, begin, rows, group);
 }
 
-/// Grid: column tiles, value heads, sequences times layers.
-template <int kRows, bool kOutput>
+/// Grid: column tiles, value heads, sequences times layers. Steps (kOutput) fetch the state before the wait: nothing of
+/// the step writes it.
+template <int kRows, bool kOutput, bool kTree>
 __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant__ DeltaChainArgs a) {
     extern __shared__ float4 delta_shared[];
     pdl_trigger();
-    pdl_wait();
+    if constexpr (!kOutput) pdl_wait();
     const DeltaSizes& z = a.sizes;
     const int warp = static_cast<int>(threadIdx.x / 32);
     ChainPlace at;
@@ -150,57 +250,90 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     at.key = z.key_head(at.h);
     at.columns = kWarpColumns * static_cast<int>(blockDim.x / 32);
     at.column = static_cast<int>(blockIdx.x) * at.columns;
-    at.first = a.path != nullptr ? 0 : a.row_begin[at.sequence];
-    at.n = a.path != nullptr ? a.count[at.sequence] : a.row_begin[at.sequence + 1] - at.first;
-    if (at.n == 0) return;
-    constexpr int kPadded = 16 * kRows;
-    const int floats = static_cast<int>(delta_group_floats(kPadded, at.columns));
-    auto* const memory = reinterpret_cast<float*>(delta_shared);
+    at.first = a.path != nullptr ? 0 : delta_early(a.row_begin + at.sequence);
+    at.n = a.path != nullptr ? delta_early(a.count + at.sequence)
+                             : delta_early(a.row_begin + at.sequence + 1) - at.first;
+    if (at.n == 0) {
+        if constexpr (kOutput) pdl_wait();
+        return;
+    }
+    const int own = warp * kWarpColumns + DeltaTile<kRows>::first_column(), columns = z.value_dim - at.column - own;
+    float* state = a.layers[at.layer].state + delta_early(a.state_slot + at.sequence) * z.state_elements +
+                   int64_t{at.h} * z.key_dim * z.value_dim + at.column + own;
+    DeltaTile<kRows> tile;
+    if (delta_early(a.committed + at.sequence) == 0) tile.clear();
+    else tile.load(state, z.key_dim, z.value_dim, columns);
+
+    const Layout layout{16 * kRows, at.columns};
+    const int floats = static_cast<int>(delta_group_floats(layout.padded, at.columns));
+    auto* const bytes = reinterpret_cast<unsigned char*>(delta_shared);
+    auto* const memory = reinterpret_cast<float*>(bytes);
+    auto& plan = *reinterpret_cast<TreePlan*>(bytes + layout.plan());
+    auto* const kept = reinterpret_cast<float4*>(bytes + layout.slots()) + 32 * kRows * warp;
+    const int slot_stride = static_cast<int>(layout.slot_bytes() / 16);
+    at.visits = nullptr;
+    if constexpr (kTree) {
+        at.visits = plan.visits;
+        if (plan_tree(a.parent, plan, at.first, at.n)) tile.keep(kept);
+    }
     // What no copy reaches: padding of heads, columns behind the last.
     for (int i = static_cast<int>(threadIdx.x); i < 2 * floats; i += static_cast<int>(blockDim.x)) memory[i] = 0.0f;
     __syncthreads();
-    fetch_group<kOutput>(a, at, 0, min(kGroupRows, at.n), delta_group(memory, kPadded, at.columns));
+    if constexpr (kOutput) pdl_wait();
+    fetch_group<kOutput>(a, at, 0, min(kGroupRows, at.n), delta_group(memory, layout.padded, at.columns));
 
-    const int own = warp * kWarpColumns + DeltaTile<kRows>::first_column(), columns = z.value_dim - at.column - own;
-    float* state = a.layers[at.layer].state + a.state_slot[at.sequence] * z.state_elements +
-                   int64_t{at.h} * z.key_dim * z.value_dim + at.column + own;
-    DeltaTile<kRows> tile;
-    if (a.committed[at.sequence] == 0) tile.clear();
-    else tile.load(state, z.key_dim, z.value_dim, columns);
     const int column = at.column + own + DeltaTile<kRows>::output_column();
     const bool writes = DeltaTile<kRows>::has_output() && column < z.value_dim;
     for (int begin = 0; begin < at.n; begin += kGroupRows) {
         const int rows = min(kGroupRows, at.n - begin), left = at.n - begin - rows;
         const int turn = begin / kGroupRows % 2;
-        const DeltaGroup group = delta_group(memory + turn * floats, kPadded, at.columns);
+        const DeltaGroup group = delta_group(memory + turn * floats, layout.padded, at.columns);
         if (left > 0) {
             fetch_group<kOutput>(a, at, begin + rows, min(kGroupRows, left),
-                                 delta_group(memory + (1 - turn) * floats, kPadded, at.columns));
+                                 delta_group(memory + (1 - turn) * floats, layout.padded, at.columns));
             copies_wait<1>();
         } else {
             copies_wait<0>();
         }
         __syncthreads();
         for (int i = 0; i < rows; ++i) {
+            DeltaVisit visit{begin + i, -1, -1};
+            if constexpr (kTree) {
+                visit = at.visits[begin + i];
+                if (visit.load >= 0) tile.recall(kept + visit.load * slot_stride);
+            }
             const float4 v = *reinterpret_cast<const float4*>(group.v + i * at.columns + own);
             const float4 gate = *reinterpret_cast<const float4*>(group.gate + 4 * i);
-            const float o = tile.template step<kOutput>(group.q + i * kPadded, group.k + i * kPadded, v, gate);
+            const float o =
+                tile.template step<kOutput>(group.q + i * layout.padded, group.k + i * layout.padded, v, gate);
+            if (kTree && visit.save >= 0) tile.keep(kept + visit.save * slot_stride);
             if (kOutput && writes)
-                a.out[(int64_t{at.first + begin + i} * z.value_heads + at.h) * z.value_dim + column] = o;
+                a.out[(int64_t{at.first + visit.node} * z.value_heads + at.h) * z.value_dim + column] = o;
         }
         __syncthreads();  // before the next rows but one take the place of these
     }
     if (a.update) tile.store(state, z.key_dim, z.value_dim, columns);
 }
 
-/// A warp for each head of each row.
+/// A warp for each head of each row: RMSNorm and gate, as floats and as int8.
 __global__ void __launch_bounds__(256) delta_norm_kernel(const __grid_constant__ DeltaArgs a, int64_t items) {
     pdl_trigger();
     pdl_wait();
     const int64_t item = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
     if (item >= items) return;
     const int row = static_cast<int>(item / a.sizes.value_heads), h = static_cast<int>(item % a.sizes.value_heads);
-    delta_finish_head(a, row, h, a.out + item * a.sizes.value_dim);
+    const int lane = static_cast<int>(threadIdx.x % 32), d = a.sizes.value_dim;
+    float* const y = a.out + item * d;
+    const float* const z = a.z.row(row) + h * d;
+    const int64_t cols = int64_t{a.sizes.value_heads} * d;
+    const float scale = warp_rms_scale([y, lane](int j) { return y[lane + 32 * j]; }, d, a.eps);
+#pragma unroll 4
+    for (int i = lane; i < d; i += 32) {
+        const float value = delta_output(y[i], scale, a.norm[i], delta_gate(z[i]));
+        y[i] = value;
+        // With int8 rows d is a multiple of 32: all lanes are here.
+        if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, (h * d + i) / 32, value);
+    }
 }
 
 /// The slot's convolution inputs, `count` rows later. Grid: channels / 256, sequences (times layers).
@@ -234,16 +367,32 @@ __global__ void __launch_bounds__(256) delta_path_conv_kernel(const __grid_const
                  [&](int i) { return layer.rows + rows[i] * a.stride; });
 }
 
-template <bool kOutput>
-void launch_chain(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers) {
+/// Warps of a block, and its shared memory. tree_rows: 0 without trees.
+struct BlockShape {
+    int warps;
+    size_t shared;
+};
+BlockShape block_shape(const Gpu& gpu, const DeltaSizes& z, int64_t heads, int64_t tree_rows) {
+    const int most = std::min(tree_rows > 0 ? 4 : 8, blocks_of(z.value_dim, kWarpColumns));
+    for (int warps = delta_warps(gpu, heads, z.value_dim, most);; warps /= 2) {
+        const Layout layout{padded_dim(z.key_dim), kWarpColumns * warps};
+        const size_t kept = static_cast<size_t>(delta_slots(tree_rows)) * layout.slot_bytes(),
+                     shared = tree_rows == 0 ? layout.plan() : layout.slots() + kept;
+        if (static_cast<int64_t>(shared) <= gpu.info().shared_bytes) return {warps, shared};
+        RT_CHECK(warps > 1, "Gated DeltaNet: a step with trees needs {} bytes of shared memory, {} has {}", shared,
+                 gpu.info().name, gpu.info().shared_bytes);
+    }
+}
+
+template <bool kOutput, bool kTree>
+void launch_chain(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int64_t tree_rows) {
     const DeltaSizes& z = a.sizes;
-    const int most = std::min(8, blocks_of(z.value_dim, kWarpColumns));
-    const int warps = delta_warps(gpu, z.value_heads * a.sequences * layers, z.value_dim, most);
+    const auto [warps, shared] = block_shape(gpu, z, z.value_heads * a.sequences * layers, tree_rows);
     const dim3 grid(static_cast<unsigned>(blocks_of(z.value_dim, int64_t{kWarpColumns} * warps)),
                     static_cast<unsigned>(z.value_heads), static_cast<unsigned>(a.sequences * layers));
-    const size_t shared = 2 * 4 * delta_group_floats(padded_dim(z.key_dim), kWarpColumns * warps);
-    auto* const kernel = choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kOutput>, delta_chain_kernel<8, kOutput>,
-                                             delta_chain_kernel<16, kOutput>, shared);
+    auto* const kernel =
+        choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kOutput, kTree>, delta_chain_kernel<8, kOutput, kTree>,
+                            delta_chain_kernel<16, kOutput, kTree>, shared);
     launch(gpu, kernel, grid, dim3(static_cast<unsigned>(32 * warps)), shared, a);
 }
 
@@ -268,7 +417,7 @@ void replay(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& p
     a.path = paths.rows.data();
     a.most = paths.most;
     a.sequences = static_cast<int>(paths.count.size());
-    launch_chain<false>(*ctx.gpu, a, std::ssize(layers));
+    launch_chain<false, false>(*ctx.gpu, a, std::ssize(layers), 0);
     const dim3 grid(static_cast<unsigned>(blocks_of(view.channels(), 256)),
                     static_cast<unsigned>(std::ssize(layers) * a.sequences));
     launch(*ctx.gpu, delta_path_conv_kernel, grid, dim3(256), 0, a);
@@ -291,11 +440,9 @@ void launch_delta_chain(Context& ctx, DeltaArgs args, const Batch& batch) {
         const int64_t stride = z.stash_floats - z.channels;
         args.kept = {ctx.alloc(DType::f32, {n, stride}).row(0), stride, 0, false};
     }
-    const int padded = padded_dim(z.key_dim), floats = std::max(2 * padded, (z.value_dim + 3) / 4 * 4);
     const int64_t items = n * (z.key_heads + z.value_heads);
     launch(*ctx.gpu, delta_prepare_kernel, dim3(static_cast<unsigned>(blocks_of(items, kPrepareWarps))),
-           dim3(32 * kPrepareWarps), static_cast<size_t>(kPrepareWarps * floats) * 4, args, q.row(0), kq.row(0),
-           batch.row_sequence.data(), items, floats, padded);
+           dim3(32 * kPrepareWarps), 0, args, q.row(0), kq.row(0), batch.row_sequence.data(), items);
     DeltaChainArgs a = {};
     a.layers[0] = {args.conv, args.state, args.kept.at};
     a.sizes = z;
@@ -306,10 +453,12 @@ void launch_delta_chain(Context& ctx, DeltaArgs args, const Batch& batch) {
     a.kq = kq.row(0);
     a.out = args.out;
     a.row_begin = args.row_begin;
+    a.parent = args.parent;
     a.state_slot = args.state_slot;
     a.committed = args.committed;
     a.sequences = static_cast<int>(batch.sequences());
-    launch_chain<true>(*ctx.gpu, a, 1);
+    if (args.parent != nullptr) launch_chain<true, true>(*ctx.gpu, a, 1, n);
+    else launch_chain<true, false>(*ctx.gpu, a, 1, 0);
 }
 
 void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n) {

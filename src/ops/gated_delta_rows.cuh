@@ -6,25 +6,36 @@
 
 namespace riptide::ops {
 
-/// One sequence and value head.
+__device__ __forceinline__ int delta_early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
+
+/// One sequence and value head. What a step's batch says was complete before the step: also above pdl_wait().
 struct DeltaPlace {
-    int sequence, h, key, slot, committed, first, n, column;  // column: the first that is wanted
+    int sequence, h, key, slot, committed, first, n;
+
+    __device__ __forceinline__ void find(const DeltaArgs& a, int of_sequence, int of_head) {
+        sequence = of_sequence;
+        h = of_head;
+        key = a.sizes.key_head(h);
+        slot = delta_early(a.state_slot + sequence);
+        committed = delta_early(a.committed + sequence);
+        first = delta_early(a.row_begin + sequence);
+        n = delta_early(a.row_begin + sequence + 1) - first;
+    }
 };
 
-/// parents: of the sequence's rows, counted from its first; null: a chain.
-__device__ __forceinline__ DeltaTaps delta_taps(const DeltaArgs& a, const DeltaPlace& at, const int32_t* parents,
-                                                int node) {
+/// Where the inputs of a row's convolution lie: also above pdl_wait(), nothing is read from there.
+__device__ __forceinline__ DeltaTaps delta_taps(const DeltaArgs& a, const DeltaPlace& at, int row) {
     const DeltaSizes& z = a.sizes;
     const float* conv = a.conv + at.slot * z.conv_floats;
-    int position = parents != nullptr ? a.positions[at.first + node] : at.committed + node;
+    int position = a.parent != nullptr ? delta_early(a.positions + row) : at.committed + row - at.first;
     DeltaTaps taps;
 #pragma unroll
     for (int i = 0; i < kDeltaTaps; ++i, --position) {
         taps.at[i] = nullptr;
         if (i >= z.width || position < 0) continue;
         if (position >= at.committed) {
-            taps.at[i] = a.qkv.row(at.first + node);
-            node = parents != nullptr ? parents[node] : node - 1;
+            taps.at[i] = a.qkv.row(row);
+            row = a.parent != nullptr ? delta_early(a.parent + row) : row - 1;
         } else {
             taps.at[i] = conv + int64_t{position % z.width} * z.channels;
         }
@@ -46,54 +57,31 @@ __device__ __forceinline__ void delta_keep_input(const DeltaArgs& a, const Delta
     }
 }
 
-/// q or k of one row, by a warp: convolved, normalised, times scale.
-__device__ __forceinline__ void delta_prepare_key(const DeltaArgs& a, const DeltaPlace& at, const DeltaTaps& taps,
-                                                  int row, bool query, float* to, int padded) {
-    const DeltaSizes& z = a.sizes;
-    const int lane = static_cast<int>(threadIdx.x % 32), d = z.key_dim;
-    const int channel = (query ? 0 : z.keys()) + at.key * d;
-    const bool writes = at.column == 0 && z.writes_keys(at.h);
-    for (int i = lane; i < padded; i += 32) to[i] = 0.0f;
-    __syncwarp();
-    delta_convolve(taps, a.conv_weights, z.width, channel, d, [&](int i, float x, float u) {
-        to[i] = x;
-        if (writes) delta_keep_input(a, at, row, channel + i, u);
-    });
-    __syncwarp();
-    float factor = delta_unit_factor(to, d);
-    if (query) factor = __fmul_rn(factor, __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(d))));
-    float* kept = a.kept.at + row * a.kept.stride + a.kept.heads_at + at.key * d;
-    for (int i = lane; i < d; i += 32) {
-        const float x = __fmul_rn(to[i], factor);
-        to[i] = x;
-        if (!query && writes && a.kept.at != nullptr) kept[i] = x;
-    }
+/// A head of q or k that the lanes hold, element lane + 32 c in x[c]: squares, in the order of the elements.
+template <int N>
+__device__ __forceinline__ float delta_squares(const float (&x)[N], int d, float sum) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int c = 0; c < N; ++c)
+        if (lane + 32 * c < d) sum = __fmaf_rn(x[c], x[c], sum);
+    return sum;
+}
+/// 1 / sqrt(|x|^2 + 1e-6), for queries also / sqrt(d), from a lane's share of the squares.
+__device__ __forceinline__ float delta_factor(float squares, int d, bool query) {
+    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
+    return query ? __fmul_rn(factor, __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(d)))) : factor;
 }
 
-__device__ __forceinline__ void delta_prepare_values(const DeltaArgs& a, const DeltaPlace& at, const DeltaTaps& taps,
-                                                     int row, float* to, int columns) {
-    const DeltaSizes& z = a.sizes;
-    const int lane = static_cast<int>(threadIdx.x % 32), first = 2 * z.keys() + at.h * z.value_dim + at.column;
-    float* kept = a.kept.at + row * a.kept.stride + a.kept.heads_at - z.keys() + first;
-    const int there = min(columns, z.value_dim - at.column);
-    for (int i = there + lane; i < columns; i += 32) to[i] = 0.0f;
-    delta_convolve(taps, a.conv_weights, z.width, first, there, [&](int i, float x, float u) {
-        to[i] = x;
-        delta_keep_input(a, at, row, first + i, u);
-        if (a.kept.at != nullptr) kept[i] = x;
-    });
+/// e^g and beta of one value head of one row, by one lane.
+__device__ __forceinline__ float2 delta_gates(const DeltaArgs& a, int row, int h, float dt_bias, float decay) {
+    const float g = __fmul_rn(softplus(__fadd_rn(a.a.row(row)[h], dt_bias)), decay);
+    return {expf(g), sigmoid(a.b.row(row)[h])};
 }
-
-__device__ __forceinline__ void delta_prepare_gates(const DeltaArgs& a, const DeltaPlace& at, int row, float* to) {
-    if (threadIdx.x % 32 != 0) return;
-    const float g = __fmul_rn(softplus(__fadd_rn(a.a.row(row)[at.h], a.dt_bias[at.h])), a.decay[at.h]);
-    const float decay = expf(g), beta = sigmoid(a.b.row(row)[at.h]);
-    to[0] = decay;
-    to[1] = beta;
-    if (a.kept.at == nullptr || at.column != 0) return;
-    float* kept = a.kept.at + (row + 1) * a.kept.stride - 2 * a.sizes.value_heads + at.h;
-    kept[0] = decay;
-    kept[a.sizes.value_heads] = beta;
+__device__ __forceinline__ void delta_keep_gates(const DeltaArgs& a, int row, int h, float2 gates) {
+    if (a.kept.at == nullptr) return;
+    float* kept = a.kept.at + (row + 1) * a.kept.stride - 2 * a.sizes.value_heads + h;
+    kept[0] = gates.x;
+    kept[a.sizes.value_heads] = gates.y;
 }
 
 /// k . q, by a warp, in every lane.
@@ -103,22 +91,10 @@ __device__ __forceinline__ float delta_dot(const float* k, const float* q, int d
     return warp_sum(sum);
 }
 
-/// y = RMSNorm(o) * silu(z) of one head of one row, by a warp; o may be where y goes.
-__device__ __forceinline__ void delta_finish_head(const DeltaArgs& a, int row, int h, const float* o) {
-    const int lane = static_cast<int>(threadIdx.x % 32), d = a.sizes.value_dim;
-    const float scale = warp_rms_scale([o, lane](int j) { return o[lane + 32 * j]; }, d, a.eps);
-    const float* z = a.z.row(row) + h * d;
-    float* y = a.out + (int64_t{row} * a.sizes.value_heads + h) * d;
-    for (int i = lane; i < d; i += 32) {
-        const float gate = __fdiv_rn(z[i], __fadd_rn(1.0f, expf(-z[i])));
-        const float value = __fmul_rn(rms_value(o[i], scale, a.norm[i]), gate);
-        y[i] = value;
-        // With int8 rows d is a multiple of 32: all lanes are here.
-        if (a.out8 != nullptr) {
-            const int64_t cols = int64_t{a.sizes.value_heads} * d;
-            put_act_group(a.out8 + row * ActRow::bytes(cols), cols, (h * d + i) / 32, value);
-        }
-    }
+/// y = RMSNorm(o) * silu(z) at one element of a head; gate: delta_gate(z).
+__device__ __forceinline__ float delta_gate(float z) { return __fdiv_rn(z, __fadd_rn(1.0f, expf(-z))); }
+__device__ __forceinline__ float delta_output(float o, float scale, float norm, float gate) {
+    return __fmul_rn(rms_value(o, scale, norm), gate);
 }
 
 }  // namespace riptide::ops

@@ -8,7 +8,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kWarps = 8, kRegs = kMostHeadDim / 32;
+constexpr int kWarps = 8;
 
 __global__ void __launch_bounds__(32 * kWarps) kv_append_kernel(const __grid_constant__ KvAppendArgs a) {
     pdl_trigger();
@@ -18,23 +18,7 @@ __global__ void __launch_bounds__(32 * kWarps) kv_append_kernel(const __grid_con
     const int64_t item = int64_t{blockIdx.x} * kWarps + warp;
     const int row = static_cast<int>(item / (2 * a.kv_heads)), part = static_cast<int>(item % (2 * a.kv_heads));
     if (row >= a.rows) return;
-    const int head = part / 2;
-    const bool values = part % 2 != 0;
-    const int sequence = a.places.row_sequence[row];
-    const int index = a.places.committed[sequence] + row - a.places.row_begin[sequence];
-    const int64_t slot = a.places.slot(sequence, a.places.ring_begin(sequence), index);
-    const DType type = values ? a.v_dtype : a.k_dtype;
-    const int64_t stride = values ? a.v_stride : a.k_stride;
-    float x[kRegs];
-    load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
-    if (!values) {
-        norm_head(x, a.norm, a.d);
-        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.positions[row], a.d, buffers[warp]);
-    }
-    if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
-    auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);
-    rows += slot * (values ? a.v_slot_bytes : a.k_slot_bytes) + head * kv_row_bytes(type, a.d);
-    kv_encode_lanes(type, x, a.d, rows);
+    append_head(a, row, part / 2, part % 2 != 0, buffers[warp]);
 }
 
 }  // namespace

@@ -69,6 +69,8 @@ MoeResult moe_add(Context&, Tensor&, const Norm&, const Router&, const ExpertWei
 }
 Tensor attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
 Tensor gated_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
+bool has_sigmoid_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
+Tensor sigmoid_attention(Context&, const AttentionInput&, const KvView&, const Batch&) { no_cuda(); }
 
 }  // namespace cuda
 

@@ -223,8 +223,80 @@ TEST(decode_attention, many_long_rows_equal_few) {
         few.feed(b, prefix, 200);
         expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), dtype_name(type));
     }
-    WorldShape wide = shape_of(6, DType::q8_0, DType::q8_0);
-    wide.head_dim = 256;
+}
+
+/// Heads of 256: chunks of 512 keys, tiles of 64.
+WorldShape wide_shape(int64_t group, DType k, DType v) {
+    WorldShape shape = shape_of(group, k, v);
+    shape.head_dim = 256;
+    return shape;
+}
+
+TEST(decode_attention, heads_of_256_drafted_rows_equal_plain_decoding) {
+    RT_GPU_ONLY();
+    for (const auto& [k, v] : type_pairs())
+        for (const size_t start : {0, 57, 505, 1030}) {
+            const std::vector<uint64_t> ids = token_ids(start + 18, 7);
+            const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
+                next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
+            const WorldShape shape = wide_shape(start == 505 ? 8 : 6, k, v);
+            Layer plain(shape, 1), draft(shape, 2);
+            WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
+            plain.feed(a, prefix, 256);
+            draft.feed(b, prefix, 200);
+            const Rows expected = plain.feed(a, next, 1);
+            const std::string what = fmt::format("{}/{}, from {}", dtype_name(k), dtype_name(v), start);
+            for (const size_t chunk : {18, 5, 2}) {
+                expect_same_rows(draft.feed(b, next, chunk), expected, what + fmt::format(", {} at once", chunk));
+                b.committed = static_cast<int32_t>(start);
+            }
+        }
+}
+
+TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
+    RT_GPU_ONLY();  // one row, up to 5, up to 16: small enough for a race checker
+    Layer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
+    WorldSequence s = layer.world.sequence();
+    layer.feed(s, token_ids(560, 35), 256);
+    std::vector<FedToken> tree;
+    for (int32_t i = 0; i < 16; ++i) tree.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
+    const Rows all = layer.step({&s}, {tree});
+    for (const size_t rows : {1, 4})
+        expect_same_rows(layer.step({&s}, {{tree.begin(), tree.begin() + static_cast<ptrdiff_t>(rows)}}),
+                         {all.begin(), all.begin() + static_cast<ptrdiff_t>(rows)}, fmt::format("{} rows", rows));
+}
+
+TEST(decode_attention, heads_of_256_are_the_same_in_any_company) {
+    RT_GPU_ONLY();
+    for (const DType type : {DType::q8_0, DType::f16}) {
+        Layer many(wide_shape(6, type, type), 1), one(wide_shape(6, type, type), 2);
+        WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
+        const std::vector<uint64_t> ids = token_ids(1301, 9), other = token_ids(700, 10);
+        const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
+        many.feed(a, prefix, 256);
+        many.feed(b, other, 256);
+        one.feed(c, prefix, 100);
+        const Rows alone = one.step({&c}, {{{ids.back(), -1}}});
+        for (const int32_t extra : {1, 9, 40, 200}) {
+            std::vector<FedToken> fed;  // a tree
+            for (int32_t i = 0; i < extra; ++i) fed.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
+            const Rows before = many.step({&a, &b}, {{{ids.back(), -1}}, fed});
+            expect_same_rows({before.front()}, alone, fmt::format("in front of {} rows", extra));
+            const Rows behind = many.step({&b, &a}, {fed, {{ids.back(), -1}}});
+            expect_same_rows({behind.back()}, alone, fmt::format("behind {} rows", extra));
+            fed.insert(fed.begin(), {ids.back(), -1});  // rows of its own sequence, each a child of the committed token
+            for (size_t i = 1; i < fed.size(); ++i) fed[i].parent = -1;
+            expect_same_rows({many.step({&a}, {fed}).front()}, alone, fmt::format("beside {} rows", extra));
+        }
+        expect_same_rows(many.step({&a, &b}, {{{ids.back(), -1}}, {{3, -1}}}),
+                         many.step({&a, &b}, {{{ids.back(), -1}}, {{3, -1}}}), "again");
+        expect_same_rows({many.step({&b, &a}, {{{3, -1}}, {{ids.back(), -1}}}).back()}, alone, "two sequences");
+    }
+}
+
+TEST(decode_attention, many_long_rows_of_heads_of_256_equal_few) {
+    RT_GPU_ONLY();
+    const WorldShape wide = wide_shape(6, DType::q8_0, DType::q8_0);
     Layer many(wide, 1), few(wide, 2);
     WorldSequence a = many.world.sequence(), b = few.world.sequence();
     const std::vector<uint64_t> prefix = token_ids(2040, 33), next = token_ids(140, 34);

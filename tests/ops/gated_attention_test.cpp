@@ -106,6 +106,36 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
             }
 }
 
+TEST(gated_attention, sigmoid_attention_equals_its_parts) {
+    const ops::Rope rope = ops::make_rope(10000, 64);
+    for (const Family family : test_families())
+        for (const DType type : {DType::q8_0, DType::f16, DType::tq3_0})
+            for (const int64_t d : {256, 128})
+                for (const size_t rows : {1, 3, 20}) {
+                    const WorldShape shape{.heads = 12, .kv_heads = 2, .head_dim = d, .k_dtype = type, .v_dtype = type};
+                    OpContext op(family), other(family);
+                    AttentionWorld fused(op, shape, 1), apart(other, shape, 1);
+                    WorldSequence s = fused.sequence(), t = apart.sequence();
+                    fused.feed(s, token_ids(530, 7), 64);
+                    apart.feed(t, token_ids(530, 7), 64);
+                    fused.step({&s}, {chain_of(rows)});
+                    apart.step({&t}, {chain_of(rows)});
+                    const auto n = static_cast<int64_t>(rows);
+                    const std::vector<float> beside = normals(static_cast<size_t>(n * 12 * 2 * d), 9);
+                    ops::AttentionInput in = random_input(op, shape, n, &rope, true, 0);
+                    in.q = op.tensor(beside, {n, 12, 2 * d});
+                    const Tensor found = ops::sigmoid_attention(op.ctx, in, fused.view, fused.device_batch);
+                    ops::AttentionInput plain = random_input(other, shape, n, &rope, true, 0);
+                    const ops::HeadsAndGates parts =
+                        ops::split_gates(other.ctx, other.tensor(beside, {n, 12 * 2 * d}), 12);
+                    plain.q = parts.heads.view({n, 12, d});
+                    Tensor expected = ops::gated_attention(other.ctx, plain, apart.view, apart.device_batch);
+                    ops::mul_sigmoid(other.ctx, expected, parts.gates, 12);
+                    expect_same_rows(AttentionWorld::rows_of(found), AttentionWorld::rows_of(expected),
+                                     shape_name(shape) + fmt::format(", {} rows, {}", rows, family_name(family)));
+                }
+}
+
 TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any_number_of_threads) {
     const ops::Rope rope = ops::make_rope(10000, 128);
     for (const WorldShape& shape : {WorldShape{.heads = 12, .kv_heads = 2, .head_dim = 128},
