@@ -1,7 +1,8 @@
 // Decode attention: which kernels run.
 //
-// One row for each sequence (plain decoding): one kernel that also prepares and appends K and V. More rows (trees,
-// drafts): kv_append with norm and rope, then attention; a row's bits are the same.
+// One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so for a few rows
+// of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a row's bits are
+// the same.
 #include "ops/decode_attention.cuh"
 
 #include <numbers>
@@ -91,14 +92,15 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     if (a.rows == 0) return o;
     const bool tensor = has_tensor_attention(*ctx.gpu, a);
     a.fused = tensor && batch.rows() == batch.sequences();
+    a.k_norm = append.norm;
+    a.k = append.k;
+    a.v = append.v;
+    a.k_stride = append.k_stride;
+    a.v_stride = append.v_stride;
     if (a.fused) {
-        a.k_norm = append.norm;
-        a.k = append.k;
-        a.v = append.v;
-        a.k_stride = append.k_stride;
-        a.v_stride = append.v_stride;
         a.places.parent = nullptr;  // a single row has no ancestors in its step
     } else {
+        if (tensor && launch_step_attention(ctx, a)) return o;
         launch_kv_append(ctx, append);
     }
     if (tensor) run_tensor_attention(ctx, a);

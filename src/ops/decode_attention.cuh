@@ -51,6 +51,9 @@ void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// One row for each sequence (`fused`), very few, over a short window, in clusters of CTAs. False: nothing was done.
 /// REQUIRES has_tensor_attention.
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
+/// Up to eight rows of any sequences, whose K and V it appends. False: nothing was done. REQUIRES has_tensor_attention;
+/// k, v.
+bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// Any shapes and types, one CTA for each head of each row. Ignores `fused`.
 void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
 
