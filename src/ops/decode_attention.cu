@@ -1,8 +1,8 @@
 // Decode attention: which kernels run.
 //
-// Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V. More
-// rows (trees, drafts): kv_append with norm and rope, then attention; a row's bits are the same. Heads of 256:
-// decode_attention_wide.cu, always.
+// Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so for
+// a few rows of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a row's
+// bits are the same. Heads of 256: decode_attention_wide.cu, always.
 #include "ops/decode_attention.cuh"
 
 #include <numbers>
@@ -106,16 +106,16 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
         return o;
     }
     a.fused = tensor && batch.rows() == batch.sequences();
-    if (a.fused) {
-        a.k_norm = append.norm;
-        a.k = append.k;
-        a.v = append.v;
-        a.k_stride = append.k_stride;
-        a.v_stride = append.v_stride;
-        a.places.parent = nullptr;  // a single row has no ancestors in its step
-    } else {
-        launch_kv_append(ctx, append);
-    }
+    a.k_norm = append.norm;
+    a.k = append.k;
+    a.v = append.v;
+    a.k_stride = append.k_stride;
+    a.v_stride = append.v_stride;
+    if (a.fused) a.places.parent = nullptr;  // a single row has no ancestors in its step
+    // One row for each sequence over a window has launch_cluster_attention(), and one long row wants all SMs.
+    const bool few = !a.fused || (a.places.window == 0 && a.rows > 1);
+    if (tensor && few && launch_step_attention(ctx, a)) return o;
+    if (!a.fused) launch_kv_append(ctx, append);
     if (tensor) run_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
     return o;

@@ -60,6 +60,9 @@ bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
 bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
 /// All rows; first stores k and v as `append` says, unless it is null. REQUIRES has_wide_attention.
 void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append);
+/// Up to eight rows of any sequences, whose K and V it appends. False: nothing was done. REQUIRES has_tensor_attention;
+/// k, v.
+bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// Any shapes and types, one CTA for each head of each row. Ignores `fused`.
 void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
 

@@ -9,6 +9,7 @@
 //     (embed_kernel lets later kernels start only then), and so were positions and slots.
 // What limits it: projections from L2, norm and rotation, scores, softmax, two exchanges: one after the other. Tried:
 // clusters of 16 for full layers; the chip runs only seven at once, one CTA an SM, and they were slower.
+#include "ops/cluster_memory.cuh"
 #include "ops/decode_attention_row.cuh"
 
 namespace riptide::ops {
@@ -16,33 +17,6 @@ namespace riptide::ops {
 namespace {
 
 constexpr int kMostCluster = 8, kMostRows = 8;
-
-// Other chips: more static shared memory than they have.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
-#define RT_CLUSTER_KERNEL
-#endif
-
-#ifdef RT_CLUSTER_KERNEL
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-/// Where `here`, in this CTA's shared memory, lies in that of CTA `rank` of the cluster.
-__device__ __forceinline__ uint32_t in_cta(const void* here, int rank) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there)
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(here))), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ void store_there(uint32_t at, float4 v) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-}
-__device__ __forceinline__ void store_there(uint32_t at, float2 v) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(v.x), "f"(v.y) : "memory");
-}
-#endif
 
 /// What the chunks leave of the query heads that this CTA finishes: [head / cluster size][chunk].
 struct Meeting {

@@ -169,28 +169,46 @@ __device__ __forceinline__ void start_chunk(const DecodeAttentionArgs& a, const 
     if (warp + kAttentionWarps < steps) next.slot = step_slot<Load>(a, s, item, warp + kAttentionWarps);
 }
 
+/// Keys of the step itself: at most the row's own, which the item's CTA makes and stores (a later step of its chunk
+/// finds it in the cache).
+struct OwnRow {
+    static constexpr bool kEveryStep = false;
+
+    template <DType TK, DType TV>
+    __device__ __forceinline__ static void prepare(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                                   const HeadNorms& norms, bool queries) {
+        if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries);
+    }
+    /// Puts them in the place of what was loaded for step `step` of the chunk.
+    template <DType TK, DType TV>
+    __device__ __forceinline__ static void take(const Shared& s, const Item& item, int step, StepLoads<TK, TV>& next) {
+        if (!item.own || (step + 1) * kStepKeys < item.chunk.keys) return;
+        take_own_key(next.k, s, item.chunk.keys - 1 - step * kStepKeys);
+        take_own_value(next.v, s, item.chunk.keys - 1 - step * kStepKeys);
+    }
+};
+
 /// The state over a started chunk of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`. queries:
-/// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp.
-template <bool OneStep, DType TK, DType TV>
-__device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+/// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp. Own,
+/// Memory: OwnRow and Shared, or what decode_attention_step.cu makes of them.
+template <bool OneStep, class Own = OwnRow, DType TK, DType TV, class Memory>
+__device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Memory& s, const Item& item,
                                                         const HeadNorms& norms, bool queries, StepLoads<TK, TV>& next) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
     const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
     const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
-    if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries);
+    Own::template prepare<TK, TV>(a, s, item, norms, queries);
     __syncthreads();
     if (queries) {
         make_q_fragments<TK>(a, s);
         __syncthreads();
     }
     if (warp < steps) {
-        if (item.own && (warp + 1) * kStepKeys >= item.chunk.keys) {
-            take_own_key(next.k, s, item.chunk.keys - 1 - warp * kStepKeys);
-            take_own_value(next.v, s, item.chunk.keys - 1 - warp * kStepKeys);
-        }
+        if (!Own::kEveryStep) Own::take(s, item, warp, next);
         WarpState w;
         for (int step = warp; step < steps; step += kAttentionWarps) {
+            if (Own::kEveryStep) Own::take(s, item, step, next);
             float p[4];
             const bool more = !OneStep && step + kAttentionWarps < steps;
             scores(next.k, s, p);

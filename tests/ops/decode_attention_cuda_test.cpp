@@ -159,6 +159,56 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
             }
 }
 
+// Up to eight rows: K and V of the step's own rows are made by whoever needs them.
+TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
+    RT_GPU_ONLY();
+    const std::vector<int32_t> parents{-1, 0, 0, 2, 1, -1, 3, 6};
+    const std::vector<std::pair<DType, DType>> types{{DType::f8_e4m3, DType::f8_e4m3},
+                                                     {DType::q8_0, DType::q4_0},
+                                                     {DType::f16, DType::f16},
+                                                     {DType::tq3_0, DType::tq3_0}};
+    for (const auto& [k, v] : brief(types, 1))
+        for (const int32_t window : {0, 512})
+            for (const size_t start : brief<size_t>({125, 0, size_t(window == 0 ? 4092 : 509)}, 1)) {
+                const std::string what =
+                    fmt::format("{}/{}, window {}, from {}", dtype_name(k), dtype_name(v), window, start);
+                const std::vector<uint64_t> ids = token_ids(start + parents.size(), 7);
+                const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
+                    next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
+                Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
+                WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
+                plain.feed(a, prefix, 256);
+                draft.feed(b, prefix, 200);
+                const auto alone = [&](const std::vector<uint64_t>& path) {
+                    const Rows rows = plain.feed(a, path, 1);
+                    a.committed = static_cast<int32_t>(start);
+                    return rows;
+                };
+                const Rows chain = alone(next);
+                for (const size_t rows : {2, 3, 8}) {
+                    std::vector<FedToken> fed;
+                    for (size_t i = 0; i < rows; ++i) fed.push_back({next[i], static_cast<int32_t>(i) - 1});
+                    expect_same_rows(draft.step({&b}, {fed}), Rows(chain.begin(), chain.begin() + rows),
+                                     fmt::format("{}, {} rows", what, rows));
+                }
+                std::vector<FedToken> tree;
+                Rows expected;
+                for (size_t i = 0; i < parents.size(); ++i) {
+                    tree.push_back({next[i], parents[i]});
+                    std::vector<uint64_t> path;
+                    for (int32_t at = static_cast<int32_t>(i); at >= 0; at = parents[static_cast<size_t>(at)])
+                        path.insert(path.begin(), next[static_cast<size_t>(at)]);
+                    expected.push_back(alone(path).back());
+                }
+                expect_same_rows(draft.step({&b}, {tree}), expected, what + ", tree");
+                // K and V are where plain decoding leaves them.
+                draft.feed(b, next, 4);
+                plain.feed(a, next, 1);
+                expect_same_rows(draft.step({&b}, {{{1, -1}, {2, 0}}}), plain.feed(a, {1, 2}, 1),
+                                 what + ", behind eight rows");
+            }
+}
+
 TEST(decode_attention, a_row_is_the_same_in_any_company) {
     RT_GPU_ONLY();
     // Several rows: a warp takes a chunk; one row: a CTA does.
@@ -172,7 +222,7 @@ TEST(decode_attention, a_row_is_the_same_in_any_company) {
         many.feed(b, other, 256);
         one.feed(c, prefix, 100);
         const Rows alone = one.step({&c}, {{{ids.back(), -1}}});
-        for (const int32_t extra : {1, 9, 69, 200}) {
+        for (const int32_t extra : {1, 3, 7, 9, 69, 200}) {
             std::vector<FedToken> fed;
             for (int32_t i = 0; i < extra; ++i) fed.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
             const Rows before = many.step({&a, &b}, {{{ids.back(), -1}}, fed});
