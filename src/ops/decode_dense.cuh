@@ -34,7 +34,8 @@ __device__ __forceinline__ void load_norms(const ActSource& s, int cols, float (
 }
 
 /// stage_floats() for one row x of at most 2,048 R columns (multiples of 8): same bits, but all loads go out at once,
-/// and the norm's weights are in registers. Behind pdl_wait(). partial: kWarps floats of shared memory.
+/// and the norm's weights are in registers. Behind pdl_wait(), by the first
+/// 256 threads of a CTA. partial: kWarps floats of shared memory.
 template <int R>
 __device__ __forceinline__ void stage_whole_row(const ActSource& s, const float* x, const ActLayout& l,
                                                 const float (&norm)[R][8], char* out, float* partial) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void stage_whole_row(const ActSource& s, const float*
         for (int r = 0; r < R; ++r) sum = add_squares(v[r], sum);
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-        __syncthreads();
+        asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
         const float scale = row_scale(partial, l.cols, s.eps);
 #pragma unroll
         for (int r = 0; r < R; ++r)

@@ -21,4 +21,12 @@ bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::spa
 bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
                        float* out);
 
+/// n rows of x; y and residual as in multiply_into. Takes dense_weight()s. Takes arena memory.
+bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual);
+
+/// out[n, ff] = silu(gate x) * (up x). Takes dense_weight()s of one type. Takes arena memory.
+bool dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
+                   float* out);
+
 }  // namespace riptide::ops::cuda::decode

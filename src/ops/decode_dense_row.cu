@@ -23,9 +23,16 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
-constexpr int kSteps = 3;                        // 1,024 columns each, of a stage
-constexpr int kLeastSlots = 2, kMostSlots = 6;   // stages of a warp's ring
-constexpr int kDBytes = 64;                      // of a row's d of Q6_K in a stage: at most 48 are used
+#ifndef DENSE_WARPS
+#define DENSE_WARPS 16
+#endif
+#ifndef DENSE_STEPS
+#define DENSE_STEPS 2
+#endif
+constexpr int kRowWarps = DENSE_WARPS, kRowThreads = 32 * kRowWarps;
+constexpr int kSteps = DENSE_STEPS;             // 1,024 columns each, of a stage
+constexpr int kLeastSlots = 2, kMostSlots = 6;  // stages of a warp's ring
+constexpr int kDBytes = 64;                     // of a row's d of Q6_K in a stage: at most 48 are used
 
 struct DenseMatrix {
     const char* data;
@@ -149,69 +156,79 @@ struct DenseRing {
     }
 };
 
-/// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x.
+/// acc[g] += sub-block i of both rows of a stage, number j + i of a row, times x.
+template <DType Type>
+__device__ __forceinline__ void dot_sub_block(const char* stage, const StageParts& parts, int i, int j, int d_at,
+                                              const KShifts& at, const char* staged, int groups, float (&acc)[2]) {
+    constexpr bool kQ6 = Type == DType::planes_q6_k;
+    KActs x;
+    if constexpr (Type != DType::planes_q5_k) x = k_acts<kQ6>(staged, groups, j + i);
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+        const char* const row = stage + g * parts.bytes;
+        const uint4 q = *reinterpret_cast<const uint4*>(row + 16 * i);
+        if constexpr (Type == DType::planes_q5_k) {
+            uint32_t raw[AllPlanes::kWords];
+            put_words(raw, 0, q);
+            put_words(raw, 4, *reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16));
+            raw[8] = *reinterpret_cast<const uint32_t*>(row + parts.high + 4 * i);
+            float one[1] = {acc[g]};
+            dot_plane<AllPlanes, 1>(Type, Matrix{}, raw, j + i, groups, staged, 0, 1, one);
+            acc[g] = one[0];
+        } else {
+            uint2 high = {};
+            float2 by;
+            if constexpr (kQ6) {
+                high = *reinterpret_cast<const uint2*>(row + parts.high + 8 * i);
+                by = q6_scales(*reinterpret_cast<const uint16_t*>(row + parts.heads + 2 * i),
+                               *reinterpret_cast<const uint16_t*>(row + parts.d + (d_at >> (16 * g) & 15) + i / 8 * 2));
+            } else {
+                by = q4_scales<true>(*reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16), at);
+            }
+            acc[g] = fmaf(k_value<kQ6>(q, high, x, by), x.d, acc[g]);
+        }
+    }
+}
+
+/// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x. Whole steps have no
+/// branches between them, so that the loads of one go ahead of the arithmetic of the other.
 template <DType Type>
 __device__ __forceinline__ void dot_stage(const char* stage, int n, int j, int d_at, const char* staged, int groups,
                                           int lane, float (&acc)[2]) {
-    constexpr bool kQ6 = Type == DType::planes_q6_k;
-    const StageParts parts = StageParts::of(Type, n);
     const KShifts at(lane);
+    if (n == kStageGroups) {
+        const StageParts parts = StageParts::of(Type, kStageGroups);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-        const int i = 32 * s + lane;
-        if (i >= n) break;
-        KActs x;
-        if constexpr (Type != DType::planes_q5_k) x = k_acts<kQ6>(staged, groups, j + i);
-#pragma unroll
-        for (int g = 0; g < 2; ++g) {
-            const char* const row = stage + g * parts.bytes;
-            const uint4 q = *reinterpret_cast<const uint4*>(row + 16 * i);
-            if constexpr (Type == DType::planes_q5_k) {
-                uint32_t raw[AllPlanes::kWords];
-                put_words(raw, 0, q);
-                put_words(raw, 4, *reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16));
-                raw[8] = *reinterpret_cast<const uint32_t*>(row + parts.high + 4 * i);
-                float one[1] = {acc[g]};
-                dot_plane<AllPlanes, 1>(Type, Matrix{}, raw, j + i, groups, staged, 0, 1, one);
-                acc[g] = one[0];
-            } else {
-                uint2 high = {};
-                float2 by;
-                if constexpr (kQ6) {
-                    high = *reinterpret_cast<const uint2*>(row + parts.high + 8 * i);
-                    by = q6_scales(
-                        *reinterpret_cast<const uint16_t*>(row + parts.heads + 2 * i),
-                        *reinterpret_cast<const uint16_t*>(row + parts.d + (d_at >> (16 * g) & 15) + i / 8 * 2));
-                } else {
-                    by = q4_scales<true>(*reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16), at);
-                }
-                acc[g] = fmaf(k_value<kQ6>(q, high, x, by), x.d, acc[g]);
-            }
-        }
+        for (int s = 0; s < kSteps; ++s)
+            dot_sub_block<Type>(stage, parts, 32 * s + lane, j, d_at, at, staged, groups, acc);
+    } else {
+        const StageParts parts = StageParts::of(Type, n);
+#pragma unroll 1
+        for (int i = lane; i < n; i += 32) dot_sub_block<Type>(stage, parts, i, j, d_at, at, staged, groups, acc);
     }
 }
 
 /// stage_floats() for a long row that is not normalised: same bits, several loads at once. Behind pdl_wait().
 __device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayout& l, char* staged) {
-    constexpr int kTogether = 5;
+    constexpr int kTogether = kRowWarps == 8 ? 5 : 3;
     const auto* x = reinterpret_cast<const float*>(s.rows);
 #pragma unroll 1
-    for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < l.cols / 8; c += kTogether * kThreads) {
+    for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < l.cols / 8; c += kTogether * kRowThreads) {
         float v[kTogether][8];
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) load8(x, c + r * kThreads, l.cols, v[r]);
+        for (int r = 0; r < kTogether; ++r) load8(x, c + r * kRowThreads, l.cols, v[r]);
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) put8(l, staged, c + r * kThreads, v[r]);
+        for (int r = 0; r < kTogether; ++r) put8(l, staged, c + r * kRowThreads, v[r]);
     }
 }
 
 #endif  // __CUDA_ARCH__ >= 900
 
-__global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+__global__ void __launch_bounds__(kRowThreads, 2) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
-    __shared__ uint64_t barriers[kWarps][kMostSlots];
+    __shared__ uint64_t barriers[kRowWarps][kMostSlots];
     pdl_trigger();
     char* const staged = reinterpret_cast<char*>(dynamic);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -228,12 +245,16 @@ __global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_con
 #pragma unroll 1
     for (int k = 0; k < a.slots && ask.pair < end; ++k, ask.advance(a.pieces, a.slots)) ring.ask(a, ask, lane);
     float norm[kWholeRow][8] = {};
-    const bool whole = a.layout.cols <= 2048 * kWholeRow;
-    if (whole) load_norms(a.x, a.layout.cols, norm);
+    if (threadIdx.x < kThreads) load_norms(a.x, a.layout.cols, norm);
     pdl_wait();
-    if (a.x.kind == ActKind::int8) stage_int8(a.x, a.layout, 0, 1, staged);
-    else if (whole) stage_whole_row(a.x, reinterpret_cast<const float*>(a.x.rows), a.layout, norm, staged, partial);
-    else stage_long_row(a.x, a.layout, staged);
+    const bool first_ones = threadIdx.x < kThreads;  // the order of a norm's sum is that of 256 threads
+    if (a.x.kind == ActKind::int8) {
+        if (first_ones) stage_int8(a.x, a.layout, 0, 1, staged);
+    } else if (a.x.kind == ActKind::norm) {
+        if (first_ones) stage_whole_row(a.x, reinterpret_cast<const float*>(a.x.rows), a.layout, norm, staged, partial);
+    } else {
+        stage_long_row(a.x, a.layout, staged);
+    }
     __syncthreads();
     if (!planes) {
         const int i = unit - a.plane_warps;
@@ -332,16 +353,16 @@ bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols)
             std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, std::min(kStageGroups, a.layout.groups)).bytes);
     a.slot_start = (a.layout.bytes() + 127) / 128 * 128;
     a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
-    const int64_t slots = (room - a.slot_start) / (int64_t{kWarps} * a.slot_bytes);
+    const int64_t slots = (room - a.slot_start) / (int64_t{kRowWarps} * a.slot_bytes);
     a.slots = static_cast<int32_t>(std::clamp<int64_t>(slots, kLeastSlots, kMostSlots));
-    const int64_t shared = a.slot_start + int64_t{kWarps} * a.slots * a.slot_bytes;
+    const int64_t shared = a.slot_start + int64_t{kRowWarps} * a.slots * a.slot_bytes;
     if (shared + (1 << 10) > ctx.gpu->info().shared_bytes) return false;
     const int64_t units = a.pairs + a.float_rows, sms = ctx.gpu->info().sm_count;
-    const int64_t ctas = std::min(sms, (units + kWarps - 1) / kWarps), warps = ctas * kWarps;
+    const int64_t ctas = std::min(sms, (units + kRowWarps - 1) / kRowWarps), warps = ctas * kRowWarps;
     a.float_warps = static_cast<int32_t>(std::min<int64_t>(a.float_rows, std::max<int64_t>(1, warps / 4)));
     a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.pairs));
     allow_shared(reinterpret_cast<const void*>(dense_row_kernel), shared);
-    launch(*ctx.gpu, dense_row_kernel, dim3(static_cast<unsigned>(ctas)), kThreads, static_cast<size_t>(shared), a);
+    launch(*ctx.gpu, dense_row_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a);
     return true;
 }
 

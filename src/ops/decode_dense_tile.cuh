@@ -1,7 +1,9 @@
-// Tiles of Q4_K, Q5_K or Q6_K rows of any width times up to 8 NT rows of x, shared out over a cluster of four CTAs: what
-// decode_dense_tile.cu is made of. The arithmetic is that of decode_tile.cuh, the bits are those of decode_dot.cuh.
+// Tiles of Q4_K, Q5_K or Q6_K rows of any width times up to 8 NT rows of x, shared out over a cluster of four CTAs:
+// what decode_dense_tile.cu is made of. The arithmetic is that of decode_tile.cuh, the bits are those of
+// decode_dot.cuh.
 //
-// The canonical sum of a product has 32 accumulators, sub-blocks j mod 32, each a chain; they are added xor 16, 8, 4, 2,
+// The canonical sum of a product has 32 accumulators, sub-blocks j mod 32, each a chain; they are added xor 16, 8, 4,
+// 2,
 // 1. Bits 4 and 3 of j are the number of a block of 256 columns mod 4. So CTA q of a cluster takes blocks q, q + 4, ...
 // of every row: a quarter of the weights, of x and of the chains, whatever the width. Warp w of its 16 has sixteen rows
 // (w / 8) and the sub-blocks with low bits w % 8: one chain, and one accumulator for each product of mma.m16n8k32.
@@ -86,8 +88,8 @@ struct DenseLane {
 template <int NT>
 using DenseSums = float[NT][4];
 
-/// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the blocks;
-/// group: of the first within this CTA's share of x.
+/// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the
+/// blocks; group: of the first within this CTA's share of x.
 template <DType Type, int NT, bool Both>
 __device__ __forceinline__ void dense_blocks(const char* stage, int half, int block, int low, const KShifts& at,
                                              const DenseLane& x, int group, int lane, DenseSums<NT>& acc) {
@@ -227,9 +229,8 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
 template <int NT>
 __device__ __forceinline__ void put_sums(uint32_t sums, uint32_t rank, int warp, int lane, const DenseSums<NT>& acc) {
     const int g = lane / 4, t = lane % 4;
-    const uint32_t to =
-        in_cta(sums, static_cast<uint32_t>(2 * (warp / 8) + g / 4)) +
-        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + g % 4);
+    const uint32_t to = in_cta(sums, static_cast<uint32_t>(2 * (warp / 8) + g / 4)) +
+                        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + g % 4);
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll

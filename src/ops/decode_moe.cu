@@ -8,10 +8,10 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and decode_group.cu if
-// it has kernels for the types and shapes; else the same kernels for each row, weights that rows share come from L2
-// (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not known before the router
-// has ended.
+// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and
+// decode_group.cu if it has kernels for the types and shapes; else the same kernels for each row, weights that rows
+// share come from L2 (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not
+// known before the router has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -244,6 +244,12 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     ActSource act;
     act.stride = w_gate.rows * int64_t{sizeof(float)};
     const bool floats = !is_planes(w_gate.dtype), lean = lean_pair(w_gate, w_up);
+    const auto dense = [&] {  // several rows
+        if (n == 1 || cols == 2048) return false;
+        auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
+        act.rows = reinterpret_cast<const char*>(out);
+        return dense_gate_up(ctx, x, cols, n, w_gate, w_up, out);
+    };
     if (n == 1 && !lean && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
         Layer layer;
         layer.shared = true;
@@ -253,7 +259,7 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         if (!float_gate_up(ctx, x, cols, w_gate, w_up, out) && !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
             launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
-    } else {
+    } else if (!dense()) {
         const Weight* const both[] = {&w_gate, &w_up};
         const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
         act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
