@@ -133,6 +133,14 @@ void run(Gpu& gpu, const std::vector<int64_t>& counts) {
          [&](Context& ctx, const DenseLayer& l) { ops::matmul_add(ctx, l.down, wide, x); }},
         {"  down += in Q6_K alone", 0, kChain, bytes_of_all({&l0.down6}),
          [&](Context& ctx, const DenseLayer& l) { ops::matmul_add(ctx, l.down6, wide, x); }},
+        {"a layer but for attention", 0, kChain,
+         bytes_of_all({&l0.qkv, &l0.z, &l0.beta, &l0.alpha, &l0.o, &l0.gate, &l0.up, &l0.down}),
+         [&](Context& ctx, const DenseLayer& l) {
+             const Weight* const group[] = {&l.qkv, &l.z, &l.beta, &l.alpha};
+             ops::norm_matmul_group(ctx, x, norm, group);
+             ops::matmul_add(ctx, l.o, heads, x);
+             ops::swiglu_ffn_add(ctx, x, norm, l.gate, l.up, l.down);
+         }},
         {"norm, head (1)", 1, 2, bytes_of_all({&head}), [&](Context& ctx, const DenseLayer&) {
              const Weight* const group[] = {&head};
              ops::norm_matmul_group(ctx, x, norm, group);

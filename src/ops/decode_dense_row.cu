@@ -16,6 +16,7 @@
 #include "ops/decode_dense.h"
 #include "ops/decode_k_dot.cuh"
 #include "ops/decode_matmul.cuh"
+#include "ops/decode_tile.cuh"
 #include "ops/row_math.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -23,16 +24,9 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
-#ifndef DENSE_WARPS
-#define DENSE_WARPS 16
-#endif
-#ifndef DENSE_STEPS
-#define DENSE_STEPS 2
-#endif
-constexpr int kRowWarps = DENSE_WARPS, kRowThreads = 32 * kRowWarps;
-constexpr int kSteps = DENSE_STEPS;             // 1,024 columns each, of a stage
-constexpr int kLeastSlots = 2, kMostSlots = 6;  // stages of a warp's ring
-constexpr int kDBytes = 64;                     // of a row's d of Q6_K in a stage: at most 48 are used
+constexpr int kLeastSlots = 2, kMostSlots = 6;   // stages of a warp's ring
+constexpr int kDBytes = 64;                      // of a row's d of Q6_K in a stage: at most 56 are used
+constexpr int kLarge = 116 << 10;                // more than half of an SM's shared memory
 
 struct DenseMatrix {
     const char* data;
@@ -49,109 +43,107 @@ struct DenseRowArgs {
     Matrix floats[kMostFloats];
     int32_t matrices, pairs, plane_warps, float_rows, float_warps;
     int32_t gate_up;                        // pair p is row p of m[0] and of m[1]; m[0].y gets silu(first) * second
-    int32_t pieces;                         // stages of a pair
+    int32_t pieces, tail;                   // stages of a pair; sub-blocks of the last of them
     int32_t slots, slot_bytes, slot_start;  // the rings lie at slot_start of shared memory
     ActLayout layout;
     ActSource x;
     float* residual;
 };
 
-/// Where the parts of a row lie in a stage of n sub-blocks; both rows of a pair lie one behind the other.
+/// Where the parts of a row lie in a stage of up to `groups` sub-blocks; both rows of a pair lie one behind the other.
 struct StageParts {
     int high, heads, d, bytes;
 
-    RT_HD static StageParts of(DType type, int n) {
-        StageParts p;
-        p.high = 16 * n;
-        p.heads = p.high + (type == DType::planes_q6_k ? 8 * n : type == DType::planes_q5_k ? 4 * n : 0);
-        p.d = p.heads + 2 * n;
+    RT_HD static constexpr StageParts of(DType type, int groups) {
+        StageParts p{};
+        p.high = 16 * groups;
+        p.heads = p.high + (type == DType::planes_q6_k ? 8 * groups : type == DType::planes_q5_k ? 4 * groups : 0);
+        p.d = p.heads + 2 * groups;
         p.bytes = p.d + (type == DType::planes_q6_k ? kDBytes : 0);
         return p;
     }
 };
-constexpr int kStageGroups = 32 * kSteps;
 
 #if __CUDA_ARCH__ >= 900
 
-/// A place in a warp's walk over the stages of its pairs.
-struct Walk {
-    int pair, piece, slot = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void advance(int pieces, int slots) {
-        if (++piece == pieces) piece = 0, ++pair;
-        if (++slot == slots) slot = 0, parity ^= 1;
-    }
-};
-
-/// The rows of pair `pair`: of one matrix, or of gate and up.
-struct Pair {
-    const DenseMatrix* m[2];
-    int row[2], count;
-
-    __device__ __forceinline__ Pair(const DenseRowArgs& a, int pair) {
-        if (a.gate_up != 0) {
-            m[0] = &a.m[0], m[1] = &a.m[1], row[0] = row[1] = pair, count = 2;
-            return;
-        }
-        int i = 0;
+/// The matrix of pair `pair`.
+__device__ __forceinline__ int matrix_of_pair(const DenseRowArgs& a, int pair) {
+    int i = 0;
+    if (a.gate_up == 0)
 #pragma unroll
         for (int k = 1; k < kMostPlanes; ++k)
             if (k < a.matrices && pair >= a.m[k].first) i = k;
-        m[0] = m[1] = &a.m[i];
-        row[0] = 2 * (pair - a.m[i].first);
-        count = min(2, a.m[i].rows - row[0]);
-        row[1] = row[0] + count - 1;
-    }
-};
-
-/// The first sub-block of a stage.
-__device__ __forceinline__ int first_of(const ActLayout& l, int piece) { return min(piece * kStageGroups, l.groups); }
-
+    return i;
+}
+/// A warp's ring, and its walk over the stages that it asks for: lanes 0 to 7 have a part (nibbles, high bits, scales,
+/// d of Q6_K) of a row of the pair each. A stage is Steps x 1,024 columns, the last one of a row `tail` sub-blocks.
+template <int Steps>
 struct DenseRing {
-    char* slots;
-    uint32_t barriers;  // 8 bytes for each slot
+    static constexpr int kLanes = 8, kGroups = 32 * Steps;
+    uint32_t slots, barriers;  // addresses; a barrier is eight bytes
+    int pair, end, piece = 0, slot = 0;
+    // Of this lane, as far as the matrix goes:
+    int last = 0, stop = 0;      // the matrix's last pair; the last pair that has this lane's row
+    const char* from = nullptr;  // this lane's part of the next stage
+    int64_t skip = 0;            // bytes from the end of a row to the next pair's row
+    int each = 0, to = 0;        // bytes of a sub-block, place in the stage
+    bool d = false;              // a sub-block has a quarter of a byte
 
-    __device__ __forceinline__ uint32_t barrier(int slot) const { return barriers + 8 * slot; }
-    /// Asks for a stage. All lanes.
-    __device__ __forceinline__ void ask(const DenseRowArgs& a, const Walk& at, int lane) const {
-        const Pair pair(a, at.pair);
-        const int j = first_of(a.layout, at.piece), n = first_of(a.layout, at.piece + 1) - j;
-        const int which = lane / 4 % 2, part = lane % 4;  // lanes 0 to 7: a part of a row each
-        const DenseMatrix& m = *pair.m[which];
-        const StageParts parts = StageParts::of(m.type, n);
-        const int64_t at_group = static_cast<int64_t>(pair.row[which]) * a.layout.groups + j;
-        const char* from = m.data + 16 * at_group;
-        int to = 0, bytes = 16 * n;
-        if (part == 1) {
-            const int each = m.type == DType::planes_q6_k ? 8 : m.type == DType::planes_q5_k ? 4 : 0;
-            from = m.high + each * at_group, to = parts.high, bytes = each * n;
-        } else if (part == 2) {
-            from = m.scales + 2 * at_group, to = parts.heads, bytes = 2 * n;
-        } else if (part == 3) {  // the sixteen-byte pieces that have them
-            const char* first = m.d + at_group / 4;
-            from = first - (reinterpret_cast<uintptr_t>(first) & 15), to = parts.d;
-            bytes = m.type == DType::planes_q6_k ? static_cast<int>(first + n / 4 - from + 15) / 16 * 16 : 0;
-        }
-        if (lane >= 4 * pair.count) bytes = 0;
-        const uint32_t sum = __reduce_add_sync(~0u, static_cast<uint32_t>(bytes));
-        const uint32_t full = barrier(at.slot);
-        if (lane == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(sum) : "memory");
-        __syncwarp();
-        if (bytes > 0)
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    static_cast<uint32_t>(
-                        __cvta_generic_to_shared(slots + at.slot * a.slot_bytes + which * parts.bytes + to))),
-                "l"(from), "r"(bytes), "r"(full)
-                : "memory");
+    __device__ __forceinline__ uint32_t barrier(int i) const { return barriers + 8 * i; }
+    __device__ __forceinline__ void begin_matrix(const DenseRowArgs& a, int lane) {
+        const int which = lane / 4 % 2, part = lane % 4;
+        const bool both = a.gate_up != 0;
+        const DenseMatrix& m = both ? a.m[which] : a.m[matrix_of_pair(a, pair)];
+        last = both ? end : m.first + (m.rows + 1) / 2 - 1;
+        stop = !both && m.rows % 2 != 0 && which != 0 ? last - 1 : last;
+        const int64_t group = static_cast<int64_t>(both ? pair : 2 * (pair - m.first) + which) * a.layout.groups;
+        const int64_t stride = (both ? 0 : 1) * a.layout.groups;  // between the end of a row and the next pair's
+        const StageParts parts = StageParts::of(m.type, kGroups);
+        const bool q6 = m.type == DType::planes_q6_k;
+        d = q6 && part == 3;
+        each = part == 0 ? 16 : part == 2 ? 2 : part == 3 ? 0 : q6 ? 8 : m.type == DType::planes_q5_k ? 4 : 0;
+        to = which * parts.bytes + (part == 0 ? 0 : part == 1 ? parts.high : part == 2 ? parts.heads : parts.d);
+        from = part == 3   ? m.d + group / 4
+               : part == 2 ? m.scales + each * group
+                           : (part == 1 ? m.high : m.data) + each * group;
+        skip = d ? stride / 4 : each * stride;
     }
-    __device__ __forceinline__ void wait(const Walk& at) const {
+    /// Asks for the next stage. All lanes; there is one.
+    __device__ __forceinline__ void ask(const DenseRowArgs& a, int lane) {
+        const bool ends = piece + 1 == a.pieces;
+        const int n = ends ? a.tail : kGroups;
+        if (lane < kLanes) {
+            int bytes = each * n;
+            const char* begin = from;
+            from += bytes;
+            if (d) {  // the sixteen-byte pieces that have them
+                const int before = static_cast<int>(reinterpret_cast<uintptr_t>(begin) & 15);
+                begin -= before;
+                from += n / 4;
+                bytes = (before + n / 4 + 15) & ~15;
+            }
+            if (pair > stop) bytes = 0;
+            const uint32_t full = barrier(slot);
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+            if (bytes > 0)
+                asm volatile(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                        slots + slot * a.slot_bytes + to),
+                    "l"(begin), "r"(bytes), "r"(full)
+                    : "memory");
+        }
+        if (++slot == a.slots) slot = 0;
+        ++piece;
+        if (!ends) return;
+        piece = 0;
+        from += skip;
+        if (++pair > last && pair < end) begin_matrix(a, lane);
+    }
+    __device__ __forceinline__ void wait(int at, uint32_t parity) const {
         asm volatile(
             "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
-                barrier(at.slot)),
-            "r"(at.parity)
+                barrier(at)),
+            "r"(parity)
             : "memory");
     }
 };
@@ -183,7 +175,7 @@ __device__ __forceinline__ void dot_sub_block(const char* stage, const StagePart
                 by = q6_scales(*reinterpret_cast<const uint16_t*>(row + parts.heads + 2 * i),
                                *reinterpret_cast<const uint16_t*>(row + parts.d + (d_at >> (16 * g) & 15) + i / 8 * 2));
             } else {
-                by = q4_scales<true>(*reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16), at);
+                by = q4_scales<true>(load_shared16(row + parts.heads + i / 8 * 16), at);
             }
             acc[g] = fmaf(k_value<kQ6>(q, high, x, by), x.d, acc[g]);
         }
@@ -192,43 +184,49 @@ __device__ __forceinline__ void dot_sub_block(const char* stage, const StagePart
 
 /// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x. Whole steps have no
 /// branches between them, so that the loads of one go ahead of the arithmetic of the other.
-template <DType Type>
+template <DType Type, int Steps>
 __device__ __forceinline__ void dot_stage(const char* stage, int n, int j, int d_at, const char* staged, int groups,
                                           int lane, float (&acc)[2]) {
+    constexpr StageParts kParts = StageParts::of(Type, 32 * Steps);
     const KShifts at(lane);
-    if (n == kStageGroups) {
-        const StageParts parts = StageParts::of(Type, kStageGroups);
+    if (n == 32 * Steps) {
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s)
-            dot_sub_block<Type>(stage, parts, 32 * s + lane, j, d_at, at, staged, groups, acc);
+        for (int s = 0; s < Steps; ++s)
+            dot_sub_block<Type>(stage, kParts, 32 * s + lane, j, d_at, at, staged, groups, acc);
     } else {
-        const StageParts parts = StageParts::of(Type, n);
+        int i = lane;
+        if (n >= 64) {
+#pragma unroll
+            for (int s = 0; s < 2; ++s, i += 32)
+                dot_sub_block<Type>(stage, kParts, i, j, d_at, at, staged, groups, acc);
+        }
 #pragma unroll 1
-        for (int i = lane; i < n; i += 32) dot_sub_block<Type>(stage, parts, i, j, d_at, at, staged, groups, acc);
+        for (; i < n; i += 32) dot_sub_block<Type>(stage, kParts, i, j, d_at, at, staged, groups, acc);
     }
 }
 
 /// stage_floats() for a long row that is not normalised: same bits, several loads at once. Behind pdl_wait().
 __device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayout& l, char* staged) {
-    constexpr int kTogether = kRowWarps == 8 ? 5 : 3;
+    constexpr int kTogether = 5;
     const auto* x = reinterpret_cast<const float*>(s.rows);
 #pragma unroll 1
-    for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < l.cols / 8; c += kTogether * kRowThreads) {
+    for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < l.cols / 8; c += kTogether * kThreads) {
         float v[kTogether][8];
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) load8(x, c + r * kRowThreads, l.cols, v[r]);
+        for (int r = 0; r < kTogether; ++r) load8(x, c + r * kThreads, l.cols, v[r]);
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) put8(l, staged, c + r * kRowThreads, v[r]);
+        for (int r = 0; r < kTogether; ++r) put8(l, staged, c + r * kThreads, v[r]);
     }
 }
 
 #endif  // __CUDA_ARCH__ >= 900
 
-__global__ void __launch_bounds__(kRowThreads, 2) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+template <int Steps>
+__global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
-    __shared__ uint64_t barriers[kRowWarps][kMostSlots];
+    __shared__ uint64_t barriers[kWarps][kMostSlots];
     pdl_trigger();
     char* const staged = reinterpret_cast<char*>(dynamic);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -236,14 +234,16 @@ __global__ void __launch_bounds__(kRowThreads, 2) dense_row_kernel(const __grid_
     const bool planes = unit < a.plane_warps;
     const int begin = planes ? share(a.pairs, unit, a.plane_warps) : 0,
               end = planes ? share(a.pairs, unit + 1, a.plane_warps) : 0;
-    const DenseRing ring{staged + a.slot_start + warp * a.slots * a.slot_bytes,
-                         static_cast<uint32_t>(__cvta_generic_to_shared(barriers[warp]))};
-    if (lane < a.slots) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(ring.barrier(lane)) : "memory");
+    char* const slots = staged + a.slot_start + warp * a.slots * a.slot_bytes;
+    DenseRing<Steps> ring{static_cast<uint32_t>(__cvta_generic_to_shared(slots)),
+                          static_cast<uint32_t>(__cvta_generic_to_shared(barriers[warp])), begin, end};
+    if (lane < a.slots)
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(ring.barrier(lane)), "n"(ring.kLanes) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncwarp();
-    Walk ask{begin, 0}, now{begin, 0};
+    if (begin < end) ring.begin_matrix(a, lane);
 #pragma unroll 1
-    for (int k = 0; k < a.slots && ask.pair < end; ++k, ask.advance(a.pieces, a.slots)) ring.ask(a, ask, lane);
+    for (int k = 0; k < a.slots && ring.pair < end; ++k) ring.ask(a, lane);
     float norm[kWholeRow][8] = {};
     if (threadIdx.x < kThreads) load_norms(a.x, a.layout.cols, norm);
     pdl_wait();
@@ -285,45 +285,53 @@ __global__ void __launch_bounds__(kRowThreads, 2) dense_row_kernel(const __grid_
         return;
     }
     const int groups = a.layout.groups;
+    int slot = 0, matrix_end = begin;
+    uint32_t parity = 0;
+    const DenseMatrix* m = a.m;
+    const char* second_d = nullptr;  // as seen from the first row's number
 #pragma unroll 1
-    while (now.pair < end) {
-        const Pair pair(a, now.pair);
-        const int64_t at_block[2] = {static_cast<int64_t>(pair.row[0]) * (groups / 8),
-                                     static_cast<int64_t>(pair.row[1]) * (groups / 8)};
-        const DType type = pair.m[0]->type;
+    for (int p = begin; p < end; ++p) {
+        if (p >= matrix_end) {
+            m = a.m + matrix_of_pair(a, p);
+            matrix_end = a.gate_up != 0 ? end : m->first + (m->rows + 1) / 2;
+            second_d = a.gate_up != 0 ? a.m[1].d : m->d + groups / 4;
+        }
+        const int row = a.gate_up != 0 ? p : 2 * (p - m->first);
+        const DType type = m->type;
+        const bool stores = lane % 16 == 0 && row + lane / 16 < m->rows;
+        const float old = a.residual != nullptr && stores ? a.residual[row + lane / 16] : 0.0f;
+        int d_at = 0;  // where d of both rows lie in sixteen bytes, the second sixteen bits on
+        if (type == DType::planes_q6_k) {
+            const int64_t at = static_cast<int64_t>(row) * (groups / 4);
+            d_at = static_cast<int>(reinterpret_cast<uintptr_t>(m->d + at) & 15) |
+                   static_cast<int>(reinterpret_cast<uintptr_t>(second_d + at) & 15) << 16;
+        }
         float acc[2] = {0.0f, 0.0f};
+        int j = 0;
 #pragma unroll 1
-        for (int piece = 0; piece < a.pieces; ++piece) {
-            const int j = first_of(a.layout, piece), n = first_of(a.layout, piece + 1) - j;
-            const char* const stage = ring.slots + now.slot * a.slot_bytes;
-            ring.wait(now);
-            if (type == DType::planes_q6_k) {
-                int d_at = 0;  // of both rows, sixteen bits each
-#pragma unroll
-                for (int g = 0; g < 2; ++g)
-                    d_at |= static_cast<int>(reinterpret_cast<uintptr_t>(pair.m[g]->d + 2 * (at_block[g] + j / 8)) & 15)
-                            << (16 * g);
-                dot_stage<DType::planes_q6_k>(stage, n, j, d_at, staged, groups, lane, acc);
+        for (int piece = 1; piece <= a.pieces; ++piece, j += 32 * Steps) {
+            const int n = piece == a.pieces ? a.tail : 32 * Steps;
+            const char* const stage = slots + slot * a.slot_bytes;
+            ring.wait(slot, parity);
+            if (type == DType::planes_q4_k) {
+                dot_stage<DType::planes_q4_k, Steps>(stage, n, j, 0, staged, groups, lane, acc);
             } else if (type == DType::planes_q5_k) {
-                dot_stage<DType::planes_q5_k>(stage, n, j, 0, staged, groups, lane, acc);
+                dot_stage<DType::planes_q5_k, Steps>(stage, n, j, 0, staged, groups, lane, acc);
             } else {
-                dot_stage<DType::planes_q4_k>(stage, n, j, 0, staged, groups, lane, acc);
+                const int d_here = (d_at + (j / 4) * 0x10001) & 0x000F000F;
+                dot_stage<DType::planes_q6_k, Steps>(stage, n, j, d_here, staged, groups, lane, acc);
             }
             __syncwarp();  // the stage has been read
-            now.advance(a.pieces, a.slots);
-            if (ask.pair < end) {
-                ring.ask(a, ask, lane);
-                ask.advance(a.pieces, a.slots);
-            }
+            if (++slot == a.slots) slot = 0, parity ^= 1;
+            if (ring.pair < end) ring.ask(a, lane);
         }
         const float sum = reduce_lanes<2>(acc, lane);  // of row lane / 16
         if (a.gate_up != 0) {
             const float up = __shfl_xor_sync(~0u, sum, 16);
-            if (lane == 0) a.m[0].y[pair.row[0]] = swiglu_value(sum, up);
-        } else if (lane % 16 == 0 && lane / 16 < pair.count) {
-            const int row = pair.row[0] + lane / 16;
-            pair.m[0]->y[row] = sum;
-            if (a.residual != nullptr) a.residual[row] = __fadd_rn(a.residual[row], sum);
+            if (lane == 0) m->y[row] = swiglu_value(sum, up);
+        } else if (stores) {
+            m->y[row + lane / 16] = sum;
+            if (a.residual != nullptr) a.residual[row + lane / 16] = __fadd_rn(old, sum);
         }
     }
 #endif
@@ -342,28 +350,41 @@ DenseMatrix dense_matrix(const Weight& w, float* y, int32_t first) {
 }
 
 /// Everything but matrices and floats is set here. False: rows this long do not fit.
-bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
-    // Two CTAs an SM, of this kernel and the next.
-    const int64_t room = (ctx.gpu->info().shared_bytes + (1 << 10)) / 2 - (1 << 10) - (1 << 10);
-    a.layout = act_layout(cols, true, a.float_rows > 0);
-    a.x = x;
-    a.pieces = (a.layout.groups + kStageGroups - 1) / kStageGroups;
+template <int Steps>
+bool launch_steps(Context& ctx, DenseRowArgs& a) {
+    // Two CTAs an SM, of this kernel and the next. Products that are added to x ask for more than half of the memory,
+    // others for what is left beside that: along a chain they alternate, and no SM gets two CTAs of one kernel.
+    const bool large = a.x.kind != ActKind::norm;
+    const int64_t all = ctx.gpu->info().shared_bytes, fixed = 2 << 10;  // static, and what the system takes
+    const int64_t room = large ? kLarge : all + (1 << 10) - kLarge - 2 * fixed;
+    a.pieces = (a.layout.groups + 32 * Steps - 1) / (32 * Steps);
+    a.tail = a.layout.groups - (a.pieces - 1) * 32 * Steps;
+    a.slot_bytes = 0;
     for (int i = 0; i < a.matrices; ++i)
-        a.slot_bytes =
-            std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, std::min(kStageGroups, a.layout.groups)).bytes);
+        a.slot_bytes = std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, 32 * Steps).bytes);
     a.slot_start = (a.layout.bytes() + 127) / 128 * 128;
     a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
-    const int64_t slots = (room - a.slot_start) / (int64_t{kRowWarps} * a.slot_bytes);
+    const int64_t slots = (room - a.slot_start) / (int64_t{kWarps} * a.slot_bytes);
     a.slots = static_cast<int32_t>(std::clamp<int64_t>(slots, kLeastSlots, kMostSlots));
-    const int64_t shared = a.slot_start + int64_t{kRowWarps} * a.slots * a.slot_bytes;
-    if (shared + (1 << 10) > ctx.gpu->info().shared_bytes) return false;
+    const int64_t shared =
+        std::max<int64_t>(large ? kLarge : 0, a.slot_start + int64_t{kWarps} * a.slots * a.slot_bytes);
+    if (shared + fixed > all) return false;
     const int64_t units = a.pairs + a.float_rows, sms = ctx.gpu->info().sm_count;
-    const int64_t ctas = std::min(sms, (units + kRowWarps - 1) / kRowWarps), warps = ctas * kRowWarps;
+    const int64_t ctas = std::min(sms, (units + kWarps - 1) / kWarps), warps = ctas * kWarps;
     a.float_warps = static_cast<int32_t>(std::min<int64_t>(a.float_rows, std::max<int64_t>(1, warps / 4)));
     a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.pairs));
-    allow_shared(reinterpret_cast<const void*>(dense_row_kernel), shared);
-    launch(*ctx.gpu, dense_row_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a);
+    allow_shared(reinterpret_cast<const void*>(dense_row_kernel<Steps>), shared);
+    launch(*ctx.gpu, dense_row_kernel<Steps>, dim3(static_cast<unsigned>(ctas)), kThreads, static_cast<size_t>(shared),
+           a);
     return true;
+}
+bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
+    a.layout = act_layout(cols, true, a.float_rows > 0);
+    a.x = x;
+    bool q6 = false;
+    for (int i = 0; i < a.matrices; ++i) q6 = q6 || a.m[i].type == DType::planes_q6_k;
+    // Five steps of both rows of a pair are a whole row of 5,120 columns; of Q6_K two such stages would be too much.
+    return !q6 && a.float_rows == 0 && cols != 6144 && cols > 3072 ? launch_steps<5>(ctx, a) : launch_steps<3>(ctx, a);
 }
 
 }  // namespace

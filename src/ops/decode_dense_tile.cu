@@ -4,7 +4,7 @@
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
 // sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need 52 (decode_dense_tile.cuh).
 // Design: clusters of four CTAs, an SM each, share tiles of 32 rows, each CTA a quarter of the columns, so that x fits
-// beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA multiply; one more asks for
+// beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA multiply; four more ask for
 // weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the cluster that add them up
 // (through distributed shared memory, a quarter of the products each), and are added while the next tile is multiplied.
 // x is quantised by a kernel before. Gate and up: half of a tile's rows are of each, and silu(gate) * up is stored.
@@ -19,8 +19,10 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostDense = 8;                          // matrices of a group
-constexpr int kDenseThreads = 32 * (kDenseWarps + 1);  // the last warp asks for weights
+constexpr int kMostDense = 8;                     // matrices of a group
+constexpr int kAskers = 4;                        // the last warps, which ask for weights
+constexpr int kAskerRows = kDenseRows / kAskers;  // of a tile
+constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
 constexpr int kUsers = 32 * kDenseWarps;
 constexpr int kMostDenseStages = 6;
 
@@ -91,81 +93,112 @@ struct Share {
     __device__ __forceinline__ int first(int part) const { return part * least + min(part, more); }
 };
 
-/// Blocks [first, first + count) of this CTA of the rows of tile `tile`, by one warp. d: of Q6_K, as load_d() found it.
-template <DType Type>
-__device__ __forceinline__ void fetch_stage(const DenseTileArgs& a, int tile, const Share& share, int first, int count,
-                                            char* stage, const uint32_t (&d)[kBlocks]) {
-    using S = DenseStage<Type>;
-    const int lane = threadIdx.x % 32, blocks = a.layout_groups / 8;
-    const DenseTileMatrix& m = matrix_of_tile(a, tile);
-    const auto planes_of_row = [&](int r) -> const TilePlanes& {
-        return a.gate_up != 0 && r / 8 % 2 != 0 ? a.m[1].planes : m.planes;
-    };
-    /// The first of this CTA's blocks of row r of the tile, as the number of a block of the matrix.
-    const auto block_of = [&](int r) {
-        const int row = a.gate_up != 0 ? 16 * tile + r / 16 * 8 + r % 8 : 32 * (tile - m.first) + r;
-        return static_cast<int64_t>(min(row, m.rows - 1)) * blocks + share.rank + kCluster * first;
-    };
-    const auto piece = [&](int each, int strided, int at, const auto& plane) {  // `each` bytes of a block
-        const int pieces = each / 16, rows = 32 / pieces, r0 = lane / pieces, c = lane % pieces * 16;
+/// An asker's rows of a tile, eight of them: row i of them is row 8 asker + i of the tile.
+struct AskedRows {
+    const TilePlanes* planes;
+    int first, last;  // rows of the matrix
+
+    __device__ __forceinline__ AskedRows(const DenseTileArgs& a, const DenseTileMatrix& m, int tile, int asker) {
+        const bool both = a.gate_up != 0;
+        planes = both && asker % 2 != 0 ? &a.m[1].planes : &m.planes;
+        first = both ? 16 * tile + asker / 2 * 8 : 32 * (tile - m.first) + kAskerRows * asker;
+        last = m.rows - 1;
+    }
+    /// The number of the first block of row i among those of the matrix.
+    __device__ __forceinline__ int64_t block(int i, int blocks) const {
+        return static_cast<int64_t>(min(first + i, last)) * blocks;
+    }
+};
+/// `kEach` bytes of each of `count` blocks of the rows.
+template <int kEach, int kStride>
+__device__ __forceinline__ void fetch_blocks(const char* plane, const AskedRows& rows, int blocks, int begin, int count,
+                                             char* to) {
+    constexpr int kPieces = kEach / 16, kRound = 32 / kPieces;  // rows at a time
+    const int lane = threadIdx.x % 32, c = lane % kPieces * 16;
+    if constexpr (kRound > kAskerRows) {  // some lanes have other blocks
+        constexpr int kTogether = kRound / kAskerRows;
+        const int i = lane / kPieces % kAskerRows, b0 = lane / kPieces / kAskerRows;
+        const char* const from = plane + (rows.block(i, blocks) + begin + b0 * kCluster) * kEach + c;
+        char* const at = to + i * kStride + b0 * kEach + c;
 #pragma unroll
-        for (int k = 0; k < kDenseRows / rows; ++k) {
-            const int r = k * rows + r0;
-            const char* const from = plane(planes_of_row(r)) + block_of(r) * each + c;
-            char* const to = stage + at + r * strided + c;
-#pragma unroll 1
-            for (int b = 0; b < count; ++b)
-                copy_async16(to + b * each, from + static_cast<int64_t>(b) * kCluster * each);
+        for (int b = 0; b < kBlocks; b += kTogether)
+            if (b + b0 < count) copy_async16(at + b * kEach, from + b * kCluster * kEach);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kAskerRows / kRound; ++k) {
+            const int i = k * kRound + lane / kPieces;
+            const char* const from = plane + (rows.block(i, blocks) + begin) * kEach + c;
+            char* const at = to + i * kStride + c;
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b)
+                if (b < count) copy_async16(at + b * kEach, from + b * kCluster * kEach);
         }
-    };
-    piece(128, S::kDataStride, 0, [](const TilePlanes& p) { return p.data; });
-    piece(16, S::kHeadStride, S::kHeads, [](const TilePlanes& p) { return p.scales; });
-    if constexpr (S::kHighEach > 0)
-        piece(S::kHighEach, S::kHighStride, S::kHigh, [](const TilePlanes& p) { return p.high; });
-    if constexpr (S::kQ6) {
-        auto* const to = reinterpret_cast<uint16_t*>(stage + S::kD) + lane * kBlocks;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b)
-            if (b < count) to[b] = static_cast<uint16_t>(d[b]);
     }
 }
-/// d of row `lane` of a stage of Q6_K.
-__device__ __forceinline__ void load_d(const DenseTileArgs& a, int tile, const Share& share, int first, int count,
-                                       uint32_t (&d)[kBlocks]) {
-    const int r = threadIdx.x % 32;
-    const DenseTileMatrix& m = matrix_of_tile(a, tile);
-    if (m.type != DType::planes_q6_k) return;
-    const int row = a.gate_up != 0 ? 16 * tile + r / 16 * 8 + r % 8 : 32 * (tile - m.first) + r;
-    const char* const plane = a.gate_up != 0 && r / 8 % 2 != 0 ? a.m[1].planes.d : m.planes.d;
-    const int64_t at =
-        static_cast<int64_t>(min(row, m.rows - 1)) * (a.layout_groups / 8) + share.rank + kCluster * first;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-        if (b < count) d[b] = load_weight16(plane + 2 * (at + b * kCluster));
+/// Blocks [first, first + count) of this CTA of an asker's rows of a tile. d: of Q6_K, as load_d() found them.
+template <DType Type>
+__device__ __forceinline__ void fetch_stage(const AskedRows& rows, int blocks, const Share& share, int first, int count,
+                                            int asker, char* stage, const uint32_t (&d)[2]) {
+    using S = DenseStage<Type>;
+    const int begin = share.rank + kCluster * first, at = kAskerRows * asker;
+    fetch_blocks<128, S::kDataStride>(rows.planes->data, rows, blocks, begin, count, stage + at * S::kDataStride);
+    fetch_blocks<16, S::kHeadStride>(rows.planes->scales, rows, blocks, begin, count,
+                                     stage + S::kHeads + at * S::kHeadStride);
+    if constexpr (S::kHighEach > 0)
+        fetch_blocks<S::kHighEach, S::kHighStride>(rows.planes->high, rows, blocks, begin, count,
+                                                   stage + S::kHigh + at * S::kHighStride);
+    if constexpr (S::kQ6) {
+        const int lane = threadIdx.x % 32;
+        auto* const to = reinterpret_cast<uint16_t*>(stage + S::kD) + (at + lane % 8) * kBlocks + lane / 8;
+        if (lane / 8 < count) to[0] = static_cast<uint16_t>(d[0]);
+        if (lane < 8 && count > 4) to[4] = static_cast<uint16_t>(d[1]);
+    }
+}
+/// d of Q6_K: lane 8 b + i has that of row i and block b, lanes 0 to 7 also that of block 4.
+__device__ __forceinline__ void load_d(const AskedRows& rows, int blocks, const Share& share, int first, int count,
+                                       uint32_t (&d)[2]) {
+    static_assert(kBlocks == 5 && kAskerRows == 8);
+    const int lane = threadIdx.x % 32;
+    const char* const from = rows.planes->d + 2 * (rows.block(lane % 8, blocks) + share.rank + kCluster * first);
+    if (lane / 8 < count) d[0] = load_weight16(from + 2 * kCluster * (lane / 8));
+    if (lane < 8 && count > 4) d[1] = load_weight16(from + 2 * kCluster * 4);
 }
 
-/// What the last warp does.
-__device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Share& share, char* stages, StageRing ring,
-                                              int tile, int step) {
-    if (share.parts == 0) return;
-    uint32_t d[kBlocks] = {};
-    Cursor now{tile, 0};
-    if (now.outer < a.tiles) load_d(a, now.outer, share, 0, share.count(0), d);
+/// What the last warps do.
+__device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Share& share, int asker, char* stages,
+                                              StageRing ring, int tile, int step) {
+    const int blocks = a.layout_groups / 8;
+    uint32_t d[2] = {};
+    if (tile < a.tiles && share.parts > 0) {
+        const DenseTileMatrix& m = matrix_of_tile(a, tile);
+        if (m.type == DType::planes_q6_k) load_d(AskedRows(a, m, tile, asker), blocks, share, 0, share.count(0), d);
+    }
 #pragma unroll 1
-    while (now.outer < a.tiles) {
-        const int first = share.first(now.part), count = share.count(now.part);
-        char* const stage = stages + ring.at() * a.stage_bytes;
-        const DType type = matrix_of_tile(a, now.outer).type;
-        ring.wait_until_empty();
-        if (type == DType::planes_q6_k) fetch_stage<DType::planes_q6_k>(a, now.outer, share, first, count, stage, d);
-        else if (type == DType::planes_q5_k)
-            fetch_stage<DType::planes_q5_k>(a, now.outer, share, first, count, stage, d);
-        else fetch_stage<DType::planes_q4_k>(a, now.outer, share, first, count, stage, d);
-        ring.asked();
-        ring.arrive();  // what this lane stored itself
-        ring.advance();
-        now.advance(share.parts, step);
-        if (now.outer < a.tiles) load_d(a, now.outer, share, share.first(now.part), share.count(now.part), d);
+    for (; tile < a.tiles; tile += step) {
+        const DenseTileMatrix& m = matrix_of_tile(a, tile);
+        const AskedRows rows(a, m, tile, asker);
+#pragma unroll 1
+        for (int part = 0; part < share.parts; ++part, ring.advance()) {
+            const int first = share.first(part), count = share.count(part);
+            char* const stage = stages + ring.at() * a.stage_bytes;
+            ring.wait_until_empty();
+            if (m.type == DType::planes_q6_k)
+                fetch_stage<DType::planes_q6_k>(rows, blocks, share, first, count, asker, stage, d);
+            else if (m.type == DType::planes_q5_k)
+                fetch_stage<DType::planes_q5_k>(rows, blocks, share, first, count, asker, stage, d);
+            else fetch_stage<DType::planes_q4_k>(rows, blocks, share, first, count, asker, stage, d);
+            ring.asked();
+            ring.arrive();  // what this lane stored itself
+            // d of the next stage: it is stored, not copied, and has a stage's time to come.
+            if (part + 1 < share.parts) {
+                if (m.type == DType::planes_q6_k)
+                    load_d(rows, blocks, share, share.first(part + 1), share.count(part + 1), d);
+            } else if (tile + step < a.tiles) {
+                const DenseTileMatrix& next = matrix_of_tile(a, tile + step);
+                if (next.type == DType::planes_q6_k)
+                    load_d(AskedRows(a, next, tile + step, asker), blocks, share, 0, share.count(0), d);
+            }
+        }
     }
 }
 
@@ -204,9 +237,9 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
     const int o = static_cast<int>(threadIdx.x) / kShare, k = threadIdx.x % kShare;
     if (o >= 64 * NT) return;  // whole warps
     const float sum = add_sums<NT>(sums, o, k);
-    const int p = o / 8, h = o / 4 % 2, r = 4 * (rank % 2) + o % 4;
+    const int p = o / 8, h = o % 2, r = 4 * (rank % 2) + o / 2 % 4;
     if (a.gate_up != 0) {
-        const float up = __shfl_xor_sync(~0u, sum, 4 * kShare);
+        const float up = __shfl_xor_sync(~0u, sum, kShare);
         const int row = 16 * tile + rank / 2 * 8 + r;
         if (k == 0 && h == 0 && p < count && row < a.m[0].rows)
             a.m[0].y[static_cast<int64_t>(row0 + p) * a.m[0].rows + row] = swiglu_value(sum, up);
@@ -239,16 +272,18 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
     const uint32_t there = shared_address(barriers + 2 * kMostDenseStages), read = there + 16;
     StageRing ring(barriers, a.stages);
     if (threadIdx.x == 0) {
-        ring.init(kDenseWarps, 64);
+        ring.init(kDenseWarps, 64 * kAskers);
         for (int i = 0; i < 3; ++i)
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i), "r"(kCluster * kDenseWarps)
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i),
+                         "r"(i < 2 ? 1 : kCluster * kDenseWarps)
                          : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int i = 0; i < a.buffers; ++i) expect_bytes(there + 8 * i, sent_bytes(NT));
     }
     __syncthreads();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    if (warp == kDenseWarps) {
-        ask_for_tiles(a, share, stages, ring, first_tile, step);
+    if (warp >= kDenseWarps) {
+        ask_for_tiles(a, share, warp - kDenseWarps, stages, ring, first_tile, step);
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         return;
     }
@@ -265,6 +300,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
     const auto finish = [&](int tile, uint32_t its_turn) {
         const uint32_t buffer = a.buffers == 2 ? its_turn & 1 : 0;
         wait_cluster(there + 8 * buffer, (a.buffers == 2 ? its_turn >> 1 : its_turn) & 1);
+        if (threadIdx.x == 0) expect_bytes(there + 8 * buffer, sent_bytes(NT));
         finish_tile<NT>(a, tile, share.rank, row0, count,
                         reinterpret_cast<const float*>(sums + buffer * dense_sums_bytes(NT)));
     };
@@ -294,10 +330,12 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
             if (a.buffers == 1) arrive_everywhere(read, lane);
         }
         const uint32_t buffer = a.buffers == 2 ? turn & 1 : 0;
+        // The CTAs that get these sums have read those before them: with two places, because they have sent theirs of
+        // the tile before this one, which they do when all their warps have read.
         if (a.buffers == 1 && turn > 0) wait_cluster(read, (turn - 1) & 1);
-        put_sums<NT>(shared_address(sums) + buffer * dense_sums_bytes(NT), static_cast<uint32_t>(share.rank), warp,
-                     lane, acc);
-        arrive_everywhere(there + 8 * buffer, lane);
+        sync_warps<kDenseWarps>();
+        send_sums<NT>(shared_address(sums) + buffer * dense_sums_bytes(NT), there + 8 * buffer,
+                      static_cast<uint32_t>(share.rank), warp, lane, acc);
         before = tile;
     }
     if (before >= 0) finish(before, turn - 1);

@@ -199,9 +199,18 @@ __device__ __forceinline__ uint32_t in_cta(uint32_t address, uint32_t rank) {
 #endif
     return to;
 }
-__device__ __forceinline__ void store_remote(uint32_t address, float v) {
+/// Two floats to another CTA of the cluster, which its barrier counts as eight bytes that came: no fence, no wait here.
+__device__ __forceinline__ void send(uint32_t address, float a, float b, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address),
+                 "f"(a), "f"(b), "r"(barrier)
+                 : "memory");
+#endif
+}
+/// The next phase of a barrier that one thread arms ends when `bytes` more have come.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 #endif
 }
 /// One arrival of this warp at a barrier of each CTA of the cluster: what its lanes wrote before is visible behind it.
@@ -225,17 +234,22 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
 }
 
 /// A warp's sums to the CTAs that add them up. CTA r of the cluster has, of rows 16 (r / 2) .. + 15 of the tile, rows
-/// 4 (r % 2) .. + 3 and those eight further on; product o = 8 (row of x) + 4 (row / 8) + row % 4 of them.
+/// 4 (r % 2) .. + 3 and those eight further on; product o = 8 (row of x) + 2 (row % 4) + row / 8 of them.
 template <int NT>
-__device__ __forceinline__ void put_sums(uint32_t sums, uint32_t rank, int warp, int lane, const DenseSums<NT>& acc) {
+__device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint32_t rank, int warp, int lane,
+                                          const DenseSums<NT>& acc) {
     const int g = lane / 4, t = lane % 4;
-    const uint32_t to = in_cta(sums, static_cast<uint32_t>(2 * (warp / 8) + g / 4)) +
-                        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + g % 4);
+    const auto cta = static_cast<uint32_t>(2 * (warp / 8) + g / 4);
+    const uint32_t there = in_cta(barrier, cta),
+                   to = in_cta(sums, cta) +
+                        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + 2 * (g % 4));
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_remote(to + 4 * (64 * nt + 8 * (i % 2) + 4 * (i / 2)), acc[nt][i]);
+        for (int c = 0; c < 2; ++c) send(to + 4 * (64 * nt + 8 * c), acc[nt][c], acc[nt][2 + c], there);
 }
+/// Bytes that a CTA gets for a tile.
+RT_HD constexpr int sent_bytes(int nt) { return 4 * 32 * 64 * nt; }
 
 /// Product o, by dense_share(NT) neighbouring lanes, of which this is number k.
 template <int NT>
