@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ops/cuda.h"
+#include "ops/decode_dense.h"
 #include "ops/decode_float.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
@@ -93,6 +94,17 @@ void launch_group(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std
     const dim3 grid(static_cast<unsigned>((a.plane_warps + a.float_warps + kWarps - 1) / kWarps),
                     static_cast<unsigned>((n + a.block_rows - 1) / a.block_rows));
     launch(*ctx.gpu, kernel, grid, kThreads, static_cast<size_t>(shared), a);
+}
+
+/// Matrices of types that have tiles. decode_mma.cu is made for rows of 2,048 columns and for small matrices.
+bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual) {
+    int64_t rows = 0;
+    for (const Weight* w : weights) rows += w->rows;
+    const bool large = cols > 2048 && rows >= 4096, whole = cols % 2048 == 0;
+    if (whole && !large && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
+    return dense_multiply(ctx, x, cols, n, weights, y, residual) ||
+           (whole && large && tile_multiply(ctx, x, cols, n, weights, y, residual));
 }
 
 }  // namespace
@@ -185,22 +197,23 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
     if (n == 0) return;
-    if (n == 1 && (lean_multiply(ctx, x, cols, weights, y, residual) ||
-                   float_multiply(ctx, x, cols, 1, weights, y, residual)))
+    if (n == 1 &&
+        (lean_multiply(ctx, x, cols, weights, y, residual) || float_multiply(ctx, x, cols, 1, weights, y, residual) ||
+         dense_multiply_row(ctx, x, cols, weights, y, residual)))
         return;
     if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
     std::vector<const Weight*> tiled, other;
     std::vector<Tensor> tiled_y, other_y;
     for (size_t i = 0; i < weights.size(); ++i) {
-        const bool tiles = n > 1 && tile_weight(*ctx.gpu, *weights[i]);
+        const bool tiles = n > 1 && (tile_weight(*ctx.gpu, *weights[i]) || dense_weight(*ctx.gpu, *weights[i]));
         (tiles ? tiled : other).push_back(weights[i]);
         (tiles ? tiled_y : other_y).push_back(y[i]);
     }
     const auto in_groups = [&](std::span<const Weight* const> w, std::span<const Tensor> to, bool tiles) {
         for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
             const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
-            const auto multiplied = tiles ? tile_multiply : float_multiply;
+            const auto multiplied = tiles ? multiply_tiled : float_multiply;
             if (n > 1 && multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
             launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
         }

@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "ops/cuda.h"
+#include "ops/decode_dense.h"
 #include "ops/decode_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
@@ -243,16 +244,22 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     ActSource act;
     act.stride = w_gate.rows * int64_t{sizeof(float)};
     const bool floats = !is_planes(w_gate.dtype), lean = lean_pair(w_gate, w_up);
+    const auto dense = [&] {  // several rows
+        if (n == 1 || cols == 2048) return false;
+        auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
+        act.rows = reinterpret_cast<const char*>(out);
+        return dense_gate_up(ctx, x, cols, n, w_gate, w_up, out);
+    };
     if (n == 1 && !lean && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
         Layer layer;
         layer.shared = true;
         layer.shared_gate = matrix_of(w_gate);
         layer.shared_up = matrix_of(w_up);
         auto* out = static_cast<float*>(ctx.arena->allocate(act.stride));
-        if (!float_gate_up(ctx, x, cols, w_gate, w_up, out))
+        if (!float_gate_up(ctx, x, cols, w_gate, w_up, out) && !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
             launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
-    } else {
+    } else if (!dense()) {
         const Weight* const both[] = {&w_gate, &w_up};
         const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
         act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);

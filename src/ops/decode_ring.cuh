@@ -128,12 +128,13 @@ class StageRing {
   public:
     __device__ __forceinline__ StageRing(void* barriers, int stages)
         : barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), stages_(stages) {}
-    /// By one thread, before a barrier of the CTA.
-    __device__ __forceinline__ void init(int users) const {
+    /// By one thread, before a barrier of the CTA. asks: arrivals that fill a stage: 32 of asked(), and as many of
+    /// arrive() if the warp also stores by itself.
+    __device__ __forceinline__ void init(int users, int asks = 32) const {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll 1
         for (int i = 0; i < stages_; ++i) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barriers_ + 16 * i) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i), "r"(asks) : "memory");
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(users) : "memory");
         }
 #endif
@@ -149,6 +150,12 @@ class StageRing {
     __device__ __forceinline__ void asked() const {
 #if __CUDA_ARCH__ >= 800
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barriers_ + 16 * at_) : "memory");
+#endif
+    }
+    /// What this thread itself stored is there.
+    __device__ __forceinline__ void arrive() const {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_) : "memory");
 #endif
     }
     /// This warp has read what it needs.

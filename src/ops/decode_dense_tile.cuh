@@ -1,0 +1,270 @@
+// Tiles of Q4_K, Q5_K or Q6_K rows of any width times up to 8 NT rows of x, shared out over a cluster of four CTAs:
+// what decode_dense_tile.cu is made of. The arithmetic is that of decode_tile.cuh, the bits are those of
+// decode_dot.cuh.
+//
+// The canonical sum of a product has 32 accumulators, sub-blocks j mod 32, each a chain; they are added xor 16, 8, 4,
+// 2,
+// 1. Bits 4 and 3 of j are the number of a block of 256 columns mod 4. So CTA q of a cluster takes blocks q, q + 4, ...
+// of every row: a quarter of the weights, of x and of the chains, whatever the width. Warp w of its 16 has sixteen rows
+// (w / 8) and the sub-blocks with low bits w % 8: one chain, and one accumulator for each product of mma.m16n8k32.
+#pragma once
+
+#include "ops/decode_tile.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+constexpr int kCluster = 4;
+constexpr int kDenseWarps = 16, kDenseRows = 32;  // of a tile
+constexpr int kBlocks = 5;                        // blocks of 256 columns of a row in a stage
+
+/// Where everything lies in a stage: strides are odd multiples of 16, against bank conflicts.
+template <DType Type>
+struct DenseStage {
+    static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k;
+    static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = 112;
+    static constexpr int kHighEach = kQ6 ? 64 : kQ5 ? 32 : 0, kHighStride = kBlocks * kHighEach + 16;
+    static constexpr int kHeads = kDenseRows * kDataStride, kHigh = kHeads + kDenseRows * kHeadStride;
+    static constexpr int kD = kHigh + (kHighEach > 0 ? kDenseRows * kHighStride : 0);
+    static constexpr int kBytes = kD + (kQ6 ? kDenseRows * kBlocks * 2 : 0);
+    static_assert(kHeadStride >= 16 * kBlocks && kHeadStride % 32 == 16 && kDataStride % 32 == 16);
+    static_assert(kBytes % 16 == 0 && (kHighEach == 0 || kHighStride % 32 == 16));
+};
+inline int64_t dense_stage_bytes(DType t) {
+    return t == DType::planes_q4_k   ? DenseStage<DType::planes_q4_k>::kBytes
+           : t == DType::planes_q5_k ? DenseStage<DType::planes_q5_k>::kBytes
+                                     : DenseStage<DType::planes_q6_k>::kBytes;
+}
+
+/// A CTA's share of up to 8 NT rows of x in shared memory: int8 parts row by row, {d, A} and A0 (which only Q6_K needs)
+/// sub-block by sub-block, those of all rows one behind the other.
+struct DenseX {
+    int groups, stride, pairs, halves, bytes;
+
+    /// groups: sub-blocks of a row that a CTA has at most.
+    RT_HD static DenseX of(int groups, int rows, bool a0) {
+        DenseX x;
+        x.groups = groups;
+        x.stride = 32 * groups + 16;
+        x.pairs = rows * x.stride;
+        x.halves = x.pairs + 8 * rows * groups;
+        x.bytes = x.halves + (a0 ? 4 * rows * groups : 0);
+        return x;
+    }
+};
+
+/// Floats from one warp's sums to the next one's where a CTA adds them up: 64 NT and a pad against bank conflicts.
+RT_HD constexpr int dense_share(int nt) { return nt <= 2 ? 4 : 2; }  // threads for a product
+RT_HD constexpr int dense_part(int nt) { return 64 * nt + 32 / dense_share(nt); }
+RT_HD constexpr int dense_sums_bytes(int nt) { return 4 * 32 * dense_part(nt); }
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ void copy_async8(void* shared, const void* p) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+        "l"(p)
+        : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_async4(void* shared, const void* p) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+        "l"(p)
+        : "memory");
+#endif
+}
+
+/// A lane's places in a CTA's share of x.
+struct DenseLane {
+    const char* b;       // for load_matrices: lanes 0 to 15 the two halves of eight rows, 16 to 31 of the next block
+    const char* pairs;   // {d, A} of columns 2 t, 2 t + 1
+    const char* halves;  // A0 of them
+    int stride;
+};
+
+/// The sums of a warp: 16 weight rows times 8 NT rows of x, as mma.m16n8k32 has them.
+template <int NT>
+using DenseSums = float[NT][4];
+
+/// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the
+/// blocks; group: of the first within this CTA's share of x.
+template <DType Type, int NT, bool Both>
+__device__ __forceinline__ void dense_blocks(const char* stage, int half, int block, int low, const KShifts& at,
+                                             const DenseLane& x, int group, int lane, DenseSums<NT>& acc) {
+    using S = DenseStage<Type>;
+    constexpr uint32_t kNibble = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
+    const int g = lane / 4, t = lane % 4, mine = 16 * half + lane % 16, second = Both ? lane / 16 : 0;
+    uint32_t w[4], xs[NT][4];
+    load_matrices(w, stage + mine * S::kDataStride + 128 * (block + second) + 16 * low);
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) load_matrices(xs[nt], x.b + 8 * nt * x.stride + 16 * (group + 8 * second));
+    float2 scales;  // of row `mine` in this lane's block
+    const char* const head = stage + S::kHeads + mine * S::kHeadStride + 16 * (block + second);
+    if constexpr (S::kQ6)
+        scales = q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
+                           *reinterpret_cast<const uint16_t*>(stage + S::kD + 2 * (mine * kBlocks + block + second)));
+    else scales = q4_scales<false>(load_shared16(head), at);
+#pragma unroll
+    for (int u = 0; u < (Both ? 2 : 1); ++u) {
+        float s[2], m[2], shift[2];  // rows g, g + 8
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            s[h] = __shfl_sync(~0u, scales.x, g + 8 * h + 16 * u);
+            m[h] = __shfl_sync(~0u, scales.y, g + 8 * h + 16 * u);
+            shift[h] = -__fmul_rn(s[h], kMagic);
+        }
+        uint32_t a[4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            a[h] = w[2 * u + h] & kNibble;
+            a[2 + h] = (w[2 * u + h] >> 4) & kNibble;
+            const char* const high =
+                stage + S::kHigh + (16 * half + g + 8 * h) * S::kHighStride + (block + u) * S::kHighEach;
+            if constexpr (S::kQ6) {
+                const uint2 bits = *reinterpret_cast<const uint2*>(high + 8 * low);
+                a[h] |= ((bits.x >> (2 * t)) & kTwo) << 4;
+                a[2 + h] |= ((bits.y >> (2 * t)) & kTwo) << 4;
+            } else if constexpr (S::kQ5) {
+                const uint32_t bits = *reinterpret_cast<const uint32_t*>(high + 4 * low);
+                a[h] |= ((bits >> t) & kOne) << 4;
+                a[2 + h] |= ((bits >> (4 + t)) & kOne) << 4;
+            }
+        }
+        const int j = group + 8 * u;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const float4 pair = *reinterpret_cast<const float4*>(x.pairs + 64 * (NT * j + nt));
+            const float d[2] = {pair.x, pair.z}, sum[2] = {pair.y, pair.w};
+            if constexpr (S::kQ6) {
+                const float2 first = *reinterpret_cast<const float2*>(x.halves + 32 * (NT * j + nt));
+                const float a0[2] = {first.x, first.y};
+                int c[4], e[4];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    c[i] = c[2 + i] = __float_as_int(fmaf(-32.0f, a0[i], kMagic));
+                    e[i] = e[2 + i] = __float_as_int(fmaf(-32.0f, sum[i] - a0[i], kMagic));
+                }
+                mma_k16(c, a[0], a[1], xs[nt][2 * u]);
+                mma_k16(e, a[2], a[3], xs[nt][2 * u + 1]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float v = fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]);
+                    v = fmaf(m[i / 2], __fsub_rn(__int_as_float(e[i]), kMagic), v);
+                    acc[nt][i] = fmaf(v, d[i % 2], acc[nt][i]);
+                }
+            } else {
+                int c[4] = {};
+                mma_k32(c, a, xs[nt][2 * u], xs[nt][2 * u + 1], kMagicBits);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float v = fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]);
+                    v = fmaf(-m[i / 2], sum[i % 2], v);
+                    acc[nt][i] = fmaf(v, d[i % 2], acc[nt][i]);
+                }
+            }
+        }
+    }
+}
+
+/// All `count` blocks of a stage; first: the number of its first block in this CTA's share of a row.
+template <DType Type, int NT>
+__device__ __forceinline__ void dense_stage(const char* stage, int half, int low, const KShifts& at, const DenseLane& x,
+                                            int first, int count, int lane, DenseSums<NT>& acc) {
+    int b = 0;
+#pragma unroll 1
+    for (; b + 1 < count; b += 2)
+        dense_blocks<Type, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+    if (b < count) dense_blocks<Type, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+}
+
+// ---- A cluster's CTAs give each other their sums.
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t r = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+/// The same place in the shared memory of CTA `rank` of the cluster.
+__device__ __forceinline__ uint32_t in_cta(uint32_t address, uint32_t rank) {
+    uint32_t to = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
+#endif
+    return to;
+}
+/// Two floats to another CTA of the cluster, which its barrier counts as eight bytes that came: no fence, no wait here.
+__device__ __forceinline__ void send(uint32_t address, float a, float b, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address),
+                 "f"(a), "f"(b), "r"(barrier)
+                 : "memory");
+#endif
+}
+/// The next phase of a barrier that one thread arms ends when `bytes` more have come.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+/// One arrival of this warp at a barrier of each CTA of the cluster: what its lanes wrote before is visible behind it.
+__device__ __forceinline__ void arrive_everywhere(uint32_t barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    if (lane < kCluster)
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                         in_cta(barrier, static_cast<uint32_t>(lane)))
+                     : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+        "@!p bra again_%=;\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
+/// A warp's sums to the CTAs that add them up. CTA r of the cluster has, of rows 16 (r / 2) .. + 15 of the tile, rows
+/// 4 (r % 2) .. + 3 and those eight further on; product o = 8 (row of x) + 2 (row % 4) + row / 8 of them.
+template <int NT>
+__device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint32_t rank, int warp, int lane,
+                                          const DenseSums<NT>& acc) {
+    const int g = lane / 4, t = lane % 4;
+    const auto cta = static_cast<uint32_t>(2 * (warp / 8) + g / 4);
+    const uint32_t there = in_cta(barrier, cta),
+                   to = in_cta(sums, cta) +
+                        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + 2 * (g % 4));
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) send(to + 4 * (64 * nt + 8 * c), acc[nt][c], acc[nt][2 + c], there);
+}
+/// Bytes that a CTA gets for a tile.
+RT_HD constexpr int sent_bytes(int nt) { return 4 * 32 * 64 * nt; }
+
+/// Product o, by dense_share(NT) neighbouring lanes, of which this is number k.
+template <int NT>
+__device__ __forceinline__ float add_sums(const float* sums, int o, int k) {
+    const auto low = [&](int l) {  // xor 16, then xor 8
+        const float* const from = sums + l * dense_part(NT) + o;
+        constexpr int kNext = 8 * dense_part(NT);
+        return __fadd_rn(__fadd_rn(from[0], from[2 * kNext]), __fadd_rn(from[kNext], from[3 * kNext]));
+    };
+    float sum = __fadd_rn(low(k), low(k + 4));
+    if constexpr (dense_share(NT) == 2) sum = __fadd_rn(sum, __fadd_rn(low(k + 2), low(k + 6)));
+    else sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+    return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+}
+
+#endif  // __CUDACC__
+
+}  // namespace riptide::ops::cuda::decode

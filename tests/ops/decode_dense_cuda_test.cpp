@@ -1,0 +1,192 @@
+// Products of any width (decode_dense_*.cu): the bits of the general kernels, however many rows a step has.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "ops/matmul.h"
+#include "tests/ops/op_fixture.h"
+#include "tests/ops/product_bound.h"
+#include "tests/quant/random_weight.h"
+
+namespace riptide {
+namespace {
+
+using test::RandomWeight;
+using test::WeightKind;
+
+constexpr int64_t kMost = 40;
+constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
+using Results = std::vector<std::vector<float>>;
+
+/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage.
+constexpr int64_t kWidths[] = {256, 768, 2304, 5120, 6144, 17408};
+
+struct World {
+    OpContext op{1, int64_t{64} << 20};
+    std::unique_ptr<Gpu> portable;
+    Context general;
+
+    World() {
+        GpuOptions options;
+        options.portable = true;
+        portable = Gpu::open(options);
+        general = op.ctx;
+        general.gpu = portable.get();
+    }
+    Weight weight(DType type, int64_t rows, int64_t cols, uint64_t seed) {
+        const RandomWeight m(WeightKind{type}, rows, cols, seed);
+        return op.weight(m.w);
+    }
+    /// run(ctx, x, n): results [n, width] for x[n][cols]. Steps of many rows of the general kernels judge all others.
+    void compare(const std::string& what, int64_t cols,
+                 const std::function<Results(Context&, const std::vector<float>&, int64_t)>& run) {
+        const std::vector<float> x = test::random_rows(kMost, cols, 17);
+        const Results expected = run(general, x, kMost);
+        for (const std::vector<float>& values : expected)
+            for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
+        for (const int64_t n : kCounts) {
+            const int64_t first = n == kMost ? 0 : 7 * n % (kMost - n + 1);
+            const Results got = run(op.ctx, {x.begin() + first * cols, x.begin() + (first + n) * cols}, n);
+            for (size_t k = 0; k < got.size(); ++k) {
+                const int64_t width = std::ssize(expected[k]) / kMost;
+                expect_same_bits(got[k],
+                                 {expected[k].begin() + first * width, expected[k].begin() + (first + n) * width},
+                                 fmt::format("{}: {} rows from {}, result {}", what, n, first, k).c_str());
+                if (testing::Test::HasFatalFailure()) return;
+            }
+        }
+    }
+    Tensor tensor(const std::vector<float>& values, int64_t rows) {
+        return op.tensor(values, {rows, std::ssize(values) / rows});
+    }
+    std::vector<float> read(const Tensor& t) {
+        portable->synchronize();
+        return values_of(t);
+    }
+    void forget() {
+        op.poison();
+        op.ctx.gpu->synchronize();
+    }
+};
+
+TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    World world;
+    for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
+        for (const int64_t cols : kWidths) {
+            constexpr int64_t kRows = 101;
+            const Weight w = world.weight(type, kRows, cols, 11);
+            world.compare(fmt::format("{} {}", dtype_name(type), cols), cols,
+                          [&](Context& ctx, const std::vector<float>& x, int64_t n) {
+                              world.forget();
+                              const Tensor t = world.tensor(x, n);
+                              Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * kRows), 0.75f), n);
+                              world.op.ctx.gpu->synchronize();
+                              const Tensor y = ops::matmul_add(ctx, w, t, r);
+                              return Results{world.read(y), world.read(r)};
+                          });
+            if (testing::Test::HasFatalFailure()) return;
+        }
+}
+
+TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    World world;
+    for (const int64_t cols : {1280, 5120}) {
+        const Weight q4 = world.weight(DType::q4_k, 515, cols, 1), q6 = world.weight(DType::q6_k, 129, cols, 2),
+                     small = world.weight(DType::q4_k, 7, cols, 3), beta = world.weight(DType::f32, 9, cols, 4),
+                     q5 = world.weight(DType::q5_k, 33, cols, 5), alpha = world.weight(DType::bf16, 48, cols, 6);
+        const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
+        const std::vector<std::vector<const Weight*>> groups = {
+            {&q4}, {&q4, &small, &q6}, {&q4, &small, &beta, &alpha}, {&q5, &q4, &q6, &small}, {&beta, &q6, &alpha}};
+        for (size_t g = 0; g < groups.size(); ++g)
+            for (const bool normed : {true, false}) {
+                world.compare(
+                    fmt::format("group {} of {}, norm {}", g, cols, normed), cols,
+                    [&](Context& ctx, const std::vector<float>& x, int64_t n) {
+                        world.forget();
+                        const Tensor t = world.tensor(x, n);
+                        world.op.ctx.gpu->synchronize();
+                        Results out;
+                        for (const Tensor& y : ops::norm_matmul_group(ctx, t, normed ? norm : ops::Norm{}, groups[g]))
+                            out.push_back(world.read(y));
+                        return out;
+                    });
+                if (testing::Test::HasFatalFailure()) return;
+            }
+    }
+}
+
+TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    World world;
+    struct Case {
+        DType up, down;
+        int64_t d, ff;
+    };
+    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q5_k, DType::q5_k, 5120, 768},
+                          Case{DType::q6_k, DType::q4_k, 512, 17408}}) {
+        const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
+                     down = world.weight(c.down, c.d, c.ff, 23);
+        const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};
+        world.compare(fmt::format("{} -> {}", c.d, c.ff), c.d,
+                      [&](Context& ctx, const std::vector<float>& x, int64_t n) {
+                          world.forget();
+                          Tensor t = world.tensor(x, n);
+                          world.op.ctx.gpu->synchronize();
+                          const Tensor y = ops::swiglu_ffn_add(ctx, t, norm, gate, up, down);
+                          return Results{world.read(y), world.read(t)};
+                      });
+        if (testing::Test::HasFatalFailure()) return;
+    }
+}
+
+/// The kernels of a chain start before their predecessors end: the same bits in every replay.
+TEST(DecodeDense, replays_of_a_graph_of_layers_agree) {
+    RT_GPU_ONLY();
+    constexpr int64_t kHidden = 1280, kFf = 4352;
+    OpContext op(1, int64_t{32} << 20);
+    const auto placed = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
+        const RandomWeight m(WeightKind{type}, rows, cols, seed);
+        return op.weight(m.w);
+    };
+    const Weight q = placed(DType::q4_k, 2304, kHidden, 31), beta = placed(DType::f32, 48, kHidden, 32),
+                 o = placed(DType::q4_k, kHidden, 2304, 33), gate = placed(DType::q4_k, kFf, kHidden, 34),
+                 up = placed(DType::q4_k, kFf, kHidden, 35), down = placed(DType::q6_k, kHidden, kFf, 36);
+    const ops::Norm norm = {op.floats(normals(kHidden, 37)), 1e-6f};
+    const Weight* const group[] = {&q, &beta};
+    for (const int64_t n : {1, 2, 3, 8, 16, 24, 40}) {
+        op.poison();
+        const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
+        Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
+        std::vector<Tensor> results;
+        const auto step = [&] {
+            op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
+            results.clear();
+            for (int layer = 0; layer < 3; ++layer) {
+                for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, norm, group)) results.push_back(y);
+                ops::matmul_add(op.ctx, o, results[results.size() - 2], x);
+                results.push_back(ops::swiglu_ffn_add(op.ctx, x, norm, gate, up, down));
+            }
+        };
+        const Arena::Mark mark = op.ctx.arena->mark();
+        step();
+        op.ctx.arena->restore(mark);
+        GpuGraph graph(*op.ctx.gpu, step);
+        std::vector<std::vector<float>> first;
+        for (int replay = 0; replay < 30; ++replay) {
+            graph.launch();
+            for (size_t i = 0; i < results.size(); ++i) {
+                const std::vector<float> values = values_of(results[i]);
+                if (replay == 0) first.push_back(values);
+                else
+                    expect_same_bits(values, first[i],
+                                     fmt::format("{} rows, replay {}, result {}", n, replay, i).c_str());
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace riptide
