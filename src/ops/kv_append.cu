@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(32 * kWarps) kv_append_kernel(const __grid_con
     load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
     if (!values) {
         norm_head(x, a.norm, a.d);
-        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.positions[row], a.d, buffers[warp]);
+        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), a.d, buffers[warp]);
     }
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
     auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);
