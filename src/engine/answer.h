@@ -27,6 +27,7 @@ struct Job {
     EncodedPrompt prompt;
     std::shared_ptr<CompressionPlan> plan;  // while the prompt is to be compressed; there are no answers yet
     CompressionReport compression;          // of the prompt, if it was
+    bool show_kept = false;                 // CompressionReport::shown is wanted
     std::shared_ptr<const PromptGaps> gaps;  // where what is left of it stood, if the model is to see that
     int64_t scoring_us = 0;                 // that went by until then
     std::vector<int64_t> cuts;              // lengths of the prompt at which its state is kept

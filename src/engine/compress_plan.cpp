@@ -13,7 +13,7 @@ namespace {
 using Kind = ChatPart::Kind;
 
 /// Of the last user message if it is too long to be kept whole: shares of the room, and tokens at most.
-constexpr int64_t kMostWhole = 1024, kMostHead = 64, kMostTail = 256;
+constexpr int64_t kMostWhole = 4096, kMostHead = 64, kMostTail = 256;
 /// Contents so short are kept whole while there is room for them, also before the last turn.
 constexpr int64_t kShort = 128;
 /// Tokens of the queries: the end of the prompt, of the last user message, of those before it.
@@ -91,7 +91,7 @@ void Compressor::Work::share_out(const CompressionOptions& options) {
     const int64_t size = std::ssize(plan.kept), fixed = std::count(plan.kept.begin(), plan.kept.end(), true);
     const auto share = static_cast<int64_t>(options.keep * static_cast<double>(size - fixed));
     plan.report.budget = options.keep_tokens > 0 ? std::min(options.keep_tokens, size)
-                                                 : fixed + std::min(size - fixed, std::max(share, kLeastKept));
+                                                 : fixed + std::min(size - fixed, std::max(share, options.least));
     plan.room = std::max<int64_t>(0, plan.report.budget - fixed);
     quota = plan.room / 2;
 }
@@ -221,8 +221,8 @@ void Compressor::Work::count() {
 std::vector<std::string> Compressor::names_of(const LongPrompt& prompt, const CompressionOptions& options) const {
     std::vector<std::string> names;
     if (!prompt.remember) return names;
-    std::string chain = fmt::format("{} {} {} {} {}{}", fingerprint_, scorer_.name, options.keep, options.keep_tokens,
-                                    prompt.owner.size(), prompt.owner);
+    std::string chain = fmt::format("{} {} {} {} {} {}{}", fingerprint_, scorer_.name, options.keep, options.least,
+                                    options.keep_tokens, prompt.owner.size(), prompt.owner);
     int64_t at = 0;
     for (size_t p = 1; p < prompt.parts.size(); ++p) {
         if (prompt.parts[p].message == prompt.parts[p - 1].message) continue;

@@ -25,16 +25,15 @@ enum class KeptPositions : uint8_t {
 struct CompressionOptions {
     CompressMode mode = CompressMode::automatic;
     /// Share of what can be left out (contents of messages: not markup, system prompt, tool schemas, calls) that is
-    /// kept at most, over 0 to 1; but kLeastKept tokens of it in any case.
+    /// kept at most, over 0 to 1; but `least` tokens of it in any case: fewer save no time (a GPU reads all weights for
+    /// any step), and a model that sees hardly anything of a tool's results calls the tool again, though the answer is
+    /// there (docs/results/long_context.md).
     double keep = 0.1;
+    int64_t least = 768;
     int64_t keep_tokens = 0;  // if not 0: so many tokens of the whole prompt at most, instead
     int64_t above = 32768;    // automatic: prompts of more tokens
     KeptPositions positions = KeptPositions::compact;
 };
-
-/// Fewer save no time (a GPU reads all weights for any step), and a model that sees hardly anything of a tool's results
-/// calls the tool again, though the answer is there: docs/results/long_context.md.
-inline constexpr int64_t kLeastKept = 768;
 
 /// What a request says itself.
 struct CompressionRequest {
@@ -42,6 +41,7 @@ struct CompressionRequest {
     std::optional<double> keep;
     std::optional<int64_t> keep_tokens, above;
     std::optional<KeptPositions> positions;
+    bool show = false;  // CompressionReport::shown is wanted
 
     /// A request's own keep replaces both limits of `options`.
     CompressionOptions over(const CompressionOptions& options) const;
@@ -60,6 +60,7 @@ struct CompressionReport {
     int64_t remembered = 0;  // of kept: as an earlier turn chose
     int64_t scored = 0;      // tokens that the scorer read, in its own vocabulary
     double seconds = 0;      // to score and to choose
+    std::string shown;       // the prompt with what was dropped in marks (show_kept), if asked for
     bool over() const { return kept > budget; }
     /// "kept 4,012 of 40,120 tokens (...)", and why more than the budget, if so.
     std::string sentence() const;

@@ -87,6 +87,7 @@ void check_compression(const CompressionOptions& o, const std::string& what) {
              o.keep);
     RT_CHECK(o.keep_tokens >= 0 && o.keep_tokens <= kMostKeep, ErrorKind::usage,
              "{}keep_tokens is {}, expected 0 to {}", what, o.keep_tokens, kMostKeep);
+    RT_CHECK(o.least >= 0, ErrorKind::usage, "{}least is {}, expected 0 or more", what, o.least);
     RT_CHECK(o.above >= 0, ErrorKind::usage, "{}above is {}, expected 0 or more", what, o.above);
 }
 

@@ -58,7 +58,7 @@ struct CompressionPlan {
 ///
 /// **What must stay** (forced): markup and everything the client wrote that is not content (system prompt, tool
 /// schemas, tool calls); control tokens; of the contents' part of the budget (room): the last user message, or, if it
-/// is longer than a quarter of the room (at most 1024 tokens), its first and last tokens; from the end of the prompt
+/// is longer than a quarter of the room (at most 4096 tokens), its first and last tokens; from the end of the prompt
 /// back, contents of the last turn that fit into half of the room, and short ones before it; the queries. If all that
 /// is more than the budget nothing else is kept, and the report says so.
 /// **Queries**: the end of the prompt and of the last user message, the beginning of that if it is long, and the ends

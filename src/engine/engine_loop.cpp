@@ -224,7 +224,10 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
     if (prefix == nullptr || reads_whole_prompt(answer)) return;
     guarded([&] {
         const Job& job = answer.job();
-        const PrefixMatch match = prefix->attach(prefix_request(job, job.prompt.tokens), state);
+        PrefixMatch match = prefix->attach(prefix_request(job, job.prompt.tokens), state);
+        const int64_t vocab = machine_.model().info().vocab_size;  // keys of tokens behind gaps, for people
+        for (int32_t* token : {&match.cached_token, &match.prompt_token})
+            if (*token >= 0) *token = static_cast<int32_t>(*token % vocab);
         answer.computed = match.cached;
         ++cache_changes_;
         if (!first) return;

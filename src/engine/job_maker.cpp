@@ -61,6 +61,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink) const {
     check_tokens(*job);
     job->deterministic = request.deterministic.value_or(options_.deterministic);
     job->plan = plan(request, *job);
+    job->show_kept = request.compression.show;
     job->prompt.rendered.reset();
     const int64_t size = job->plan ? job->plan->most_kept() : std::ssize(job->prompt.tokens);
     if (size >= context_)
@@ -120,6 +121,7 @@ void JobMaker::complete(Job& job, bool chosen) const {
         job.prompt.tokens = kept_tokens(*plan);
         job.gaps = kept_gaps(*plan, vocab_, positions_);
         job.compression = plan->report;
+        if (job.show_kept) job.compression.shown = show_kept(*plan);
     }
     const int64_t size = std::ssize(job.prompt.tokens), asked = job.sampling.max_tokens;
     const int64_t room = std::min(context_, positions_ - (job.gaps ? job.gaps->last() : 0)) - size;

@@ -65,7 +65,7 @@ class ModelScorer {
     }
     /// Chooses the chunk; returns the bytes of all temporaries.
     int64_t fit_chunk(int64_t tokens) {
-        constexpr int64_t kShare = 8, kLeastChunk = 2048;
+        constexpr int64_t kShare = 12, kLeastChunk = 2048;
         if (!gpu_) return int64_t{1} << 20;
         const int64_t most = gpu_->available() / kShare;
         for (int64_t rows = scorer_.options().chunk_rows; workspace(tokens) > most && rows >= 2 * kLeastChunk;)
