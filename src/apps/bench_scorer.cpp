@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "apps/bench_compressed.h"
 #include "apps/demo_model.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
@@ -108,6 +109,7 @@ json::object to_json(const Row& row) {
 
 int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchOptions& options,
                  const std::vector<int64_t>& prompts, bool as_json) {
+    if (!flags.target.empty()) return bench_compressed(model, flags, options, prompts, as_json);
     for (const int64_t prompt : prompts)
         RT_CHECK(prompt > flags.question, ErrorKind::usage, "--prompt {} --question {}: expected a longer prompt",
                  prompt, flags.question);
@@ -160,6 +162,13 @@ void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
         ->check(CLI::NonNegativeNumber);
     add("--question", flags.question, "Tokens at the end that ask")->check(CLI::PositiveNumber);
     add("--turn", flags.turn, "New tokens of a turn")->check(CLI::PositiveNumber);
+    CLI::Option* target = add("--target", flags.target,
+                              "The model that answers (file, folder or SHAPE:TYPE with random weights): measure an "
+                              "engine with both, from the request to the first token, and a second turn");
+    add("--keep", flags.keep, "With --target: the share of a prompt that is read")->needs(target);
+    cmd.add_flag("--no-dense", flags.no_dense, "With --target: do not measure whole prompts beside")
+        ->needs(target)
+        ->group("Scoring prompts (--scorer)");
 }
 
 }  // namespace riptide::apps

@@ -16,6 +16,9 @@ struct ScorerFlags {
     float alpha = ops::SparseOptions().alpha;
     int32_t blocks = ops::SparseOptions().most_blocks;
     int64_t question = 64, turn = 2048;
+    std::string target;  // bench_compressed: the model that answers
+    double keep = 0.1;
+    bool no_dense = false;
     CLI::Option* option = nullptr;  // --scorer
 };
 void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags);

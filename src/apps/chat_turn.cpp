@@ -81,6 +81,7 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     };
     GenerateRequest request;
     request.prompt = tokens;
+    if (shortener_) request.gaps = shortener_->gaps(session_->model().info());
     request.sampling = params;
     request.eos_ids = text_.stop_ids();
     request.tokenizer = &tokenizer;

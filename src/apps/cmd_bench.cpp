@@ -252,6 +252,7 @@ void add_bench(CLI::App& app, Action& action) {
         "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
         "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --prompt 32768,131072\n"
+        "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --target laguna-xs.2:q4_k_m --prompt 131072\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "
         "same. "
         "\"read\" is weights and K/V, of a prompt or a step.");

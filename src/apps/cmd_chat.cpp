@@ -123,7 +123,7 @@ int chat(const Options& o) {
              "--system and --messages exclude each other: put the system message into the file");
     compression_options(o.compress);  // what is wrong is said before anything is loaded
     PromptScorer scorer = open_scorer(o.compress, o.model);
-    ChatModel model(open_session(o.model, speculation_options(o.draft)));
+    ChatModel model(open_session(o.model, speculation_options(o.draft), device_bytes(scorer)));
     model.shorten(o.compress, std::move(scorer));
     const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
     if (!o.system.empty()) add_message(messages, "system", o.system);

@@ -22,7 +22,8 @@ struct Options {
     ModelFlags model;
     std::vector<std::string> tasks, lengths = {"1K", "2K", "4K", "8K"}, keeps = {"dense"};
     NiahOptions niah;
-    std::string scorer, json_file, plot;
+    CompressFlags compress;
+    std::string json_file, plot;
     bool resume = false;
     Options() { niah.depths = {0, 25, 50, 75, 100}; }
 };
@@ -70,7 +71,7 @@ NiahOptions niah_options(const Options& o) {
     for (const std::string& text : o.lengths) add_new(out.lengths, length_of(text));
     for (const std::string& text : o.keeps) add_new(out.keeps, keep_of(text));
     const bool compressed = std::any_of(out.keeps.begin(), out.keeps.end(), [](double keep) { return keep < 1; });
-    RT_CHECK(!compressed || !o.scorer.empty(), ErrorKind::usage,
+    RT_CHECK(!compressed || !o.compress.scorer.empty(), ErrorKind::usage,
              "--keep below 1 needs --scorer FILE: the model that says what of a prompt matters");
     RT_CHECK(!o.resume || !o.json_file.empty(), ErrorKind::usage, "--resume needs --json FILE: what to go on with");
     return out;
@@ -82,14 +83,18 @@ int niah(const Options& o) {
     EngineOptions engine_options;
     engine_options.max_running = 1;
     engine_options.prefix_cache = false;  // each prompt is read in full: times to the first token are comparable
-    CompressFlags compress;
-    compress.scorer = o.scorer;
-    engine_options.scorer = open_scorer(compress, o.model);
+    engine_options.scorer = open_scorer(o.compress, o.model);
+    engine_options.compression.positions = compression_options(o.compress).positions;
     const std::unique_ptr<Engine> engine = open_engine(o.model, engine_options);
     const EngineInfo info = engine->info();
     const std::string kv = kv_name(info.k_dtype, info.v_dtype);
     const json::object settings =
-        niah_settings({{"model", info.model.name}, {"device", info.device}, {"kv", kv}, {"scorer", o.scorer}}, options);
+        niah_settings({{"model", info.model.name}, {"device", info.device}, {"kv", kv}, {"scorer", o.compress.scorer},
+                                                {"positions", o.compress.positions},
+                                                {"score_layers", json::value_from(o.compress.score_layers)},
+                                                {"alpha", o.compress.alpha},
+                                                {"blocks", o.compress.blocks}},
+                                               options);
     std::vector<NiahAnswer> answers;
     if (o.resume && std::filesystem::exists(o.json_file))
         answers = niah_answers(parse_json(read_file(o.json_file, kMaxJson), o.json_file), settings, o.json_file);
@@ -127,8 +132,10 @@ void add_niah(CLI::App& app, Action& action) {
         ->check(CLI::Range(0, 100))
         ->capture_default_str();
     list("--keep", options->keeps, "Share of the prompt that the model reads; dense: all of it")->capture_default_str();
-    cmd->add_option("--scorer", options->scorer,
+    cmd->add_option("--scorer", options->compress.scorer,
                     "The model that says what of a prompt matters (GGUF or folder; demo: the demo model's own)");
+    add_positions_flag(*cmd, options->compress);
+    add_scoring_flags(*cmd, options->compress);
     cmd->add_option("--count", options->niah.count, "Questions of each task, length and depth")
         ->check(CLI::Range(1, 10000))
         ->capture_default_str();

@@ -101,7 +101,7 @@ int run(const Options& o) {
     const AnswerFormat format = format_of(o);
     catch_interrupts();
     PromptScorer scorer = open_scorer(o.compress, o.model);
-    const auto session = open_session(o.model, speculation_options(o.draft));
+    const auto session = open_session(o.model, speculation_options(o.draft), device_bytes(scorer));
     const Checkpoint& checkpoint = session->checkpoint();
     GenerateRequest request;
     request.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
@@ -121,6 +121,7 @@ int run(const Options& o) {
         if (has_tokenizer(checkpoint)) tokenizer.emplace(load_tokenizer(checkpoint));
     }
     request.prompt = prompt;
+    if (shortener) request.gaps = shortener->gaps(session->model().info());
     request.eos_ids = eos;
     request.tokenizer = tokenizer ? &*tokenizer : nullptr;
     Constrainer constrainer;

@@ -135,13 +135,15 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("device  {}", info.device);
     say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
         grouped(info.kv_tokens), kv, info.max_running);
+    if (!info.memory.empty()) say("memory  {}", info.memory);
     const CompressionOptions& c = info.compression;
     if (!info.scorer.empty())
-        say("scorer  {}: {} keep {} of their tokens", info.scorer,
+        say("scorer  {}: {} keep {} of what can be left out{}", info.scorer,
             c.mode == CompressMode::always      ? "prompts"
             : c.mode == CompressMode::automatic ? fmt::format("prompts above {} tokens", grouped(c.above))
                                                 : "prompts that ask for it",
-            c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep));
+            c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep),
+            c.positions == KeptPositions::original ? ", at its original positions" : "");
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;

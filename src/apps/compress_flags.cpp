@@ -34,10 +34,13 @@ void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
                    "Which prompts: auto (those above --compress-above TOKENS, 32K) | off | always")
         ->check(CLI::IsMember({"auto", "off", "always"}))
         ->capture_default_str();
-    cmd.add_option("--keep", flags.keep, "What is kept of them: a share (0.1), or tokens (4096, 8K)")
+    cmd.add_option("--keep", flags.keep,
+                   "What is kept of them: a share (0.1) of what can be left out, or so many tokens of all (4096, 8K)")
         ->capture_default_str();
+    add_positions_flag(cmd, flags);
     cmd.add_option("--compress-above", flags.above, "Tokens from which on auto compresses (8192, 32K)")
         ->capture_default_str();
+    add_scoring_flags(cmd, flags);
 }
 
 CompressionOptions compression_options(const CompressFlags& flags) {
@@ -54,13 +57,44 @@ CompressionOptions compression_options(const CompressFlags& flags) {
     if (keep <= 1) out.keep = keep;
     else out.keep_tokens = static_cast<int64_t>(keep);
     out.above = static_cast<int64_t>(above);
+    out.positions = flags.positions == "original" ? KeptPositions::original : KeptPositions::compact;
     check_compression(out, "--");
     return out;
+}
+
+void add_positions_flag(CLI::App& cmd, CompressFlags& flags) {
+    cmd.add_option("--compress-positions", flags.positions,
+                   "Where the model sees what is kept: compact (one behind the other) | original (where it stood)")
+        ->check(CLI::IsMember({"compact", "original"}))
+        ->capture_default_str();
+}
+
+void add_scoring_flags(CLI::App& cmd, CompressFlags& flags) {
+    const std::string group = "How the scorer reads (--scorer)";
+    cmd.add_option("--score-layers", flags.score_layers,
+                   "Layers that score, 0-based, -1: the last; left out: all, of the demo's scorer the last. Those behind "
+                   "the last of them do not run")
+        ->delimiter(',')
+        ->group(group);
+    cmd.add_option("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str()
+        ->group(group);
+    cmd.add_option("--blocks", flags.blocks,
+                   "Blocks of 128 keys that a block of queries reads besides sinks and window")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str()
+        ->group(group);
 }
 
 PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model) {
     if (flags.scorer.empty()) return {};
     ModelScorerOptions options;
+    options.scorer.score_layers = flags.score_layers;
+    // Trained on what its last layer attends to, and better so at every length: models/demo/scorer_report.json.
+    if (flags.score_layers.empty() && flags.scorer == "demo") options.scorer.score_layers = {-1};
+    options.scorer.sparse.alpha = flags.alpha;
+    options.scorer.sparse.most_blocks = flags.blocks;
     const SessionOptions session = session_options(model);
     options.threads = session.threads;
     options.gpu = session.gpu;

@@ -13,14 +13,24 @@
 namespace riptide::apps {
 
 struct CompressFlags {
-    std::string scorer, mode = "auto", keep = "0.1", above = "32K";
+    std::string scorer, mode = "auto", keep = "0.1", above = "32K", positions = "compact";
+    std::vector<int32_t> score_layers;  // ScorerOptions; -1: the last layer. Empty: what the scorer was trained for
+    float alpha = ops::SparseOptions().alpha;
+    int32_t blocks = ops::SparseOptions().most_blocks;
 };
+/// --compress-positions.
+void add_positions_flag(CLI::App& cmd, CompressFlags& flags);
+/// --score-layers, --alpha, --blocks.
+void add_scoring_flags(CLI::App& cmd, CompressFlags& flags);
 void add_compress_flags(CLI::App& cmd, CompressFlags& flags);
 /// Throws Error (usage) naming the flag that is wrong.
 CompressionOptions compression_options(const CompressFlags& flags);
 /// Loads it where the model runs; empty without --scorer. On a GPU before the model, which takes all memory that is
 /// left.
 PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model);
+
+/// Of the GPU's memory, for the scorer.
+inline int64_t device_bytes(const PromptScorer& scorer) { return scorer.device_bytes ? scorer.device_bytes() : 0; }
 
 /// Shortens the prompts of one conversation, with a progress bar. Says on stderr what was kept. Not thread-safe.
 class PromptShortener {
@@ -31,6 +41,10 @@ class PromptShortener {
     /// The tokens to feed. `parts` of a chat's prompt; empty for plain text. Ctrl-C ends the program when the scorer
     /// next looks.
     std::vector<int32_t> shorten(std::vector<int32_t> tokens, std::span<const ChatPart> parts = {});
+    /// Where the tokens of the last prompt stood in it (GenerateRequest::gaps); null: it was left whole, or compacted.
+    std::shared_ptr<const PromptGaps> gaps(const ModelInfo& model) const {
+        return plan_ ? kept_gaps(*plan_, model.vocab_size, model.max_position_embeddings) : nullptr;
+    }
     /// Of the last prompt; null if it was left whole.
     const CompressionPlan* last() const { return plan_.get(); }
     bool on() const { return compressor_.has_value(); }

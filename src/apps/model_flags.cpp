@@ -127,8 +127,11 @@ SessionOptions session_options(const ModelFlags& flags) {
     return options;
 }
 
-std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation) {
+std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation,
+                                      int64_t taken_bytes) {
     SessionOptions options = session_options(flags);
+    if (options.gpu && options.gpu->memory_budget > 0)
+        options.gpu->memory_budget = std::max<int64_t>(1, options.gpu->memory_budget - taken_bytes);
     options.speculation = speculation;
     auto checkpoint = flags.random_weights.empty() ? open_model_or_demo(flags.model)
                                                    : random_checkpoint(flags.random_weights, flags.threads);

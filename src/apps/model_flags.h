@@ -36,7 +36,8 @@ SpeculationOptions speculation_options(const DraftFlags& flags);
 SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
-std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation = {});
+std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation = {},
+                                      int64_t taken_bytes = 0);
 /// The same in an engine. `options`: what SessionOptions does not have.
 std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options);
 

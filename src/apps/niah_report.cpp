@@ -163,7 +163,7 @@ std::vector<NiahAnswer> niah_answers(const json::value& from, const json::object
 
 namespace {
 
-constexpr double kCellWidth = 44, kCellHeight = 24, kLabel = 110, kTop = 64, kGap = 18;
+constexpr double kCellWidth = 44, kCellHeight = 24, kLabel = 110, kTop = 94, kGap = 18;
 
 /// Red, yellow, green.
 std::string colour(double share) {
@@ -176,9 +176,18 @@ std::string colour(double share) {
     return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
 }
 
-std::string text(double x, double y, std::string_view content, const char* anchor) {
-    return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
+std::string text(double x, double y, std::string_view content, const char* anchor, const char* fill = "#222") {
+    return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n", x, y, anchor, fill,
                        svg_escaped(content));
+}
+
+/// Of the prompts' tokens, read by the model.
+std::string read_share(std::span<const NiahAnswer> answers, double keep) {
+    int64_t kept = 0, tokens = 0;
+    for (const NiahAnswer& a : answers)
+        if (a.keep == keep) kept += a.kept, tokens += a.tokens;
+    if (tokens == 0) return "";
+    return fmt::format("{:.0f} % read", 100 * static_cast<double>(kept) / static_cast<double>(tokens));
 }
 
 /// One map with its corner at x, y.
@@ -195,7 +204,8 @@ std::string map(std::span<const NiahAnswer> answers, const NiahOptions& o, doubl
                 "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"white\"/>\n", left,
                 top, kCellWidth, kCellHeight, share.of == 0 ? "#ddd" : colour(share.value()));
             if (share.of > 0)
-                out += text(left + kCellWidth / 2, top + 16, fmt::format("{:.0f}", 100 * share.value()), "middle");
+                out += text(left + kCellWidth / 2, top + 16, fmt::format("{:.0f}", 100 * share.value()), "middle",
+                            share.value() > 0.85 || share.value() < 0.15 ? "white" : "#222");
         }
     for (size_t column = 0; column < o.lengths.size(); ++column)
         out +=
@@ -219,12 +229,13 @@ std::string niah_svg(std::span<const NiahAnswer> answers, const NiahOptions& o, 
         "<text x=\"12\" y=\"22\" font-size=\"14\">{2}</text>\n",
         width, height, svg_escaped(title));
     out +=
-        text(12, 40,
-             "Right answers in percent; columns: tokens of prompt and answer, rows: depth of what answers in percent.",
-             "start");
-    for (size_t k = 0; k < o.keeps.size(); ++k)
-        out += text(kLabel + map_width * static_cast<double>(k) + (map_width - kGap) / 2, kTop - 6,
-                    o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]), "middle");
+        text(12, 40, "Right answers in percent. Columns: tokens of prompt and answer together.", "start") +
+        text(12, 56, "Rows: depth of what answers, in percent of the text.", "start");
+    for (size_t k = 0; k < o.keeps.size(); ++k) {
+        const double middle = kLabel + map_width * static_cast<double>(k) + (map_width - kGap) / 2;
+        out += text(middle, kTop - 20, o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]), "middle") +
+               text(middle, kTop - 6, read_share(answers, o.keeps[k]), "middle");
+    }
     for (size_t row = 0; row < rows; ++row) {
         const double y = kTop + map_height * static_cast<double>(row);
         const bool all = row == o.tasks.size();

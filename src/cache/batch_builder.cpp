@@ -8,7 +8,7 @@ namespace riptide {
 
 const Batch& BatchBuilder::build(std::span<const StepRows> steps) {
     for (auto* array : {&tokens_, &positions_, &row_sequence_, &parent_, &row_begin_, &committed_, &page_table_,
-                        &state_slot_, &logit_rows_})
+                        &state_slot_, &logit_rows_, &gaps_})
         array->clear();
     bool tree = false;
     size_t max_pages = 0;
@@ -29,9 +29,10 @@ const Batch& BatchBuilder::build(std::span<const StepRows> steps) {
         add_logits(steps[s], row_begin_.back());
     }
     row_begin_.push_back(static_cast<int32_t>(tokens_.size()));
+    add_gaps(steps);
     batch_ = {tokens_,     positions_, row_sequence_, parent_,
               row_begin_,  committed_, page_table_,   static_cast<int32_t>(max_pages),
-              state_slot_, logit_rows_};
+              state_slot_, logit_rows_, gaps_};
     return batch_;
 }
 
@@ -46,6 +47,17 @@ void BatchBuilder::add_rows(const StepRows& step, int32_t sequence, bool tree) {
         positions_.push_back(parent < 0 ? committed : positions_[static_cast<size_t>(first + parent)] + 1);
         row_sequence_.push_back(sequence);
         if (tree) parent_.push_back(parent < 0 ? -1 : first + parent);
+    }
+}
+
+/// Nothing, unless some sequence has gaps.
+void BatchBuilder::add_gaps(std::span<const StepRows> steps) {
+    const auto gapped = [](const StepRows& step) { return step.sequence->gaps() != nullptr; };
+    if (std::ranges::none_of(steps, gapped)) return;
+    gaps_.reserve(positions_.size());
+    for (size_t r = 0; r < positions_.size(); ++r) {
+        const PromptGaps* gaps = steps[static_cast<size_t>(row_sequence_[r])].sequence->gaps().get();
+        gaps_.push_back(gaps == nullptr ? 0 : gaps->at(positions_[r]));
     }
 }
 

@@ -36,10 +36,11 @@ class BatchBuilder {
 
   private:
     void add_rows(const StepRows& step, int32_t sequence, bool tree);
+    void add_gaps(std::span<const StepRows> steps);
     void add_logits(const StepRows& step, int32_t first_row);
 
     std::vector<int32_t> tokens_, positions_, row_sequence_, parent_, row_begin_;
-    std::vector<int32_t> committed_, page_table_, state_slot_, logit_rows_;
+    std::vector<int32_t> committed_, page_table_, state_slot_, logit_rows_, gaps_;
     Batch batch_;
 };
 

@@ -19,6 +19,7 @@ SequenceState::~SequenceState() { release_all(); }
 SequenceState::SequenceState(SequenceState&& other) noexcept
     : cache_(std::exchange(other.cache_, nullptr)),
       pages_(std::exchange(other.pages_, {})),
+      gaps_(std::exchange(other.gaps_, {})),
       slot_(std::exchange(other.slot_, -1)),
       length_(std::exchange(other.length_, 0)),
       reserved_(std::exchange(other.reserved_, 0)),
@@ -30,6 +31,7 @@ SequenceState& SequenceState::operator=(SequenceState&& other) noexcept {
     SequenceState taken(std::move(other));
     std::swap(cache_, taken.cache_);
     std::swap(pages_, taken.pages_);
+    std::swap(gaps_, taken.gaps_);
     std::swap(slot_, taken.slot_);
     std::swap(length_, taken.length_);
     std::swap(reserved_, taken.reserved_);
@@ -241,6 +243,7 @@ SequenceState SequenceState::fork(int64_t length) const {
     const auto pages = static_cast<size_t>(cache_->has_pages() ? cache_->pages_for(length) : 0);
     copy.adopt(length, std::span(pages_).first(pages));
     cache_->copy_state(slot_, copy.slot_, length);
+    copy.gaps_ = gaps_;
     return copy;
 }
 

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "cache/prompt_gaps.h"
 
 namespace riptide {
 
@@ -36,6 +38,10 @@ class SequenceState {
     /// Rows that the running step may use, 0 between steps.
     int64_t reserved() const { return reserved_; }
     std::span<const int32_t> pages() const { return pages_; }
+    /// Where its tokens stood in a longer prompt; null: nothing was left out. Forks have the same. REQUIRES that what
+    /// is computed already was computed with these sums.
+    const std::shared_ptr<const PromptGaps>& gaps() const { return gaps_; }
+    void set_gaps(std::shared_ptr<const PromptGaps> gaps) { gaps_ = std::move(gaps); }
     int32_t slot() const { return slot_; }
     const KvCache& cache() const { return *cache_; }
 
@@ -101,6 +107,7 @@ class SequenceState {
 
     KvCache* cache_ = nullptr;
     std::vector<int32_t> pages_;
+    std::shared_ptr<const PromptGaps> gaps_;
     int32_t slot_ = -1;
     int64_t length_ = 0;
     int64_t reserved_ = 0;

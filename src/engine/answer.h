@@ -27,6 +27,8 @@ struct Job {
     EncodedPrompt prompt;
     std::shared_ptr<CompressionPlan> plan;  // while the prompt is to be compressed; there are no answers yet
     CompressionReport compression;          // of the prompt, if it was
+    bool show_kept = false;                 // CompressionReport::shown is wanted
+    std::shared_ptr<const PromptGaps> gaps;  // where what is left of it stood, if the model is to see that
     int64_t scoring_us = 0;                 // that went by until then
     std::vector<int64_t> cuts;              // lengths of the prompt at which its state is kept
     SamplingParams sampling;
@@ -53,9 +55,12 @@ struct Job {
 
     /// Calls the sink, unless it has thrown before.
     void emit(const Answer& answer, EventBody body, bool ends = false);
-    PrefixRequest prefix(std::span<const int32_t> tokens) const {
+    /// Valid until the next call. The engine thread's.
+    PrefixRequest prefix(std::span<const int32_t> tokens, int64_t vocab) const {
+        if (gaps) tokens = keys = gaps->keys(tokens, vocab);
         return {salt, tokens, prompt.message_ends, cache_session, side};
     }
+    mutable std::vector<int32_t> keys;  // what the prefix cache knows tokens by, where there are gaps
 };
 
 /// The answer's text: tokens go in, events come out as soon as they cannot belong to a stop string.

@@ -12,8 +12,8 @@ namespace {
 
 using Kind = ChatPart::Kind;
 
-/// Of the last user message if it is too long to be kept whole: shares of the budget, and tokens at most.
-constexpr int64_t kMostWhole = 1024, kMostHead = 64, kMostTail = 256;
+/// Of the last user message if it is too long to be kept whole: shares of the room, and tokens at most.
+constexpr int64_t kMostWhole = 4096, kMostHead = 64, kMostTail = 256;
 /// Contents so short are kept whole while there is room for them, also before the last turn.
 constexpr int64_t kShort = 128;
 /// Tokens of the queries: the end of the prompt, of the last user message, of those before it.
@@ -38,12 +38,14 @@ struct Compressor::Work {
     int64_t last_user = -1;  // of contents; -1: there is none
     int64_t quota = 0;       // of tokens that are kept because they are recent
 
-    int64_t budget() const { return plan.report.budget; }
     void find_contents(std::span<const ChatPart> parts, const Tokenizer& target);
     void add_content(const ChatPart& part);
     int64_t force(TokenRun run);
+    void share_out(const CompressionOptions& options);
+    TokenRun question_of(TokenRun run) const;
     void keep_last_user();
     void keep_recent();
+    void keep_beginnings();
     void add_queries();
     void add_window(TokenRun run, float weight);
     void find_open();
@@ -84,14 +86,35 @@ int64_t Compressor::Work::force(TokenRun run) {
     return fresh;
 }
 
+/// What contents may take, and all. Behind find_contents().
+void Compressor::Work::share_out(const CompressionOptions& options) {
+    const int64_t size = std::ssize(plan.kept), fixed = std::count(plan.kept.begin(), plan.kept.end(), true);
+    const auto share = static_cast<int64_t>(options.keep * static_cast<double>(size - fixed));
+    plan.report.budget = options.keep_tokens > 0 ? std::min(options.keep_tokens, size)
+                                                 : fixed + std::min(size - fixed, std::max(share, options.least));
+    plan.room = std::max<int64_t>(0, plan.report.budget - fixed);
+    quota = plan.room / 2;
+}
+
+/// The last paragraph of a run of at most kQuestion tokens, or all of them.
+TokenRun Compressor::Work::question_of(TokenRun run) const {
+    run.begin = std::max(run.begin, run.end - kQuestion);
+    const size_t blank = plan.text.bytes(run).rfind("\n\n");
+    if (blank == std::string_view::npos) return run;
+    const auto line = plan.text.spans[static_cast<size_t>(run.begin)].begin + static_cast<int64_t>(blank) + 2;
+    TokenRun last = run;
+    while (last.begin < last.end && plan.text.spans[static_cast<size_t>(last.begin)].begin < line) ++last.begin;
+    return last.size() >= kAnchor ? last : run;
+}
+
 void Compressor::Work::keep_last_user() {
     if (last_user < 0) return;
     const Content& content = contents[static_cast<size_t>(last_user)];
     const TokenRun run = content.tokens;
-    const int64_t quarter = budget() / 4;
+    const int64_t quarter = plan.room / 4;
     if (run.size() <= std::clamp<int64_t>(quarter, kShort / 4, kMostWhole)) {
         if (!content.known) quota -= force(run);
-        plan.question = {std::max(run.begin, run.end - kQuestion), run.end};
+        plan.question = question_of(run);
         add_window({std::max(run.begin, run.end - kQuery), run.end}, 1);
         return;
     }
@@ -99,7 +122,7 @@ void Compressor::Work::keep_last_user() {
                   tail = std::clamp<int64_t>(quarter, kEndQuery, kMostTail);
     const TokenRun first{run.begin, std::min(run.end, run.begin + head)}, last{run.end - tail, run.end};
     if (!content.known) quota -= force(first) + force(last);
-    plan.question = {std::max(last.begin, run.end - kQuestion), run.end};
+    plan.question = question_of(last);
     add_window(first, 1);
     add_window({std::max(last.begin, run.end - kQuery), run.end}, 1);
 }
@@ -111,6 +134,18 @@ void Compressor::Work::keep_recent() {
         const int64_t size = content.tokens.size();
         if (content.known || c == last_user || size > quota || (size > kShort && c < last_user)) continue;
         quota -= force(content.tokens);
+    }
+}
+
+/// Of what tools returned the first unit, from the end back: a result without anything looks like a call that failed, and
+/// is made again.
+void Compressor::Work::keep_beginnings() {
+    int64_t most = plan.room / 4;
+    for (int64_t c = std::ssize(contents) - 1; c >= 0; --c) {
+        const Content& content = contents[static_cast<size_t>(c)];
+        if (content.known || content.kind != Kind::tool) continue;
+        const std::vector<TokenRun> units = split_units(plan.text, content.tokens);
+        if (units.front().size() <= most) most -= force(units.front());
     }
 }
 
@@ -186,8 +221,8 @@ void Compressor::Work::count() {
 std::vector<std::string> Compressor::names_of(const LongPrompt& prompt, const CompressionOptions& options) const {
     std::vector<std::string> names;
     if (!prompt.remember) return names;
-    std::string chain = fmt::format("{} {} {} {} {}{}", fingerprint_, scorer_.name, options.keep, options.keep_tokens,
-                                    prompt.owner.size(), prompt.owner);
+    std::string chain = fmt::format("{} {} {} {} {} {}{}", fingerprint_, scorer_.name, options.keep, options.least,
+                                    options.keep_tokens, prompt.owner.size(), prompt.owner);
     int64_t at = 0;
     for (size_t p = 1; p < prompt.parts.size(); ++p) {
         if (prompt.parts[p].message == prompt.parts[p - 1].message) continue;
@@ -222,30 +257,31 @@ bool Compressor::recall(Work& work, const std::vector<std::string>& names) {
 std::shared_ptr<CompressionPlan> Compressor::plan(const LongPrompt& prompt, const CompressionOptions& options) {
     check_compression(options, "");
     const int64_t size = std::ssize(prompt.tokens);
-    const auto share = static_cast<int64_t>(options.keep * static_cast<double>(size));
-    const int64_t budget = options.keep_tokens > 0 ? std::min(options.keep_tokens, size) : share;
-    if (budget >= size) return nullptr;
+    if ((options.keep_tokens > 0 ? options.keep_tokens >= size : options.keep >= 1)) return nullptr;
     const std::vector<std::string> names = names_of(prompt, options);
     auto plan = std::make_shared<CompressionPlan>(target_, prompt.tokens);
+    plan->positions = options.positions;
     for (const bool remembering : {true, false}) {
-        plan->report = {.original = size, .budget = budget};
+        plan->report = {.original = size};
         plan->open.clear();
         plan->decided.clear();
         plan->windows.clear();
-        Work work{prompt, *plan, {}, -1, budget / 2};
+        Work work{prompt, *plan, {}};
         work.find_contents(prompt.parts, target_);
+        work.share_out(options);
         const bool known = remembering && recall(work, names);
         work.keep_last_user();
         work.add_queries();
         work.keep_recent();
+        work.keep_beginnings();
         work.find_open();
         work.count();
-        if (!known || plan->report.kept <= budget + budget / 4) break;
+        if (!known || plan->report.kept <= plan->report.budget + plan->room / 4) break;
     }
     if (!names.empty()) plan->name = names.back();
     int64_t open = 0;
     for (const TokenRun& run : plan->open) open += run.size();
-    if (plan->report.kept + open <= budget) {
+    if (plan->report.kept + open <= plan->report.budget) {
         for (const TokenRun& run : plan->open)
             std::fill(plan->kept.begin() + run.begin, plan->kept.begin() + run.end, true);
         plan->report.kept += open;

@@ -75,6 +75,7 @@ CompressionOptions CompressionRequest::over(const CompressionOptions& options) c
     CompressionOptions out = options;
     out.mode = mode.value_or(out.mode);
     out.above = above.value_or(out.above);
+    out.positions = positions.value_or(out.positions);
     if (keep || keep_tokens) out.keep_tokens = 0;
     out.keep = keep.value_or(out.keep);
     out.keep_tokens = keep_tokens.value_or(out.keep_tokens);
@@ -86,6 +87,7 @@ void check_compression(const CompressionOptions& o, const std::string& what) {
              o.keep);
     RT_CHECK(o.keep_tokens >= 0 && o.keep_tokens <= kMostKeep, ErrorKind::usage,
              "{}keep_tokens is {}, expected 0 to {}", what, o.keep_tokens, kMostKeep);
+    RT_CHECK(o.least >= 0, ErrorKind::usage, "{}least is {}, expected 0 or more", what, o.least);
     RT_CHECK(o.above >= 0, ErrorKind::usage, "{}above is {}, expected 0 or more", what, o.above);
 }
 
@@ -180,6 +182,13 @@ std::vector<int64_t> kept_counts(const CompressionPlan& plan, std::span<const in
         if (kept > 0 && (out.empty() || out.back() < kept)) out.push_back(kept);
     }
     return out;
+}
+
+std::shared_ptr<const PromptGaps> kept_gaps(const CompressionPlan& plan, int64_t vocab, int64_t positions) {
+    if (plan.positions == KeptPositions::compact || std::ssize(plan.tokens) > positions) return nullptr;
+    auto gaps = std::make_shared<PromptGaps>(plan.kept, PromptGaps::step_for(vocab, positions));
+    if (gaps->empty()) return nullptr;
+    return gaps;
 }
 
 std::string show_kept(const CompressionPlan& plan) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/prompt_gaps.h"
 #include "engine/compression.h"
 #include "engine/kept_memory.h"
 #include "engine/prompt_choice.h"
@@ -38,6 +39,7 @@ struct CompressionPlan {
     std::vector<int32_t> tokens;
     PromptText text;
     CompressionReport report;  // kept: forced and remembered so far
+    int64_t room = 0;          // of the budget, for contents
     std::vector<bool> kept;    // for each token, so far
     std::vector<TokenRun>
         open;  // ascending: of them units are chosen, or (if there is room for all) everything is kept
@@ -49,21 +51,22 @@ struct CompressionPlan {
     };
     std::vector<Window> windows;  // ascending, disjoint, kept
     std::string name;             // under which it is remembered; empty: not at all
+    KeptPositions positions = KeptPositions::compact;
 };
 
 /// Thread-safe: any number of threads plan while one chooses.
 ///
 /// **What must stay** (forced): markup and everything the client wrote that is not content (system prompt, tool
-/// schemas, tool calls); control tokens; the last user message, or, if it is longer than a quarter of the budget (at
-/// most 1024 tokens), its first and last tokens; from the end of the prompt back, contents of the last turn that fit
-/// into half of the budget, and short ones before it; the queries. If that is more than the budget nothing else is
-/// kept, and the report says so.
+/// schemas, tool calls); control tokens; of the contents' part of the budget (room): the last user message, or, if it
+/// is longer than a quarter of the room (at most 4096 tokens), its first and last tokens; from the end of the prompt
+/// back, contents of the last turn that fit into half of the room, and short ones before it; the queries. If all that
+/// is more than the budget nothing else is kept, and the report says so.
 /// **Queries**: the end of the prompt and of the last user message, the beginning of that if it is long, and the ends
 /// of the three user messages before, with weights 1/2, 1/4, 1/8.
 /// **The rest** is cut into units (split_units), which compete for what the budget leaves: those that repeat words of
-/// the question first, then by score.
+/// the question first, then by score. The question is the last paragraph of the last user message.
 /// **The next turn** keeps of earlier messages what was kept before, so that their K/V can be found again, and scores
-/// only what is new; unless that and what must stay is more than 5/4 of the budget: then all is chosen again.
+/// only what is new; unless that is more than the budget and a quarter of the room: then all is chosen again.
 ///
 /// Deterministic. The kept tokens are a subsequence of the prompt's.
 class Compressor {
@@ -99,6 +102,9 @@ class Compressor {
 /// What the kept tokens of a prompt are, and where its first `count` tokens end among them.
 std::vector<int32_t> kept_tokens(const CompressionPlan& plan);
 std::vector<int64_t> kept_counts(const CompressionPlan& plan, std::span<const int64_t> counts);
+
+/// Where the kept tokens stood, if the model is to see that and has so many positions; else null.
+std::shared_ptr<const PromptGaps> kept_gaps(const CompressionPlan& plan, int64_t vocab, int64_t positions);
 
 /// The prompt's text with what was dropped in marks: "kept [- dropped -] kept". For people.
 std::string show_kept(const CompressionPlan& plan);

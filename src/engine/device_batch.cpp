@@ -9,9 +9,9 @@ namespace riptide {
 
 namespace {
 
-// Per sequence (row_begin has one entry more), the page table, then five per row. Packed: a step copies what it has.
+// Per sequence (row_begin has one entry more), the page table, then six per row. Packed: a step copies what it has.
 int64_t words(int64_t rows, int64_t sequences, int64_t pages) {
-    return 3 * sequences + 1 + sequences * pages + 5 * rows;
+    return 3 * sequences + 1 + sequences * pages + 6 * rows;
 }
 
 }  // namespace
@@ -53,6 +53,7 @@ const Batch& DeviceBatch::upload(const Batch& host) {
     batch_.row_sequence = put(host.row_sequence);
     batch_.parent = put(host.parent);
     batch_.logit_rows = put(host.logit_rows);
+    batch_.gaps = put(host.gaps);  // the last: where the others lie does not depend on it
     gpu_.to_device(base, staging_.data(), next * int64_t{sizeof(int32_t)});
     return batch_;
 }

@@ -10,7 +10,7 @@
 namespace riptide {
 
 /// Copies of a Batch's arrays in device memory, at addresses that depend only on the arrays' sizes, so that a recorded
-/// graph can be launched again for another step of the same numbers of rows and sequences. Not thread-safe.
+/// graph can be launched again for another step of the same numbers of rows and sequences that has gaps too, or none. Not thread-safe.
 class DeviceBatch {
   public:
     /// Room for steps of this many rows and sequences, with this many pages in a sequence.

@@ -30,7 +30,7 @@ DraftRounds::DraftRounds(const Model& model, KvCache& cache, Context& context, s
       drafted_pages_(dflash_->cache().options().pages) {
     RT_ASSERT(block_ <= kRows);
     const auto words = std::ssize(dflash_->model().target_ids());
-    const int64_t each = 13 * kRows + 2 * (kRows + 1) + words + pages_ + drafted_pages_ + 16;
+    const int64_t each = 14 * kRows + 2 * (kRows + 1) + words + pages_ + drafted_pages_ + 16;
     memory_ = DeviceMemory(context.gpu, each * int64_t{sizeof(int32_t)}, "rounds of drafts");
     const int64_t row_bytes = dflash_->model().feature_columns() * int64_t{sizeof(float)};
     feature_memory_ = DeviceMemory(context.gpu, kMostPlain * row_bytes, "features for the drafter");
@@ -48,6 +48,7 @@ DraftRounds::DraftRounds(const Model& model, KvCache& cache, Context& context, s
     counting_ = take(kRows);
     begins_ = take(2 * (kRows + 1));
     words_ = take(words);
+    gaps_ = take(kRows);
     start_ = take(5 + pages_ + drafted_pages_);
     state_.length = start_, state_.token = start_ + 1, state_.origin = start_ + 2;
     slot_ = start_ + 3, drafted_slot_ = start_ + 4;
@@ -93,6 +94,13 @@ void DraftRounds::begin(const SequenceState& sequence, const SequenceState& draf
     std::copy(sequence.pages().begin(), sequence.pages().end(), staging_.begin() + 5);
     std::copy(drafted.pages().begin(), drafted.pages().end(), staging_.begin() + 5 + pages_);
     put(start_, staging_.data(), std::ssize(staging_) * 4);
+    gapped_ = sequence.gaps() != nullptr;
+    if (gapped_) {
+        const int32_t sum = sequence.gaps()->at(length);
+        RT_ASSERT(sum == sequence.gaps()->last());  // rounds begin behind the prompt
+        const std::vector<int32_t> sums(kRows, sum);
+        put(gaps_, sums.data(), kRows * 4);
+    }
     draws_ = std::move(draws);
 }
 
@@ -109,6 +117,7 @@ Batch DraftRounds::batch_of(int64_t rows, const int32_t* tokens, const int32_t* 
     batch.page_table = {drafted ? drafted_page_table_ : page_table_, static_cast<size_t>(pages)};
     batch.max_pages = static_cast<int32_t>(pages);
     batch.state_slot = {drafted ? drafted_slot_ : slot_, 1};
+    if (!drafted && gapped_) batch.gaps = {gaps_, n};
     return batch;
 }
 
@@ -170,7 +179,7 @@ Tensor DraftRounds::round(const ops::DraftPlan& plan) {
 void DraftRounds::launch(const ops::DraftPlan& plan) {
     RT_ASSERT(pending() < kMostPending && plan.rows >= 1 && plan.rows <= kRows);
     context_.family = Family::decode;
-    rounds_[{draws_.way, plan.rows, plan.chain, plan.slots, plan.choices}].run(
+    rounds_[{gapped_, draws_.way, plan.rows, plan.chain, plan.slots, plan.choices}].run(
         context_, [&] { return plan.rows == 1 ? plain_round() : round(plan); });
     pending_.push_back(plan.rows);
 }

@@ -87,12 +87,14 @@ class DraftRounds {
     ops::RoundRing ring_;
     // Constants, then what begin() writes, in one piece.
     int32_t *zeros_ = nullptr, *counting_ = nullptr, *begins_ = nullptr, *words_ = nullptr, *start_ = nullptr;
+    int32_t* gaps_ = nullptr;  // of the model's rows, one sum for all
+    bool gapped_ = false;      // of the running begin()
     int32_t *slot_ = nullptr, *drafted_slot_ = nullptr, *page_table_ = nullptr, *drafted_page_table_ = nullptr;
     std::vector<int32_t> staging_;
 
     Draws draws_;
-    std::map<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>, RecordedStep> rounds_;  // by way and plan
-    std::deque<int32_t> pending_;                                                             // rows of each
+    std::map<std::tuple<bool, int32_t, int32_t, int32_t, int32_t, int32_t>, RecordedStep> rounds_;  // by way and plan
+    std::deque<int32_t> pending_;  // rows of each
     int64_t taken_ = 0;
     Round round_;
 };

@@ -33,10 +33,12 @@ struct Engine::Impl {
           machine(std::move(source), options),
           loop(machine, [this] { return news.load(); }),
           compressor(make_compressor(text, options)),
-          maker(text, machine.options(), machine.model().info().vocab_size, machine.context_length(),
+          maker(text, machine.options(), machine.model().info(), machine.context_length(),
                 compressor.get()) {
         const EngineOptions& o = machine.options();
         facts.scorer = compressor ? o.scorer.name : "";
+        if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
+        if (o.gpu && !o.scorer.memory.empty()) facts.memory = o.scorer.memory + "; " + facts.memory;
         facts.compression = o.compression;
         facts.model = machine.model().info();
         if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();

@@ -22,7 +22,8 @@ namespace riptide {
 /// `slowdown`: beside decoding requests a step of prompts runs in parts, some layers between two tokens, and what a
 /// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time.
 struct EngineOptions : SessionOptions {
-    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU
+    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU, or fewer there if
+                                      // a context of 32K tokens would not fit beside them
     int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
     int32_t max_queue = 512;          // answers that wait for their turn
     int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 64 on the CPU, 2048 on a GPU
@@ -56,6 +57,7 @@ struct EngineInfo {
     std::vector<int32_t> stop_ids;
     std::string scorer;              // its name; empty: there is none
     CompressionOptions compression;  // where a request does not say
+    std::string memory;              // of a GPU: what it is used for, the scorer's part too
 };
 
 struct EngineStats {
@@ -74,6 +76,7 @@ struct EngineStats {
         int64_t reached = 0, accepted = 0;  // times that guesses for this many tokens ahead were looked at; were right
     };
     std::vector<DraftSlot> draft_slots;
+    int64_t device_peak = 0;  // most bytes of a GPU's memory, without the scorer's
     double step_seconds = 0;  // of all steps
     double host_seconds = 0;  // of them, not spent in the model or waiting for the device
     int64_t version = 1;

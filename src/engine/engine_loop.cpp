@@ -194,13 +194,17 @@ void EngineLoop::guarded(const Action& action) {
 // An answer that was preempted restores at most its prompt: the answer's K/V are computed again by the kernels of
 // decoding, so that they are what they were.
 
+PrefixRequest EngineLoop::prefix_request(const Job& job, std::span<const int32_t> tokens) const {
+    return job.prefix(tokens, machine_.model().info().vocab_size);
+}
+
 int64_t EngineLoop::cached(Answer& answer) {
     PrefixCache* prefix = machine_.prefix();
     if (prefix == nullptr || reads_whole_prompt(answer)) return 0;
     if (answer.cached_at != cache_changes_)
         guarded([&] {
             const Job& job = answer.job();
-            const PrefixMatch match = prefix->find(job.prefix(job.prompt.tokens));
+            const PrefixMatch match = prefix->find(prefix_request(job, job.prompt.tokens));
             const int64_t loaded = int64_t{match.pages_to_load} * machine_.options().page_rows;
             answer.cached_tokens = std::max<int64_t>(0, match.cached - loaded);
             answer.cached_at = cache_changes_;
@@ -215,11 +219,15 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
         --waiting;
         stats_.prompt_tokens += answer.usage.prompt;
     }
+    state.set_gaps(answer.job().gaps);
     PrefixCache* prefix = machine_.prefix();
     if (prefix == nullptr || reads_whole_prompt(answer)) return;
     guarded([&] {
         const Job& job = answer.job();
-        const PrefixMatch match = prefix->attach(job.prefix(job.prompt.tokens), state);
+        PrefixMatch match = prefix->attach(prefix_request(job, job.prompt.tokens), state);
+        const int64_t vocab = machine_.model().info().vocab_size;  // keys of tokens behind gaps, for people
+        for (int32_t* token : {&match.cached_token, &match.prompt_token})
+            if (*token >= 0) *token = static_cast<int32_t>(*token % vocab);
         answer.computed = match.cached;
         ++cache_changes_;
         if (!first) return;
@@ -256,7 +264,7 @@ void EngineLoop::keep_prompt(Job& job, const SequenceState& state, int64_t lengt
 void EngineLoop::publish(const Job& job, std::span<const int32_t> tokens, const SequenceState& state,
                          PrefixCache::Mark mark, int64_t length) {
     guarded([&] {
-        machine_.prefix()->publish(job.prefix(tokens), state, mark, length);
+        machine_.prefix()->publish(prefix_request(job, tokens), state, mark, length);
         ++cache_changes_;
     });
 }
@@ -318,6 +326,7 @@ void EngineLoop::report(EngineStats& stats) const {
     stats = stats_;
     stats.waiting = waiting;
     stats.running = scheduler_.running();
+    stats.device_peak = machine_.device_peak();
     stats.preempted = scheduler_.counts().preempted;
     stats.recomputed_rows = scheduler_.counts().recomputed_rows;
     const PagePool& pool = machine_.cache().pool();

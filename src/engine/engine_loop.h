@@ -83,6 +83,7 @@ class EngineLoop {
 
     SchedulerHooks hooks();
     int64_t cached(Answer& answer);
+    PrefixRequest prefix_request(const Job& job, std::span<const int32_t> tokens) const;
     void restore(Answer& answer, SequenceState& state);
     void computed(Answer& answer, const SequenceState& state);
     void keep_prompt(Job& job, const SequenceState& state, int64_t length);

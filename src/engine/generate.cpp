@@ -166,7 +166,7 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
-    std::span<const float> logits = prefill(request.prompt, request.on_prefill, request.cancel);
+    std::span<const float> logits = prefill(request.prompt, request.on_prefill, request.cancel, request.gaps);
     result.reused_tokens = reused_;
     result.prefill_seconds = watch.lap();
     if (logits.empty()) result.reason = FinishReason::cancelled;

@@ -15,13 +15,13 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       context_(context),
       device_batch_(device_batch),
       sequences_(sequences),
-      largest_(static_cast<size_t>(sequences)),
-      sampled_(static_cast<size_t>(sequences)),
       slots_(*context.gpu, sequences, model.info().vocab_size),
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
                    "step counter"),
       one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
+    for (RecordedSteps* kind : {&largest_, &sampled_})
+        for (auto& steps : *kind) steps.resize(static_cast<size_t>(sequences));
     const std::vector<int32_t> zeros(kMostDraws);
     context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
@@ -49,7 +49,7 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
     if (size > 0)
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
-    device_batch_.upload(builder_.build(step_));
+    gapped_ = !device_batch_.upload(builder_.build(step_)).gaps.empty();
     cache_.delta().begin_step();
     for (size_t r = 0; r < rows.size(); ++r)
         rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
@@ -61,7 +61,7 @@ void GpuDecoder::launch() {
     RT_ASSERT(rows_ > 0 && pending() < kRingSteps);
     const bool sampled = draw_ == Draw::sampled;
     context_.family = Family::decode;
-    (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)].run(context_, [&] {
+    (sampled ? sampled_ : largest_)[gapped_ ? 1 : 0][static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         const Batch& batch = device_batch_.batch();
         const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()});
         const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,

@@ -1,6 +1,7 @@
 // Decoding on a GPU ahead of the host.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -71,8 +72,11 @@ class GpuDecoder {
     DeviceBatch& device_batch_;
     int64_t sequences_;
     BatchBuilder builder_;
-    std::vector<RecordedStep> largest_, sampled_;  // [rows - 1]
+    /// [rows - 1]; of rows without and with gaps (Batch::gaps)
+    using RecordedSteps = std::array<std::vector<RecordedStep>, 2>;
+    RecordedSteps largest_, sampled_;
     Draw draw_ = Draw::largest;
+    bool gapped_ = false;       // of the running begin()
     int64_t rows_ = 0;  // of the running begin()
     ops::SampleSlots slots_;
     PinnedMemory ring_memory_;

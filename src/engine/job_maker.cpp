@@ -28,11 +28,12 @@ uint64_t key_number(const std::string& isolation, const std::string& key, uint64
 
 }  // namespace
 
-JobMaker::JobMaker(const ModelText& text, const EngineOptions& options, int64_t vocab_size, int64_t context_length,
-                   Compressor* compressor)
+JobMaker::JobMaker(const ModelText& text, const EngineOptions& options, const ModelInfo& model,
+                   int64_t context_length, Compressor* compressor)
     : text_(text),
       options_(options),
-      vocab_(vocab_size),
+      vocab_(model.vocab_size),
+      positions_(model.max_position_embeddings),
       context_(context_length),
       compressor_(compressor),
       secret_(random_number()) {}
@@ -60,6 +61,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink) const {
     check_tokens(*job);
     job->deterministic = request.deterministic.value_or(options_.deterministic);
     job->plan = plan(request, *job);
+    job->show_kept = request.compression.show;
     job->prompt.rendered.reset();
     const int64_t size = job->plan ? job->plan->most_kept() : std::ssize(job->prompt.tokens);
     if (size >= context_)
@@ -117,9 +119,12 @@ void JobMaker::complete(Job& job, bool chosen) const {
     if (const auto plan = std::exchange(job.plan, nullptr); plan && chosen) {
         job.prompt.message_ends = kept_counts(*plan, job.prompt.message_ends);
         job.prompt.tokens = kept_tokens(*plan);
+        job.gaps = kept_gaps(*plan, vocab_, positions_);
         job.compression = plan->report;
+        if (job.show_kept) job.compression.shown = show_kept(*plan);
     }
-    const int64_t room = context_ - std::ssize(job.prompt.tokens), asked = job.sampling.max_tokens;
+    const int64_t size = std::ssize(job.prompt.tokens), asked = job.sampling.max_tokens;
+    const int64_t room = std::min(context_, positions_ - (job.gaps ? job.gaps->last() : 0)) - size;
     job.until_full = asked < 0 || asked > room;
     job.max_tokens = job.until_full ? room : asked;
     job.cuts = choose_cuts(job.prompt, options_.checkpoint_every);

@@ -16,7 +16,7 @@ namespace riptide {
 class JobMaker {
   public:
     /// What text and options point to must outlive it. `compressor`: null if prompts are never compressed.
-    JobMaker(const ModelText& text, const EngineOptions& options, int64_t vocab_size, int64_t context_length,
+    JobMaker(const ModelText& text, const EngineOptions& options, const ModelInfo& model, int64_t context_length,
              Compressor* compressor);
 
     /// Renders, tokenises and checks; see Engine::submit. If the prompt is to be compressed, and a scorer must be asked
@@ -34,7 +34,7 @@ class JobMaker {
 
     const ModelText& text_;
     const EngineOptions& options_;
-    int64_t vocab_, context_;
+    int64_t vocab_, positions_, context_;
     Compressor* compressor_;
     uint64_t secret_;
 };

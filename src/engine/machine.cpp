@@ -15,6 +15,7 @@ namespace {
 
 constexpr int32_t kCpuChunk = 512, kGpuMostChunk = 4096;
 constexpr int32_t kCpuRunning = 8, kGpuRunning = 32;
+constexpr int64_t kWorthContext = 32768;
 constexpr int32_t kCpuBeside = 64, kGpuBeside = 2048;
 // Cached pages stay in memory: on the CPU as much as this, from one context up to four.
 constexpr int64_t kCpuContexts = 4, kCpuPageBytes = int64_t{4} << 30;
@@ -40,6 +41,18 @@ void check_options(const EngineOptions& o) {
     check_option("checkpoint_bytes", o.checkpoint_bytes, 0, INT64_MAX);
     check_option("host_cache_bytes", o.host_cache_bytes, 0, INT64_MAX);
     check_option("disk_cache_bytes", o.disk_cache_bytes, 0, INT64_MAX);
+}
+
+/// kGpuRunning, or as many fewer as leave room for a context that is worth having.
+int32_t fitting_sequences(const MemoryRequest& request, const std::function<MemoryPlan(int32_t)>& plan_for) {
+    const int64_t worth = request.context > 0 ? request.context : std::min(kWorthContext, request.max_context);
+    for (int32_t running = kGpuRunning; running > 1; running /= 2) {
+        try {
+            if (plan_for(running).context >= worth) return running;
+        } catch (const Error&) {  // it does not fit at all
+        }
+    }
+    return 1;
 }
 
 /// Names and dates of the files behind a path; nothing for an image in memory.
@@ -85,7 +98,12 @@ std::string content_name(const Checkpoint& checkpoint) {
 Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options)
     : options_(options), checkpoint_(std::move(checkpoint)) {
     check_options(options);
-    if (options.gpu) gpu_ = Gpu::open(*options.gpu);
+    if (options.gpu) {
+        GpuOptions gpu = *options.gpu;  // the scorer has taken its part of the budget
+        if (gpu.memory_budget > 0 && options.scorer.device_bytes)
+            gpu.memory_budget = std::max<int64_t>(1, gpu.memory_budget - options.scorer.device_bytes());
+        gpu_ = Gpu::open(gpu);
+    }
     options_.model.gpu = gpu_.get();
     model_ = load_model(*checkpoint_, options_.model);
     options_.model.on_progress = {};  // belongs to whoever opens the engine
@@ -105,7 +123,7 @@ void Machine::open() {
     };
     info_ = model_->info();
     fit_to_model(options_, *model_);
-    if (options_.max_running == 0) options_.max_running = gpu_ ? kGpuRunning : kCpuRunning;
+    if (options_.max_running == 0 && !gpu_) options_.max_running = kCpuRunning;
     if (options_.prefill_rows_beside == 0) options_.prefill_rows_beside = gpu_ ? kGpuBeside : kCpuBeside;
     plan_memory();
     threads_ = std::make_unique<ThreadPool>(options_.threads);
@@ -143,7 +161,6 @@ void Machine::plan_memory() {
         MemoryRequest request;
         request.context = options_.context;
         request.max_context = info_.max_position_embeddings;
-        request.sequences = options_.max_running;
         request.chunk_rows = options_.chunk_rows;
         request.max_chunk_rows = kGpuMostChunk;
         request.page_rows = options_.page_rows;
@@ -153,8 +170,15 @@ void Machine::plan_memory() {
         request.k_dtype = options_.k_dtype;
         request.v_dtype = options_.v_dtype;
         request.workspace = model_->workspace();
-        add_drafter(request, drafter_memory(options_.speculation, info_, 2 * options_.max_running));
-        const MemoryPlan plan = plan_gpu_memory(request);
+        const auto plan_for = [&](int32_t running) {
+            MemoryRequest wanted = request;
+            wanted.sequences = running;
+            add_drafter(wanted, drafter_memory(options_.speculation, info_, 2 * running));
+            return plan_gpu_memory(wanted);
+        };
+        if (options_.max_running == 0) options_.max_running = fitting_sequences(request, plan_for);
+        const MemoryPlan plan = plan_for(options_.max_running);
+        plan_ = plan;
         context_ = plan.context;
         options_.chunk_rows = plan.chunk_rows;
         const auto spare = static_cast<int64_t>(static_cast<double>(plan.spare) * (1 - kSpare));

@@ -40,6 +40,9 @@ class Machine {
     const Model& model() const { return *model_; }
     const Checkpoint* checkpoint() const { return checkpoint_.get(); }
     int64_t context_length() const { return context_; }
+    /// Of a GPU: what its memory is used for, and the most that was taken; else nothing.
+    const MemoryPlan& memory_plan() const { return plan_; }
+    int64_t device_peak() const { return gpu_ ? gpu_->peak_allocated() : 0; }
     /// For the thread that steps, once, if it is not the one that made the machine.
     void use_on_this_thread() const {
         if (gpu_) riptide::use_on_this_thread(*gpu_);
@@ -107,6 +110,7 @@ class Machine {
     std::unique_ptr<Model> model_;
     ModelInfo info_;  // of the first model: reloaded ones are alike
     int64_t context_ = 0;
+    MemoryPlan plan_;
     std::unique_ptr<ThreadPool> threads_;
     std::unique_ptr<KvCache> cache_;
     std::optional<HostStore> host_;

@@ -24,7 +24,7 @@ class ModelScorer {
           checkpoint_(std::move(checkpoint)),
           scorer_(*checkpoint_, options.scorer, gpu_.get()),
           threads_(options.threads),
-          arena_(first_block(options.reserved_tokens), gpu_.get()) {
+          arena_(fit_chunk(options.reserved_tokens), gpu_.get()) {
         context_.gpu = gpu_.get();
         context_.family = Family::prefill;
         context_.threads = &threads_;
@@ -50,11 +50,27 @@ class ModelScorer {
         }
     }
 
+    int64_t device_bytes() const { return gpu_ ? gpu_->peak_allocated() : 0; }
+    std::string memory(int64_t tokens) const {
+        if (!gpu_) return {};
+        return fmt::format(
+            "scorer {:.2f} GiB: weights and temporaries for prompts of {} tokens in chunks of {}; no K/V between prompts",
+            static_cast<double>(gpu_->allocated()) / (1 << 30), tokens, scorer_.options().chunk_rows);
+    }
+
   private:
-    int64_t first_block(int64_t tokens) const {
-        if (!gpu_) return int64_t{1} << 20;
+    int64_t workspace(int64_t tokens) const {
         const Workspace space = scorer_.workspace();
         return space.fixed + space.per_row * scorer_.options().chunk_rows + space.per_token * tokens;
+    }
+    /// Chooses the chunk; returns the bytes of all temporaries.
+    int64_t fit_chunk(int64_t tokens) {
+        constexpr int64_t kShare = 12, kLeastChunk = 2048;
+        if (!gpu_) return int64_t{1} << 20;
+        const int64_t most = gpu_->available() / kShare;
+        for (int64_t rows = scorer_.options().chunk_rows; workspace(tokens) > most && rows >= 2 * kLeastChunk;)
+            scorer_.set_chunk_rows(rows = rows / 2 / ops::kSparseBlock * ops::kSparseBlock);
+        return workspace(tokens);
     }
 
     std::unique_ptr<Gpu> gpu_;
@@ -73,6 +89,8 @@ PromptScorer open_scorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScor
     out.tokenizer = std::make_shared<const Tokenizer>(load_tokenizer(*checkpoint));
     out.most_tokens = options.most_tokens;
     const auto scorer = std::make_shared<ModelScorer>(std::move(checkpoint), options);
+    out.device_bytes = [scorer] { return scorer->device_bytes(); };
+    out.memory = scorer->memory(options.reserved_tokens);
     out.score = [scorer](const ScoreCall& call) { return scorer->score(call); };
     return out;
 }

@@ -20,7 +20,10 @@ struct ModelScorerOptions {
     int64_t reserved_tokens = 131'072;
 };
 
-/// Loads it. Throws Error: see Scorer, load_tokenizer, Gpu::open. It looks at ScoreCall::cancel before each op, and
+/// Loads it. On a GPU its chunks are the largest, up to ScorerOptions::chunk_rows and from 2,048 on, with which all
+/// temporaries take at most a twelfth of the memory that is there: of 24 GiB the model that answers needs most. No K/V
+/// of it are kept between prompts (a turn's prompt is what was kept of the old one, and the new: kept_memory.h).
+/// Throws Error: see Scorer, load_tokenizer, Gpu::open. It looks at ScoreCall::cancel before each op, and
 /// reports progress in tokens as far as layers go; on a GPU both are ahead of the device.
 PromptScorer open_scorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScorerOptions& options = {});
 

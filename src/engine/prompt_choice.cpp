@@ -40,7 +40,8 @@ Border border_before(const PromptText& prompt, int64_t at) {
         breaks += before[end - 1] == '\n';
     if (breaks > 0) return breaks > 1 ? Border::paragraph : Border::line;
     // Byte-level vocabularies put the space in front of the next word, so a sentence's mark stands at the very end.
-    for (const std::string_view mark : {".", "!", "?", ";", "。", "！", "？"})
+    // Objects and arrays of JSON in one line end where a person would break it.
+    for (const std::string_view mark : {".", "!", "?", ";", "。", "！", "？", "},", "],", "}"})
         if (before.ends_with(mark)) return Border::sentence;
     return Border::word;
 }
@@ -82,6 +83,31 @@ bool has_letter(std::string_view bytes) {
     });
 }
 
+bool in_word(char c) { return has_letter({&c, 1}) || c == '_'; }
+
+/// Calls take(word) for each word of some bytes, in lower case.
+template <class Take>
+void for_each_word(std::string_view bytes, const Take& take) {
+    std::string word;
+    for (size_t i = 0; i <= bytes.size(); ++i) {
+        if (i < bytes.size() && in_word(bytes[i])) {
+            const char c = bytes[i];
+            word += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+            continue;
+        }
+        if (std::ssize(word) >= kLeastWord) take(word);
+        word.clear();
+    }
+}
+
+/// In how many places of which units something stands; more than kMostHits are not counted.
+struct Hits {
+    std::vector<size_t> units;
+    void add(size_t unit) {
+        if (std::ssize(units) <= kMostHits) units.push_back(unit);
+    }
+};
+
 std::string_view gram_at(std::span<const int32_t> tokens, int64_t at) {
     return {reinterpret_cast<const char*>(tokens.data() + at), kAnchor * sizeof(int32_t)};
 }
@@ -113,22 +139,34 @@ std::vector<double> unit_scores(std::span<const TokenRun> units, std::span<const
 
 std::vector<size_t> anchored_units(const PromptText& prompt, std::span<const int32_t> tokens, TokenRun question,
                                    std::span<const TokenRun> units) {
-    std::unordered_map<std::string_view, std::vector<size_t>> places;  // of each of the question's runs, the units
+    std::unordered_map<std::string_view, Hits> places;  // of each of the question's runs
+    std::unordered_map<std::string, Hits> words;
+    for_each_word(prompt.bytes(question), [&](const std::string& word) { words[word]; });
     for (int64_t at = question.begin; at + kAnchor <= question.end; ++at) {
-        int words = 0;
-        for (int64_t i = at; i < at + kAnchor; ++i) words += has_letter(prompt.bytes({i, i + 1}));
-        if (words > 0) places[gram_at(tokens, at)];
+        int spelled = 0;
+        for (int64_t i = at; i < at + kAnchor; ++i) spelled += has_letter(prompt.bytes({i, i + 1}));
+        if (spelled > 0) places[gram_at(tokens, at)];
+    }
+    for (size_t u = 0; u < units.size(); ++u) {
+        if (units[u].begin < question.end && units[u].end > question.begin) continue;
+        for_each_word(prompt.bytes(units[u]), [&](const std::string& word) {
+            if (const auto found = words.find(word); found != words.end()) found->second.add(u);
+        });
     }
     for (size_t u = 0; u < units.size() && !places.empty(); ++u)
         for (int64_t at = units[u].begin; at < units[u].end && at + kAnchor <= std::ssize(tokens); ++at) {
             if (at < question.end && at + kAnchor > question.begin) continue;
             const auto found = places.find(gram_at(tokens, at));
-            if (found != places.end() && std::ssize(found->second) <= kMostHits) found->second.push_back(u);
+            if (found != places.end()) found->second.add(u);
         }
     std::vector<std::pair<size_t, size_t>> ranked;  // hits, unit
-    for (const auto& [gram, hits] : places)
-        if (std::ssize(hits) <= kMostHits)
-            for (const size_t unit : hits) ranked.emplace_back(hits.size(), unit);
+    const auto rank = [&](const auto& found) {
+        for (const auto& [what, hits] : found)
+            if (std::ssize(hits.units) <= kMostHits)
+                for (const size_t unit : hits.units) ranked.emplace_back(hits.units.size(), unit);
+    };
+    rank(places);
+    rank(words);
     std::sort(ranked.begin(), ranked.end());
     std::vector<size_t> out;
     std::vector<bool> taken(units.size());

@@ -29,11 +29,12 @@ inline constexpr int64_t kLeastUnit = 16, kMostUnit = 64, kWholeRun = 24;
 /// The mean score of each unit's tokens, a quarter of it from each neighbour that touches it.
 std::vector<double> unit_scores(std::span<const TokenRun> units, std::span<const float> scores);
 
-/// Units that hold a run of kAnchor tokens of `question`, one of them at least a word, that stands in at most
-/// kMostHits places of the units. The rarest first, then by place; each unit once. Time linear.
+/// Units that repeat `question`: a run of kAnchor of its tokens, one of them at least a word, or one of its words of
+/// kLeastWord bytes (letters, digits, '_'; ASCII letters in any case), that stands in at most kMostHits places of the
+/// units. The rarest first, then by place; each unit once. Time linear.
 std::vector<size_t> anchored_units(const PromptText& prompt, std::span<const int32_t> tokens, TokenRun question,
                                    std::span<const TokenRun> units);
-inline constexpr int64_t kAnchor = 4, kMostHits = 8;
+inline constexpr int64_t kAnchor = 4, kMostHits = 8, kLeastWord = 3;
 
 /// Units in the order of their worth, as many as fit: the anchored ones up to half of the budget, then by score, of
 /// equals the first. One that does not fit is passed over. Ascending.

@@ -30,6 +30,9 @@ struct PromptScorer {
     std::function<std::vector<float>(const ScoreCall&)> score;
     int64_t most_tokens = std::numeric_limits<int64_t>::max();  // that it can read
 
+    std::function<int64_t()> device_bytes = {};  // of a GPU's memory, the most so far; empty: none. From any thread
+    std::string memory;                          // what it keeps there and why so much, in a sentence; or nothing
+
     explicit operator bool() const { return static_cast<bool>(score); }
 };
 

@@ -44,9 +44,18 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t 
     context_.arena = &arena_;
     if (cache.gpu() == nullptr) return;
     device_batch_.emplace(new_device_batch(sequence_tokens));
-    decode_steps_.resize(static_cast<size_t>(std::min<int64_t>(kGraphRows, cache.options().max_sequences)));
-    chain_steps_.resize(static_cast<size_t>(std::min<int64_t>(kVerifyRows, cache.options().max_step_rows)));
-    tree_steps_.resize(chain_steps_.size());
+    forget_recorded();
+}
+
+void Runner::forget_recorded() {
+    const auto decode = static_cast<size_t>(std::min<int64_t>(kGraphRows, cache_.options().max_sequences)),
+               verify = static_cast<size_t>(std::min<int64_t>(kVerifyRows, cache_.options().max_step_rows));
+    for (RecordedSteps* steps : {&steps_, &gapped_steps_}) {
+        *steps = {};
+        steps->decode.resize(decode);
+        steps->chain.resize(verify);
+        steps->tree.resize(verify);
+    }
 }
 
 DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
@@ -57,8 +66,9 @@ DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
 
 int64_t Runner::graphs() const {
     int64_t count = 0;
-    for (const auto* steps : {&decode_steps_, &chain_steps_, &tree_steps_})
-        count += std::count_if(steps->begin(), steps->end(), [](const auto& step) { return step.recorded(); });
+    for (const RecordedSteps* kind : {&steps_, &gapped_steps_})
+        for (const auto* steps : {&kind->decode, &kind->chain, &kind->tree})
+            count += std::count_if(steps->begin(), steps->end(), [](const auto& step) { return step.recorded(); });
     return count;
 }
 
@@ -67,21 +77,18 @@ void Runner::capture(std::span<const int32_t> layers) {
     capture_layers_.assign(layers.begin(), layers.end());
     captured_ = {};
     captured_by_.clear();
-    for (auto* steps : {&decode_steps_, &chain_steps_, &tree_steps_}) {
-        const size_t count = steps->size();
-        steps->clear();
-        steps->resize(count);
-    }
+    if (device_batch_) forget_recorded();
 }
 
 /// What a step like this is recorded as; null: it is not.
 RecordedStep* Runner::recorded(const Batch& batch) {
     const int64_t n = batch.rows();
     if (context_.family != Family::decode || std::ssize(batch.logit_rows) != n) return nullptr;
-    auto& steps = batch.sequences() == n && batch.parent.empty() ? decode_steps_
-                  : batch.parent.empty()                         ? chain_steps_
-                                                                 : tree_steps_;
-    const bool fits = (&steps == &decode_steps_ || batch.sequences() == 1) && n <= std::ssize(steps);
+    RecordedSteps& kind = batch.gaps.empty() ? steps_ : gapped_steps_;
+    auto& steps = batch.sequences() == n && batch.parent.empty() ? kind.decode
+                  : batch.parent.empty()                         ? kind.chain
+                                                                 : kind.tree;
+    const bool fits = (&steps == &kind.decode || batch.sequences() == 1) && n <= std::ssize(steps);
     return fits ? &steps[static_cast<size_t>(n - 1)] : nullptr;
 }
 

@@ -71,6 +71,7 @@ class Runner {
 
   private:
     void reserve(std::span<const StepItem> items);
+    void forget_recorded();
     Tensor forward(const Batch& batch);
     RecordedStep* recorded(const Batch& batch);
 
@@ -80,11 +81,14 @@ class Runner {
     Context context_;
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
-    std::vector<RecordedStep> decode_steps_;   // [rows - 1], on a GPU
+    /// [rows - 1], on a GPU; chains and trees of one sequence.
+    struct RecordedSteps {
+        std::vector<RecordedStep> decode, chain, tree;
+    };
+    RecordedSteps steps_, gapped_steps_;  // gapped: of batches with gaps
     std::vector<int32_t> capture_layers_;
     Tensor captured_;
     std::unordered_map<const RecordedStep*, Tensor> captured_by_;  // where a recorded step puts it
-    std::vector<RecordedStep> chain_steps_, tree_steps_;  // [rows - 1], of one sequence, on a GPU
 };
 
 }  // namespace riptide

@@ -90,6 +90,7 @@ double Session::memory_bandwidth() {
 
 void Session::clear() {
     sequence_->truncate(0);
+    sequence_->set_gaps(nullptr);
     tokens_.clear();
     kept_.reset();
 }
@@ -134,7 +135,11 @@ Tensor Session::feed(std::span<const int32_t> tokens, StepRows::Logits logits, F
 /// Shortens the sequence to what it shares with `tokens`, so that at least one token is left to feed; returns that
 /// length, `most` at most. Rings may have overwritten what a shorter sequence would need: then everything is computed
 /// again, or, with recurrent state, what lies behind the state that was kept.
-int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most) {
+int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most,
+                                  std::shared_ptr<const PromptGaps> gaps) {
+    static const PromptGaps none;
+    const auto of = [](const auto& some) -> const PromptGaps& { return some ? *some : none; };
+    most = of(gaps).shared(of(sequence_->gaps()), most);
     const auto [mine, theirs] = std::mismatch(tokens_.begin(), tokens_.end(), tokens.begin(), tokens.end());
     int64_t common = std::min({mine - tokens_.begin(), std::ssize(tokens) - 1, most});
     if (common < sequence_->length()) {
@@ -148,14 +153,16 @@ int64_t Session::rewind_to_common(std::span<const int32_t> tokens, int64_t most)
         if (kept_ && common < kept_->length()) kept_.reset();
         tokens_.resize(static_cast<size_t>(common));
     }
+    sequence_->set_gaps(std::move(gaps));
     return common;
 }
 
 std::span<const float> Session::prefill(std::span<const int32_t> tokens,
                                         const std::function<void(int64_t, int64_t)>& on_progress,
-                                        const std::atomic<bool>* cancel) {
+                                        const std::atomic<bool>* cancel,
+                                        std::shared_ptr<const PromptGaps> gaps) {
     check_tokens(tokens);
-    reused_ = rewind_to_common(tokens, begin_drafter(tokens));
+    reused_ = rewind_to_common(tokens, begin_drafter(tokens), std::move(gaps));
     const int64_t total = std::ssize(tokens);
     const int64_t keep_at = cache_->delta().any() ? total - kKeptBefore : 0;
     Tensor logits;

@@ -30,6 +30,7 @@ namespace riptide {
 /// A question. Everything but the prompt may stay as it is.
 struct GenerateRequest {
     std::span<const int32_t> prompt;
+    std::shared_ptr<const PromptGaps> gaps = {};  // where the prompt's tokens stood in a longer one; or null
     SamplingParams sampling;
     std::span<const int32_t> eos_ids;           // the model's own stop ids; see SamplingParams::ignore_eos
     const Tokenizer* tokenizer = nullptr;       // needed for stop strings and on_text
@@ -108,9 +109,11 @@ class Session {
 
     /// Makes the sequence equal to `tokens`, reusing the common beginning (at least the last token is computed), and
     /// returns the logits [vocab_size] that follow the last one, valid until the next step; an empty span if cancelled.
+    /// `gaps`: as GenerateRequest::gaps; what they change is not reused.
     std::span<const float> prefill(std::span<const int32_t> tokens,
                                    const std::function<void(int64_t, int64_t)>& on_progress = {},
-                                   const std::atomic<bool>* cancel = nullptr);
+                                   const std::atomic<bool>* cancel = nullptr,
+                                   std::shared_ptr<const PromptGaps> gaps = {});
     /// Appends one token; returns the logits that follow it, valid until the next step.
     std::span<const float> decode(int32_t token);
     /// On a GPU: decodes after `token`, up to `steps` tokens, calling on_token with each; stops when it returns false.
@@ -130,7 +133,7 @@ class Session {
     static constexpr uint64_t kSequence = 0;  // the drafter's number for the sequence
 
     void check_tokens(std::span<const int32_t> tokens) const;
-    int64_t rewind_to_common(std::span<const int32_t> tokens, int64_t most);
+    int64_t rewind_to_common(std::span<const int32_t> tokens, int64_t most, std::shared_ptr<const PromptGaps> gaps);
     int64_t begin_drafter(std::span<const int32_t> tokens);
     void feed_drafter(int64_t position, std::span<const int32_t> rows);
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);

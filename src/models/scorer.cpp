@@ -19,6 +19,7 @@ namespace riptide {
 namespace {
 
 constexpr int64_t kBlock = ops::kSparseBlock;
+constexpr int64_t kFixedWorkspace = int64_t{96} << 20;
 
 void check(const ScorerOptions& o, int64_t layers) {
     RT_CHECK(o.chunk_rows >= kBlock && o.chunk_rows % kBlock == 0 && o.chunk_rows <= 1 << 20,
@@ -169,7 +170,9 @@ std::vector<float> ScorerRun::run() {
 
 Scorer::Scorer(const Checkpoint& checkpoint, const ScorerOptions& options, Gpu* gpu)
     : gpu_(gpu), model_(checkpoint, {.gpu = gpu}), options_(options) {
-    check(options, model_.config().num_hidden_layers);
+    if (options_.score_layers == std::vector<int32_t>{-1})
+        options_.score_layers = {static_cast<int32_t>(model_.config().num_hidden_layers - 1)};
+    check(options_, model_.config().num_hidden_layers);
     if (!options_.score_layers.empty()) return;
     options_.score_layers.resize(static_cast<size_t>(model_.config().num_hidden_layers));
     std::iota(options_.score_layers.begin(), options_.score_layers.end(), 0);
@@ -190,15 +193,24 @@ std::vector<float> Scorer::score(Context& ctx, std::span<const int32_t> tokens, 
     return ScorerRun(*this, ctx, tokens, sorted, prefix == nullptr ? nullptr : prefix->state_.get()).run();
 }
 
+void Scorer::set_chunk_rows(int64_t rows) {
+    ScorerOptions changed = options_;
+    changed.chunk_rows = rows;
+    check(changed, model_.config().num_hidden_layers);
+    options_ = changed;
+}
+
 Workspace Scorer::workspace() const {
     const Qwen3Config& c = model_.config();
     const int64_t kv = c.num_key_value_heads * c.head_dim, value = gpu_ != nullptr ? 2 : 4;
     const int64_t keys = c.num_key_value_heads * ops::score_key_columns(c.head_dim);
     Workspace w = model_.workspace();
     // The stream, K and V, scoring keys; their copies as attention reads them; masses and lists; the arrays of a batch.
-    w.per_token = 4 * c.hidden_size + value * (2 * kv + keys) + 2 * 4 * kv +
+    w.per_token = 4 * c.hidden_size + value * (2 * kv + keys) + 2 * value * kv +
                   options_.chunk_rows * c.num_attention_heads * 8 / (kBlock * kBlock) + 64;
     w.per_row += 4 * kv;
+    // No logits; a feed-forward layer's weights as bf16 while they are used.
+    w.fixed = kFixedWorkspace + 2 * 3 * c.hidden_size * c.intermediate_size;
     return w;
 }
 

@@ -19,7 +19,7 @@ struct QueryWindow {
 };
 
 struct ScorerOptions {
-    /// Layers whose attention scores, ascending, 0-based; empty: all. Layers behind the last of them are not run, and
+    /// Layers whose attention scores, ascending, 0-based; empty: all; {-1}: the last of the model. Layers behind the last of them are not run, and
     /// of that one only queries and keys are computed: this is the early exit.
     std::vector<int32_t> score_layers;
     /// Sinks, window, threshold and budget of attention. full_from is the scorer's own affair: it follows last_blocks.
@@ -90,6 +90,8 @@ class Scorer {
 
     const ModelInfo& info() const { return model_.info(); }
     const ScorerOptions& options() const { return options_; }
+    /// ScorerOptions::chunk_rows; no score depends on it. Not while score() runs.
+    void set_chunk_rows(int64_t rows);
     /// What score() takes from ctx.arena at most: rows are chunk_rows, tokens those of the prompt. Per token: the
     /// residual stream, one layer's K/V and scoring keys that all layers use in turn (if no prefix keeps them),
     /// attention's copies. On top of it, for each window row: 4 * H * d bytes a scoring layer, and H / 32 a token of

@@ -64,7 +64,8 @@ inline KeyPlaces key_places(const KvView& view, const Batch& batch) {
             batch.max_pages,
             view.page_rows,
             view.window,
-            view.ring_rows};
+            view.ring_rows,
+            batch.gaps.empty() ? nullptr : batch.gaps.data()};
 }
 
 #ifdef __CUDACC__

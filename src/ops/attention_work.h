@@ -64,7 +64,10 @@ struct KeyPlaces {
     int32_t page_rows;
     int32_t window;
     int32_t ring_rows;
+    const int32_t* gaps;  // null: none
 
+    /// Batch::rotary_position.
+    RT_HD int32_t rotary_position(int row) const { return positions[row] + (gaps != nullptr ? gaps[row] : 0); }
     /// The first slot of a sequence's ring, 0 for pages.
     RT_HD int32_t ring_begin(int sequence) const { return window > 0 ? state_slot[sequence] * ring_rows : 0; }
     /// KvView::slot.

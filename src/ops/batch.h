@@ -17,6 +17,9 @@ namespace riptide {
 /// whose position is greater than its own position - window. The visible keys, ordered by position, have ranks
 /// 0 .. position: reductions over keys are cut by rank, so a row verified in a tree computes what plain decoding computes.
 ///
+/// A position is a rank, and what is stored goes by it; only the rotation of queries and keys (rotary_position) may go by the
+/// place that a token had in a longer prompt.
+///
 /// All spans point to memory of the device that runs the step. n = rows, s = sequences.
 struct Batch {
     std::span<const int32_t> tokens;        // [n]
@@ -30,9 +33,16 @@ struct Batch {
     int32_t max_pages = 0;
     std::span<const int32_t> state_slot;    // [s] slot of the sequence's bounded state
     std::span<const int32_t> logit_rows;    // [m] rows whose logits are wanted, ascending
+    std::span<const int32_t> gaps;          // [n] what rotation adds to a row's position: tokens of the prompt that were
+                                            //     left out before it. Empty when nothing was
 
     int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
     int64_t sequences() const { return static_cast<int64_t>(committed.size()); }
+    /// What the queries and keys of row r are rotated by.
+    constexpr int32_t rotary_position(int64_t r) const {
+        const auto i = static_cast<size_t>(r);
+        return positions[i] + (gaps.empty() ? 0 : gaps[i]);
+    }
     /// Storage index of row r.
     int64_t storage_index(int64_t r) const {
         const auto s = static_cast<size_t>(row_sequence[static_cast<size_t>(r)]);

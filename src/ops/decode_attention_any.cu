@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(32 * kWarps) any_attention_kernel(const __grid
     float q[kRegs];
     load_head(q, a.q + row * a.q_stride + int64_t{head} * a.d, a.d);
     norm_head(q, a.q_norm, a.d);
-    rope_head(q, a.rope, a.places.positions[row], a.d, s.x[warp]);
+    rope_head(q, a.rope, a.places.rotary_position(row), a.d, s.x[warp]);
     if (type_of<T>(a.k_dtype) == DType::tq3_0) kv_rotate_lanes(q, a.d, false);
 #pragma unroll 1
     for (int chunk = static_cast<int>(blockIdx.y); chunk * kChunkKeys < keys.count;

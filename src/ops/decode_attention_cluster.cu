@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         start_chunk<EarlyLoad>(a, s, item, loads);
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
-    make_turns(a, s, item.position);
+    make_turns(a, s, item.rotation);
     __syncthreads();
     pdl_wait();
     const int local = warp * cluster + rank;  // the query head that this warp will finish

@@ -11,6 +11,7 @@ namespace {
 /// A chunk of a row, as all threads of the CTA see it.
 struct Item {
     int row, head, sequence, position;
+    int rotation;  // the position that queries and keys are rotated by
     int32_t ring, committed;
     int32_t page;  // of the row's own key, on full layers
     bool own;      // this CTA makes the row's own K and V
@@ -124,7 +125,8 @@ __device__ __forceinline__ Item find_row(const DecodeAttentionArgs& a, int row, 
     Item item = {};
     item.row = row;
     item.head = head;
-    item.position = read(a.places.positions + row);
+    item.position = item.rotation = read(a.places.positions + row);
+    if (a.places.gaps != nullptr) item.rotation += read(a.places.gaps + row);
     item.sequence = a.fused ? row : read(a.places.row_sequence + row);
     if (a.places.window > 0) item.ring = read(a.places.state_slot + item.sequence) * a.places.ring_rows;
     else if (a.fused)

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     ChunkLoads<TK, TV> loads;
     if (mine && warp < chunks) start_chunk(a, s, item, warp, loads);
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
-    if (mine) make_turns(a, s, item.position);
+    if (mine) make_turns(a, s, item.rotation);
     if (a.fused) pdl_wait();
     if (!mine) return;
     __syncthreads();

@@ -62,8 +62,12 @@ __device__ __forceinline__ Item find_item(const DecodeAttentionArgs& a, StepShar
         }
     }
     const int half = a.rope.half;
-    for (int i = static_cast<int>(threadIdx.x); i < count * half; i += kThreads)
-        s.turns[i / half][i % half] = rope_turn(item.committed + i / half, a.rope.inv_freq[i % half], a.rope.magnitude);
+    if (p.gaps != nullptr) __syncthreads();  // the path is there
+    for (int i = static_cast<int>(threadIdx.x); i < count * half; i += kThreads) {
+        const int gap = p.gaps != nullptr ? read(p.gaps + s.path_row[i / half]) : 0;
+        s.turns[i / half][i % half] =
+            rope_turn(item.committed + i / half + gap, a.rope.inv_freq[i % half], a.rope.magnitude);
+    }
     return item;
 }
 

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         if (started) {
             item.chunk = key_chunk(item.position, a.places.window, chunk);
             start_chunk<EarlyLoad>(a, s, item, loads);
-            make_turns(a, s, item.position);
+            make_turns(a, s, item.rotation);
         }
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
         if (chunks == 0) continue;  // not split
         const int first = one ? unit : split ? unit - s.first_chunk[row] : 0;
         if (first >= chunks) break;  // one row, all its chunks taken
-        if (!started) make_turns(a, s, item.position);
+        if (!started) make_turns(a, s, item.rotation);
         const int end = split ? first + 1 : chunks, pair = (one ? 0 : s.rank[row]) * a.kv_heads + item.head;
         const bool queries = prepared != row * a.kv_heads + item.head;
         prepared = row * a.kv_heads + item.head;

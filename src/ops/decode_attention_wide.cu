@@ -41,7 +41,7 @@ __device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, 
     load_norm(weight, a.q_norm, kWide);
     load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
     norm_head(x, weight, a.q_norm, kWide);
-    rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.positions[row], kWide, buffer);
+    rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), kWide, buffer);
     if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
 #pragma unroll
     for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);

@@ -31,8 +31,9 @@ Tensor append_and_attend(Context& ctx, const AttentionInput& in, const KvView& v
     Tensor k = in.k_norm.weight.empty() ? in.k : rms_norm(ctx, in.k, in.k_norm.weight, in.k_norm.eps);
     HeadSteps steps{.q_norm = in.q_norm, .gate = in.gate, .int8 = int8};
     if (in.rope != nullptr) {
-        rope(ctx, k, batch.positions, *in.rope);
-        steps.rope = rope_table(ctx, batch.positions, *in.rope);
+        const std::span<const int32_t> positions = rotary_positions(ctx, batch);
+        rope(ctx, k, positions, *in.rope);
+        steps.rope = rope_table(ctx, positions, *in.rope);
         steps.rotary_dim = in.rope->rotary_dim;
     }
     kv_append(ctx, view, k, in.v, batch);

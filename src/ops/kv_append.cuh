@@ -44,7 +44,7 @@ __device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int 
     load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
     if (!values) {
         norm_head(x, a.norm, a.d);
-        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.positions[row], a.d, buffer);
+        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), a.d, buffer);
     }
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
     auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);

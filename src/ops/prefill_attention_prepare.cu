@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const __grid_const
     const int groups = (args.heads + kHeads - 1) / kHeads + 2 * kv_groups;
     if (thread < half)
         turns[thread] =
-            rope_turn(args.batch.positions[static_cast<size_t>(row)], args.inv_freq[thread], args.magnitude);
+            rope_turn(args.batch.rotary_position(row), args.inv_freq[thread], args.magnitude);
     __syncthreads();
     float2 turn[2] = {};
     if (half > 0) turn[0] = turns[lane];
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_any_kernel(const PrepareA
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int64_t n = gridDim.x;
     for (int j = static_cast<int>(threadIdx.x); j < half; j += kWarps * 32)
-        turns[j] = rope_turn(args.batch.positions[static_cast<size_t>(row)], args.inv_freq[j], args.magnitude);
+        turns[j] = rope_turn(args.batch.rotary_position(row), args.inv_freq[j], args.magnitude);
     __syncthreads();
     float* const head = values[threadIdx.x / 32];
     const int heads = args.heads + (args.k != nullptr ? args.kv_heads : 0);

@@ -98,6 +98,14 @@ void rope_ref(const float* x, int64_t rows, int64_t heads, int64_t d, const int3
 template void rope_ref<float>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, float*);
 template void rope_ref<double>(const float*, int64_t, int64_t, int64_t, const int32_t*, const Rope&, double*);
 
+std::span<const int32_t> rotary_positions(Context& ctx, const Batch& batch) {
+    if (batch.gaps.empty()) return batch.positions;
+    RT_ASSERT(ctx.gpu == nullptr && batch.gaps.size() == batch.positions.size());
+    const Tensor sums = ctx.alloc(DType::i32, {batch.rows()});
+    for (int64_t r = 0; r < batch.rows(); ++r) sums.row<int32_t>(0)[r] = batch.rotary_position(r);
+    return {sums.row<int32_t>(0), batch.positions.size()};
+}
+
 const float* rope_table(Context& ctx, std::span<const int32_t> positions, const Rope& rope) {
     constexpr size_t kKept = 2;
     for (const RopeTable& t : ctx.rope_tables)

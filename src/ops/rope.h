@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/batch.h"
 #include "tensor/context.h"
 
 namespace riptide::ops {
@@ -34,6 +35,9 @@ Rope make_yarn_rope(double theta, int64_t rotary_dim, double factor, double orig
 /// a = f32(position) * inv_freq[j], all in f32.
 /// REQUIRES rotary_dim <= d. Row-exact. Source: transformers, apply_rotary_pos_emb (rotate_half pairing).
 void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rope& rope);
+
+/// Batch::rotary_position of all rows: `positions` itself where nothing was left out, else memory of ctx.arena. CPU.
+std::span<const int32_t> rotary_positions(Context& ctx, const Batch& batch);
 
 /// cos and sin for rotate_heads(), rope.rotary_dim floats for each row: made once for a step and kept in ctx. Valid
 /// until the next call.

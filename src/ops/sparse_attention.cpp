@@ -158,7 +158,7 @@ void run_block(const Job& job, int64_t step, int64_t h, const Scratch& s, Sparse
 
 Tensor prepare(Context& ctx, const Tensor& x, const Norm& norm, const Rope* rotation, const Batch& batch) {
     Tensor y = norm.weight.empty() ? x : rms_norm(ctx, x, norm.weight, norm.eps);
-    if (rotation != nullptr) rope(ctx, y, batch.positions, *rotation);
+    if (rotation != nullptr) rope(ctx, y, rotary_positions(ctx, batch), *rotation);
     return y;
 }
 

@@ -53,7 +53,8 @@ json::value describe_compression(const EngineInfo& info) {
                                                       : "auto"},
             {"keep", o.keep},
             {"keep_tokens", o.keep_tokens},
-            {"above", o.above}};
+            {"above", o.above},
+            {"positions", o.positions == KeptPositions::original ? "original" : "compact"}};
 }
 
 }  // namespace

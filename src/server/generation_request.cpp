@@ -174,6 +174,13 @@ CompressionRequest parse_compression(const Fields& fields) {
         refuse(inner.name("keep"), "{} is {}, expected more than 0 and at most 1", inner.name("keep"), *out.keep);
     out.keep_tokens = inner.integer("keep_tokens", 1, kMostTokens);
     out.above = inner.integer("above", 0, kMostTokens);
+    out.show = inner.boolean("show").value_or(false);
+    if (const auto positions = inner.string("positions")) {
+        if (*positions != "compact" && *positions != "original")
+            refuse(inner.name("positions"), "{}: expected compact or original, found '{}'", inner.name("positions"),
+                   positions->substr(0, 40));
+        out.positions = *positions == "original" ? KeptPositions::original : KeptPositions::compact;
+    }
     return out;
 }
 

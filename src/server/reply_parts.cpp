@@ -20,6 +20,7 @@ void UsageSum::add(const Item& item) {
         if (done->compression.original > 0) {
             original_ += done->compression.original;
             scored_ += done->compression.scored;
+            shown_ += done->compression.shown;
         }
         scoring_seconds_ = std::max(scoring_seconds_, done->timings.scoring);
         prefill_seconds_ = std::max(prefill_seconds_, done->timings.prefill);
@@ -40,7 +41,9 @@ json::object UsageSum::openai() const {
 
 json::object UsageSum::compression() const {
     if (original_ == 0) return {};
-    return {{"original_tokens", original_}, {"scored_tokens", scored_}};
+    json::object out = {{"original_tokens", original_}, {"scored_tokens", scored_}};
+    if (!shown_.empty()) out["shown"] = shown_;
+    return out;
 }
 
 json::object UsageSum::timings() const {

@@ -26,7 +26,7 @@ class UsageSum {
     void add(const Item& item);
     bool complete() const { return open_ == 0; }
     json::object openai() const;
-    /// Of prompts that were compressed: original_tokens and scored_tokens; else nothing.
+    /// Of prompts that were compressed: original_tokens and scored_tokens, and shown if asked for; else nothing.
     json::object compression() const;
     /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, ...
     json::object timings() const;
@@ -42,6 +42,7 @@ class UsageSum {
     int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0, scoring_seconds_ = 0;
     int64_t original_ = 0, scored_ = 0;
+    std::string shown_;
 };
 
 /// "stop", "length" or "tool_calls". An answer that is cut short is "length", whatever it holds.

@@ -83,7 +83,15 @@ Compressed compress(Compressor& compressor, const ChatPrompt& chat, const Compre
     return out;
 }
 
-CompressionOptions keeping(double share) { return {.mode = CompressMode::always, .keep = share}; }
+CompressionOptions keeping(double share) { return {.mode = CompressMode::always, .keep = share, .least = 0}; }
+
+/// Tokens that can be left out.
+int64_t contents(const EncodedPrompt& prompt) {
+    int64_t out = 0;
+    for (const ChatPart& part : demo().parts(prompt))
+        if (part.kind != ChatPart::Kind::markup && part.kind != ChatPart::Kind::fixed) out += part.tokens.size();
+    return out;
+}
 
 TEST(Compressor, the_needle_and_what_must_stay_are_kept_within_the_budget) {
     FakeScorer fake;
@@ -96,7 +104,8 @@ TEST(Compressor, the_needle_and_what_must_stay_are_kept_within_the_budget) {
     ASSERT_TRUE(got.plan);
     const CompressionReport& report = got.plan->report;
     EXPECT_EQ(report.original, std::ssize(got.prompt.tokens));
-    EXPECT_EQ(report.budget, report.original / 10);
+    EXPECT_EQ(got.plan->room, contents(got.prompt) / 10);
+    EXPECT_EQ(report.budget, report.original - contents(got.prompt) + got.plan->room);
     EXPECT_LE(report.kept, report.budget);
     EXPECT_GT(report.kept, report.budget - kMostUnit) << "what fits is used";
     EXPECT_EQ(report.scored, report.original) << "the same vocabulary";
@@ -175,7 +184,8 @@ TEST(Compressor, what_must_stay_and_does_not_fit_is_kept_and_said) {
     ChatPrompt chat;
     chat.messages = {message("system", filler(100)), message("user", filler(100)), message("assistant", "Yes."),
                      message("user", "Why?")};
-    const Compressed got = compress(compressor, chat, keeping(0.1));
+    const Compressed got =
+        compress(compressor, chat, {.mode = CompressMode::always, .keep_tokens = std::ssize(filler(100)) / 10});
     ASSERT_TRUE(got.plan);
     EXPECT_TRUE(got.plan->report.over());
     EXPECT_NE(got.plan->report.sentence().find("more than the budget"), std::string::npos);
@@ -306,10 +316,10 @@ void check_kept(const Compressed& got, uint64_t seed, int64_t& whole_turns) {
     const auto last =
         std::find_if(parts.rbegin(), parts.rend(), [](const ChatPart& p) { return p.kind == ChatPart::Kind::user; });
     ASSERT_NE(last, parts.rend());
-    if (last->tokens.size() <= std::clamp<int64_t>(plan.report.budget / 4, 32, 1024)) {
+    if (last->tokens.size() <= std::clamp<int64_t>(plan.room / 4, 32, 4096)) {
         for (int64_t at = last->tokens.begin; at < last->tokens.end; ++at) ASSERT_TRUE(plan.kept[at]);
         const int64_t turn = std::ssize(plan.tokens) - last->tokens.begin;
-        if (turn <= plan.report.budget / 2 && plan.report.remembered == 0) {
+        if (turn <= plan.room / 2 && plan.report.remembered == 0) {
             ++whole_turns;
             for (int64_t at = last->tokens.begin; at < std::ssize(plan.tokens); ++at) ASSERT_TRUE(plan.kept[at]);
         }
@@ -328,7 +338,12 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
         std::mt19937_64 rng(seed);
         const ChatPrompt chat = random_chat(rng);
         const double share = static_cast<double>(5 + rng() % 60) / 100;
-        const Compressed got = compress(compressor, chat, keeping(share), rng() % 2 == 0);
+        CompressionOptions options = keeping(share);
+        if (rng() % 2 == 0)
+            options.keep_tokens =
+                std::max<int64_t>(1, static_cast<int64_t>(
+                                         share * static_cast<double>(demo().encode(chat).tokens.size())));
+        const Compressed got = compress(compressor, chat, options, rng() % 2 == 0);
         if (!got.plan) continue;
         ++compressed;
         over += got.plan->report.over();
@@ -342,8 +357,8 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
             ASSERT_NE(got.text.find(whole.substr(at, end - at)), std::string::npos) << "tool schemas, byte for byte";
         }
         if (seed % 20 == 0) {  // a function of the prompt, if nothing is remembered
-            const auto again = compress(compressor, chat, keeping(share), false);
-            ASSERT_EQ(compress(compressor, chat, keeping(share), false).plan->kept, again.plan->kept);
+            const auto again = compress(compressor, chat, options, false);
+            ASSERT_EQ(compress(compressor, chat, options, false).plan->kept, again.plan->kept);
         }
         if (HasFatalFailure()) return;
     }

@@ -59,7 +59,7 @@ std::string filler(int lines) {
 EngineOptions options_with(Gate& gate, CompressMode mode = CompressMode::always) {
     EngineOptions o = demo_options();
     o.scorer = gate.scorer();
-    o.compression = {.mode = mode, .keep = 0.2, .above = 300};
+    o.compression = {.mode = mode, .keep = 0.2, .least = 0, .above = 300};
     return o;
 }
 
@@ -81,7 +81,7 @@ TEST(EngineCompression, an_answer_is_that_to_the_kept_tokens) {
     const auto parts = text.parts(prompt);
     Gate other;
     Compressor compressor(*text.tokenizer(), text.fingerprint(), other.scorer());
-    const auto plan = compressor.plan({prompt.tokens, parts, "", true}, {.mode = CompressMode::always, .keep = 0.2});
+    const auto plan = compressor.plan({prompt.tokens, parts, "", true}, options_with(gate).compression);
     ASSERT_TRUE(compressor.choose(*plan));
     Request plain;
     plain.prompt = kept_tokens(*plan);
@@ -110,6 +110,78 @@ TEST(EngineCompression, the_next_turn_finds_the_kept_tokens_in_the_prefix_cache)
     const Heard second = ask(engine, request);
     EXPECT_EQ(gate.calls, 1) << "nothing new to score";
     EXPECT_GT(second.done->compression.remembered, 0);
+    EXPECT_GE(second.done->usage.cached, first.done->usage.prompt - 16) << second.done->cache_note;
+}
+
+TEST(EngineCompression, original_positions_are_another_answer_and_another_entry_of_the_cache) {
+    Gate gate;
+    const auto at = [&](KeptPositions positions) {
+        Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+        request.compression.mode = CompressMode::always;
+        request.compression.positions = positions;
+        request.deterministic = true;  // the same bits on a hit and on a miss
+        return request;
+    };
+    const auto alone = [&](const Request& request) {
+        Engine engine(open_checkpoint(demo_path()), options_with(gate));
+        return ask(engine, request);
+    };
+    const Heard original = alone(at(KeptPositions::original)), compact = alone(at(KeptPositions::compact));
+    ASSERT_TRUE(original.done && compact.done);
+    EXPECT_EQ(original.done->usage.prompt, compact.done->usage.prompt);
+
+    Engine engine(open_checkpoint(demo_path()), options_with(gate));
+    int64_t differ = 0;
+    for (const KeptPositions positions : {KeptPositions::compact, KeptPositions::original, KeptPositions::compact,
+                                          KeptPositions::original, KeptPositions::original}) {
+        const bool is_original = positions == KeptPositions::original;
+        const Heard heard = ask(engine, at(positions));
+        EXPECT_EQ(heard.tokens, (is_original ? original : compact).tokens);
+        differ += heard.done->usage.cached < heard.done->usage.prompt - 64;
+    }
+    EXPECT_EQ(differ, 2) << "each kind computes its prompt once";
+
+    // The same through a session, which is told where the kept tokens stood; and with a beginning to reuse.
+    const auto checkpoint = open_checkpoint(demo_path());
+    const ModelText text(*checkpoint);
+    const EncodedPrompt prompt = text.encode(std::get<ChatPrompt>(at(KeptPositions::original).prompt));
+    Compressor compressor(*text.tokenizer(), text.fingerprint(), gate.scorer());
+    CompressionOptions options = options_with(gate).compression;
+    options.positions = KeptPositions::original;
+    const auto plan = compressor.plan({prompt.tokens, text.parts(prompt), "", false}, options);
+    ASSERT_TRUE(compressor.choose(*plan));
+    SessionOptions small;
+    small.context = 1024;
+    Session session(open_checkpoint(demo_path()), small);
+    const ModelInfo& model = session.model().info();
+    GenerateRequest request;
+    const std::vector<int32_t> kept = kept_tokens(*plan), eos = text.stop_ids();
+    request.prompt = kept;
+    request.eos_ids = eos;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 12;
+    session.generate(request);  // compact
+    request.gaps = kept_gaps(*plan, model.vocab_size, model.max_position_embeddings);
+    ASSERT_TRUE(request.gaps);
+    const GenerationResult first = session.generate(request), again = session.generate(request);
+    EXPECT_EQ(first.tokens, original.tokens);
+    EXPECT_EQ(again.tokens, original.tokens);
+    EXPECT_LT(first.reused_tokens, std::ssize(kept) / 2) << "only what stands before all gaps";
+    EXPECT_EQ(again.reused_tokens, std::ssize(kept) - 1);
+    EXPECT_EQ(kept_gaps(*plan, model.vocab_size, std::ssize(prompt.tokens) - 1), nullptr) << "too few positions";
+}
+
+TEST(EngineCompression, the_next_turn_finds_what_stands_at_original_positions_too) {
+    Gate gate;
+    EngineOptions o = options_with(gate);
+    o.compression.positions = KeptPositions::original;
+    Engine engine(open_checkpoint(demo_path()), o);
+    Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+    const Heard first = ask(engine, request);
+    auto& prompt = std::get<ChatPrompt>(request.prompt);
+    prompt.messages.push_back({{"role", "assistant"}, {"content", first.text}});
+    prompt.messages.push_back({{"role", "user"}, {"content", "And 5 more?"}});
+    const Heard second = ask(engine, request);
     EXPECT_GE(second.done->usage.cached, first.done->usage.prompt - 16) << second.done->cache_note;
 }
 
@@ -187,7 +259,7 @@ TEST(EngineCompression, prompts_beyond_the_context_fit_once_they_are_short) {
     EXPECT_GT(heard.done->compression.original, 1024);
     request.compression.keep_tokens = 2000;
     EXPECT_THROW(engine.submit(request, [](const Event&) {}), PromptTooLong);
-    request.compression = {.mode = CompressMode::off, .keep = {}, .keep_tokens = {}, .above = {}};
+    request.compression = {.mode = CompressMode::off, .keep = {}, .keep_tokens = {}, .above = {}, .positions = {}};
     EXPECT_THROW(engine.submit(request, [](const Event&) {}), PromptTooLong);
 }
 
@@ -214,9 +286,12 @@ TEST(EngineCompression, whoever_asks_for_exactness_gets_the_whole_prompt) {
     request = base;
     request.compression.above = 100000;
     EXPECT_EQ(original(request), 0);
-    request.compression = {.mode = {}, .keep = 0.5, .keep_tokens = {}, .above = {}};
-    EXPECT_NEAR(static_cast<double>(ask(engine, request).done->compression.budget),
-                0.5 * static_cast<double>(original(base)), 1);
+    const auto budget = [&](double keep) {
+        request.compression = {.mode = {}, .keep = keep, .keep_tokens = {}, .above = {}, .positions = {}};
+        return ask(engine, request).done->compression.budget;
+    };
+    EXPECT_NEAR(static_cast<double>(budget(0.75) - budget(0.5)), static_cast<double>(budget(0.5) - budget(0.25)), 1);
+    EXPECT_GT(budget(0.5), original(base) / 2) << "a share of what can be left out";
     request.compression.keep = 1.5;
     EXPECT_THROW(engine.submit(request, [](const Event&) {}), Error);
     Request ids;

@@ -123,5 +123,37 @@ TEST(PromptChoice, units_that_repeat_words_of_the_question_are_anchored_the_rare
     EXPECT_TRUE(anchored_units(prose.text, prose.tokens, {asked.begin, asked.begin + kAnchor - 1}, units).empty());
 }
 
+TEST(PromptChoice, a_rare_word_of_the_question_anchors_in_any_case_and_company) {
+    std::string written;
+    for (int i = 0; i < 30; ++i) written += fmt::format("NOTE the pump of hall {} is as it was before.\n\n", i);
+    written += "<SHEGOKON>: 553425, since May.\n\nshegokonia is a plant.\n\n";
+    const std::string question = "what is the number of Shegokon?";
+    const Prose prose(written + question);
+    const TokenRun asked = prose.find(question), needle = prose.find("SHEGOKON");
+    std::vector<TokenRun> units;
+    for (size_t at = 0; at < written.size(); at = written.find("\n\n", at) + 2)
+        units.push_back(prose.find(written.substr(at, written.find("\n\n", at) + 2 - at)));
+    const auto anchored = anchored_units(prose.text, prose.tokens, asked, units);
+    ASSERT_EQ(anchored.size(), 1U) << "longer words that begin alike are other words";
+    EXPECT_LE(units[anchored[0]].begin, needle.begin);
+    EXPECT_GE(units[anchored[0]].end, needle.end);
+}
+
+TEST(PromptChoice, json_in_one_line_is_cut_between_its_objects) {
+    std::string written = "[";
+    for (int i = 0; i < 60; ++i)
+        written += fmt::format("{{\"id\": {}, \"name\": \"walnut {}\", \"price\": {}}}, ", i, i * 7, i * 3);
+    const Prose prose(written + "{}]");
+    const auto units = split_units(prose.text, prose.all());
+    int64_t whole = 0;
+    for (const TokenRun& unit : units) {
+        std::string_view bytes = prose.text.bytes(unit);
+        while (bytes.ends_with(' ')) bytes.remove_suffix(1);
+        whole += bytes.ends_with("},");
+    }
+    EXPECT_GE(whole, std::ssize(units) - 1) << units.size();
+    EXPECT_GT(whole, 10);
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -28,13 +28,14 @@ ops::AttentionInput random_input(OpContext& op, const WorldShape& shape, int64_t
     return in;
 }
 
-/// gated_attention's definition, op by op.
-Tensor composed(OpContext& op, const ops::AttentionInput& in, const KvView& view, const Batch& batch) {
+/// gated_attention's definition, op by op. `rotary`: Batch::rotary_position of each row.
+Tensor composed(OpContext& op, const ops::AttentionInput& in, const KvView& view, const Batch& batch,
+                std::span<const int32_t> rotary) {
     Tensor q = in.q_norm.weight.empty() ? in.q : ops::rms_norm(op.ctx, in.q, in.q_norm.weight, in.q_norm.eps);
     Tensor k = in.k_norm.weight.empty() ? in.k : ops::rms_norm(op.ctx, in.k, in.k_norm.weight, in.k_norm.eps);
     if (in.rope != nullptr) {
-        ops::rope(op.ctx, q, batch.positions, *in.rope);
-        ops::rope(op.ctx, k, batch.positions, *in.rope);
+        ops::rope(op.ctx, q, rotary, *in.rope);
+        ops::rope(op.ctx, k, rotary, *in.rope);
     }
     ops::kv_append(op.ctx, view, k, in.v, batch);
     Tensor o = ops::attention(op.ctx, q, view, batch, in.softmax_scale);
@@ -78,7 +79,9 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
     };
     for (const Family family : test_families())
         for (const Case& c : cases)
-            for (const size_t rows : {1, 2, 7, 60}) {
+            for (const auto& [rows, gapped] : {std::pair<size_t, bool>{1, false}, {1, true}, {2, false}, {2, true},
+                                               {7, false}, {7, true}, {60, false}, {60, true}}) {
+                if (gapped && c.rope == nullptr) continue;
                 OpContext op(family), other(family);
                 AttentionWorld fused(op, c.shape, 1), apart(other, c.shape, 1);  // the same pages
                 WorldSequence s = fused.sequence(), t = apart.sequence();
@@ -87,11 +90,20 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
                 fused.step({&s}, {chain_of(rows)});  // for its batch; K and V are written again
                 apart.step({&t}, {chain_of(rows)});
                 const auto n = static_cast<int64_t>(rows);
+                // Rows that stood further back, with tokens left out between them: only the rotation changes.
+                std::vector<int32_t> gaps, rotary;
+                for (size_t r = 0; r < rows; ++r) {
+                    gaps.push_back(gapped ? static_cast<int32_t>(1000 + 37 * (r / 3)) : 0);
+                    rotary.push_back(apart.batch.positions[r] + gaps.back());
+                }
+                if (gapped) fused.device_batch.gaps = op.ints(gaps);
                 const Tensor found = ops::gated_attention(
                     op.ctx, random_input(op, c.shape, n, c.rope, c.norms, c.gates), fused.view, fused.device_batch);
                 const Tensor expected = composed(other, random_input(other, c.shape, n, c.rope, c.norms, c.gates),
-                                                 apart.view, apart.device_batch);
-                const std::string what = shape_name(c.shape) + fmt::format(", {} rows, {}", rows, family_name(family));
+                                                 apart.view, apart.device_batch, other.ints(rotary));
+                const std::string what = shape_name(c.shape) + fmt::format(", {} rows{}, {}", rows,
+                                                                           gapped ? " behind gaps" : "",
+                                                                           family_name(family));
                 expect_same_rows(AttentionWorld::rows_of(found), AttentionWorld::rows_of(expected), what);
                 const KvView a = fused.host_view(), b = apart.host_view();
                 for (int64_t i = 0; i < 270 + n; ++i) {
@@ -159,7 +171,8 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                             const Weight w = o.weight(wo.w);
                             const Tensor y =
                                 fused ? ops::gated_attention_add(o.ctx, in, world.view, world.device_batch, w, x)
-                                      : ops::matmul_add(o.ctx, w, composed(o, in, world.view, world.device_batch), x);
+                                      : ops::matmul_add(o.ctx, w, composed(o, in, world.view, world.device_batch,
+                                                                      world.device_batch.positions), x);
                             std::vector<float> both = values_of(y), stream = values_of(x);
                             both.insert(both.end(), stream.begin(), stream.end());
                             return both;

@@ -13,7 +13,7 @@ class ServerCompression : public ServerTest {
                         for (size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(call.tokens[i] % 5);
                         return scores;
                     }};
-        o.compression = {.mode = mode, .keep = 0.25, .above = 300};
+        o.compression = {.mode = mode, .keep = 0.25, .least = 0, .above = 300};
         server::ServerOptions options = server_options();
         options.log.json = true;
         options.log.write = [this](const std::string& line) {
@@ -46,7 +46,7 @@ TEST_F(ServerCompression, replies_say_how_long_the_prompt_was) {
     const auto original = usage.at("prompt_tokens_details").at("original_tokens").to_number<int64_t>();
     const auto prompt = usage.at("prompt_tokens").to_number<int64_t>();
     EXPECT_GT(original, 300);
-    EXPECT_LE(prompt, original / 4);
+    EXPECT_LE(prompt, original / 2);
     EXPECT_EQ(usage.at("prompt_tokens_details").at("scored_tokens").to_number<int64_t>(), original);
     EXPECT_GT(reply.at("timings").at("scoring_ms").to_number<double>(), 0);
 
@@ -101,13 +101,55 @@ TEST_F(ServerCompression, requests_say_what_they_want) {
     EXPECT_EQ(post("/v1/completions", completion).param(), "compress");
 }
 
+TEST_F(ServerCompression, replies_show_what_was_kept_if_asked) {
+    start_with_scorer();
+    json::object asked = body();
+    EXPECT_FALSE(details(asked).contains("shown"));
+    for (const char* positions : {"compact", "original"}) {
+        asked["compress"] = {{"show", true}, {"positions", positions}};
+        const std::string shown(details(asked).at("shown").as_string());
+        EXPECT_NE(shown.find("[-"), shown.npos);
+        EXPECT_NE(shown.find("What is 12 plus 30?"), shown.npos);
+        std::string whole;  // without the marks it is the whole prompt
+        for (size_t i = 0; i < shown.size(); ++i) {
+            const std::string two = shown.substr(i, 2);
+            if (two == "[-" || two == "-]") ++i;
+            else whole += shown[i];
+        }
+        EXPECT_NE(whole.find(filler()), whole.npos);
+    }
+    asked["compress"] = "off";
+    EXPECT_FALSE(details(asked).contains("original_tokens"));
+}
+
+TEST_F(ServerCompression, whoever_asks_for_exactness_gets_the_whole_prompt) {
+    start_with_scorer();
+    const auto whole = [&](const char* path, json::object asked) {
+        const Answer answer = post(path, asked);
+        EXPECT_EQ(answer.status, 200) << answer.body;
+        return !answer.object().at("usage").at("prompt_tokens_details").as_object().contains("original_tokens");
+    };
+    EXPECT_FALSE(whole("/v1/chat/completions", body()));
+    json::object asked = {{"prompt", filler()}, {"max_tokens", 2}};
+    EXPECT_FALSE(whole("/v1/completions", asked));
+    asked["logprobs"] = 2;
+    EXPECT_FALSE(whole("/v1/completions", asked)) << "of the answer alone";
+    asked["echo"] = true;  // with those of the prompt
+    EXPECT_TRUE(whole("/v1/completions", asked));
+    const json::object tokens = post("/tokenize", {{"content", filler()}}).object();
+    EXPECT_TRUE(whole("/v1/completions", {{"prompt", tokens.at("tokens")}, {"max_tokens", 2}})) << "token ids";
+    EXPECT_FALSE(
+        whole("/v1/completions", {{"prompt", tokens.at("tokens")}, {"max_tokens", 2}, {"compress", "always"}}));
+}
+
 TEST_F(ServerCompression, what_cannot_be_honoured_is_refused_by_name) {
     start_with_scorer();
     const std::vector<std::pair<json::value, const char*>> bad = {
         {"sometimes", "compress"},           {5, "compress"},
         {{{"mode", "x"}}, "compress.mode"},  {{{"keep", 0}}, "compress.keep"},
         {{{"keep", 1.5}}, "compress.keep"},  {{{"keep", "a"}}, "compress.keep"},
-        {{{"above", -1}}, "compress.above"}, {{{"keep_tokens", 0}}, "compress.keep_tokens"}};
+        {{{"above", -1}}, "compress.above"}, {{{"keep_tokens", 0}}, "compress.keep_tokens"},
+        {{{"positions", "x"}}, "compress.positions"}, {{{"show", 1}}, "compress.show"}};
     for (const auto& [value, field] : bad) {
         json::object asked = body();
         asked["compress"] = value;
