@@ -1,6 +1,7 @@
 // The main function of the test binaries: GoogleTest's flags, and the device to run on.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -11,9 +12,10 @@ namespace riptide {
 namespace {
 std::unique_ptr<Gpu> gpu;
 bool full = false;
+int jobs = 1;
 
 [[noreturn]] void usage(const char* program, const char* argument) {
-    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full] [--gtest_...]\n", program,
+    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full] [--jobs N] [--gtest_...]\n", program,
                  argument, program);
     std::exit(64);
 }
@@ -26,6 +28,7 @@ void read_arguments(int argc, char** argv) {
         const std::string_view argument = argv[i];
         if (argument == "--portable") options.portable = true;
         else if (argument == "--full") full = true;
+        else if (argument == "--jobs" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) jobs = std::atoi(argv[++i]);
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cuda") == 0) cuda = true, ++i;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cpu") == 0) ++i;
         else usage(argv[0], argv[i]);
@@ -44,6 +47,7 @@ void read_arguments(int argc, char** argv) {
 
 Gpu* test_gpu() { return gpu.get(); }
 bool full_counts() { return full; }
+int test_jobs() { return jobs; }
 
 }  // namespace riptide
 

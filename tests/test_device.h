@@ -1,5 +1,5 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
-// --full for the counts of what is claimed where the usual run makes do with fewer.
+// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that helps.
 #pragma once
 
 #include <vector>
@@ -12,6 +12,8 @@ namespace riptide {
 Gpu* test_gpu();
 /// --full was given.
 bool full_counts();
+/// Threads that a long test may keep busy: --jobs, 1 unless given.
+int test_jobs();
 
 /// The kernel sets to test: one on the CPU, two on a GPU.
 inline std::vector<Family> test_families() {

@@ -90,6 +90,8 @@ class Session {
     int threads() const { return threads_->size(); }
     /// The tokens whose K/V are held.
     std::span<const int32_t> tokens() const { return tokens_; }
+    /// Where in cache() they lie. REQUIRES tokens; between steps.
+    const SequenceState& sequence() const { return *sequence_; }
 
     /// From now on answers are drafted by `drafter`; null: by nobody. Tokens, log-probabilities and logits stay what
     /// they are without. Throws Error (usage) for options out of range.
