@@ -94,6 +94,48 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
             accepted += other.accepted, drafted += other.drafted;
         }
     };
+    /// What a drafter of some manner says for a slot behind `tokens`.
+    std::vector<Guess> guesses(const std::vector<int32_t>& whole, Manner manner, const std::vector<int32_t>& tokens,
+                               int32_t slot, int32_t choices, std::mt19937& chance) const {
+        const size_t at = tokens.size() + static_cast<size_t>(slot);
+        const int32_t truth = at < whole.size() ? whole[at] : 0;
+        const auto dice = [&](int64_t n) { return static_cast<int32_t>(chance() % static_cast<uint64_t>(n)); };
+        switch (manner) {
+            case Manner::right: return guesses_with(truth, 0, choices, vocab_);
+            case Manner::often_right: return guesses_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab_);
+            case Manner::second: return guesses_with(truth, dice(2), choices, vocab_);
+            case Manner::random: return guesses_with(dice(vocab_), 0, std::min(dice(4), choices), vocab_);
+            case Manner::repeating: return guesses_with(tokens.back(), 0, choices, vocab_);
+            case Manner::wrong: break;
+        }
+        return guesses_with(truth, choices, choices, vocab_);
+    }
+    static Manner manner_of(uint32_t i) {
+        static constexpr Manner kManners[] = {Manner::right,  Manner::often_right, Manner::right,  Manner::second,
+                                              Manner::random, Manner::often_right, Manner::right,  Manner::repeating,
+                                              Manner::right,  Manner::often_right, Manner::second, Manner::wrong};
+        return kManners[i % std::size(kManners)];
+    }
+    static bool wasteful(Manner manner) {
+        return manner == Manner::random || manner == Manner::repeating || manner == Manner::wrong;
+    }
+    /// Each width and each size of tree once.
+    static std::vector<Way> all_ways() {
+        std::vector<Way> ways;
+        constexpr int32_t kTogether[] = {16, 5, 12, 2, 8, 1};
+        for (int32_t tree = 0; tree <= 64; ++tree) {
+            const int32_t running = kTogether[static_cast<size_t>(tree) % std::size(kTogether)];
+            ways.push_back({1 + tree % 15, 0, running});
+            if (tree > 0) ways.push_back({1 + tree * 7 % 15, tree, running});
+        }
+        if (!full_counts()) {  // some of them
+            std::mt19937 random(5);
+            std::shuffle(ways.begin(), ways.end(), random);
+            ways.resize(16);
+        }
+        return ways;
+    }
+
     /// Answers of a crowd with guesses, compared token by token.
     Tally crowd(const std::vector<Truth>& truths, const Way& way, int32_t answers, uint32_t seed) const {
         std::mt19937 random(seed);
@@ -104,37 +146,19 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
             const Truth& t = truths[which];
             const auto key = std::pair(t.prompt[0], t.prompt[1]);
             if (who.contains(key)) continue;
-            static constexpr Manner kManners[] = {Manner::right,  Manner::often_right, Manner::right,  Manner::second,
-                                                  Manner::random, Manner::often_right, Manner::right,  Manner::repeating,
-                                                  Manner::right,  Manner::often_right, Manner::second, Manner::wrong};
-            const Manner manner = kManners[(seed + static_cast<uint32_t>(i)) % std::size(kManners)];
+            const Manner manner = manner_of(seed + static_cast<uint32_t>(i));
             who[key] = {which, manner};
             const int64_t all = std::ssize(t.whole) - std::ssize(t.prompt);
-            const bool wasteful = manner == Manner::random || manner == Manner::repeating || manner == Manner::wrong;
-            asked.emplace_back(which, wasteful ? all / 6 : all - static_cast<int64_t>(random() % 10));
+            asked.emplace_back(which, wasteful(manner) ? all / 6 : all - static_cast<int64_t>(random() % 10));
         }
         EngineOptions o = options(way.running);
         o.speculation.width = way.width, o.speculation.tree = way.tree, o.speculation.adaptive = false;
-        const int64_t vocab = vocab_;
-        o.speculation.make = [&, vocab] {
+        o.speculation.make = [&] {
             return std::make_unique<TestDrafter>(
-                way.width, [&, vocab, chance = std::mt19937(seed)](const std::vector<int32_t>& tokens, int32_t slot,
-                                                                  int32_t choices) mutable {
+                way.width, [&, chance = std::mt19937(seed)](const std::vector<int32_t>& tokens, int32_t slot,
+                                                           int32_t choices) mutable {
                     const auto [which, manner] = who.at({tokens[0], tokens[1]});
-                    const std::vector<int32_t>& whole = truths[which].whole;
-                    const size_t at = tokens.size() + static_cast<size_t>(slot);
-                    const int32_t truth = at < whole.size() ? whole[at] : 0;
-                    const auto dice = [&](uint32_t n) { return static_cast<int32_t>(chance() % n); };
-                    switch (manner) {
-                        case Manner::right: return guesses_with(truth, 0, choices, vocab);
-                        case Manner::often_right: return guesses_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab);
-                        case Manner::second: return guesses_with(truth, dice(2), choices, vocab);
-                        case Manner::random:
-                            return guesses_with(dice(static_cast<uint32_t>(vocab)), 0, std::min(dice(4), choices), vocab);
-                        case Manner::repeating: return guesses_with(tokens.back(), 0, choices, vocab);
-                        case Manner::wrong: break;
-                    }
-                    return guesses_with(truth, choices, choices, vocab);
+                    return guesses(truths[which].whole, manner, tokens, slot, choices, chance);
                 });
         };
         Tally tally;
@@ -193,18 +217,7 @@ TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     std::vector<Truth> truths;
     for (const std::vector<Truth>& part : parts) truths.insert(truths.end(), part.begin(), part.end());
 
-    std::vector<Way> ways;  // each width and each tree once, and again until there are enough tokens
-    constexpr int32_t kTogether[] = {16, 5, 12, 2, 8, 1};
-    for (int32_t tree = 0; tree <= 64; ++tree) {
-        const int32_t running = kTogether[static_cast<size_t>(tree) % std::size(kTogether)];
-        ways.push_back({1 + tree % 15, 0, running});
-        if (tree > 0) ways.push_back({1 + tree * 7 % 15, tree, running});
-    }
-    if (!full) {  // some of them
-        std::mt19937 random(5);
-        std::shuffle(ways.begin(), ways.end(), random);
-        ways.resize(16);
-    }
+    const std::vector<Way> ways = all_ways();  // and again until there are enough tokens
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     Tally all;
@@ -235,6 +248,81 @@ TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     EXPECT_EQ(all.different, 0);
     EXPECT_GT(all.accepted, all.tokens / 4);
     EXPECT_GT(all.drafted, all.accepted);
+}
+
+/// A session has a step of one sequence recorded for each number of rows, and on a GPU draws for all rows at once.
+TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decoding_says) {
+    const bool full = full_counts();
+    const int64_t wanted = !full ? 1'000 : GetParam().model == "demo" ? 200'000 : 500'000, tokens = full ? 220 : 60;
+    {
+        const auto checkpoint = open_checkpoint(path());
+        vocab_ = load_model(*checkpoint)->info().vocab_size;
+    }
+    const std::vector<std::vector<int32_t>> prompts = make_prompts(full ? 64 : 6);
+    const std::vector<Way> ways = all_ways();
+    std::atomic<size_t> next = 0;
+    std::atomic<int64_t> all_tokens = 0, different = 0, accepted = 0, plain_tokens = 0;
+    const auto work = [&](size_t worker) {
+        SessionOptions o;
+        o.threads = 1;
+        o.context = 512;
+        o.k_dtype = o.v_dtype = GetParam().kv;
+        o.chunk_rows = 128;
+        if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
+        const auto session = Session::open(path(), o);
+        const auto answer = [&](const std::vector<int32_t>& prompt, int64_t most) {
+            GenerateRequest r;
+            r.prompt = prompt;
+            r.sampling.temperature = 0;
+            r.sampling.max_tokens = most;
+            session->clear();
+            return session->generate(r);
+        };
+        std::vector<Truth> truths;  // every worker has answers of its own
+        for (size_t i = worker; i < prompts.size(); i += static_cast<size_t>(test_jobs())) {
+            truths.push_back({prompts[i], prompts[i]});
+            const GenerationResult plain = answer(prompts[i], tokens);
+            truths.back().whole.insert(truths.back().whole.end(), plain.tokens.begin(), plain.tokens.end());
+            plain_tokens += tokens;
+        }
+        for (size_t i = next++; i < ways.size() || all_tokens < wanted; i = next++) {
+            const Way& way = ways[i % ways.size()];
+            SpeculationOptions s;
+            s.width = way.width, s.tree = way.tree, s.adaptive = false;
+            std::mt19937 chance(static_cast<uint32_t>(i));
+            for (uint32_t a = 0; a < (full ? 8 : 2); ++a) {
+                const Truth& truth = truths[(i + a) % truths.size()];
+                const Manner manner = manner_of(static_cast<uint32_t>(i) + a);
+                session->speculate(std::make_unique<TestDrafter>(
+                                       way.width,
+                                       [&](const std::vector<int32_t>& known, int32_t slot, int32_t choices) {
+                                           return guesses(truth.whole, manner, known, slot, choices, chance);
+                                       }),
+                                   s);
+                const GenerationResult drafted = answer(truth.prompt, wasteful(manner) ? tokens / 6 : tokens - a);
+                EXPECT_EQ(std::ssize(drafted.tokens), wasteful(manner) ? tokens / 6 : tokens - a);
+                for (size_t t = 0; t < drafted.tokens.size(); ++t)
+                    different += drafted.tokens[t] != truth.whole.at(truth.prompt.size() + t);
+                all_tokens += std::ssize(drafted.tokens);
+                accepted += drafted.speculation.accepted;
+            }
+            session->speculate(nullptr, {});
+            if (full && (i + 1) % 32 == 0) {
+                fmt::print("{} {}: {} ways, {} tokens, {} different\n", GetParam().model, dtype_name(GetParam().kv), i + 1,
+                           all_tokens.load(), different.load());
+                std::fflush(stdout);
+            }
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int w = 0; w < test_jobs(); ++w) threads.emplace_back(work, static_cast<size_t>(w));
+    for (std::thread& thread : threads) thread.join();
+    fmt::print("{} {}: {} tokens of plain decoding, {} with guesses ({} of them guessed), {} different\n",
+               GetParam().model, dtype_name(GetParam().kv), plain_tokens.load(), all_tokens.load(), accepted.load(),
+               different.load());
+    EXPECT_GE(all_tokens, wanted);
+    EXPECT_EQ(different, 0);
+    EXPECT_GT(accepted, all_tokens / 4);
 }
 
 }  // namespace
