@@ -1,6 +1,7 @@
 // The main function of the test binaries: GoogleTest's flags, and the device to run on.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -11,9 +12,12 @@ namespace riptide {
 namespace {
 std::unique_ptr<Gpu> gpu;
 bool full = false, few = false;
+int jobs = 1;
 
 [[noreturn]] void usage(const char* program, const char* argument) {
-    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full | --brief] [--gtest_...]\n",
+    std::fprintf(stderr,
+                 "%s: unknown argument %s\n"
+                 "usage: %s [--device cpu|cuda] [--portable] [--full | --brief] [--jobs N] [--gtest_...]\n",
                  program, argument, program);
     std::exit(64);
 }
@@ -27,6 +31,7 @@ void read_arguments(int argc, char** argv) {
         if (argument == "--portable") options.portable = true;
         else if (argument == "--full") full = true;
         else if (argument == "--brief") few = true;
+        else if (argument == "--jobs" && i + 1 < argc && std::atoi(argv[i + 1]) > 0) jobs = std::atoi(argv[++i]);
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cuda") == 0) cuda = true, ++i;
         else if (argument == "--device" && i + 1 < argc && std::strcmp(argv[i + 1], "cpu") == 0) ++i;
         else usage(argv[0], argv[i]);
@@ -46,6 +51,7 @@ void read_arguments(int argc, char** argv) {
 Gpu* test_gpu() { return gpu.get(); }
 bool full_counts() { return full; }
 bool brief_counts() { return few; }
+int test_jobs() { return jobs; }
 
 }  // namespace riptide
 

@@ -1,5 +1,6 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
-// --full for the counts of what is claimed where the usual run makes do with fewer, --brief for few sizes of each.
+// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that helps;
+// --brief for few sizes of each.
 #pragma once
 
 #include <vector>
@@ -22,6 +23,8 @@ std::vector<T> brief(std::vector<T> cases, size_t most) {
     for (size_t i = 0; i < most; ++i) some.push_back(cases[most == 1 ? 0 : i * (cases.size() - 1) / (most - 1)]);
     return some;
 }
+/// Threads that a long test may keep busy: --jobs, 1 unless given.
+int test_jobs();
 
 /// The kernel sets to test: one on the CPU, two on a GPU.
 inline std::vector<Family> test_families() {

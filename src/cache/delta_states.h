@@ -31,6 +31,8 @@ class DeltaStates {
     bool any() const { return any_; }
     /// One view for each layer of the model, those of other kinds empty; none at all if !any().
     std::span<const DeltaView> views() const { return views_; }
+    /// Those that are not empty.
+    std::span<const DeltaView> layers() const { return layers_; }
     /// Bytes of one slot, of all layers.
     int64_t bytes_per_sequence() const { return slot_bytes_; }
     int64_t total_bytes() const { return total_bytes_; }

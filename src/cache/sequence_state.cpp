@@ -168,6 +168,11 @@ void SequenceState::commit_prefix(int64_t rows) {
     keep(rows);
 }
 
+void SequenceState::keep_prefix(int64_t rows) {
+    RT_ASSERT(rows >= 0 && rows <= reserved_ && step_.rows == 0);
+    keep(rows);
+}
+
 void SequenceState::keep(int64_t rows) {
     length_ += rows;
     reserved_ = 0;

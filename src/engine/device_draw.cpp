@@ -12,6 +12,11 @@ bool device_draws(const SamplingParams& p, int64_t vocab_size) {
            vocab_size <= ops::SampleState::kMostVocab;
 }
 
+bool draws_rows(const SamplingParams& p, int64_t answer_tokens) {
+    return p.repetition_penalty == 1 && p.frequency_penalty == 0 && p.presence_penalty == 0 &&
+           answer_tokens >= p.min_tokens;
+}
+
 ops::SampleStart sample_start(const SamplingParams& p, std::span<const int32_t> stop_ids,
                               std::span<const int32_t> prompt, std::span<const int32_t> answer) {
     ops::SampleStart start;

@@ -143,9 +143,16 @@ Tensor DraftRounds::check(int64_t rows, bool tree, Tensor& features) {
     batch.logit_rows = {counting_, static_cast<size_t>(rows)};
     FeatureCapture capture{dflash_->model().taps(), {}};
     capture.out = features = context_.alloc(DType::f32, {rows, dflash_->model().feature_columns()});
-    const Tensor logits = model_.forward(context_, batch, States{cache_.views()}, &capture);
+    const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()}, &capture);
     const Tensor drawn = draws_.draw(logits, batch.positions);
     ops::accept_rows(context_, drawn, state_, ring_);
+    if (cache_.delta().any())
+        ops::gated_delta_commit(context_, cache_.delta().layers(),
+                                {.state_slot = batch.state_slot,
+                                 .committed = batch.committed,
+                                 .count = {state_.kept, 1},
+                                 .rows = {state_.path, static_cast<size_t>(rows)},
+                                 .most = rows});
     return drawn;
 }
 
@@ -179,6 +186,7 @@ Tensor DraftRounds::round(const ops::DraftPlan& plan) {
 void DraftRounds::launch(const ops::DraftPlan& plan) {
     RT_ASSERT(pending() < kMostPending && plan.rows >= 1 && plan.rows <= kRows);
     context_.family = Family::decode;
+    if (cache_.delta().any()) cache_.delta().begin_step();
     rounds_[{gapped_, draws_.way, plan.rows, plan.chain, plan.slots, plan.choices}].run(
         context_, [&] { return plan.rows == 1 ? plain_round() : round(plan); });
     pending_.push_back(plan.rows);

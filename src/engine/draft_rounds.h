@@ -27,6 +27,9 @@ namespace riptide {
 /// learns late, so there must be room for all rows of all rounds that are under way. A plain round has one row and no
 /// draft; the drafter is not told of it, and what the model's layers put out is kept for it instead.
 ///
+/// Recurrent state is committed in the round too, by the accepted way, so it describes where the device is, rounds that
+/// the host does not keep included: who keeps less than all must bring back an older state (Session::run_rounds).
+///
 /// A round says what plain decoding says: rows of the decode family have the same bits in any company, and tokens are
 /// drawn for all rows as they would be one at a time. Not thread-safe. Runs on the CPU too, for tests.
 class DraftRounds {
@@ -43,8 +46,8 @@ class DraftRounds {
         std::function<Tensor(const Tensor& logits, std::span<const int32_t> positions)> draw;
     };
     /// Starts at the sequence's end, with a token that is not part of it yet. Both states must have the rows of all
-    /// rounds reserved, the drafter's also a block more; the caller commits what it keeps. REQUIRES that they are
-    /// equally long, and nothing pending.
+    /// rounds reserved, the drafter's also a block more; the caller keeps what it wants (keep_prefix). REQUIRES that
+    /// they are equally long, and nothing pending.
     void begin(const SequenceState& sequence, const SequenceState& drafted, int32_t token, Draws draws);
     /// Starts one more round; plan.rows == 1: a plain one, of which there may be kMostPlain behind a begin(). REQUIRES
     /// pending() < kMostPending.

@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/device_draw.h"
 #include "engine/engine_loop.h"
+#include "engine/waiting.h"
 
 namespace riptide {
 
@@ -48,18 +50,66 @@ void EngineLoop::propose_drafts() {
     }
 }
 
-/// The tokens of a row with guesses below it, whose logits begin at `row`, as far as the guesses were right.
-void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row) {
+/// Whether the device can draw for all rows of the decode part that it does not run by itself: rows with guesses, or
+/// whose layers a drafter is shown. Readies the slots by which it draws.
+bool EngineLoop::device_draws_rows() {
+    const DecodeDevice* decoder = machine_.decoder();
+    if (decoder == nullptr || !decoder->draw_rows || host_items_.empty()) return false;
+    int64_t rows = 0;
+    for (size_t i = 0; i < host_items_.size(); ++i) {
+        const StepItem& item = host_items_[i];
+        const Answer& answer = answer_of(host_ids_[i]);
+        const int64_t fed = std::ssize(item.tokens);
+        const bool wanted = item.logits == StepRows::Logits::all || (item.logits == StepRows::Logits::last && fed == 1);
+        if (!wanted || item.sequence->length() < answer.usage.prompt || answer.constrained() ||
+            answer.free_draws() < fed || !device_draws(answer.sampling(), machine_.model().info().vocab_size) ||
+            !draws_rows(answer.sampling(), std::ssize(answer.tokens())))
+            return false;
+        rows += fed;
+    }
+    if (rows > GpuDecoder::kMostDraws) return false;
+    const bool largest = std::all_of(host_ids_.begin(), host_ids_.end(), [&](RequestId id) {
+        return plainly_greedy(answer_of(id).sampling());
+    });
+    row_draw_ = largest ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled;
+    for (size_t i = 0; i < host_items_.size() && !largest; ++i) {
+        const Answer& answer = answer_of(host_ids_[i]);
+        start_slot(answer, host_items_[i].sequence->slot(), answer.sampling().min_tokens);
+    }
+    return true;
+}
+
+/// What the rows of a step are drawn from.
+EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, bool on_device) {
+    const Waiting waiting_for(waited_);
+    if (!on_device) return {machine_.logits(), {}};
+    row_slots_.clear();
+    for (const StepItem& item : items)
+        row_slots_.insert(row_slots_.end(), item.tokens.size(), item.sequence->slot());
+    return {{}, machine_.decoder()->draw_rows(row_slots_, row_draw_)};
+}
+
+/// The token behind a row. Throws what Sampler::sample does.
+Sampled EngineLoop::draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position) {
+    if (rows.tokens.empty())
+        return answer.draw({rows.logits.row(row), static_cast<size_t>(rows.logits.row_elements())}, position);
+    Sampled out;
+    out.token = rows.tokens[static_cast<size_t>(row)];
+    RT_CHECK(out.token >= 0, "{}", no_token(position));
+    return out;
+}
+
+/// The tokens of a row with guesses below it, number `row` of the step, as far as the guesses were right.
+void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnRows& rows, int64_t row) {
     DraftTree& tree = drafting_.at(answer.scheduled);
     tree.shorten(std::ssize(item.tokens) - 1);  // for the others there was no room
     const int64_t length = item.sequence->length();
-    const auto vocab = static_cast<size_t>(logits.row_elements());
     int32_t next = -1;
     bool failed = false;
     walk(tree, answer.path, [&](int32_t r) {
         Sampled sampled;
         try {
-            sampled = answer.draw({logits.row(row + r), vocab}, length + std::ssize(answer.path));
+            sampled = draw_row(answer, rows, row + r, length + std::ssize(answer.path));
         } catch (const Error& error) {
             damaged(answer, error.what());
             failed = true;

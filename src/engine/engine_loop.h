@@ -104,7 +104,15 @@ class EngineLoop {
 
     // engine_draft.cpp
     void propose_drafts();
-    void draw_drafted(Answer& answer, const StepItem& item, const Tensor& logits, int64_t row);
+    /// What the tokens that follow rows are drawn from: logits, or, where the device has drawn them, nothing.
+    struct DrawnRows {
+        Tensor logits;
+        std::span<const int32_t> tokens;
+    };
+    bool device_draws_rows();
+    DrawnRows drawn_rows(std::span<const StepItem> items, bool on_device);
+    Sampled draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position);
+    void draw_drafted(Answer& answer, const StepItem& item, const DrawnRows& rows, int64_t row);
     void make_speculator();
     bool reads_layers() const { return speculator_ && !speculator_->drafter().capture_layers().empty(); }
     bool follows(const Answer& answer, const StepItem& item);
@@ -129,9 +137,11 @@ class EngineLoop {
     Prompts run_prompts(bool beside);
     void finish_prompts(Prompts prompts);
     void keep_pace(int64_t decoded_us, int64_t steps, bool parts_run);
-    void draw_all(std::span<const StepItem> items, std::span<const RequestId> ids);
+    void start_slot(const Answer& answer, int32_t slot, int64_t least);
+    void draw_all(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device = false);
     bool take(Answer& answer, const Sampled& sampled);
     void conclude(Answer& answer, int32_t next);
+    static std::string no_token(int64_t position);
     void damaged(Answer& answer, const std::string& message);
     int64_t nearest_deadline() const;
 
@@ -146,6 +156,9 @@ class EngineLoop {
     std::vector<StepItem> host_items_;
     std::vector<RequestId> host_ids_;
     std::vector<DecodeRow> decode_rows_;
+    bool rows_on_device_ = false;  // the device draws for all rows of host_items_ too
+    GpuDecoder::Draw row_draw_ = GpuDecoder::Draw::largest;
+    std::vector<int32_t> row_slots_;
     bool device_samples_ = false;  // by its slots' parameters; else the largest logits
     std::optional<Error> step_error_;
 

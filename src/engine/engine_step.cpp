@@ -64,6 +64,7 @@ void EngineLoop::run(const StepPlan& plan) {
     split(plan);
     stats_.decode_rows += rows_of(plan.decode);
     stats_.prefill_rows += rows_of(plan.prefill);
+    rows_on_device_ = device_draws_rows();
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
     int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
     for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
@@ -132,15 +133,20 @@ void EngineLoop::begin_on_device() {
                                   [](const DeviceRow& row) { return !plainly_greedy(row.answer->sampling()); });
     for (size_t r = 0; device_samples_ && r < device_rows_.size(); ++r) {
         const Answer& answer = *device_rows_[r].answer;
-        SlotUse& use = slots_[static_cast<size_t>(decode_rows_[r].slot)];
-        if (use.scheduled == answer.scheduled && use.tokens == std::ssize(answer.tokens())) continue;
-        const Job& job = answer.job();
-        decoder.start_answer(decode_rows_[r].slot,
-                             sample_start(answer.sampling(), job.stop_ids, job.prompt.tokens, answer.tokens()));
-        use = {answer.scheduled, std::ssize(answer.tokens())};
+        start_slot(answer, decode_rows_[r].slot, std::ssize(answer.tokens()));
     }
     decoder.begin(decode_rows_, device_samples_ ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest);
     decoder.launch();
+}
+
+/// Makes the device's sampler know an answer, unless it does with at least so many of its tokens.
+void EngineLoop::start_slot(const Answer& answer, int32_t slot, int64_t least) {
+    SlotUse& use = slots_[static_cast<size_t>(slot)];
+    if (use.scheduled == answer.scheduled && use.tokens >= least) return;
+    const Job& job = answer.job();
+    machine_.decoder()->start_answer(
+        slot, sample_start(answer.sampling(), job.stop_ids, job.prompt.tokens, answer.tokens()));
+    use = {answer.scheduled, std::ssize(answer.tokens())};
 }
 
 /// Takes the tokens of the oldest step from the device. False if an answer has ended.
@@ -157,9 +163,7 @@ bool EngineLoop::next_from_device() {
         if (row.next >= 0) row.answer->ahead.push_back(row.next);
         row.next = tokens[r];
         if (row.next < 0)
-            damaged(*row.answer, fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or "
-                                             "none is above -infinity; the model's weights or its K/V are damaged",
-                                             row.answer->usage.prompt + std::ssize(row.answer->tokens())));
+            damaged(*row.answer, no_token(row.answer->usage.prompt + std::ssize(row.answer->tokens())));
         Sampled drawn;
         drawn.token = row.next;
         row.over = row.next < 0 || !take(*row.answer, drawn);
@@ -212,7 +216,7 @@ bool EngineLoop::try_run(const std::function<void()>& run) {
 
 void EngineLoop::run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family) {
     if (!try_step(items, family)) return run_each(items, ids, family);
-    draw_all(items, ids);
+    draw_all(items, ids, family == Family::decode && rows_on_device_);
     feed_drafter(items, ids);
 }
 
@@ -224,7 +228,7 @@ void EngineLoop::run_each(std::span<const StepItem> items, std::span<const Reque
             fail(answer_of(ids[i]), step_error_->kind(), step_error_->what());
             continue;
         }
-        draw_all(items.subspan(i, 1), ids.subspan(i, 1));
+        draw_all(items.subspan(i, 1), ids.subspan(i, 1), family == Family::decode && rows_on_device_);
         feed_drafter(items.subspan(i, 1), ids.subspan(i, 1));
         if (family == Family::decode) commit_state(items[i], ids[i]);
     }
@@ -242,13 +246,9 @@ void EngineLoop::commit_state(const StepItem& item, RequestId id) {
     item.sequence->commit_state(path);
 }
 
-/// The tokens that follow a step's rows, drawn here.
-void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const RequestId> ids) {
-    Tensor logits;
-    {
-        const Waiting waiting_for(waited_);
-        logits = machine_.logits();
-    }
+/// The tokens that follow a step's rows, drawn here or, `on_device`, by the device for all of them.
+void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device) {
+    const DrawnRows drawn = drawn_rows(items, on_device);
     int64_t row = 0;
     for (size_t i = 0; i < items.size(); ++i) {
         const StepItem& item = items[i];
@@ -265,18 +265,17 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         const int64_t rows = all ? std::ssize(item.tokens) : item.logits == StepRows::Logits::last ? 1 : 0;
         row += rows;
         if (all && item.sequence->length() >= answer.usage.prompt) {
-            draw_drafted(answer, item, logits, row - rows);
+            draw_drafted(answer, item, drawn, row - rows);
             continue;
         }
-        if (all) answer.score(item.sequence->length(), logits, row - rows, rows);
+        if (all) answer.score(item.sequence->length(), drawn.logits, row - rows, rows);
         if (rows == 0 || end < answer.usage.prompt) {
             if (answer.job().sink_failed) cancel(answer.job());
             continue;
         }
-        const std::span<const float> values(logits.row(row - 1), static_cast<size_t>(logits.row_elements()));
         Sampled sampled;
         try {
-            sampled = answer.draw(values, end);
+            sampled = draw_row(answer, drawn, row - 1, end);
         } catch (const GrammarError& error) {  // the model is as it should be
             fail(answer, error.kind(), error.what());
             continue;
@@ -313,6 +312,12 @@ void EngineLoop::conclude(Answer& answer, int32_t next) {
                         .ahead = answer.ahead,
                         .next = stop ? -1 : next,
                         .end = answer.ends});
+}
+
+std::string EngineLoop::no_token(int64_t position) {
+    return fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or none is above -infinity; the "
+                       "model's weights or its K/V are damaged",
+                       position);
 }
 
 /// K/V may hold what is no number, and so may what was kept of it.

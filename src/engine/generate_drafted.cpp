@@ -20,12 +20,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Whether a device that can draw can draw all rows of a step at once: none depends on what is drawn for another.
-bool draws_rows(const SamplingParams& p, int64_t answer_tokens) {
-    return p.repetition_penalty == 1 && p.frequency_penalty == 0 && p.presence_penalty == 0 &&
-           answer_tokens >= p.min_tokens;
-}
-
 }  // namespace
 
 void Session::speculate(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options) {

@@ -28,6 +28,26 @@ class Arrivals {
     bool busy_ = false;
 };
 
+/// A copy of a sequence's recurrent state, if there is any.
+class SpareState {
+  public:
+    SpareState(KvCache& cache, int32_t slot) : delta_(cache.delta()) {
+        if (!delta_.any()) return;
+        slot_ = delta_.acquire_spare();
+        delta_.copy(slot, slot_);
+    }
+    ~SpareState() {
+        if (slot_ >= 0) delta_.release_spare(slot_);
+    }
+    SpareState(const SpareState&) = delete;
+    SpareState& operator=(const SpareState&) = delete;
+    int32_t slot() const { return slot_; }
+
+  private:
+    DeltaStates& delta_;
+    int32_t slot_ = -1;
+};
+
 }  // namespace
 
 /// As the device draws for an answer that needs nothing of the host; on the CPU the host's own sampler.
@@ -40,7 +60,9 @@ DraftRounds::Draws Session::round_draws(const GenerateRequest& request, std::spa
                 }};
     }
     if (greedy) return {0, [this](const Tensor& logits, auto) { return ops::most_likely(runner_->context(), logits); }};
-    auto sampler = std::make_shared<Sampler>(request.sampling, model_->info().vocab_size, stop_ids, request.prompt);
+    SamplingParams sampling = request.sampling;
+    sampling.min_tokens = 0;  // the answer has them by now
+    auto sampler = std::make_shared<Sampler>(sampling, model_->info().vocab_size, stop_ids, request.prompt);
     return {1, [this, sampler](const Tensor& logits, std::span<const int32_t> positions) {
                 const Tensor tokens = runner_->context().alloc(DType::i32, {logits.rows()});
                 for (int64_t r = 0; r < logits.rows(); ++r)
@@ -56,8 +78,6 @@ bool Session::wants_rounds(const Speculator& speculator) const {
     const SpeculationOptions& o = speculator.options();
     const bool device = o.rounds == SpeculationOptions::Rounds::device ||
                         (o.rounds == SpeculationOptions::Rounds::choose && gpu_ != nullptr);
-    // Rounds run ahead of what the host keeps; recurrent state must be committed step by step.
-    if (cache_->delta().any()) return false;
     return device && o.tree < ops::kMostRoundRows && speculator.shared_drafter()->dflash() != nullptr;
 }
 
@@ -65,6 +85,21 @@ bool Session::can_run_rounds() const {
     if (!rounds_ || &rounds_->drafter() != speculator_->drafter().dflash()) return false;
     const SequenceState* drafted = rounds_->drafter().state(kSequence);
     return drafted != nullptr && drafted->length() == sequence_->length() && sequence_->length() < context_;
+}
+
+/// Makes the first `fed` rows of rounds that have ended part of the sequence. Recurrent state that has gone further, by
+/// rounds under way or because a token ended the answer, goes back to where the rounds began (`before`: a spare slot),
+/// and these tokens are fed once more.
+void Session::keep_rounds(int64_t fed, bool exact, int32_t before) {
+    DeltaStates& delta = cache_->delta();
+    const auto again = std::span(tokens_).last(static_cast<size_t>(fed));
+    if (exact || !delta.any()) return sequence_->keep_prefix(fed);
+    delta.copy(before, sequence_->slot());
+    sequence_->keep_prefix(0);
+    if (fed == 0) return;
+    const StepItem item{&*sequence_, again, {}, StepRows::Logits::none, {}};
+    runner_->step(std::span(&item, 1), Family::decode);
+    sequence_->commit_prefix(fed);
 }
 
 /// Rounds for as many rows as can be reserved at once. Ends before a plain round where the last had guesses, or the
@@ -83,13 +118,16 @@ bool Session::run_rounds(RoundSpan& span) {
         sequence_->commit_prefix(0);
         return false;
     }
-    int64_t fed = 0, claimed = 0, wanted = span.wanted;  // claimed: rows of rounds under way
+    // claimed: rows of rounds under way; kept: rows that the device has kept, as far as is known.
+    int64_t fed = 0, claimed = 0, kept = 0, wanted = span.wanted;
     int32_t token = span.answer.back();
     std::vector<int32_t> path;
+    const SpareState before(*cache_, sequence_->slot());
     const auto settle = [&] {
+        const bool exact = rounds.pending() == 0 && kept == fed;
         rounds.end();
-        sequence_->commit_prefix(fed);
         drafted.commit_prefix(plain ? 0 : fed);
+        keep_rounds(fed, exact, before.slot());
     };
     rounds.begin(*sequence_, drafted, token, span.draws);
     Arrivals arrivals;
@@ -103,6 +141,7 @@ bool Session::run_rounds(RoundSpan& span) {
             }
             if (rounds.pending() == 0) break;
             const DraftRounds::Round& round = rounds.next();
+            kept += round.kept;
             const double seconds = arrivals.arrived(rounds.pending() > 0);
             const auto known = span.answer.size();
             const auto feed = [&](int32_t row) {

@@ -19,7 +19,8 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
                    "step counter"),
-      one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
+      one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
+      drawn_slots_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
     for (RecordedSteps* kind : {&largest_, &sampled_})
         for (auto& steps : *kind) steps.resize(static_cast<size_t>(sequences));
     const std::vector<int32_t> zeros(kMostDraws);
@@ -93,9 +94,14 @@ std::span<const int32_t> GpuDecoder::next() {
 }
 
 Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw) {
+    return this->draw(logits, positions,
+                      {reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(logits.rows())}, draw);
+}
+
+Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots,
+                        Draw draw) {
     const int64_t n = logits.rows();
-    RT_ASSERT(n >= 1 && n <= kMostDraws && n == std::ssize(positions));
-    const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
+    RT_ASSERT(n >= 1 && n <= kMostDraws && n == std::ssize(positions) && n == std::ssize(slots));
     return draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(), positions, slots, false)
                                  : ops::most_likely(context_, logits);
 }
@@ -107,6 +113,17 @@ std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
     tokens_.resize(static_cast<size_t>(n));
     context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how) {
+    const int64_t bytes = std::ssize(slots) * int64_t{sizeof(int32_t)};
+    RT_ASSERT(std::ssize(slots) <= kMostDraws);
+    if (how == Draw::sampled) context_.gpu->to_device(drawn_slots_.data(), slots.data(), bytes);
+    const Tensor tokens = draw(logits, device_batch_.batch().positions,
+                               {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how);
+    drawn_.resize(slots.size());
+    context_.gpu->to_host(drawn_.data(), tokens.data, bytes);
+    return drawn_;
 }
 
 void GpuDecoder::end() {

@@ -55,6 +55,9 @@ class GpuDecoder {
     /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
     /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
     std::span<const int32_t> draw_rows(const Tensor& logits, Draw how);
+    /// The same for rows of several answers: slots[r] has the parameters of row r. A step begun before may be pending;
+    /// valid until the next call of this.
+    std::span<const int32_t> draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how);
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.
@@ -62,9 +65,10 @@ class GpuDecoder {
 
     static constexpr int64_t kForced = 1024;
     static constexpr int64_t kRingSteps = 256;  // the most steps that may be pending
+    static constexpr int64_t kMostDraws = 256;  // rows
 
   private:
-    static constexpr int64_t kMostDraws = 256;
+    Tensor draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots, Draw draw);
 
     const Model& model_;
     KvCache& cache_;
@@ -86,7 +90,8 @@ class GpuDecoder {
     std::vector<std::byte> begin_words_;  // forced_size and slots, on their way to the device
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
-    std::vector<int32_t> tokens_;
+    DeviceMemory drawn_slots_;            // of draw_rows
+    std::vector<int32_t> tokens_, drawn_;
     int64_t launched_ = 0, taken_ = 0;
 };
 

@@ -202,7 +202,10 @@ void Machine::make_runner() {
                                                 options_.max_running);
         use_decoder({[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
                      [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
-                     [this] { decoder_->launch(); }, [this] { return decoder_->next(); }});
+                     [this] { decoder_->launch(); }, [this] { return decoder_->next(); },
+                     [this](std::span<const int32_t> slots, GpuDecoder::Draw draw) {
+                         return decoder_->draw_rows(logits_, slots, draw);
+                     }});
     }
     weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
                                 gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);

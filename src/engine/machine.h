@@ -25,6 +25,8 @@ struct DecodeDevice {
     std::function<void(std::span<const DecodeRow>, GpuDecoder::Draw)> begin;
     std::function<void()> launch;
     std::function<std::span<const int32_t>()> next;
+    /// The tokens that follow all rows of the last step; see GpuDecoder::draw_rows.
+    std::function<std::span<const int32_t>(std::span<const int32_t> slots, GpuDecoder::Draw)> draw_rows = {};
 };
 
 /// Not thread-safe: whoever steps owns it.

@@ -110,7 +110,11 @@ void Scheduler::plan_drafts() {
     int64_t drafters = std::count_if(running_.begin(), running_.end(),
                                      [](const Request* r) { return r->rows > 0 && !r->draft_tokens.empty(); });
     for (Request* r : running_) {
-        if (r->rows == 0 || r->draft_tokens.empty()) continue;
+        if (r->rows == 0) {  // a proposal is for one plan
+            r->draft_tokens.clear();
+            r->draft_parents.clear();
+        }
+        if (r->draft_tokens.empty()) continue;
         int64_t rows = std::min<int64_t>(
             {decode_left_ / drafters--, std::ssize(r->draft_tokens), cache_.options().max_step_rows - r->rows});
         while (rows > 0 && !r->state->try_reserve(r->rows + rows)) --rows;

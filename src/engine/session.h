@@ -91,6 +91,8 @@ class Session {
     int threads() const { return threads_->size(); }
     /// The tokens whose K/V are held.
     std::span<const int32_t> tokens() const { return tokens_; }
+    /// Where in cache() they lie. REQUIRES tokens; between steps.
+    const SequenceState& sequence() const { return *sequence_; }
 
     /// From now on answers are drafted by `drafter`; null: by nobody. Tokens, log-probabilities and logits stay what
     /// they are without. Throws Error (usage) for options out of range.
@@ -163,6 +165,7 @@ class Session {
         int64_t steps = 0;   // rounds that were taken
     };
     bool run_rounds(RoundSpan& span);
+    void keep_rounds(int64_t fed, bool exact, int32_t before);
     void check_guesses(GenerationResult& result, const RowDraws& draws, int64_t wanted);
     DraftRounds::Draws round_draws(const GenerateRequest& request, std::span<const int32_t> stop_ids);
     void verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path);

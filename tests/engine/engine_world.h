@@ -16,6 +16,13 @@ namespace riptide::testing {
 
 inline std::string demo_path() { return source_dir() + "/models/demo/laguna-demo.gguf"; }
 
+/// How long anything may take that a test waits for.
+#ifdef __SANITIZE_THREAD__
+inline constexpr std::chrono::seconds kPatience(1500);
+#else
+inline constexpr std::chrono::seconds kPatience(100);
+#endif
+
 /// Small pages and chunks, so that every border is crossed.
 inline EngineOptions demo_options() {
     EngineOptions o;
@@ -69,8 +76,7 @@ class Listener {
     template <class Condition>
     void wait(int key, const Condition& condition, int index = 0) {
         std::unique_lock lock(heard_->mutex);
-        EXPECT_TRUE(heard_->changed.wait_for(lock, std::chrono::seconds(100),
-                                             [&] { return condition(heard_->at(key, index)); }))
+        EXPECT_TRUE(heard_->changed.wait_for(lock, kPatience, [&] { return condition(heard_->at(key, index)); }))
             << "request " << key << " does not get so far";
     }
     std::function<void(const Event&)> also;  // called with each event by sinks that are made from now on

@@ -15,48 +15,12 @@
 #include "base/error.h"
 #include "engine/logits_hash.h"
 #include "ops/noise.h"
+#include "tests/engine/distribution.h"
 
 namespace riptide::testing {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-using Distribution = std::map<int32_t, double>;
-
-Distribution normalised(const Distribution& weights) {
-    double total = 0;
-    for (const auto& [token, w] : weights) total += w;
-    Distribution p;
-    for (const auto& [token, w] : weights)
-        if (w > 0) p[token] = w / total;
-    return p;
-}
-
-/// The header's chain after the penalties, written down a second time, slowly.
-Distribution exact(const std::vector<double>& logits, const SamplingParams& s) {
-    std::vector<double> sorted = logits;
-    std::sort(sorted.rbegin(), sorted.rend());
-    const double kth =
-        s.top_k > 0 && s.top_k < std::ssize(sorted) ? sorted[static_cast<size_t>(s.top_k - 1)] : -INFINITY;
-    Distribution p;
-    for (size_t i = 0; i < logits.size(); ++i)
-        if (logits[i] >= kth && logits[i] > -INFINITY)
-            p[static_cast<int32_t>(i)] = std::exp((logits[i] - sorted[0]) / s.temperature);
-    p = normalised(p);
-    std::vector<std::pair<double, int32_t>> order;
-    for (const auto& [token, w] : p) order.emplace_back(-w, token);
-    std::sort(order.begin(), order.end());
-    double sum = 0, largest = -order[0].first;
-    Distribution kept;
-    for (const auto& [w, token] : order) {
-        if (s.top_p < 1 && sum >= s.top_p && !kept.empty()) break;
-        kept[token] = -w;
-        sum -= w;
-    }
-    for (auto it = kept.begin(); it != kept.end();)
-        it = it->second < s.min_p * largest ? kept.erase(it) : std::next(it);
-    return normalised(kept);
-}
-
 std::vector<float> random_logits(size_t n, unsigned seed, double spread = 2) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal(0, spread);
@@ -80,12 +44,6 @@ void expect_equal(const Distribution& a, const Distribution& b) {
     }
 }
 
-/// Upper quantile of chi-square at alpha 1e-4 (Wilson and Hilferty 1931; within 1 % for df >= 3).
-double chi2_limit(double df) {
-    const double z = 3.719, c = 2 / (9 * df);
-    return df * std::pow(1 - c + z * std::sqrt(c), 3);
-}
-
 /// Draws at positions 0 .. n-1 and compares with p; tokens of expected count below 20 are pooled.
 void expect_drawn_from(Sampler& sampler, const std::vector<float>& logits, const Distribution& p,
                        int64_t first_position = 0) {
@@ -94,16 +52,10 @@ void expect_drawn_from(Sampler& sampler, const std::vector<float>& logits, const
     for (int i = 0; i < kDraws; ++i) ++counts[sampler.sample(logits, first_position + i).token];
     for (const auto& [token, n] : counts)
         ASSERT_TRUE(p.contains(token)) << "token " << token << " was drawn " << n << " times";
-    double chi2 = 0, pooled = 0, pooled_count = 0;
-    int cells = 0;
-    for (const auto& [token, probability] : p) {
-        const double expected = probability * kDraws, seen = counts[token];
-        if (expected < 20) pooled += expected, pooled_count += seen;
-        else chi2 += (seen - expected) * (seen - expected) / expected, ++cells;
-    }
-    if (pooled >= 20) chi2 += (pooled_count - pooled) * (pooled_count - pooled) / pooled, ++cells;
-    ASSERT_GE(cells, 2);
-    EXPECT_LT(chi2, chi2_limit(cells - 1)) << cells << " cells";
+    ChiSquare test;
+    test.add(counts, p, kDraws);
+    ASSERT_GE(test.cells, 2);
+    EXPECT_LT(test.value, test.limit()) << test.cells << " cells";
 }
 
 std::vector<SamplingParams> many_params() {

@@ -7,14 +7,14 @@ struct Worst {
     double output = 0, state = 0;
 };
 
-/// The largest shares of the bounds over a chain from nothing.
-Worst worst_of(const DeltaShape& shape, size_t rows, Family family) {
+/// The largest shares of the bounds over a chain from nothing, fed in steps of `chunk` rows.
+Worst worst_of(const DeltaShape& shape, size_t rows, Family family, size_t chunk = SIZE_MAX) {
     OpContext op(2, int64_t{16} << 20);
     op.ctx.family = family;
     DeltaWorld world(op, shape, 21);
     DeltaSequence s = world.sequence();
     const std::vector<uint64_t> ids = delta_ids(rows, 22);
-    const DeltaRowsOut out = world.feed(s, ids, rows);
+    const DeltaRowsOut out = world.feed(s, ids, std::min(chunk, rows));
     DeltaWorld::Columns columns = world.make_columns(ids);
     const auto n = static_cast<int64_t>(rows);
     const ops::GatedDeltaInput in = world.host_input(columns, n);
@@ -86,6 +86,54 @@ TEST(gated_delta, the_sizes_of_real_models_stay_within_the_bounds) {
             EXPECT_LE(worst.output, 1.0);
             EXPECT_LE(worst.state, 1.0);
         }
+}
+
+/// Gates drawn at random, and such that nothing is ever forgotten, everything at once, little over tens of thousands of
+/// rows; that take all or nothing of a row, or half.
+std::vector<DeltaShape> long_shapes() {
+    const DeltaShape small = {.key_heads = 1, .value_heads = 2, .key_dim = 16, .value_dim = 16, .stash_rows = 1};
+    std::vector<DeltaShape> shapes;
+    for (const auto& [decay, gate] : {std::pair(0.5f, 1.0f), std::pair(1e-7f, 20.0f), std::pair(1e-7f, 0.01f),
+                                      std::pair(3e-5f, 20.0f), std::pair(40.0f, 20.0f), std::pair(0.05f, 4.0f)}) {
+        shapes.push_back(small);
+        shapes.back().decay = decay;
+        shapes.back().gate = gate;
+    }
+    return shapes;
+}
+
+TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
+    const size_t rows = full_counts() ? 131'072 : 6'000;
+    for (const DeltaShape& shape : long_shapes()) {
+        const Worst worst = worst_of(shape, rows, Family::prefill, 4096);
+        fmt::print("{}: {} rows use {:.3f} of the bound on outputs, {:.4f} of that on the state\n", shape_name(shape), rows,
+                   worst.output, worst.state);
+        EXPECT_LE(worst.output, 1.0) << shape_name(shape);
+        EXPECT_LE(worst.state, 1.0) << shape_name(shape);
+        EXPECT_GE(worst.output, 0.02) << "the bound is too loose: " << shape_name(shape);
+    }
+}
+
+TEST(gated_delta, long_chains_in_chunks_have_the_bits_of_rows_fed_one_by_one) {
+    const size_t rows = full_counts() ? 131'072 : 3'000;
+    const std::vector<uint64_t> ids = delta_ids(rows, 23);
+    for (const DeltaShape& shape : long_shapes()) {
+        OpContext op(1, int64_t{1} << 20);
+        DeltaWorld world(op, shape, 24);
+        DeltaSequence chunks = world.sequence(), lone = world.sequence();
+        size_t at = 0;
+        for (size_t begin = 0, n = 1; begin < rows; begin += n, n = n * 7 % 509) {
+            n = std::min(n, rows - begin);
+            const std::vector<uint64_t> part(ids.begin() + static_cast<ptrdiff_t>(begin),
+                                             ids.begin() + static_cast<ptrdiff_t>(begin + n));
+            const DeltaRowsOut together = world.feed(chunks, part, n);
+            for (const DeltaRowsOut alone = world.feed(lone, part, 1); const auto& row : alone) {
+                const std::vector<float>& other = together[at++ - begin];
+                ASSERT_TRUE(same_bits(row.data(), other.data(), row.size())) << shape_name(shape) << ", row " << at - 1;
+            }
+        }
+        expect_same_bits(world.slot_of(chunks), world.slot_of(lone), shape_name(shape).c_str());
+    }
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
         std::mt19937_64 rng(10);
         DeltaSequence a = world.sequence(), b = world.sequence(), plain_a = world.sequence(),
                       plain_b = world.sequence();
-        const int rounds = full_counts() ? 300 : 30;
+        const int rounds = full_counts() ? 1500 : 30;  // 10,500 trees over all shapes
         for (int round = 0; round < rounds; ++round) {
             const std::vector<DeltaToken> tree = delta_tree(1 + rng() % 24, 0.5, rng);
             const std::vector<DeltaToken> chain = delta_chain(delta_ids(1 + rng() % 5, rng()));
