@@ -61,8 +61,8 @@ json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> b
 }
 
 /// Written by hand: this is what each token costs.
-void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason,
-                           std::string& out, std::span<const Sampled> before) {
+void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out,
+                           std::span<const Sampled> before) {
     if (!stream_) return;
     out += "data: ";
     out += chunk_head_;

@@ -1,6 +1,6 @@
-// Laws: whether a request is taken, and as what, does not depend on how its bytes are cut; what is read has a target within limits and at most the
-// allowed fields; what cannot be read has a status of its own; header and body take no more than their limits.
-// Input: one byte for the cuts, then what a client sends.
+// Laws: whether a request is taken, and as what, does not depend on how its bytes are cut; what is read has a target
+// within limits and at most the allowed fields; what cannot be read has a status of its own; header and body take no
+// more than their limits. Input: one byte for the cuts, then what a client sends.
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <cstdlib>
