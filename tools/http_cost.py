@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """CPU time of the HTTP side for each streamed event (a token, mostly). usage: http_cost.py RIPTIDE [streams] [tokens]
+With script_server (tests/clients) in RIPTIDE's place, a model that recites makes the tokens, as fast as the server takes them.
 
 Starts `riptide serve` with the demo model, lets several streams run at once, and reads the CPU time of the server's
 I/O thread (named riptide-io) before and after. Prints JSON.
@@ -11,14 +12,26 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import urllib.request
 
 riptide, streams, tokens = sys.argv[1], int((sys.argv[2:3] or ["8"])[0]), int((sys.argv[3:4] or ["1500"])[0])
-server = subprocess.Popen([riptide, "serve", "--port", "0", "--ctx", "2048", "--device", "cpu", "--quiet"],
-                          stderr=subprocess.PIPE, text=True)
-port = 0
-for line in server.stderr:
+root = pathlib.Path(__file__).resolve().parent.parent
+recites = pathlib.Path(riptide).name == "script_server"
+if recites:
+    script = pathlib.Path(tempfile.mkdtemp()) / "script.json"
+    script.write_text(json.dumps([{"reasoning": "", "answer": "", "numbers": tokens // 2}]))
+    server = subprocess.Popen([riptide, root / "models/demo/laguna-demo.gguf", script, "--ctx", str(4 * tokens + 512), "--max-running", str(streams),
+                               "--kv-tokens", str(streams * (4 * tokens + 512)), "--log", "0"], stdout=subprocess.PIPE, text=True)
+    port = int(server.stdout.readline().split()[1])
+    while "\nriptide_ready 1\n" not in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode():
+        time.sleep(0.05)
+else:
+    server = subprocess.Popen([riptide, "serve", "--port", "0", "--ctx", "2048", "--device", "cpu", "--quiet"], stderr=subprocess.PIPE, text=True)
+    port = 0
+for line in [] if recites else server.stderr:
     if line.startswith("ready"):
         port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
     if line.startswith("try"):
@@ -54,7 +67,7 @@ def measure(path, body):
 
 
 try:
-    cases = {
+    cases = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "Count."}], "max_tokens": tokens}} if recites else {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "Count."}], "max_tokens": tokens},
         "/v1/completions": {"prompt": "x", "max_tokens": tokens},
         "/v1/responses": {"input": "Count.", "max_output_tokens": tokens},
@@ -62,13 +75,15 @@ try:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/props") as props:
         never = {str(token): -100 for token in json.load(props)["stop_ids"]}
     rows = []
+    begun = time.monotonic()
     for path, body in cases.items():
         body |= {"stream": True, "temperature": 1, "ignore_eos": True, "logit_bias": never, "tool_choice": "none",
                  "chat_template_kwargs": {"enable_thinking": False}}
         values, events = zip(*(measure(path, body) for _ in range(3)))
         rows.append({"path": path, "us_per_event": {"median": round(statistics.median(values), 2),
                                                     "values": [round(value, 2) for value in values]},
-                     "events": events[-1]})
+                     "events": events[-1], "events_per_s": round(sum(events) / (time.monotonic() - begun))})
+        begun = time.monotonic()
     print(json.dumps({"streams": streams, "tokens": tokens, "cpus": os.cpu_count(), "results": rows}))
 finally:
     server.terminate()

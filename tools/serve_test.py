@@ -157,6 +157,24 @@ def launch():
     expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
 
 
+def readme():
+    """The README's lines, by copy and paste: its server, with no flag but another port, and its questions."""
+    block = re.search(r"```sh\n(build/cpu/riptide serve .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    port = free_port()
+    serve, *questions = re.split(r"\n(?=curl)", block.replace("8484", str(port)).strip())
+    command = serve.split("#")[0].strip()
+    expect(command == "build/cpu/riptide serve" and len(questions) == 2, f"the README's server and two questions: {command}")
+    server = subprocess.Popen([str(riptide), *command.split()[1:], "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    expect(wait_for(lambda: listens(port)), "the README's server listens")
+    get_health = lambda: subprocess.run(["curl", "-sf", f"http://127.0.0.1:{port}/health"], capture_output=True).returncode == 0
+    expect(wait_for(get_health), "the README's server is ready")
+    for question, words in zip(questions, ("42", '"reasoning_content"')):
+        done = subprocess.run(["bash", "-c", question], capture_output=True, text=True, timeout=60)
+        expect(done.returncode == 0 and words in done.stdout and '"error"' not in done.stdout, f"{question}: {done.stdout[-300:]} {done.stderr[-200:]}")
+    expect("[DONE]" in done.stdout, "the README's stream ends")
+    stop(server)
+
+
 def ps_and_doctor():
     port = free_port()
     done = run("ps", "--port", port)
@@ -416,7 +434,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [launch, ps_and_doctor, pull, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
+for part in [readme, launch, ps_and_doctor, pull, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
     try:
         part()
     except Exception as error:

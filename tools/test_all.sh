@@ -50,7 +50,7 @@ echo "== unit tests (AddressSanitizer + UndefinedBehaviorSanitizer)"
 GTEST_FILTER='-All/SpeculationTest.*/demo_*:EngineDflash.in_a_crowd*:EngineConstraint.a_hundred_schemas*' tools/run_tests.py build/asan --tally "$tally"
 stage "configure fuzz" cmake --preset fuzz
 stage "build fuzz" cmake --build --preset fuzz --target fuzzers
-for target in gguf safetensors tokenizer jinja laguna_stream qwen_stream; do
+for target in gguf safetensors tokenizer jinja laguna_stream qwen_stream constraint http body; do
   stage "fuzz $target, ${FUZZ_SECONDS:=20} s" tools/fuzz.sh "$target" "$FUZZ_SECONDS"
 done
 

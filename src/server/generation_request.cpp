@@ -346,7 +346,6 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     if (const auto top = fields.integer("logprobs", 0, 20)) {
         out.logprobs = request.want_tokens = true;
-        if (echo && out.stream) refuse("echo", "echo with logprobs cannot be streamed");
         request.prompt_logprobs = echo;
         request.sampling.logprobs = *top;
     }

@@ -61,15 +61,15 @@ json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> b
 }
 
 /// Written by hand: this is what each token costs.
-void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason,
-                           std::string& out) {
+void CompletionReply::send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out,
+                           std::span<const Sampled> before) {
     if (!stream_) return;
     out += "data: ";
     out += chunk_head_;
     out += std::to_string(index);
     out += ",\"text\":";
     out += json::serialize(json::string_view(text.data(), text.size()));
-    out += logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index])) : ",\"logprobs\":null";
+    out += logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index], before)) : ",\"logprobs\":null";
     out += ",\"finish_reason\":";
     out += finish_reason.is_null() ? "null" : json::serialize(finish_reason);
     out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
@@ -77,9 +77,17 @@ void CompletionReply::send(std::size_t index, std::string_view text, const json:
 
 std::string CompletionReply::opening() {
     std::string out;
-    for (std::size_t i = 0; i < choices_.size() && !echo_.empty(); ++i)
+    for (std::size_t i = 0; i < choices_.size() && !echo_.empty() && !logprobs_; ++i)
         send(i, echo_[i / static_cast<std::size_t>(n_)], nullptr, out);
     return out;
+}
+
+/// In a stream, an echo with probabilities comes in one piece, when all of the prompt has been read.
+void CompletionReply::send_echo(std::size_t prompt, std::string& out) {
+    if (!stream_ || !logprobs_ || echo_.empty() || prompts_[prompt].empty()) return;
+    const std::vector<Sampled> scored = std::exchange(prompts_[prompt], {});
+    const auto n = static_cast<std::size_t>(n_);
+    for (std::size_t i = prompt * n; i < (prompt + 1) * n; ++i) send(i, echo_[prompt], nullptr, out, scored);
 }
 
 bool CompletionReply::take(const Item& item, std::string& out) {
@@ -95,7 +103,10 @@ bool CompletionReply::take(const Item& item, std::string& out) {
     if (const auto* part = std::get_if<PromptScored>(&event.body)) {
         std::vector<Sampled>& prompt = prompts_.at(static_cast<std::size_t>(item.request));
         prompt.insert(prompt.end(), part->tokens.begin(), part->tokens.end());
-    } else if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr && !echo_only_) {
+        return false;
+    }
+    send_echo(static_cast<std::size_t>(item.request), out);
+    if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr && !echo_only_) {
         if (!stream_) choice.text += text->text;
         send(index, text->text, nullptr, out);
     } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body); tokens != nullptr && !echo_only_) {

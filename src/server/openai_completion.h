@@ -13,12 +13,12 @@ namespace riptide::server {
 
 /// As ChatReply, for text. Answer a of prompt p is choice p * n + a. Log-probabilities come in the old form: parallel
 /// arrays of tokens, their logprobs, alternatives and offsets (in characters) in the text; with echo, of the prompt's
-/// tokens too (not in a stream). Not thread-safe.
+/// tokens too. Not thread-safe.
 class CompletionReply {
   public:
     CompletionReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);
 
-    /// The echoed prompts.
+    /// The echoed prompts, unless their probabilities are wanted too.
     std::string opening();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
@@ -35,7 +35,9 @@ class CompletionReply {
 
     json::object envelope() const;
     json::value logprobs(Choice& choice, std::span<const Sampled> before = {}) const;
-    void send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out);
+    void send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out,
+              std::span<const Sampled> before = {});
+    void send_echo(std::size_t prompt, std::string& out);
 
     ReplyFacts facts_;
     std::string chunk_head_;  // what all chunks begin with, up to the choice's index

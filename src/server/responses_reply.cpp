@@ -149,8 +149,8 @@ void ResponseReply::open_call(const ToolCallBegin& call, std::string& out) {
     close(true, out);
     kind_ = Kind::call;
     text_.clear();
-    item_ = {{"id", random_id("fc_")}, {"type", "function_call"}, {"status", "in_progress"},
-             {"call_id", random_id("call_")}, {"name", call.name}, {"arguments", ""}};
+    item_ = {{"id", random_id("fc_")},        {"type", "function_call"}, {"status", "in_progress"},
+             {"call_id", random_id("call_")}, {"name", call.name},       {"arguments", ""}};
     if (const auto found = namespaces_.find(call.name); found != namespaces_.end()) item_["namespace"] = found->second;
     delta_head_ = delta_head("response.function_call_arguments.delta", item_, output_.size(), "");
     emit("response.output_item.added", {{"output_index", output_.size()}, {"item", item_}}, out);

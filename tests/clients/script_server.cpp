@@ -41,11 +41,11 @@ std::vector<ScriptLine> read_script(const std::string& path) {
 }
 
 int run(int argc, char** argv) {
-    RT_CHECK(argc >= 3 && argc % 2 == 1, ErrorKind::usage, "usage: script_server CHECKPOINT SCRIPT.json [--name value]");
-    std::map<std::string, int64_t> set = {{"--port", 0},        {"--ctx", 32768},    {"--row-us", 0},
-                                          {"--step-us", 0},     {"--load-ms", 0},    {"--max-running", 8},
-                                          {"--max-queue", 512}, {"--kv-tokens", 0},
-                                          {"--log", 1}};
+    RT_CHECK(argc >= 3 && argc % 2 == 1, ErrorKind::usage,
+             "usage: script_server CHECKPOINT SCRIPT.json [--name value]");
+    std::map<std::string, int64_t> set = {{"--port", 0},        {"--ctx", 32768},   {"--row-us", 0},
+                                          {"--step-us", 0},     {"--load-ms", 0},   {"--max-running", 8},
+                                          {"--max-queue", 512}, {"--kv-tokens", 0}, {"--log", 1}};
     for (int i = 3; i + 1 < argc; i += 2) {
         RT_CHECK(set.contains(argv[i]), ErrorKind::usage, "{}: no such setting", argv[i]);
         set[argv[i]] = std::stoll(argv[i + 1]);
@@ -69,7 +69,8 @@ int run(int argc, char** argv) {
     server::ServerOptions options;
     options.http.port = static_cast<int>(set["--port"]);
     options.model = "script";
-    if (set["--log"] != 0) options.log = {[](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }, true, false};
+    if (set["--log"] != 0)
+        options.log = {[](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }, true, false};
 
     sigset_t signals;
     sigemptyset(&signals);

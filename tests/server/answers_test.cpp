@@ -210,8 +210,42 @@ TEST_F(ServerAnswers, an_echoed_prompt_has_the_engines_probabilities) {
         }
         EXPECT_EQ(spelled, choice.at("text").as_string());
     }
-    const json::object streamed = {{"prompt", "x"}, {"logprobs", 1}, {"echo", true}, {"stream", true}};
-    EXPECT_EQ(post("/v1/completions", streamed).param(), "echo");
+}
+
+TEST_F(ServerAnswers, a_streamed_echo_says_what_a_whole_one_says) {
+    const std::string text = "def add(a, b):\n    return \"gr\u00fc\u00df\" + a";
+    for (const int64_t most : {0, 3})
+        for (const int64_t n : {1, 2}) {
+            json::object body = {{"prompt", {text, "x ="}},
+                                 {"max_tokens", most},
+                                 {"n", n},
+                                 {"temperature", 1},
+                                 {"seed", 5},
+                                 {"logprobs", 2},
+                                 {"echo", true},
+                                 {"ignore_eos", true}};
+            const json::array whole = post("/v1/completions", body).object().at("choices").as_array();
+            body["stream"] = true;
+            bool done = false;
+            std::map<int64_t, json::object> joined;
+            for (const json::object& event : events_of(post("/v1/completions", body).body, &done))
+                for (const json::value& choice : event.at("choices").as_array()) {
+                    const json::object& piece = choice.as_object();
+                    const auto [at, first] = joined.try_emplace(piece.at("index").to_number<int64_t>(), piece);
+                    if (first) continue;
+                    json::object& so_far = at->second;
+                    so_far["text"] =
+                        std::string(so_far["text"].as_string()) + std::string(piece.at("text").as_string());
+                    so_far["finish_reason"] = piece.at("finish_reason");
+                    for (auto& [name, list] : so_far["logprobs"].as_object())
+                        for (const json::value& value : piece.at("logprobs").at(name).as_array())
+                            list.as_array().push_back(value);
+                }
+            EXPECT_TRUE(done);
+            ASSERT_EQ(joined.size(), whole.size());
+            for (size_t i = 0; i < whole.size(); ++i)
+                EXPECT_EQ(json::value(joined.at(static_cast<int64_t>(i))), whole[i]) << most << " tokens, n = " << n;
+        }
 }
 
 TEST_F(ServerAnswers, thinking_stops_at_its_budget_in_every_dialect) {
@@ -282,19 +316,22 @@ TEST_F(ServerAnswers, no_two_tool_calls_have_the_same_id) {
     }
     json::array schemas;
     for (const json::value& tool : tea_tools())
-        schemas.push_back({{"name", tool.at("function").at("name")}, {"input_schema", tool.at("function").at("parameters")}});
+        schemas.push_back(
+            {{"name", tool.at("function").at("name")}, {"input_schema", tool.at("function").at("parameters")}});
     std::set<std::string> seen;
     for (int i = 0; i < 2; ++i) {
         const json::object chat =
-            post("/v1/chat/completions", {{"messages", question}, {"tools", tea_tools()}, {"temperature", 0}}).object();
+            post("/v1/chat/completions",
+                 {{"messages", question}, {"tools", tea_tools()}, {"max_tokens", 64}, {"temperature", 0}})
+                .object();
         seen.emplace(chat.at("choices").at(0).at("message").at("tool_calls").at(0).at("id").as_string());
         const json::object message =
-            post("/v1/messages",
-                 {{"messages", question}, {"tools", schemas}, {"max_tokens", 64}, {"temperature", 0}})
+            post("/v1/messages", {{"messages", question}, {"tools", schemas}, {"max_tokens", 64}, {"temperature", 0}})
                 .object();
         seen.emplace(message.at("content").as_array().back().at("id").as_string());
         const json::object response =
-            post("/v1/responses", {{"input", question}, {"tools", flat}, {"temperature", 0}}).object();
+            post("/v1/responses", {{"input", question}, {"tools", flat}, {"max_output_tokens", 64}, {"temperature", 0}})
+                .object();
         seen.emplace(response.at("output").as_array().back().at("call_id").as_string());
     }
     EXPECT_EQ(seen.size(), 6u);

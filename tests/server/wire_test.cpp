@@ -75,7 +75,8 @@ TEST_F(ServerWire, headers_have_limits_in_size_and_number) {
     endless.send("GET /health HTTP/1.1\r\nX: ");
     int status = 0;
     try {
-        for (int i = 0; i < 4096; ++i) endless.send(std::string(4096, 'a'));  // 16 MiB, of which the server takes little
+        for (int i = 0; i < 4096; ++i)
+            endless.send(std::string(4096, 'a'));  // 16 MiB, of which the server takes little
     } catch (const boost::system::system_error&) {
     }
     try {
@@ -113,7 +114,8 @@ TEST(ServerAccess, a_wrong_key_takes_as_long_as_any_other) {
         request.headers = {{"authorization", "Bearer " + wrong[kind]}};
         const auto begun = std::chrono::steady_clock::now();
         EXPECT_THROW(access.check_key(request), server::ApiError);
-        times[kind].push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun).count());
+        times[kind].push_back(
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun).count());
     }
     struct Moments {
         double mean = 0, variance = 0, count = 0;
@@ -129,8 +131,8 @@ TEST(ServerAccess, a_wrong_key_takes_as_long_as_any_other) {
     }
     for (size_t a = 0; a < 3; ++a)
         for (size_t b = a + 1; b < 3; ++b) {
-            const double t = (of[a].mean - of[b].mean) /
-                             std::sqrt(of[a].variance / of[a].count + of[b].variance / of[b].count);
+            const double t =
+                (of[a].mean - of[b].mean) / std::sqrt(of[a].variance / of[a].count + of[b].variance / of[b].count);
             const double off = std::abs(of[a].mean - of[b].mean) / of[a].mean;
             EXPECT_TRUE(std::abs(t) < 5 || off < 0.01) << wrong[a] << " / " << wrong[b] << ": t " << t << ", " << off;
         }
@@ -145,8 +147,10 @@ TEST_F(ServerWire, clients_that_leave_at_any_time_leave_nothing_behind) {
         std::vector<std::unique_ptr<Client>> clients;
         for (size_t n = 1 + random() % 6; n > 0; --n) {  // in the queue, in a prompt, in an answer, at its end
             clients.push_back(std::make_unique<Client>(port()));
-            const json::object body = {{"prompt", std::string(random() % 600, 'z')}, {"max_tokens", 1 + random() % 12},
-                                       {"ignore_eos", true}, {"stream", random() % 2 == 0}};
+            const json::object body = {{"prompt", std::string(random() % 600, 'z')},
+                                       {"max_tokens", 1 + random() % 12},
+                                       {"ignore_eos", true},
+                                       {"stream", random() % 2 == 0}};
             clients.back()->send("POST", "/v1/completions", json::serialize(body));
         }
         if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
@@ -186,8 +190,10 @@ TEST_F(ServerWire, a_thousand_slow_clients_delay_nobody) {
 
 /// Every pair of options, with guesses ahead, in a crowd: the same bytes as from an engine that never guesses.
 TEST_F(ServerWire, guesses_change_no_answer_whatever_is_asked_of_it) {
-    const json::object schema = {{"type", "object"}, {"properties", {{"colour", {{"enum", {"red", "green"}}}}}},
-                                 {"required", {"colour"}}, {"additionalProperties", false}};
+    const json::object schema = {{"type", "object"},
+                                 {"properties", {{"colour", {{"enum", {"red", "green"}}}}}},
+                                 {"required", {"colour"}},
+                                 {"additionalProperties", false}};
     const std::vector<std::pair<std::string, json::value>> options = {
         {"temperature", 0},
         {"temperature", 1.3},

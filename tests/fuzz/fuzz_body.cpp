@@ -1,0 +1,58 @@
+// Laws: the body of any request is refused with 4xx, or gives a request whose numbers are finite (their ranges are the
+// engine's affair); and the same each time. Input: one byte for the dialect, then the body.
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "server/anthropic_request.h"
+#include "server/responses_request.h"
+
+namespace {
+
+using namespace riptide;
+using namespace riptide::server;
+
+void require(bool law) {
+    if (!law) std::abort();
+}
+
+void check(const GenerationRequest& r) {
+    require(!r.prompts.empty());
+    for (const Request& request : r.prompts) {
+        const SamplingParams& s = request.sampling;
+        require(std::isfinite(s.temperature) && std::isfinite(s.top_p) && std::isfinite(s.min_p));
+        require(std::isfinite(s.repetition_penalty) && std::isfinite(s.frequency_penalty));
+        require(request.n == r.prompts[0].n && request.n >= 1 && request.n <= 128);
+    }
+}
+
+/// What has come of it, in words.
+std::string parse(char dialect, std::string_view text) {
+    const RequestDefaults defaults;
+    try {
+        json::object body = parse_body(text);
+        GenerationRequest out;
+        if (dialect == 'c') out = parse_chat(std::move(body), defaults);
+        else if (dialect == 'm') out = parse_messages(std::move(body), defaults);
+        else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr, "").generation;
+        else out = parse_completion(std::move(body), defaults, nullptr);
+        check(out);
+        return fmt::format("{} {} {}", out.prompts.size(), out.prompts[0].sampling.max_tokens, out.stream);
+    } catch (const ApiError& error) {
+        require(error.status() >= 400 && error.status() < 500);
+        return fmt::format("{} {} {}", error.status(), error.param(), error.what());
+    } catch (const Error& error) {  // what the engine's own checks say becomes 400 too
+        require(from_engine(error).status() < 500);
+        return error.what();
+    }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < 2) return 0;
+    const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    const char dialect = static_cast<char>(data[0]);
+    require(parse(dialect, text) == parse(dialect, text));
+    return 0;
+}
