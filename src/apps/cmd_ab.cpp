@@ -3,6 +3,7 @@
 #include <fstream>
 #include <memory>
 
+#include "apps/ab_predict.h"
 #include "apps/ab_report.h"
 #include "apps/commands.h"
 #include "apps/model_flags.h"
@@ -21,6 +22,8 @@ struct Options {
     int repeat = 1;
     int64_t most_prompts = 1000;
     bool as_json = false, host_rounds = false;
+    std::string costs;
+    double acceptance = 0.7, draft_ms = 0.35;
 };
 
 constexpr int64_t kDefaultTokens = 128;
@@ -36,7 +39,15 @@ std::string where(Session& session) {
     return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
 }
 
+int predict(const Options& o) {
+    const std::vector<StepCost> costs = read_costs(o.costs);
+    fmt::print("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
+               o.acceptance, o.draft_ms, prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms)));
+    return 0;
+}
+
 int ab(Options o) {
+    if (!o.costs.empty()) return predict(o);
     catch_interrupts();
     if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
@@ -106,6 +117,14 @@ void add_ab(CLI::App& app, Action& action) {
                   "On a GPU: draft and check through the host, also with a DFlash drafter");
     cmd->add_flag("--json", options->as_json, "Print one JSON object");
     cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by guesses, acceptance by slot");
+    cmd->add_option("--costs", options->costs,
+                    "Run nothing, predict: ROWS:MS,... as `bench --verify-rows` has measured them");
+    cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a guess is right")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    cmd->add_option("--draft-ms", options->draft_ms, "With --costs: what a draft takes")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     cmd->footer(
         "Every answer must be the one of plain decoding, token by token: else the exit code is 1.\n"
         "Examples:\n  riptide ab\n  riptide ab model.gguf --prompts prompts.jsonl --widths 1,2,3,5,7 --plot ab.svg");

@@ -1,0 +1,34 @@
+// What guessing ahead would gain, from what steps cost and how often a guess is right.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace riptide::apps {
+
+/// What a step over so many rows takes.
+struct StepCost {
+    int64_t rows = 0;
+    double ms = 0;
+};
+/// "1:1.13,4:2.97,16:3.99": rows and milliseconds, as `riptide bench --verify-rows` measures them. Throws Error (usage)
+/// unless rows begin with 1 and grow, and times are above 0.
+std::vector<StepCost> read_costs(const std::string& text);
+
+struct Prediction {
+    int64_t width = 0;  // guesses in a chain; 0: plain decoding
+    double tokens = 1;  // a step, expected
+    double ms = 0;      // draft and step
+    double rate() const { return 1000 * tokens / ms; }
+};
+/// Chains of 0, 1, ... guesses, as far as steps have been measured (between measured numbers of rows costs lie on a
+/// straight line). Each guess is right with probability `acceptance` if all before it are:
+///     tokens = 1 + p + p^2 + ... + p^width;   ms = draft_ms (0 for width 0) + cost(width + 1 rows)
+/// A model of one sequence: the drafter's own accuracy in later slots, trees and the host are not in it.
+std::vector<Prediction> predict_chains(const std::vector<StepCost>& costs, double acceptance, double draft_ms);
+
+/// A line for each width that was measured, and for the fastest.
+std::string prediction_table(const std::vector<StepCost>& costs, const std::vector<Prediction>& predictions);
+
+}  // namespace riptide::apps
