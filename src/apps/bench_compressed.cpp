@@ -208,7 +208,8 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
         }
     const int64_t scorer_peak = scorer.device_bytes ? scorer.device_bytes() : 0, peak = engine.stats().device_peak;
     if (!as_json) {
-        if (peak > 0) fmt::print("most device memory: scorer {}, model {}\n", human_bytes(scorer_peak), human_bytes(peak));
+        if (peak > 0)
+            fmt::print("most device memory: scorer {}, model {}\n", human_bytes(scorer_peak), human_bytes(peak));
         return 0;
     }
     json::array list;

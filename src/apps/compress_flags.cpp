@@ -72,8 +72,8 @@ void add_positions_flag(CLI::App& cmd, CompressFlags& flags) {
 void add_scoring_flags(CLI::App& cmd, CompressFlags& flags) {
     const std::string group = "How the scorer reads (--scorer)";
     cmd.add_option("--score-layers", flags.score_layers,
-                   "Layers that score, 0-based, -1: the last; left out: all, of the demo's scorer the last. Those behind "
-                   "the last of them do not run")
+                   "Layers that score, 0-based, -1: the last; left out: all, of the demo's scorer the last. Those "
+                   "behind the last of them do not run")
         ->delimiter(',')
         ->group(group);
     cmd.add_option("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")

@@ -27,8 +27,8 @@ class PromptGaps {
     /// What is added behind the prompt.
     int32_t last() const { return gaps_.empty() ? 0 : gaps_.back().sum; }
 
-    /// For each token of a sequence a key that also says where it stands: token + vocab * sum / step. Of tokens in front
-    /// of all gaps it is the token. Injective for tokens below `vocab`. REQUIRES step_for(vocab, positions).
+    /// For each token of a sequence a key that also says where it stands: token + vocab * sum / step. In front of all
+    /// gaps it is the token. Injective for tokens below `vocab`. REQUIRES step_for(vocab, positions).
     std::vector<int32_t> keys(std::span<const int32_t> tokens, int64_t vocab) const;
     /// The smallest power of two with which keys of a vocabulary fit for sums below `positions`.
     static int64_t step_for(int64_t vocab, int64_t positions);

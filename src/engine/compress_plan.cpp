@@ -137,8 +137,8 @@ void Compressor::Work::keep_recent() {
     }
 }
 
-/// Of what tools returned the first unit, from the end back: a result without anything looks like a call that failed, and
-/// is made again.
+/// Of what tools returned the first unit, from the end back: a result without anything looks like a call that failed,
+/// and is made again.
 void Compressor::Work::keep_beginnings() {
     int64_t most = plan.room / 4;
     for (int64_t c = std::ssize(contents) - 1; c >= 0; --c) {

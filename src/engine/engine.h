@@ -22,7 +22,7 @@ namespace riptide {
 /// `slowdown`: beside decoding requests a step of prompts runs in parts, some layers between two tokens, and what a
 /// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time.
 struct EngineOptions : SessionOptions {
-    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU, or fewer there if
+    int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU, or fewer if
                                       // a context of 32K tokens would not fit beside them
     int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
     int32_t max_queue = 512;          // answers that wait for their turn

@@ -54,7 +54,7 @@ class ModelScorer {
     std::string memory(int64_t tokens) const {
         if (!gpu_) return {};
         return fmt::format(
-            "scorer {:.2f} GiB: weights and temporaries for prompts of {} tokens in chunks of {}; no K/V between prompts",
+            "scorer {:.2f} GiB: weights and temporaries for prompts of {} tokens in chunks of {}, no K/V kept",
             static_cast<double>(gpu_->allocated()) / (1 << 30), tokens, scorer_.options().chunk_rows);
     }
 

@@ -19,8 +19,8 @@ struct QueryWindow {
 };
 
 struct ScorerOptions {
-    /// Layers whose attention scores, ascending, 0-based; empty: all; {-1}: the last of the model. Layers behind the last of them are not run, and
-    /// of that one only queries and keys are computed: this is the early exit.
+    /// Layers whose attention scores, ascending, 0-based; empty: all; {-1}: the model's last. Layers behind the last of
+    /// them are not run, and of that one only queries and keys are computed: this is the early exit.
     std::vector<int32_t> score_layers;
     /// Sinks, window, threshold and budget of attention. full_from is the scorer's own affair: it follows last_blocks.
     ops::SparseOptions sparse;

@@ -36,7 +36,7 @@ struct GenerationRequest {
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
 
 /// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
-/// object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (true: replies have the prompt with
+/// object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt with
 /// what was left out in marks). This server's own field. Throws ApiError.
 CompressionRequest parse_compression(const Fields& fields);
 

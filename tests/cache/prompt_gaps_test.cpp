@@ -54,8 +54,10 @@ TEST(PromptGaps, keys_name_token_and_place_and_fit) {
         for (int round = 0; round < 20; ++round) {
             std::vector<bool> kept(static_cast<size_t>(positions));
             std::vector<int32_t> tokens;
-            for (auto&& keep : kept)
-                if ((keep = rng() % 50 == 0)) tokens.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
+            for (auto&& keep : kept) {
+                keep = rng() % 50 == 0;
+                if (keep) tokens.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab)));
+            }
             kept.back() = true;
             tokens.push_back(static_cast<int32_t>(vocab - 1));
             const PromptGaps gaps(kept, step);
