@@ -3,11 +3,12 @@
 //
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
 // sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need 52 (decode_dense_tile.cuh).
-// Design: clusters of four CTAs, an SM each, share tiles of 32 rows, each CTA a quarter of the columns, so that x fits
-// beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA multiply; four more ask for
-// weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the cluster that add them up
-// (through distributed shared memory, a quarter of the products each), and are added while the next tile is multiplied.
-// x is quantised by a kernel before. Gate and up: half of a tile's rows are of each, and silu(gate) * up is stored.
+// Design: clusters of two CTAs (four where x is too long for two), an SM each, share tiles of 32 rows, each CTA a part
+// of the columns, so that x fits beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA
+// multiply; four more ask for weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the
+// cluster that add them up (through distributed shared memory, a part of the products each), and are added while the
+// next tile is multiplied. x is quantised by a kernel before. Gate and up: half of a tile's rows are of each, and
+// silu(gate) * up is stored.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -19,11 +20,9 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostDense = 8;                     // matrices of a group
-constexpr int kAskers = 4;                        // the last warps, which ask for weights
-constexpr int kAskerRows = kDenseRows / kAskers;  // of a tile
+constexpr int kMostDense = 8;  // matrices of a group
+constexpr int kAskers = 4;     // the last warps, which ask for weights
 constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
-constexpr int kUsers = 32 * kDenseWarps;
 constexpr int kMostDenseStages = 6;
 
 struct DenseTileMatrix {
@@ -72,6 +71,9 @@ __global__ void __launch_bounds__(kThreads) dense_prepare_kernel(const __grid_co
 
 #if __CUDA_ARCH__ >= 900
 
+constexpr int kAskerRows = kDenseRows / kAskers;  // of a tile
+constexpr int kUsers = 32 * kDenseWarps;
+
 __device__ __forceinline__ const DenseTileMatrix& matrix_of_tile(const DenseTileArgs& a, int tile) {
     int i = 0;
     if (a.gate_up == 0)
@@ -80,17 +82,22 @@ __device__ __forceinline__ const DenseTileMatrix& matrix_of_tile(const DenseTile
 }
 
 /// The blocks of 256 columns of this CTA: `blocks` of every row, in `parts` stages.
+template <int C>
 struct Share {
-    int rank, blocks, parts, least, more;  // `more` stages have least + 1 blocks, the others least
+    static constexpr int kChains = 4 / C;
+    int rank, blocks, parts, least,
+        more;  // in pairs if there are two chains: `more` stages have least + 1, others least
 
     __device__ __forceinline__ Share(const DenseTileArgs& a, int r)
         : rank(r),
-          blocks((a.layout_groups / 8 - r + kCluster - 1) / kCluster),
-          parts((blocks + kBlocks - 1) / kBlocks),
-          least(blocks / max(parts, 1)),
-          more(blocks - parts * least) {}
-    __device__ __forceinline__ int count(int part) const { return least + (part < more ? 1 : 0); }
-    __device__ __forceinline__ int first(int part) const { return part * least + min(part, more); }
+          blocks((a.layout_groups / 8 - r + C - 1) / C),
+          parts((blocks + stage_blocks(C) - 1) / stage_blocks(C)) {
+        const int units = (blocks + kChains - 1) / kChains;
+        least = units / max(parts, 1);
+        more = units - parts * least;
+    }
+    __device__ __forceinline__ int first(int part) const { return kChains * (part * least + min(part, more)); }
+    __device__ __forceinline__ int count(int part) const { return min(first(part + 1), blocks) - first(part); }
 };
 
 /// An asker's rows of a tile, eight of them: row i of them is row 8 asker + i of the tile.
@@ -110,7 +117,7 @@ struct AskedRows {
     }
 };
 /// `kEach` bytes of each of `count` blocks of the rows.
-template <int kEach, int kStride>
+template <int C, int kEach, int kStride>
 __device__ __forceinline__ void fetch_blocks(const char* plane, const AskedRows& rows, int blocks, int begin, int count,
                                              char* to) {
     constexpr int kPieces = kEach / 16, kRound = 32 / kPieces;  // rows at a time
@@ -118,11 +125,11 @@ __device__ __forceinline__ void fetch_blocks(const char* plane, const AskedRows&
     if constexpr (kRound > kAskerRows) {  // some lanes have other blocks
         constexpr int kTogether = kRound / kAskerRows;
         const int i = lane / kPieces % kAskerRows, b0 = lane / kPieces / kAskerRows;
-        const char* const from = plane + (rows.block(i, blocks) + begin + b0 * kCluster) * kEach + c;
+        const char* const from = plane + (rows.block(i, blocks) + begin + b0 * C) * kEach + c;
         char* const at = to + i * kStride + b0 * kEach + c;
 #pragma unroll
-        for (int b = 0; b < kBlocks; b += kTogether)
-            if (b + b0 < count) copy_async16(at + b * kEach, from + b * kCluster * kEach);
+        for (int b = 0; b < stage_blocks(C); b += kTogether)
+            if (b + b0 < count) copy_async16(at + b * kEach, from + b * C * kEach);
     } else {
 #pragma unroll
         for (int k = 0; k < kAskerRows / kRound; ++k) {
@@ -130,42 +137,44 @@ __device__ __forceinline__ void fetch_blocks(const char* plane, const AskedRows&
             const char* const from = plane + (rows.block(i, blocks) + begin) * kEach + c;
             char* const at = to + i * kStride + c;
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b)
-                if (b < count) copy_async16(at + b * kEach, from + b * kCluster * kEach);
+            for (int b = 0; b < stage_blocks(C); ++b)
+                if (b < count) copy_async16(at + b * kEach, from + b * C * kEach);
         }
     }
 }
 /// Blocks [first, first + count) of this CTA of an asker's rows of a tile. d: of Q6_K, as load_d() found them.
-template <DType Type>
-__device__ __forceinline__ void fetch_stage(const AskedRows& rows, int blocks, const Share& share, int first, int count,
-                                            int asker, char* stage, const uint32_t (&d)[2]) {
-    using S = DenseStage<Type>;
-    const int begin = share.rank + kCluster * first, at = kAskerRows * asker;
-    fetch_blocks<128, S::kDataStride>(rows.planes->data, rows, blocks, begin, count, stage + at * S::kDataStride);
-    fetch_blocks<16, S::kHeadStride>(rows.planes->scales, rows, blocks, begin, count,
-                                     stage + S::kHeads + at * S::kHeadStride);
+template <DType Type, int C>
+__device__ __forceinline__ void fetch_stage(const AskedRows& rows, int blocks, const Share<C>& share, int first,
+                                            int count, int asker, char* stage, const uint32_t (&d)[2]) {
+    using S = DenseStage<Type, C>;
+    const int begin = share.rank + C * first, at = kAskerRows * asker;
+    fetch_blocks<C, 128, S::kDataStride>(rows.planes->data, rows, blocks, begin, count, stage + at * S::kDataStride);
+    fetch_blocks<C, 16, S::kHeadStride>(rows.planes->scales, rows, blocks, begin, count,
+                                        stage + S::kHeads + at * S::kHeadStride);
     if constexpr (S::kHighEach > 0)
-        fetch_blocks<S::kHighEach, S::kHighStride>(rows.planes->high, rows, blocks, begin, count,
-                                                   stage + S::kHigh + at * S::kHighStride);
+        fetch_blocks<C, S::kHighEach, S::kHighStride>(rows.planes->high, rows, blocks, begin, count,
+                                                      stage + S::kHigh + at * S::kHighStride);
     if constexpr (S::kQ6) {
         const int lane = threadIdx.x % 32;
-        auto* const to = reinterpret_cast<uint16_t*>(stage + S::kD) + (at + lane % 8) * kBlocks + lane / 8;
+        auto* const to = reinterpret_cast<uint16_t*>(stage + S::kD) + (at + lane % 8) * S::kBlocks + lane / 8;
         if (lane / 8 < count) to[0] = static_cast<uint16_t>(d[0]);
-        if (lane < 8 && count > 4) to[4] = static_cast<uint16_t>(d[1]);
+        if (lane / 8 + 4 < count) to[4] = static_cast<uint16_t>(d[1]);
     }
 }
-/// d of Q6_K: lane 8 b + i has that of row i and block b, lanes 0 to 7 also that of block 4.
-__device__ __forceinline__ void load_d(const AskedRows& rows, int blocks, const Share& share, int first, int count,
+/// d of Q6_K: lane 8 b + i has that of row i and blocks b and b + 4.
+template <int C>
+__device__ __forceinline__ void load_d(const AskedRows& rows, int blocks, const Share<C>& share, int first, int count,
                                        uint32_t (&d)[2]) {
-    static_assert(kBlocks == 5 && kAskerRows == 8);
+    static_assert(stage_blocks(C) <= 8 && kAskerRows == 8);
     const int lane = threadIdx.x % 32;
-    const char* const from = rows.planes->d + 2 * (rows.block(lane % 8, blocks) + share.rank + kCluster * first);
-    if (lane / 8 < count) d[0] = load_weight16(from + 2 * kCluster * (lane / 8));
-    if (lane < 8 && count > 4) d[1] = load_weight16(from + 2 * kCluster * 4);
+    const char* const from = rows.planes->d + 2 * (rows.block(lane % 8, blocks) + share.rank + C * first);
+    if (lane / 8 < count) d[0] = load_weight16(from + 2 * C * (lane / 8));
+    if (lane / 8 + 4 < count) d[1] = load_weight16(from + 2 * C * (lane / 8 + 4));
 }
 
 /// What the last warps do.
-__device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Share& share, int asker, char* stages,
+template <int C>
+__device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Share<C>& share, int asker, char* stages,
                                               StageRing ring, int tile, int step) {
     const int blocks = a.layout_groups / 8;
     uint32_t d[2] = {};
@@ -183,10 +192,10 @@ __device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Shar
             char* const stage = stages + ring.at() * a.stage_bytes;
             ring.wait_until_empty();
             if (m.type == DType::planes_q6_k)
-                fetch_stage<DType::planes_q6_k>(rows, blocks, share, first, count, asker, stage, d);
+                fetch_stage<DType::planes_q6_k, C>(rows, blocks, share, first, count, asker, stage, d);
             else if (m.type == DType::planes_q5_k)
-                fetch_stage<DType::planes_q5_k>(rows, blocks, share, first, count, asker, stage, d);
-            else fetch_stage<DType::planes_q4_k>(rows, blocks, share, first, count, asker, stage, d);
+                fetch_stage<DType::planes_q5_k, C>(rows, blocks, share, first, count, asker, stage, d);
+            else fetch_stage<DType::planes_q4_k, C>(rows, blocks, share, first, count, asker, stage, d);
             ring.asked();
             ring.arrive();  // what this lane stored itself
             // d of the next stage: it is stored, not copied, and has a stage's time to come.
@@ -203,14 +212,14 @@ __device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Shar
 }
 
 /// This CTA's share of rows row0 .. row0 + count - 1 of x to shared memory, by the warps that multiply.
-template <int NT>
-__device__ __forceinline__ void stage_share(const DenseTileArgs& a, const Share& share, int row0, int count,
+template <int C, int NT>
+__device__ __forceinline__ void stage_share(const DenseTileArgs& a, const Share<C>& share, int row0, int count,
                                             const DenseX& x, char* staged) {
     const int groups = 8 * share.blocks, all = a.layout_groups;
     const bool given = a.x.kind == ActKind::int8;
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * groups; i += kUsers) {
-        const int p = i / groups, j = i % groups, g = 8 * (share.rank + j / 8 * kCluster) + j % 8;
+        const int p = i / groups, j = i % groups, g = 8 * (share.rank + j / 8 * C) + j % 8;
         const char* const from = a.x.rows + (row0 + p) * a.x.stride;
         char* const row = staged + p * x.stride;
         copy_async16(row + 16 * j, from + 16 * g);
@@ -230,23 +239,24 @@ __device__ __forceinline__ void stage_share(const DenseTileArgs& a, const Share&
 }
 
 /// Adds up this CTA's products of a tile and stores them.
-template <int NT>
+template <int C, int NT>
 __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, int rank, int row0, int count,
                                             const float* sums) {
-    constexpr int kShare = dense_share(NT);
-    const int o = static_cast<int>(threadIdx.x) / kShare, k = threadIdx.x % kShare;
-    if (o >= 64 * NT) return;  // whole warps
-    const float sum = add_sums<NT>(sums, o, k);
-    const int p = o / 8, h = o % 2, r = 4 * (rank % 2) + o / 2 % 4;
+    using F = DenseFinish<C, NT>;
+    const int o = static_cast<int>(threadIdx.x) / F::kShare, k = threadIdx.x % F::kShare;
+    if (o >= F::kProducts) return;  // whole warps
+    const float sum = add_sums<C, NT>(sums, o, k);
+    const int p = o / F::kRows, h = o % 2, g = o % F::kRows / 2;
+    const int half = C == 4 ? rank / 2 : rank, r = C == 4 ? 4 * (rank % 2) + g : g;  // row r + 8 h of that half
     if (a.gate_up != 0) {
-        const float up = __shfl_xor_sync(~0u, sum, kShare);
-        const int row = 16 * tile + rank / 2 * 8 + r;
+        const float up = __shfl_xor_sync(~0u, sum, F::kShare);
+        const int row = 16 * tile + 8 * half + r;
         if (k == 0 && h == 0 && p < count && row < a.m[0].rows)
             a.m[0].y[static_cast<int64_t>(row0 + p) * a.m[0].rows + row] = swiglu_value(sum, up);
         return;
     }
     const DenseTileMatrix& m = matrix_of_tile(a, tile);
-    const int row = 32 * (tile - m.first) + rank / 2 * 16 + 8 * h + r;
+    const int row = 32 * (tile - m.first) + 16 * half + 8 * h + r;
     if (k != 0 || p >= count || row >= m.rows) return;
     const int64_t at = static_cast<int64_t>(row0 + p) * m.rows + row;
     m.y[at] = sum;
@@ -255,30 +265,30 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
 
 #endif  // __CUDA_ARCH__ >= 900
 
-template <int NT>
+template <int C, int NT>
 __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __grid_constant__ DenseTileArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostDenseStages + 3];  // of the ring; sums there (two), sums read
     pdl_trigger();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / kCluster;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int row0 = cluster % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
-    const int first_tile = cluster / a.row_blocks, step = gridDim.x / kCluster / a.row_blocks;
-    const Share share(a, static_cast<int>(cluster_rank()));
+    const int first_tile = cluster / a.row_blocks, step = gridDim.x / C / a.row_blocks;
+    const Share<C> share(a, static_cast<int>(cluster_rank()));
+    using F = DenseFinish<C, NT>;
     const DenseX layout = DenseX::of(a.most_groups, 8 * NT, a.a0 != 0);
     char* const stages = reinterpret_cast<char*>(dynamic);
     char* const sums = stages + a.stages * a.stage_bytes;
-    char* const staged = sums + a.buffers * dense_sums_bytes(NT);
+    char* const staged = sums + a.buffers * F::kBytes;
     const uint32_t there = shared_address(barriers + 2 * kMostDenseStages), read = there + 16;
     StageRing ring(barriers, a.stages);
     if (threadIdx.x == 0) {
         ring.init(kDenseWarps, 64 * kAskers);
         for (int i = 0; i < 3; ++i)
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i),
-                         "r"(i < 2 ? 1 : kCluster * kDenseWarps)
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i), "r"(i < 2 ? 1 : C * kDenseWarps)
                          : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int i = 0; i < a.buffers; ++i) expect_bytes(there + 8 * i, sent_bytes(NT));
+        for (int i = 0; i < a.buffers; ++i) expect_bytes(there + 8 * i, F::kSent);
     }
     __syncthreads();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -288,7 +298,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
         return;
     }
     pdl_wait();
-    stage_share<NT>(a, share, row0, count, layout, staged);
+    stage_share<C, NT>(a, share, row0, count, layout, staged);
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     sync_warps<kDenseWarps>();
     const int half = warp / 8, low = warp % 8;
@@ -300,13 +310,12 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
     const auto finish = [&](int tile, uint32_t its_turn) {
         const uint32_t buffer = a.buffers == 2 ? its_turn & 1 : 0;
         wait_cluster(there + 8 * buffer, (a.buffers == 2 ? its_turn >> 1 : its_turn) & 1);
-        if (threadIdx.x == 0) expect_bytes(there + 8 * buffer, sent_bytes(NT));
-        finish_tile<NT>(a, tile, share.rank, row0, count,
-                        reinterpret_cast<const float*>(sums + buffer * dense_sums_bytes(NT)));
+        if (threadIdx.x == 0) expect_bytes(there + 8 * buffer, F::kSent);
+        finish_tile<C, NT>(a, tile, share.rank, row0, count, reinterpret_cast<const float*>(sums + buffer * F::kBytes));
     };
 #pragma unroll 1
     for (int tile = first_tile; tile < a.tiles; tile += step, ++turn) {
-        DenseSums<NT> acc = {};
+        DenseSums<C, NT> acc = {};
         const DType type = matrix_of_tile(a, tile).type;
 #pragma unroll 1
         for (int part = 0; part < share.parts; ++part, ring.advance()) {
@@ -314,28 +323,28 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
             const char* const stage = stages + ring.at() * a.stage_bytes;
             ring.wait_until_full();
             if (type == DType::planes_q6_k)
-                dense_stage<DType::planes_q6_k, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+                dense_stage<DType::planes_q6_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
             else if (type == DType::planes_q5_k)
-                dense_stage<DType::planes_q5_k, NT>(stage, half, low, at, x, first, blocks, lane, acc);
-            else dense_stage<DType::planes_q4_k, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+                dense_stage<DType::planes_q5_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+            else dense_stage<DType::planes_q4_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
             ring.used(lane);
             if (part == 0 && before >= 0) {
                 finish(before, turn - 1);
-                if (a.buffers == 1) arrive_everywhere(read, lane);
+                if (a.buffers == 1) arrive_everywhere<C>(read, lane);
                 before = -1;
             }
         }
         if (before >= 0) {  // a CTA without columns
             finish(before, turn - 1);
-            if (a.buffers == 1) arrive_everywhere(read, lane);
+            if (a.buffers == 1) arrive_everywhere<C>(read, lane);
         }
         const uint32_t buffer = a.buffers == 2 ? turn & 1 : 0;
         // The CTAs that get these sums have read those before them: with two places, because they have sent theirs of
         // the tile before this one, which they do when all their warps have read.
         if (a.buffers == 1 && turn > 0) wait_cluster(read, (turn - 1) & 1);
         sync_warps<kDenseWarps>();
-        send_sums<NT>(shared_address(sums) + buffer * dense_sums_bytes(NT), there + 8 * buffer,
-                      static_cast<uint32_t>(share.rank), warp, lane, acc);
+        send_sums<C, NT>(shared_address(sums) + buffer * F::kBytes, there + 8 * buffer,
+                         static_cast<uint32_t>(share.rank), warp, lane, acc);
         before = tile;
     }
     if (before >= 0) finish(before, turn - 1);
@@ -344,14 +353,14 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 
 /// Clusters of a kernel that the device runs at a time. (Where the number of SMs of a part of the chip is no multiple
 /// of four, some stay empty.)
-int64_t most_clusters(const void* kernel, int64_t shared) {
+int64_t most_clusters(const void* kernel, int cluster, int64_t shared) {
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(kCluster);
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
     config.blockDim = dim3(kDenseThreads);
     config.dynamicSmemBytes = static_cast<size_t>(shared);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kCluster, 1, 1};
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;
@@ -359,41 +368,49 @@ int64_t most_clusters(const void* kernel, int64_t shared) {
     return clusters;
 }
 
-/// False: rows this long do not fit.
-template <int NT>
-bool launch_dense(Context& ctx, DenseTileArgs& a) {
+/// Divides the shared memory. False: x does not fit.
+template <int C, int NT>
+bool plan_dense(const Context& ctx, DenseTileArgs& a) {
+    using F = DenseFinish<C, NT>;
     const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10);  // static shared memory
-    const DenseX x = DenseX::of(a.most_groups, 8 * NT, a.a0 != 0);
-    a.stages = 0;
+    a.most_groups = 8 * ((a.layout_groups / 8 + C - 1) / C);
+    a.stage_bytes = 0;
+    for (int i = 0; i < a.matrices; ++i)
+        a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(dense_stage_bytes<C>(a.m[i].type)));
+    const int64_t x = DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
     for (a.buffers = 2; a.buffers > 0; --a.buffers) {
-        a.stages = static_cast<int32_t>(std::clamp<int64_t>(
-            (room - x.bytes - a.buffers * dense_sums_bytes(NT)) / a.stage_bytes, 0, kMostDenseStages));
-        if (a.stages > 2 || (a.stages == 2 && a.buffers == 1)) break;
+        const int64_t stages = (room - x - a.buffers * F::kBytes) / a.stage_bytes;
+        a.stages = static_cast<int32_t>(std::clamp<int64_t>(stages, 0, kMostDenseStages));
+        if (a.stages > 2 || (a.stages == 2 && a.buffers == 1)) return true;
     }
-    if (a.stages < 2) return false;
-    const int64_t shared = int64_t{a.stages} * a.stage_bytes + a.buffers * dense_sums_bytes(NT) + x.bytes;
-    const auto kernel = dense_tile_kernel<NT>;
+    return false;
+}
+
+template <int C, int NT>
+bool launch_dense(Context& ctx, DenseTileArgs& a) {
+    if (!plan_dense<C, NT>(ctx, a)) return false;
+    const int64_t shared = int64_t{a.stages} * a.stage_bytes + a.buffers * DenseFinish<C, NT>::kBytes +
+                           DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
+    const auto kernel = dense_tile_kernel<C, NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), shared);
+    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
-    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(kCluster * clusters)), kDenseThreads,
-                    static_cast<size_t>(shared), kCluster, a);
+    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
+                    static_cast<size_t>(shared), C, a);
     return true;
+}
+template <int NT>
+bool launch_clusters_of(Context& ctx, DenseTileArgs& a) {
+    return launch_dense<2, NT>(ctx, a) || launch_dense<4, NT>(ctx, a);
 }
 
 /// Launches for x and the matrices of a. False: does not fit.
 bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t cols, int64_t n) {
-    const int64_t blocks = cols / 256;
     a.layout_groups = static_cast<int32_t>(cols / 32);
-    a.most_groups = static_cast<int32_t>(8 * ((blocks + kCluster - 1) / kCluster));
     a.n = static_cast<int32_t>(n);
-    for (int i = 0; i < a.matrices; ++i) {
-        a.a0 |= static_cast<int32_t>(a.m[i].type == DType::planes_q6_k);
-        a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(dense_stage_bytes(a.m[i].type)));
-    }
-    const int64_t least = DenseX::of(a.most_groups, 8, a.a0 != 0).bytes + dense_sums_bytes(1) + 2 * a.stage_bytes;
-    if (least > ctx.gpu->info().shared_bytes - (1 << 10)) return false;
+    for (int i = 0; i < a.matrices; ++i) a.a0 |= static_cast<int32_t>(a.m[i].type == DType::planes_q6_k);
+    if (!plan_dense<4, 1>(ctx, a)) return false;
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
@@ -408,8 +425,8 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     }
     // As few reads of the weights as possible; then as few columns of x as possible.
     const int64_t row_blocks = (n + 31) / 32, tiles = ((n + row_blocks - 1) / row_blocks + 7) / 8;
-    return (tiles > 3 && launch_dense<4>(ctx, a)) || (tiles == 3 && launch_dense<3>(ctx, a)) ||
-           (tiles > 1 && launch_dense<2>(ctx, a)) || launch_dense<1>(ctx, a);
+    return (tiles > 3 && launch_clusters_of<4>(ctx, a)) || (tiles == 3 && launch_clusters_of<3>(ctx, a)) ||
+           (tiles > 1 && launch_clusters_of<2>(ctx, a)) || launch_clusters_of<1>(ctx, a);
 }
 
 bool right_source(const ActSource& x, int64_t cols) {

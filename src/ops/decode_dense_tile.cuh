@@ -4,22 +4,25 @@
 //
 // The canonical sum of a product has 32 accumulators, sub-blocks j mod 32, each a chain; they are added xor 16, 8, 4,
 // 2,
-// 1. Bits 4 and 3 of j are the number of a block of 256 columns mod 4. So CTA q of a cluster takes blocks q, q + 4, ...
-// of every row: a quarter of the weights, of x and of the chains, whatever the width. Warp w of its 16 has sixteen rows
-// (w / 8) and the sub-blocks with low bits w % 8: one chain, and one accumulator for each product of mma.m16n8k32.
+// 1. Bits 4 and 3 of j are the number of a block of 256 columns mod 4. So CTA q of a cluster takes blocks q, q + C, ...
+// of every row: a part of the weights, of x and of the chains, whatever the width. Warp w of its 16 has sixteen rows
+// (w / 8) and the sub-blocks with low bits w % 8: 4 / C chains, each with one accumulator for each product of
+// mma.m16n8k32. Two CTAs exchange half as many sums as four; x of 17,408 columns needs four.
 #pragma once
 
 #include "ops/decode_tile.cuh"
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kCluster = 4;
 constexpr int kDenseWarps = 16, kDenseRows = 32;  // of a tile
-constexpr int kBlocks = 5;                        // blocks of 256 columns of a row in a stage
+
+/// Blocks of 256 columns of a row in a stage. Two chains: an even number, so that stages begin with the same one.
+constexpr int stage_blocks(int c) { return c == 4 ? 5 : 6; }
 
 /// Where everything lies in a stage: strides are odd multiples of 16, against bank conflicts.
-template <DType Type>
+template <DType Type, int C>
 struct DenseStage {
+    static constexpr int kBlocks = stage_blocks(C);
     static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k;
     static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = 112;
     static constexpr int kHighEach = kQ6 ? 64 : kQ5 ? 32 : 0, kHighStride = kBlocks * kHighEach + 16;
@@ -29,10 +32,11 @@ struct DenseStage {
     static_assert(kHeadStride >= 16 * kBlocks && kHeadStride % 32 == 16 && kDataStride % 32 == 16);
     static_assert(kBytes % 16 == 0 && (kHighEach == 0 || kHighStride % 32 == 16));
 };
-inline int64_t dense_stage_bytes(DType t) {
-    return t == DType::planes_q4_k   ? DenseStage<DType::planes_q4_k>::kBytes
-           : t == DType::planes_q5_k ? DenseStage<DType::planes_q5_k>::kBytes
-                                     : DenseStage<DType::planes_q6_k>::kBytes;
+template <int C>
+constexpr int64_t dense_stage_bytes(DType t) {
+    return t == DType::planes_q4_k   ? DenseStage<DType::planes_q4_k, C>::kBytes
+           : t == DType::planes_q5_k ? DenseStage<DType::planes_q5_k, C>::kBytes
+                                     : DenseStage<DType::planes_q6_k, C>::kBytes;
 }
 
 /// A CTA's share of up to 8 NT rows of x in shared memory: int8 parts row by row, {d, A} and A0 (which only Q6_K needs)
@@ -52,10 +56,14 @@ struct DenseX {
     }
 };
 
-/// Floats from one warp's sums to the next one's where a CTA adds them up: 64 NT and a pad against bank conflicts.
-RT_HD constexpr int dense_share(int nt) { return nt <= 2 ? 4 : 2; }  // threads for a product
-RT_HD constexpr int dense_part(int nt) { return 64 * nt + 32 / dense_share(nt); }
-RT_HD constexpr int dense_sums_bytes(int nt) { return 4 * 32 * dense_part(nt); }
+/// How a CTA adds up its 32 / C rows of a tile times 8 NT rows of x.
+template <int C, int NT>
+struct DenseFinish {
+    static constexpr int kRows = kDenseRows / C, kProducts = 8 * NT * kRows;
+    static constexpr int kShare = kProducts <= 128 ? 4 : kProducts <= 256 ? 2 : 1;  // threads for a product
+    static constexpr int kPart = kProducts + 32 / kShare % 32;  // floats from one warp's sums to the next one's
+    static constexpr int kBytes = 4 * 8 * C * kPart, kSent = 4 * 8 * C * kProducts;
+};
 
 #ifdef __CUDACC__
 
@@ -84,16 +92,16 @@ struct DenseLane {
     int stride;
 };
 
-/// The sums of a warp: 16 weight rows times 8 NT rows of x, as mma.m16n8k32 has them.
-template <int NT>
-using DenseSums = float[NT][4];
+/// The sums of a warp, of each of its chains: 16 weight rows times 8 NT rows of x, as mma.m16n8k32 has them.
+template <int C, int NT>
+using DenseSums = float[4 / C][NT][4];
 
 /// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the
 /// blocks; group: of the first within this CTA's share of x.
-template <DType Type, int NT, bool Both>
+template <DType Type, int C, int NT, bool Both>
 __device__ __forceinline__ void dense_blocks(const char* stage, int half, int block, int low, const KShifts& at,
-                                             const DenseLane& x, int group, int lane, DenseSums<NT>& acc) {
-    using S = DenseStage<Type>;
+                                             const DenseLane& x, int group, int lane, DenseSums<C, NT>& acc) {
+    using S = DenseStage<Type, C>;
     constexpr uint32_t kNibble = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
     const int g = lane / 4, t = lane % 4, mine = 16 * half + lane % 16, second = Both ? lane / 16 : 0;
     uint32_t w[4], xs[NT][4];
@@ -103,8 +111,9 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
     float2 scales;  // of row `mine` in this lane's block
     const char* const head = stage + S::kHeads + mine * S::kHeadStride + 16 * (block + second);
     if constexpr (S::kQ6)
-        scales = q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
-                           *reinterpret_cast<const uint16_t*>(stage + S::kD + 2 * (mine * kBlocks + block + second)));
+        scales =
+            q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
+                      *reinterpret_cast<const uint16_t*>(stage + S::kD + 2 * (mine * S::kBlocks + block + second)));
     else scales = q4_scales<false>(load_shared16(head), at);
 #pragma unroll
     for (int u = 0; u < (Both ? 2 : 1); ++u) {
@@ -137,6 +146,7 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
         for (int nt = 0; nt < NT; ++nt) {
             const float4 pair = *reinterpret_cast<const float4*>(x.pairs + 64 * (NT * j + nt));
             const float d[2] = {pair.x, pair.z}, sum[2] = {pair.y, pair.w};
+            float(&sum_of)[4] = acc[u % (4 / C)][nt];
             if constexpr (S::kQ6) {
                 const float2 first = *reinterpret_cast<const float2*>(x.halves + 32 * (NT * j + nt));
                 const float a0[2] = {first.x, first.y};
@@ -152,7 +162,7 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
                 for (int i = 0; i < 4; ++i) {
                     float v = fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]);
                     v = fmaf(m[i / 2], __fsub_rn(__int_as_float(e[i]), kMagic), v);
-                    acc[nt][i] = fmaf(v, d[i % 2], acc[nt][i]);
+                    sum_of[i] = fmaf(v, d[i % 2], sum_of[i]);
                 }
             } else {
                 int c[4] = {};
@@ -161,7 +171,7 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
                 for (int i = 0; i < 4; ++i) {
                     float v = fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]);
                     v = fmaf(-m[i / 2], sum[i % 2], v);
-                    acc[nt][i] = fmaf(v, d[i % 2], acc[nt][i]);
+                    sum_of[i] = fmaf(v, d[i % 2], sum_of[i]);
                 }
             }
         }
@@ -169,14 +179,14 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
 }
 
 /// All `count` blocks of a stage; first: the number of its first block in this CTA's share of a row.
-template <DType Type, int NT>
+template <DType Type, int C, int NT>
 __device__ __forceinline__ void dense_stage(const char* stage, int half, int low, const KShifts& at, const DenseLane& x,
-                                            int first, int count, int lane, DenseSums<NT>& acc) {
+                                            int first, int count, int lane, DenseSums<C, NT>& acc) {
     int b = 0;
 #pragma unroll 1
     for (; b + 1 < count; b += 2)
-        dense_blocks<Type, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
-    if (b < count) dense_blocks<Type, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+        dense_blocks<Type, C, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+    if (b < count) dense_blocks<Type, C, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
 }
 
 // ---- A cluster's CTAs give each other their sums.
@@ -214,10 +224,11 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 #endif
 }
 /// One arrival of this warp at a barrier of each CTA of the cluster: what its lanes wrote before is visible behind it.
+template <int C>
 __device__ __forceinline__ void arrive_everywhere(uint32_t barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
     __syncwarp();
-    if (lane < kCluster)
+    if (lane < C)
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                          in_cta(barrier, static_cast<uint32_t>(lane)))
                      : "memory");
@@ -233,36 +244,46 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-/// A warp's sums to the CTAs that add them up. CTA r of the cluster has, of rows 16 (r / 2) .. + 15 of the tile, rows
-/// 4 (r % 2) .. + 3 and those eight further on; product o = 8 (row of x) + 2 (row % 4) + row / 8 of them.
-template <int NT>
+/// A warp's sums to the CTAs that add them up, its chains (xor 16) added. Two CTAs: CTA r has rows 16 r .. + 15 of the
+/// tile; four: of rows 16 (r / 2) .. + 15 rows 4 (r % 2) .. + 3 and those eight further on. Product o is number
+/// o / kRows of the rows of x and row 8 (o % 2) + (o % kRows) / 2 of those of the CTA.
+template <int C, int NT>
 __device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint32_t rank, int warp, int lane,
-                                          const DenseSums<NT>& acc) {
+                                          const DenseSums<C, NT>& acc) {
+    using F = DenseFinish<C, NT>;
     const int g = lane / 4, t = lane % 4;
-    const auto cta = static_cast<uint32_t>(2 * (warp / 8) + g / 4);
+    const auto cta = static_cast<uint32_t>(C == 4 ? 2 * (warp / 8) + g / 4 : warp / 8);
     const uint32_t there = in_cta(barrier, cta),
-                   to = in_cta(sums, cta) +
-                        4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * dense_part(NT) + 16 * t + 2 * (g % 4));
+                   to = in_cta(sums, cta) + 4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * F::kPart +
+                                                 2 * t * F::kRows + 2 * (g % (F::kRows / 2)));
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) send(to + 4 * (64 * nt + 8 * c), acc[nt][c], acc[nt][2 + c], there);
+        for (int c = 0; c < 2; ++c) {
+            float v[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                v[h] = C == 4 ? acc[0][nt][c + 2 * h] : __fadd_rn(acc[0][nt][c + 2 * h], acc[4 / C - 1][nt][c + 2 * h]);
+            send(to + 4 * (8 * nt + c) * F::kRows, v[0], v[1], there);
+        }
 }
-/// Bytes that a CTA gets for a tile.
-RT_HD constexpr int sent_bytes(int nt) { return 4 * 32 * 64 * nt; }
 
-/// Product o, by dense_share(NT) neighbouring lanes, of which this is number k.
-template <int NT>
+/// Product o, by kShare neighbouring lanes, of which this is number k.
+template <int C, int NT>
 __device__ __forceinline__ float add_sums(const float* sums, int o, int k) {
-    const auto low = [&](int l) {  // xor 16, then xor 8
-        const float* const from = sums + l * dense_part(NT) + o;
-        constexpr int kNext = 8 * dense_part(NT);
-        return __fadd_rn(__fadd_rn(from[0], from[2 * kNext]), __fadd_rn(from[kNext], from[3 * kNext]));
+    using F = DenseFinish<C, NT>;
+    const auto low = [&](int l) {  // xor 16 (four CTAs), then xor 8
+        const float* const from = sums + l * F::kPart + o;
+        constexpr int kNext = 8 * F::kPart;
+        if constexpr (C == 2) return __fadd_rn(from[0], from[kNext]);
+        else return __fadd_rn(__fadd_rn(from[0], from[2 * kNext]), __fadd_rn(from[kNext], from[3 * kNext]));
     };
-    float sum = __fadd_rn(low(k), low(k + 4));
-    if constexpr (dense_share(NT) == 2) sum = __fadd_rn(sum, __fadd_rn(low(k + 2), low(k + 6)));
-    else sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-    return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+    const auto four = [&](int l) { return __fadd_rn(low(l), low(l + 4)); };
+    float sum = four(k);
+    if constexpr (F::kShare == 4) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+    else sum = __fadd_rn(sum, four(k + 2));
+    if constexpr (F::kShare == 1) return __fadd_rn(sum, __fadd_rn(four(1), four(3)));
+    else return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
 }
 
 #endif  // __CUDACC__
