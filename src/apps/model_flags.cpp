@@ -44,6 +44,11 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(CLI::Range(0, 65536))
         ->capture_default_str();
+    cmd.add_option("--decode", flags.decode,
+                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) | "
+                   "auto: the faster. Same bits")
+        ->check(CLI::IsMember({"auto", "chain", "persistent"}))
+        ->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
@@ -124,6 +129,9 @@ SessionOptions session_options(const ModelFlags& flags) {
         options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
     }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
+    options.model.decode = flags.decode == "chain"        ? DecodeKind::chain
+                           : flags.decode == "persistent" ? DecodeKind::persistent
+                                                          : DecodeKind::automatic;
     return options;
 }
 

@@ -40,9 +40,12 @@ class GpuDecoder {
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
     /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be committed
-    /// before the next: one launch for each begin(). For measurements `forced` are fed in turn, to all rows,
-    /// instead of what was drawn (at most kForced).
-    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {});
+    /// before the next: one launch for each begin(); or (`turns`, one row, can_take_turns()) steps run ahead as
+    /// SequenceState::begin_turns says, so that no more than one may be launched beyond the one whose token is asked
+    /// for. For measurements `forced` are fed in turn, to all rows, instead of what was drawn (at most kForced).
+    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {}, bool turns = false);
+    /// Whether recurrent state lets steps of one row run ahead.
+    bool can_take_turns() const;
     /// Starts one more step.
     void launch();
     /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the
@@ -79,6 +82,8 @@ class GpuDecoder {
     /// [rows - 1]; of rows without and with gaps (Batch::gaps)
     using RecordedSteps = std::array<std::vector<RecordedStep>, 2>;
     RecordedSteps largest_, sampled_;
+    RecordedStep turns_[2][2];  // one row without and with gaps: largest, sampled
+    bool in_turns_ = false;
     Draw draw_ = Draw::largest;
     bool gapped_ = false;       // of the running begin()
     int64_t rows_ = 0;  // of the running begin()
@@ -91,6 +96,7 @@ class GpuDecoder {
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
     DeviceMemory drawn_slots_;            // of draw_rows
+    DeviceMemory next_slot_;              // that the next step in turns writes
     std::vector<int32_t> tokens_, drawn_;
     int64_t launched_ = 0, taken_ = 0;
 };

@@ -10,6 +10,8 @@ void FeatureCapture::take(Context& ctx, int64_t l, const Tensor& x) {
 }
 
 Tensor Model::forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture) const {
+    if (ctx.family == Family::decode && capture == nullptr && !ctx.tap && !ctx.on_op)
+        if (const std::optional<Tensor> at_once = forward_at_once(ctx, batch, states)) return *at_once;
     Tensor x = embed(ctx, batch);
     if (capture != nullptr) capture->take(ctx, -1, x);
     for (int64_t l = 0; l < info().num_hidden_layers; ++l) {

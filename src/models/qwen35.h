@@ -9,6 +9,7 @@
 #include "models/model.h"
 #include "models/qwen35_config.h"
 #include "ops/moe.h"
+#include "ops/persistent_decode.h"
 
 namespace riptide {
 
@@ -27,6 +28,13 @@ class Qwen35 final : public Model {
     void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override;
     Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override;
     SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
+    std::optional<Tensor> forward_at_once(Context& ctx, const Batch& batch, const States& states) const override;
+    bool decodes_at_once() const override { return persistent_ != nullptr; }
+    bool decodes_at_once(std::span<const KvView> kv, int64_t tokens) const override {
+        return persistent_ != nullptr && persistent_->takes(kv, tokens);
+    }
+    /// For benches; null: none.
+    ops::PersistentDecode* persistent() { return persistent_.get(); }
 
     const Qwen35Config& config() const { return config_; }
 
@@ -51,6 +59,7 @@ class Qwen35 final : public Model {
     void bind_delta(WeightLoader& bind, int64_t l);
     void bind_feed_forward(WeightLoader& bind, int64_t l);
     void count(const Binder& bind);
+    void make_persistent(Gpu& gpu, DecodeKind kind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
     void linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const;
@@ -67,6 +76,7 @@ class Qwen35 final : public Model {
     std::vector<Layer> layers_;
     std::vector<StateSpec> specs_;
     ModelInfo info_;
+    std::unique_ptr<ops::PersistentDecode> persistent_;
 };
 
 }  // namespace riptide

@@ -3,6 +3,7 @@
 #include "ops/advance.h"
 #include "ops/cuda.h"
 #include "ops/cuda_scorer.h"
+#include "ops/persistent_decode.h"
 #include "ops/sample.h"
 
 namespace riptide::ops {
@@ -14,7 +15,17 @@ namespace {
 }
 }  // namespace
 
-void advance(Context&, const Tensor&, const Batch&, const TokenRing&) { no_cuda(); }
+std::string PersistentDecode::refusal(const Gpu&, const PersistentModel&) { no_cuda(); }
+bool PersistentDecode::faster_on(const Gpu&, const PersistentModel&) { no_cuda(); }
+PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel) : gpu_(gpu) { no_cuda(); }
+bool PersistentDecode::takes(std::span<const KvView>, int64_t) const { no_cuda(); }
+Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, std::span<const DeltaView>, DeltaMode,
+                             std::span<const int32_t>) const {
+    no_cuda();
+}
+void PersistentDecode::tune(std::span<const int>) { no_cuda(); }
+
+void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) { no_cuda(); }
 Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool) {
     no_cuda();
 }

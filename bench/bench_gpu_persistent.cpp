@@ -1,0 +1,179 @@
+// Decoding Qwen3.5-0.8B in one launch and op by op, on a GPU: bits, device time, and where the time goes.
+//
+// bench_gpu_persistent [--shape qwen3.5-0.8b:bf16] [--depth N] [--steps N] [--ahead G,D,I]...
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "apps/random_checkpoint.h"
+#include "base/error.h"
+#include "cache/batch_builder.h"
+#include "engine/device_batch.h"
+#include "engine/gpu_decoder.h"
+#include "engine/runner.h"
+#include "models/qwen35.h"
+#include "ops/topk.h"
+
+namespace riptide {
+namespace {
+
+struct Run {
+    std::unique_ptr<Model> model;
+    std::unique_ptr<KvCache> cache;
+    std::unique_ptr<Runner> runner;
+    std::unique_ptr<SequenceState> sequence;
+
+    Run(Gpu& gpu, const Checkpoint& checkpoint, DecodeKind decode, int64_t tokens) {
+        ModelOptions options;
+        options.gpu = &gpu;
+        options.decode = decode;
+        model = load_model(checkpoint, options);
+        KvCacheOptions o;
+        o.k_dtype = o.v_dtype = DType::q8_0;
+        o.page_rows = 16;
+        o.pages = static_cast<int32_t>(tokens / 16 + 16);
+        o.max_sequences = 1;
+        o.max_step_rows = 512;
+        cache = std::make_unique<KvCache>(model->state_specs(), o, &gpu);
+        runner = std::make_unique<Runner>(*model, *cache, nullptr);
+        sequence = std::make_unique<SequenceState>(*cache);
+    }
+    Tensor step(std::span<const int32_t> tokens, Family family) {
+        const StepItem item{sequence.get(), tokens};
+        const Tensor logits = runner->step(std::span(&item, 1), family);
+        sequence->commit_prefix(std::ssize(tokens));
+        return logits;
+    }
+};
+
+std::vector<float> values(Gpu& gpu, const Tensor& t) {
+    std::vector<float> all(static_cast<size_t>(t.elements()));
+    gpu.to_host(all.data(), t.data, t.elements() * 4);
+    return all;
+}
+
+/// The device's time of a step at this depth, as a graph: median of many, in microseconds.
+std::vector<double> time_steps(Gpu& gpu, Run& run, int repeats) {
+    // The sequence stays as long as it is: the rows are dropped.
+    const int32_t token = 11;
+    const StepItem item{run.sequence.get(), std::span(&token, 1)};
+    std::vector<double> us;
+    GpuTimer timer(gpu);
+    for (int i = 0; i < repeats + 5; ++i) {
+        timer.start();
+        run.runner->step(std::span(&item, 1), Family::decode);
+        timer.stop();
+        const double t = timer.milliseconds() * 1e3;
+        run.sequence->commit_prefix(0);
+        if (i >= 5) us.push_back(t);
+    }
+    std::sort(us.begin(), us.end());
+    return us;
+}
+
+int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vector<std::vector<int>>& ahead) {
+    const auto gpu = Gpu::open({});
+    const auto checkpoint = apps::random_checkpoint(shape, 0);
+    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps), once(*gpu, *checkpoint, DecodeKind::persistent, depth + steps);
+    std::mt19937 random(3);
+    std::vector<int32_t> tokens(static_cast<size_t>(depth));
+    const auto vocab = static_cast<uint32_t>(chain.model->info().vocab_size);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
+    for (size_t at = 0; at < tokens.size(); at += 512) {
+        const std::span<const int32_t> part = std::span(tokens).subspan(at, std::min<size_t>(512, tokens.size() - at));
+        chain.step(part, Family::prefill);
+        once.step(part, Family::prefill);
+    }
+    int64_t same = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+        const auto token = static_cast<int32_t>(random() % vocab);
+        const std::vector<float> a = values(*gpu, chain.step(std::span(&token, 1), Family::decode)),
+                                 b = values(*gpu, once.step(std::span(&token, 1), Family::decode));
+        if (std::memcmp(a.data(), b.data(), a.size() * 4) == 0) {
+            ++same;
+        } else {
+            double most = 0;
+            for (size_t i = 0; i < a.size(); ++i) most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
+            fmt::print("step {}: logits differ by {}\n", t, most);
+            break;
+        }
+    }
+    fmt::print("{} of {} steps have the same logits, bit for bit; same state: {}\n", same, steps,
+               chain.sequence->save() == once.sequence->save());
+    const auto report = [&](const std::string& name, Run& run) {
+        const std::vector<double> us = time_steps(*gpu, run, 60);
+        fmt::print("{:40} {:8.1f} us a step ({:.1f} .. {:.1f})\n", name, us[us.size() / 2], us.front(), us.back());
+    };
+    report("op by op (graph)", chain);
+    ops::PersistentDecode& op = *static_cast<Qwen35&>(*once.model).persistent();
+    const int64_t layers = once.model->info().num_hidden_layers;
+    DeviceMemory clocks(gpu.get(), (layers + 1) * 64, "clocks");
+    for (const std::vector<int>& lines : ahead) {
+        op.tune(lines);
+        once.runner = std::make_unique<Runner>(*once.model, *once.cache, nullptr);  // recorded with other arguments
+        report(fmt::format("one launch, lines ahead {}", fmt::join(lines, ",")), once);
+    }
+    for (const int cta : {0, 70}) {
+        op.watch(reinterpret_cast<int64_t*>(clocks.data()), cta);
+        once.runner = std::make_unique<Runner>(*once.model, *once.cache, nullptr);
+        time_steps(*gpu, once, 10);
+        std::vector<int64_t> at(static_cast<size_t>((layers + 1) * 8));
+        gpu->to_host(at.data(), clocks.data(), (layers + 1) * 64);
+        const auto specs = once.model->state_specs();
+        for (const bool linear : {true, false}) {
+            double sums[8] = {};
+            int count = 0;
+            for (int64_t l = 1; l < layers; ++l) {
+                if ((specs[static_cast<size_t>(l)].kind == StateSpec::Kind::delta) != linear) continue;
+                ++count;
+                for (size_t i = 0; i < 7; ++i)
+                    if (i != 4) sums[i] += static_cast<double>(at[static_cast<size_t>(8 * l) + i + 1] - at[static_cast<size_t>(8 * l) + i]);
+                sums[4] += static_cast<double>(at[static_cast<size_t>(8 * l) + 5] - at[static_cast<size_t>(8 * l) + 4]);
+                sums[7] += static_cast<double>(at[static_cast<size_t>(8 * (l + 1))] - at[static_cast<size_t>(8 * l)]);
+            }
+            fmt::print("CTA {} {}: ", cta, linear ? "delta" : "attention");
+            const char* names[] = {"wait x", "first product", "delta or attention, wait mixed", "out", "wait x", "gate up, wait act", "down", "layer"};
+            for (int i = 0; i < 8; ++i) fmt::print("{} {:.2f}, ", names[i], sums[i] / count / gpu->info().clock_hz * 1e6);
+            fmt::print("us at {:.0f} MHz\n", gpu->info().clock_hz * 1e-6);
+        }
+        fmt::print("head: wait {:.1f}, product {:.1f} us\n",
+                   static_cast<double>(at[static_cast<size_t>(8 * layers) + 1] - at[static_cast<size_t>(8 * layers)]) / gpu->info().clock_hz * 1e6,
+                   static_cast<double>(at[static_cast<size_t>(8 * layers) + 2] - at[static_cast<size_t>(8 * layers) + 1]) / gpu->info().clock_hz * 1e6);
+    }
+    op.watch(nullptr, 0);
+    return same == steps ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace riptide
+
+int main(int argc, char** argv) {
+    std::string shape = "qwen3.5-0.8b:bf16";
+    int64_t depth = 128, steps = 20;
+    std::vector<std::vector<int>> ahead;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const std::string flag = argv[i], value = argv[i + 1];
+        if (flag == "--shape") shape = value;
+        else if (flag == "--depth") depth = std::stoll(value);
+        else if (flag == "--steps") steps = std::stoll(value);
+        else if (flag == "--ahead") {
+            std::vector<int> lines;
+            for (size_t at = 0; at < value.size();) {
+                const size_t comma = std::min(value.find(',', at), value.size());
+                lines.push_back(std::stoi(value.substr(at, comma - at)));
+                at = comma + 1;
+            }
+            ahead.push_back(lines);
+        }
+    }
+    if (ahead.empty()) ahead.push_back({0, 0, 0});
+    try {
+        return riptide::bench(shape, depth, steps, ahead);
+    } catch (const riptide::Error& error) {
+        fmt::print(stderr, "{}: {}\n", argv[0], error.what());
+        return static_cast<int>(error.kind());
+    }
+}

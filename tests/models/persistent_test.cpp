@@ -1,0 +1,136 @@
+// Steps of one row in one launch have the bits of the same steps op by op: logits, K/V, recurrent state.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "tests/models/fixture.h"
+
+namespace riptide::testing {
+namespace {
+
+struct Case {
+    std::string fixture;
+    DType kv;
+    size_t tokens;
+};
+
+/// A model, its cache and one sequence.
+struct World {
+    std::unique_ptr<Model> model;
+    std::unique_ptr<KvCache> cache;
+    std::unique_ptr<Runner> runner;
+    std::unique_ptr<SequenceState> sequence;
+
+    World(const Checkpoint& checkpoint, DecodeKind decode, DType kv, Gpu* gpu) {
+        ModelOptions options;
+        options.gpu = gpu;
+        options.decode = decode;
+        model = load_model(checkpoint, options);
+        KvCacheOptions o;
+        o.k_dtype = o.v_dtype = kv;
+        o.page_rows = 16;
+        o.pages = 160;
+        o.max_sequences = 2;
+        o.max_step_rows = 64;
+        cache = std::make_unique<KvCache>(model->state_specs(), o, gpu);
+        runner = std::make_unique<Runner>(*model, *cache, nullptr);
+        sequence = std::make_unique<SequenceState>(*cache);
+    }
+    std::vector<float> step(std::span<const int32_t> tokens, Family family = Family::decode) {
+        const StepItem item{sequence.get(), tokens};
+        std::vector<float> logits = host_values(cache->gpu(), runner->step(std::span(&item, 1), family));
+        sequence->commit_prefix(std::ssize(tokens));
+        return logits;
+    }
+    /// K and V of the sequence's pages, of all layers.
+    std::vector<std::byte> pages() const {
+        std::vector<std::byte> all;
+        for (const KvView& view : cache->views())
+            for (const int32_t page : sequence->pages())
+                for (const auto& [data, bytes] :
+                     {std::pair{view.k, view.k_slot_bytes}, std::pair{view.v, view.v_slot_bytes}}) {
+                    if (view.num_kv_heads == 0) continue;
+                    const size_t at = all.size();
+                    all.resize(at + static_cast<size_t>(view.page_rows * bytes));
+                    cache->gpu()->to_host(all.data() + at,
+                                          static_cast<const std::byte*>(data) + page * view.page_rows * bytes,
+                                          view.page_rows * bytes);
+                }
+        return all;
+    }
+};
+
+template <class T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+class PersistentTest : public ::testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(All, PersistentTest,
+                         ::testing::Values(Case{"qwen35_tied", DType::f32, 60}, Case{"qwen35_tied", DType::f16, 40},
+                                           Case{"qwen35_tied", DType::q8_0, 2200}, Case{"qwen35_tied", DType::q4_0, 40},
+                                           Case{"qwen35_odd", DType::f32, 60}, Case{"qwen35_odd", DType::f16, 1100}),
+                         [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
+
+TEST_P(PersistentTest, one_launch_has_the_bits_of_the_ops) {
+    RT_GPU_ONLY();
+    const auto checkpoint = open_checkpoint(fixture_path(GetParam().fixture) + "/model.safetensors");
+    World chain(*checkpoint, DecodeKind::chain, GetParam().kv, test_gpu());
+    World once(*checkpoint, DecodeKind::persistent, GetParam().kv, test_gpu());
+    ASSERT_TRUE(once.model->decodes_at_once());
+    ASSERT_FALSE(chain.model->decodes_at_once());
+    std::mt19937 random(7);
+    for (size_t t = 0; t < GetParam().tokens; ++t) {
+        const auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
+        const std::vector<float> expected = chain.step(std::span(&token, 1)), seen = once.step(std::span(&token, 1));
+        ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [](float x) { return std::isfinite(x); })) << "token " << t;
+        ASSERT_TRUE(same_bytes(seen, expected)) << "logits behind token " << t;
+        if (t % 100 != 3 && t != 0) continue;
+        ASSERT_TRUE(same_bytes(once.sequence->save(), chain.sequence->save())) << "state behind token " << t;
+        ASSERT_TRUE(same_bytes(once.pages(), chain.pages())) << "K/V behind token " << t;
+    }
+}
+
+TEST_P(PersistentTest, steps_of_one_row_and_of_more_take_turns) {
+    RT_GPU_ONLY();
+    const auto checkpoint = open_checkpoint(fixture_path(GetParam().fixture) + "/model.safetensors");
+    World chain(*checkpoint, DecodeKind::chain, GetParam().kv, test_gpu());
+    World once(*checkpoint, DecodeKind::persistent, GetParam().kv, test_gpu());
+    std::mt19937 random(8);
+    for (int step = 0; step < 60; ++step) {
+        std::vector<int32_t> tokens(random() % 2 == 0 ? 1 : 1 + random() % 20);
+        for (int32_t& token : tokens)
+            token = static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
+        const Family family = random() % 4 == 0 ? Family::prefill : Family::decode;
+        ASSERT_TRUE(same_bytes(once.step(tokens, family), chain.step(tokens, family))) << "step " << step;
+    }
+    EXPECT_TRUE(same_bytes(once.sequence->save(), chain.sequence->save()));
+}
+
+TEST(PersistentTest, what_it_cannot_do_is_refused_in_a_sentence) {
+    const auto refused = [](const std::string& fixture) {
+        const auto checkpoint = open_checkpoint(fixture_path(fixture) + "/model.safetensors");
+        ModelOptions options;
+        options.gpu = test_gpu();
+        options.decode = DecodeKind::persistent;
+        try {
+            load_model(*checkpoint, options);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    if (test_gpu() == nullptr) {
+        EXPECT_NE(refused("qwen35_tied").find("on a GPU only"), std::string::npos);
+        return;
+    }
+    EXPECT_EQ(refused("qwen35_tied"), "");
+    EXPECT_NE(refused("qwen35_moe").find("takes no mixtures of experts"), std::string::npos);
+    EXPECT_NE(refused("qwen3_tied").find("no such kernel for qwen3 models"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace riptide::testing
