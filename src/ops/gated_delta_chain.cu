@@ -1,18 +1,19 @@
-// Gated DeltaNet over long chains: prompts, and the rows that a commit keeps.
+// Gated DeltaNet over chains and trees, and the rows that a commit keeps.
 //
-// A prompt's rows are prepared once by a kernel of their own, not again by each block; then a block takes its columns
-// of a head through all rows, the next 16 rows on their way to shared memory meanwhile. A commit does the same with the
-// rows of the stash, in all layers at once, without outputs. The state sees each row as in gated_delta.cu: the same
-// bits.
+// Rows are prepared once by a kernel of their own, not again by each block; then a block takes its columns of a head
+// through all rows, fetched before it waited, the next 16 rows on their way to shared memory meanwhile; the norm is a
+// third kernel. A tree's nodes are visited depth first (delta_schedule.h), so that at most log2(n + 1) states wait in
+// shared memory instead of one for each node. A commit does the same with the rows of the stash, in all layers at once,
+// without outputs. The state sees each row as in gated_delta.cu: the same bits.
 //
 // Bytes of a prompt, for each row at 48 heads: 66 KB to prepare and write, 33 KB read by each column tile, from L2
 // after the first. FLOPs: four fma or products for each element and row on CUDA cores: 8192 rows of 48 heads are 0.77
 // ms on an H200 if nothing else were done, which tensor cores could do in less, but only by chunks whose edges a
 // prompt's parts and cached prefixes would have to keep.
-// Reached on an H200, 2026-11-22 (random inputs, 48 heads): 8192 rows 6.6 ms
-// (12.7 with rows prepared by each block), 12 % of that; commit of one row 3.6 us a layer. Of the scan ncu says 960
-// cycles a row, 247 instructions of each of two warps a scheduler: waiting for the row before, 56 % of issue slots
-// used; the rest of the time is preparing and norm.
+// Reached on an H200, 2026-11-22 (random inputs, 48 heads): 16 rows of a chain 16.9 us, trees of 23 and 64 nodes 27 and
+// 78 us (33, 56 and 135 when each block prepared its rows); 8192 rows 6.4 ms, 12 % of that; commit of one row 3.5 us a
+// layer. Of the scan ncu says 960 cycles a row, 247 instructions of each of two warps a scheduler: waiting for the row
+// before, 56 % of issue slots used; the rest of the time is preparing and norm.
 #include <algorithm>
 
 #include "ops/cuda.h"
