@@ -274,6 +274,14 @@ net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input
 /// A client must take some bytes now and then; how many is its own affair.
 net::awaitable<bool> Connection::write(std::string_view bytes) {
     while (!bytes.empty()) {
+        // Most of the time the system takes all of it at once, and neither a timer nor the loop is needed.
+        const auto taken =
+            tls_ ? -1
+                 : ::send(stream_.socket().native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (taken > 0) {
+            bytes.remove_prefix(static_cast<std::size_t>(taken));
+            continue;
+        }
         stream_.expires_after(shared_.options.write_time);
         const auto piece = net::buffer(bytes.data(), bytes.size());
         std::tuple<beast::error_code, std::size_t> done;
