@@ -1,8 +1,9 @@
 // Decode attention of the few rows of a check, on Hopper: up to eight rows, several of one sequence, chains or trees.
 //
-// Bytes: those of decode_attention_tensor.cu once for each row; 4 rows over a window of 512 in FP8 4 MB = 0.9 us at 4.65
-// TB/s. Latency is all, and before this kernel it was that of two launches, the second of which could not begin before
-// the first had ended. Design: decode_attention_cluster.cu, whose arithmetic and bits these are, with two things more.
+// Bytes: those of decode_attention_tensor.cu once for each row; 4 rows over a window of 512 in FP8 4 MB = 0.9 us
+// at 4.65 TB/s. Latency is all, and before this kernel it was that of two launches, the second of which could not begin
+// before the first had ended. Design: decode_attention_cluster.cu, whose arithmetic and bits these are, with two things
+// more.
 //   - A row sees others of its step. Each CTA makes the K and V of those that its chunk holds from their projections:
 //     the row itself and its ancestors, at most eight, two heads a warp. Nobody waits for who stores them; that is done
 //     by the CTA with the row's own key. What lies in their slots meanwhile is loaded and thrown away.
@@ -35,6 +36,7 @@ struct Meeting {
     float2 ml, unused;
 };
 
+#ifdef RT_CLUSTER_KERNEL
 /// The row, what it sees of its step, and the rotations of those positions. By the whole CTA, which synchronises.
 __device__ __forceinline__ Item find_item(const DecodeAttentionArgs& a, StepShared& s, int row, int head) {
     const auto read = [](const int32_t* p) { return static_cast<int32_t>(EarlyLoad::one(p)); };
@@ -62,8 +64,7 @@ __device__ __forceinline__ Item find_item(const DecodeAttentionArgs& a, StepShar
     }
     const int half = a.rope.half;
     for (int i = static_cast<int>(threadIdx.x); i < count * half; i += kThreads)
-        s.turns[i / half][i % half] =
-            rope_turn(item.committed + i / half, a.rope.inv_freq[i % half], a.rope.magnitude);
+        s.turns[i / half][i % half] = rope_turn(item.committed + i / half, a.rope.inv_freq[i % half], a.rope.magnitude);
     return item;
 }
 
@@ -85,10 +86,9 @@ struct StepRows {
         for (int i = 0; i < kTasks; ++i) {
             const int task = first_task + i * kAttentionWarps, which = first + (task - group) / 2;
             if (task >= tasks) break;
-            const float* const from =
-                task < group            ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
-                : (task - group) % 2 == 0 ? a.k + s.path_row[which] * a.k_stride + item.head * kD
-                                          : a.v + s.path_row[which] * a.v_stride + item.head * kD;
+            const float* const from = task < group ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
+                                      : (task - group) % 2 == 0 ? a.k + s.path_row[which] * a.k_stride + item.head * kD
+                                                                : a.v + s.path_row[which] * a.v_stride + item.head * kD;
             load_head(heads[i], from, kD);
         }
 #pragma unroll
@@ -115,8 +115,8 @@ struct StepRows {
             if (which != s.count - 1) continue;
             __syncwarp();
             const int64_t bytes = kv_row_bytes(values ? TV : TK, kD);
-            unsigned char* const to = values ? a.v_cache + s.own_slot * a.v_slot_bytes
-                                             : a.k_cache + s.own_slot * a.k_slot_bytes;
+            unsigned char* const to =
+                values ? a.v_cache + s.own_slot * a.v_slot_bytes : a.k_cache + s.own_slot * a.k_slot_bytes;
             if (8 * lane < bytes)
                 reinterpret_cast<uint2*>(to + item.head * bytes)[lane] = reinterpret_cast<const uint2*>(own)[lane];
         }
@@ -154,6 +154,8 @@ struct StepRows {
         }
     }
 };
+
+#endif
 
 template <DType TK, DType TV>
 constexpr int kStepCtas = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
@@ -221,15 +223,14 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     const size_t shared = sizeof(StepShared) + sizeof(Meeting) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
     cuda::decode::allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>),
                                static_cast<int64_t>(shared));
-    launch_clusters(*ctx.gpu, step_attention_kernel<TK, TV>,
-                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), shared, cluster, a,
-                    cluster);
+    launch_clusters(*ctx.gpu, step_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)),
+                    dim3(kThreads), shared, cluster, a, cluster);
 }
 
 }  // namespace
 
 bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a) {
-    if (!ctx.gpu->hopper() || a.k == nullptr || a.rows > kMostStepRows) return false;
+    if (!ctx.gpu->hopper() || a.rows > kMostStepRows) return false;
     return with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 

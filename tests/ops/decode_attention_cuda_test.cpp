@@ -163,10 +163,13 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
 TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
     RT_GPU_ONLY();
     const std::vector<int32_t> parents{-1, 0, 0, 2, 1, -1, 3, 6};
-    for (const auto& [k, v] : {std::pair{DType::f8_e4m3, DType::f8_e4m3}, std::pair{DType::q8_0, DType::q4_0},
-                               std::pair{DType::f16, DType::f16}, std::pair{DType::tq3_0, DType::tq3_0}})
+    const std::vector<std::pair<DType, DType>> types{{DType::f8_e4m3, DType::f8_e4m3},
+                                                     {DType::q8_0, DType::q4_0},
+                                                     {DType::f16, DType::f16},
+                                                     {DType::tq3_0, DType::tq3_0}};
+    for (const auto& [k, v] : brief(types, 1))
         for (const int32_t window : {0, 512})
-            for (const size_t start : {size_t{0}, size_t{125}, window == 0 ? size_t{4092} : size_t{509}}) {
+            for (const size_t start : brief<size_t>({125, 0, size_t(window == 0 ? 4092 : 509)}, 1)) {
                 const std::string what =
                     fmt::format("{}/{}, window {}, from {}", dtype_name(k), dtype_name(v), window, start);
                 const std::vector<uint64_t> ids = token_ids(start + parents.size(), 7);
@@ -200,13 +203,8 @@ TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
                 expect_same_rows(draft.step({&b}, {tree}), expected, what + ", tree");
                 // K and V are where plain decoding leaves them.
                 draft.feed(b, next, 4);
-                expect_same_rows(draft.step({&b}, {{{1, -1}, {2, 0}}}),
-                                 [&] {
-                                     Rows rows;
-                                     plain.feed(a, next, 1);
-                                     rows = plain.feed(a, {1, 2}, 1);
-                                     return rows;
-                                 }(),
+                plain.feed(a, next, 1);
+                expect_same_rows(draft.step({&b}, {{{1, -1}, {2, 0}}}), plain.feed(a, {1, 2}, 1),
                                  what + ", behind eight rows");
             }
 }
