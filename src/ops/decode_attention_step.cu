@@ -1,4 +1,5 @@
-// Decode attention of the few rows of a check, on Hopper: up to eight rows, several of one sequence, chains or trees.
+// Decode attention of the few rows of a check, on Hopper: up to eight rows, several of one sequence, chains or trees;
+// and, on full layers, of two to eight sequences with a row each.
 //
 // Bytes: those of decode_attention_tensor.cu once for each row; 4 rows over a window of 512 in FP8 4 MB = 0.9 us
 // at 4.65 TB/s. Latency is all, and before this kernel it was that of two launches, the second of which could not begin
@@ -36,6 +37,7 @@ struct Meeting {
     float2 ml, unused;
 };
 
+#ifdef RT_CLUSTER_KERNEL
 /// The row, what it sees of its step, and the rotations of those positions. By the whole CTA, which synchronises.
 __device__ __forceinline__ Item find_item(const DecodeAttentionArgs& a, StepShared& s, int row, int head) {
     const auto read = [](const int32_t* p) { return static_cast<int32_t>(EarlyLoad::one(p)); };
@@ -157,6 +159,8 @@ struct StepRows {
         }
     }
 };
+
+#endif
 
 template <DType TK, DType TV>
 constexpr int kStepCtas = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;

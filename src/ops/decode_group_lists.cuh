@@ -67,9 +67,9 @@ __device__ __forceinline__ void clear_groups(const GroupArgs& a, const Groups& g
 /// The experts that route_row() (decode_route.cuh) finds, by one warp: that of rank k in lane k. keys: of up to 256
 /// experts.
 __device__ __forceinline__ int choose_by_warp(const uint32_t* keys, int experts, int top_k, int lane) {
-    constexpr int kEach = kExperts / 32;
     int mine = 0;
 #if __CUDA_ARCH__ >= 800
+    constexpr int kEach = kExperts / 32;
     uint32_t key[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
