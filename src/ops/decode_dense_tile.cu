@@ -2,13 +2,17 @@
 // 32 rows. What Qwen3.5-27B's products are made of when guesses are checked or sequences share a step.
 //
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
-// sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need 52 (decode_dense_tile.cuh).
+// sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need about 52, by count.
+// Measured (H200, 2026-11-22, bench_gpu_dense) at 8, 16 and 24 rows: gate, up and down 85, 111 and 143 us, o 15, 19 and
+// 22, head 477, 602 and 863. Not profiled in this state. 24 rows of x of 17,408 columns fit beside Q4_K alone.
 // Design: clusters of two CTAs (four where x is too long for two), an SM each, share tiles of 32 rows, each CTA a part
 // of the columns, so that x fits beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA
 // multiply; four more ask for weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the
 // cluster that add them up (through distributed shared memory, a part of the products each), and are added while the
 // next tile is multiplied. x is quantised by a kernel before. Gate and up: half of a tile's rows are of each, and
 // silu(gate) * up is stored.
+// Tried: one warp that asks (22 % slower at 16 rows: it was the limit); sums by stores and released arrivals, which
+// wait for the stores, and four CTAs for all widths (35 % slower together).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
