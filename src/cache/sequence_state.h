@@ -50,6 +50,12 @@ class SequenceState {
     /// Throws Error (unavailable) when there is no spare slot. REQUIRES the rows reserved.
     void begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode);
 
+    /// Steps of one row each follow that a device runs by itself, each from the state that the one before it left: the
+    /// first reads slot() and writes the slot that is returned, the second the other way round, and so on. REQUIRES, at
+    /// commit_prefix(rows), that rows or rows + 1 of them were run: only the last two states are there. Throws as
+    /// begin_rows.
+    int32_t begin_turns();
+
     /// Does to the recurrent state what commit(path) will do, now: for who stashes another step before commit, which
     /// must then keep the same rows. Does nothing without recurrent state.
     void commit_state(std::span<const int32_t> path);
@@ -114,7 +120,8 @@ class SequenceState {
         int64_t first_row = 0, rows = 0;
         int64_t committed = -1;  // by commit_state: rows
         ops::DeltaMode mode = ops::DeltaMode::stash;
-        int32_t spare = -1;  // holds the state from before the step
+        int32_t spare = -1;  // holds the state from before the step; or takes turns with the sequence's own slot
+        bool turns = false;
     };
     DeltaStep step_;
 };

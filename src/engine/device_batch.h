@@ -20,6 +20,7 @@ class DeviceBatch {
     /// of `host`. Valid until the next upload. Throws Error for a batch beyond the room.
     const Batch& upload(const Batch& host);
     const Batch& batch() const { return batch_; }
+    int64_t pages() const { return pages_; }
 
   private:
     Gpu& gpu_;

@@ -21,7 +21,8 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
                    "step counter"),
-      one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
+      one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
+      next_slot_(context.gpu, sizeof(int32_t), "slot of the next state") {
     const std::vector<int32_t> zeros(kMostDraws);
     context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
@@ -31,7 +32,14 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
     row_slots_ = {slots, static_cast<size_t>(sequences)};
 }
 
-void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced) {
+bool GpuDecoder::can_take_turns() const {
+    const KvCache& cache = cache_;
+    return cache_.delta().any() &&
+           model_.decodes_at_once(cache.views(), device_batch_.pages() * cache.options().page_rows);
+}
+
+void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, bool turns) {
+    RT_ASSERT(!turns || rows.size() == 1);
     RT_ASSERT(pending() == 0 && std::ssize(forced) <= kForced && !rows.empty() && std::ssize(rows) <= sequences_);
     const int64_t size = std::ssize(forced);
     begin_words_.resize(sizeof size + rows.size() * sizeof(int32_t));
@@ -50,8 +58,13 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
     device_batch_.upload(builder_.build(step_));
+    in_turns_ = turns;
+    if (turns) {
+        const int32_t next = rows[0].sequence->begin_turns();
+        context_.gpu->to_device(next_slot_.data(), &next, sizeof next);
+    }
     cache_.delta().begin_step();
-    for (size_t r = 0; r < rows.size(); ++r)
+    for (size_t r = 0; r < rows.size() && !turns; ++r)
         rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
     rows_ = std::ssize(rows);
     draw_ = draw;
@@ -61,13 +74,19 @@ void GpuDecoder::launch() {
     RT_ASSERT(rows_ > 0 && pending() < kRingSteps);
     const bool sampled = draw_ == Draw::sampled;
     context_.family = Family::decode;
-    (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)].run(context_, [&] {
+    RecordedStep& step = in_turns_ ? turns_[sampled] : (sampled ? sampled_ : largest_)[static_cast<size_t>(rows_ - 1)];
+    std::span<const int32_t> next_slot;
+    if (in_turns_) next_slot = {reinterpret_cast<const int32_t*>(next_slot_.data()), 1};
+    step.run(context_, [&] {
         const Batch& batch = device_batch_.batch();
-        const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()});
+        States states{cache_.views(), cache_.delta().views()};
+        if (in_turns_) states.delta_mode = ops::DeltaMode::update;
+        states.next_slot = next_slot;
+        const Tensor logits = model_.forward(context_, batch, states);
         const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
                                                     row_slots_.first(static_cast<size_t>(rows_)))
                                       : ops::most_likely(context_, logits);
-        ops::advance(context_, tokens, batch, ring_);
+        ops::advance(context_, tokens, batch, ring_, next_slot);
         return tokens;
     });
     ++launched_;

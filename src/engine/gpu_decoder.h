@@ -39,9 +39,12 @@ class GpuDecoder {
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
     /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be committed
-    /// before the next: one launch for each begin(). For measurements `forced` are fed in turn, to all rows,
-    /// instead of what was drawn (at most kForced).
-    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {});
+    /// before the next: one launch for each begin(); or (`turns`, one row, can_take_turns()) steps run ahead as
+    /// SequenceState::begin_turns says, so that no more than one may be launched beyond the one whose token is asked
+    /// for. For measurements `forced` are fed in turn, to all rows, instead of what was drawn (at most kForced).
+    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {}, bool turns = false);
+    /// Whether recurrent state lets steps of one row run ahead.
+    bool can_take_turns() const;
     /// Starts one more step.
     void launch();
     /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the
@@ -72,6 +75,8 @@ class GpuDecoder {
     int64_t sequences_;
     BatchBuilder builder_;
     std::vector<RecordedStep> largest_, sampled_;  // [rows - 1]
+    RecordedStep turns_[2];                        // one row: largest, sampled
+    bool in_turns_ = false;
     Draw draw_ = Draw::largest;
     int64_t rows_ = 0;  // of the running begin()
     ops::SampleSlots slots_;
@@ -82,6 +87,7 @@ class GpuDecoder {
     std::vector<std::byte> begin_words_;  // forced_size and slots, on their way to the device
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
+    DeviceMemory next_slot_;              // that the next step in turns writes
     std::vector<int32_t> tokens_;
     int64_t launched_ = 0, taken_ = 0;
 };

@@ -188,10 +188,13 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
     const auto draw = sampling != nullptr ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest;
     if (sampling != nullptr) decoder_->start_answer(0, *sampling);
     // Rows reserved at a time, so that the rings hold them, and steps that the device may be ahead.
-    constexpr int64_t kSpan = 256, kAhead = 3;
+    constexpr int64_t kSpan = 256, kAhead = 3, kAheadInTurns = 2;
+    const bool turns = decoder_->can_take_turns() && !runner_->context().on_op && !runner_->context().tap;
+    const int64_t ahead = turns ? kAheadInTurns : kAhead;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
-        const int64_t most = cache_->delta().any() ? 1 : kSpan;  // recurrent state is committed step by step
+        // Recurrent state is committed step by step, or lies in two slots by turns.
+        const int64_t most = cache_->delta().any() && !turns ? 1 : kSpan;
         const int64_t span = std::min({most, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
         int64_t fed = 0, launched = 0;
@@ -200,10 +203,10 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
             sequence_->commit_prefix(fed);
         };
         const DecodeRow row{&*sequence_, token};
-        decoder_->begin(std::span(&row, 1), draw, forced);
+        decoder_->begin(std::span(&row, 1), draw, forced, turns);
         try {
             while (more && fed < span) {
-                for (; launched < span && launched < fed + kAhead; ++launched) decoder_->launch();
+                for (; launched < span && launched < fed + ahead; ++launched) decoder_->launch();
                 const int32_t next = decoder_->next()[0];
                 tokens_.push_back(token);
                 ++fed;

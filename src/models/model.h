@@ -49,6 +49,9 @@ struct States {
     std::span<const KvView> kv;
     std::span<const DeltaView> delta = {};              // none at all if the model has no such layers
     ops::DeltaMode delta_mode = ops::DeltaMode::stash;  // what becomes of them
+    /// update, one row, a model that decodes_at_once(): [1] the slot that the state behind the row goes to, in place of
+    /// the row's own, which stays as it is. On the device.
+    std::span<const int32_t> next_slot = {};
 };
 
 /// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind layer
@@ -93,8 +96,9 @@ class Model {
     /// A whole step of one row in one launch, with the same bits; nothing if the model has no kernel for it, or none for
     /// this step. `states`: as in forward().
     virtual std::optional<Tensor> forward_at_once(Context&, const Batch&, const States&) const { return {}; }
-    /// Whether there is any step that it does so.
+    /// Whether it has such a kernel; whether steps over K/V stored like that, of sequences of up to `tokens`, are run by it.
     virtual bool decodes_at_once() const { return false; }
+    virtual bool decodes_at_once(std::span<const KvView>, int64_t tokens) const { return tokens < 0; }
 
     /// A whole step; returns its logits. On a GPU at once where it can: without tap, on_op and capture.
     Tensor forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture = nullptr) const;

@@ -281,8 +281,11 @@ void Qwen35::make_persistent(Gpu& gpu, DecodeKind kind) {
 }
 
 std::optional<Tensor> Qwen35::forward_at_once(Context& ctx, const Batch& batch, const States& states) const {
-    if (persistent_ == nullptr || !persistent_->takes(batch, states.kv)) return {};
-    return persistent_->run(ctx, batch, states.kv, states.delta, states.delta_mode);
+    if (batch.rows() != 1 || batch.logit_rows.size() != 1) return {};
+    int64_t page_rows = 1;
+    for (const KvView& view : states.kv) page_rows = std::max<int64_t>(page_rows, view.page_rows);
+    if (!decodes_at_once(states.kv, batch.max_pages * page_rows)) return {};
+    return persistent_->run(ctx, batch, states.kv, states.delta, states.delta_mode, states.next_slot);
 }
 
 Workspace Qwen35::workspace() const {

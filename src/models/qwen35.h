@@ -30,6 +30,9 @@ class Qwen35 final : public Model {
     SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
     std::optional<Tensor> forward_at_once(Context& ctx, const Batch& batch, const States& states) const override;
     bool decodes_at_once() const override { return persistent_ != nullptr; }
+    bool decodes_at_once(std::span<const KvView> kv, int64_t tokens) const override {
+        return persistent_ != nullptr && persistent_->takes(kv, tokens);
+    }
     /// For benches; null: none.
     ops::PersistentDecode* persistent() { return persistent_.get(); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ops/batch.h"
 #include "tensor/context.h"
@@ -22,7 +23,9 @@ struct TokenRing {
 /// Ends a step of one row for each sequence: tokens[r] = next[r] (or the forced one); positions[r] and committed[r] +=
 /// 1; next[r] goes to the ring, and *ring.step += 1. A negative next[r], the sampler's "no token", is reported as it
 /// is, and token 0 is fed: steps that run ahead stay harmless. next: i32 [n] in device memory. GPU only; one kernel.
-/// REQUIRES batch in device memory (its arrays are written), n <= 1024, no tree.
-void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring);
+/// next_slot [n]: changes places with batch.state_slot, for steps that leave their state there; empty: none do.
+/// REQUIRES batch and next_slot in device memory (they are written), n <= 1024, no tree.
+void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
+             std::span<const int32_t> next_slot = {});
 
 }  // namespace riptide::ops

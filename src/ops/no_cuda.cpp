@@ -18,14 +18,14 @@ namespace {
 std::string PersistentDecode::refusal(const Gpu&, const PersistentModel&) { no_cuda(); }
 bool PersistentDecode::faster_on(const Gpu&, const PersistentModel&) { no_cuda(); }
 PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel) : gpu_(gpu) { no_cuda(); }
-bool PersistentDecode::takes(const Batch&, std::span<const KvView>) const { no_cuda(); }
+bool PersistentDecode::takes(std::span<const KvView>, int64_t) const { no_cuda(); }
 Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, std::span<const DeltaView>, DeltaMode,
                              std::span<const int32_t>) const {
     no_cuda();
 }
 void PersistentDecode::tune(std::span<const int>) { no_cuda(); }
 
-void advance(Context&, const Tensor&, const Batch&, const TokenRing&) { no_cuda(); }
+void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) { no_cuda(); }
 Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool) {
     no_cuda();
 }

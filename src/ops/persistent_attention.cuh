@@ -1,6 +1,6 @@
 // The persistent kernel's attention: the order of decode_attention_any.cu, for one row.
 //
-// A CTA has a chunk of 1,024 keys of one query head; warp w of sixteen takes keys w, w + 16, ... of it, four at a time;
+// A CTA has a chunk of 1,024 keys of one query head; warp w of sixteen takes keys w, w + 16, ... of it, two at a time;
 // warps are merged in order, then (long contexts) the chunks, by the CTA of the head's first chunk.
 #pragma once
 
@@ -15,6 +15,15 @@ inline constexpr int kPersistentChunk = 1024, kHeadRegs = kMostHeadDim / 32;
 template <DType T>
 __device__ __forceinline__ DType kv_type_of(DType said) {
     return T == DType::f32 ? said : T;
+}
+
+/// kv_value; of a type that only the arguments know, it is not put into every place.
+static __device__ __noinline__ float any_kv_value(DType type, const unsigned char* row, int d, int i) {
+    return kv_value(type, row, d, i);
+}
+template <DType T>
+__device__ __forceinline__ float value_of_row(DType type, const unsigned char* row, int d, int i) {
+    return T == DType::f32 ? any_kv_value(type, row, d, i) : kv_value(T, row, d, i);
 }
 
 /// q, and the own key's K and V as they are stored, from the projections; the CTA that has the last chunk of a K/V
@@ -39,11 +48,14 @@ __device__ __forceinline__ void prepare_row(const Phase& p, int head, bool store
                 if (i < count) s.q[32 * i + lane] = x[i];
         } else {
             const DType type = warp == 1 ? k_type : v_type;
-            kv_encode_lanes(type, x, a.d, warp == 1 ? s.own_k : s.own_v);
+            unsigned char* const own = warp == 1 ? s.own_k : s.own_v;
+            kv_encode_lanes(type, x, a.d, own);
+            __syncwarp();
             if (stores) {
-                const int64_t slot = a.places.slot(0, a.places.ring_begin(0), a.places.committed[0]);
+                const int64_t slot = a.places.slot(0, 0, a.places.committed[0]), bytes = kv_row_bytes(type, a.d);
                 unsigned char* to = warp == 1 ? p.w.k_cache + slot * a.k_slot_bytes : p.w.v_cache + slot * a.v_slot_bytes;
-                kv_encode_lanes(type, x, a.d, to + kv * kv_row_bytes(type, a.d));
+#pragma unroll 1
+                for (int i = lane; i < bytes; i += 32) to[kv * bytes + i] = own[i];
             }
         }
     }
@@ -53,7 +65,7 @@ __device__ __forceinline__ void prepare_row(const Phase& p, int head, bool store
 template <DType T>
 __device__ __forceinline__ SoftmaxState<kHeadRegs> attend_keys(const Phase& p, int head, int first, int end,
                                                                const AttentionScratch& s) {
-    constexpr int kTogether = 4;
+    constexpr int kTogether = 2;
     const PersistentCommon& a = p.a;
     const int lane = p.lane(), kv = head / (a.heads / a.kv_heads);
     const DType k_type = kv_type_of<T>(a.k_dtype), v_type = kv_type_of<T>(a.v_dtype);
@@ -74,8 +86,8 @@ __device__ __forceinline__ SoftmaxState<kHeadRegs> attend_keys(const Phase& p, i
 #pragma unroll
             for (int i = 0; i < kHeadRegs; ++i) {
                 const int e = 32 * i + lane;
-                if (e < a.d) score[j] = __fmaf_rn(q[i], kv_value(k_type, k, a.d, e), score[j]);
-                value[j][i] = e < a.d ? kv_value(v_type, v, a.d, e) : 0.0f;
+                if (e < a.d) score[j] = __fmaf_rn(q[i], value_of_row<T>(k_type, k, a.d, e), score[j]);
+                value[j][i] = e < a.d ? value_of_row<T>(v_type, v, a.d, e) : 0.0f;
             }
         }
 #pragma unroll

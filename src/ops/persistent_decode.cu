@@ -156,6 +156,10 @@ int64_t staged_bytes(const PersistentModel& m) {
     return ((m.hidden + 15) / 16 + (wide_columns(m) + 15) / 16) * 64;
 }
 
+int64_t shared_bytes(const PersistentModel& m) {
+    return kPersistentFixed + staged_bytes(m) + int64_t{kSlots} * kPersistentThreads * int64_t{sizeof(uint4)};
+}
+
 int64_t in_rows(const PersistentLayer& layer) {
     int64_t rows = 0;
     for (const Weight& w : layer.in) rows += w.data != nullptr ? w.rows : 0;
@@ -209,11 +213,12 @@ std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m) 
     }
     for (const auto& [w, name] : {std::pair{&m.embed_tokens, "the embedding"}, std::pair{&m.lm_head, "the head"}})
         if (std::string why = matrix_refusal(*w, name); !why.empty()) return why;
-    constexpr int64_t kMostHidden = std::min(RowTile<4, 4>::kColumns, kNormColumns), kMostWide = RowTile<1, 16>::kColumns;
-    if (m.hidden > std::min<int64_t>(kMostHidden, int64_t{kOwnRows} * gpu.info().sm_count))
-        return fmt::format("takes hidden sizes up to {}, not {}", kMostHidden, m.hidden);
-    if (wide_columns(m) > kMostWide)
-        return fmt::format("takes heads and feed-forward of up to {} values, not {}", kMostWide, wide_columns(m));
+    if (m.hidden > std::min<int64_t>(kNarrowColumns, int64_t{kOwnRows} * gpu.info().sm_count))
+        return fmt::format("takes hidden sizes up to {}, not {}", kNarrowColumns, m.hidden);
+    if (wide_columns(m) > kWideColumns)
+        return fmt::format("takes heads and feed-forward of up to {} values, not {}", kWideColumns, wide_columns(m));
+    if (m.delta.value_dim % 4 != 0)
+        return fmt::format("takes values of a multiple of four, not {}", m.delta.value_dim);
     if (std::ssize(m.layers) > kPersistentLayers)
         return fmt::format("takes up to {} layers, not {}", kPersistentLayers, m.layers.size());
     if (m.delta.key_dim > kPersistentKeyDim || m.delta.value_dim > kPersistentValueDim || m.delta.conv_width > kDeltaTaps)
@@ -221,9 +226,9 @@ std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m) 
                            kPersistentKeyDim, kPersistentValueDim, kDeltaTaps, m.delta.key_dim, m.delta.value_dim,
                            m.delta.conv_width);
     if (m.head_dim > kMostHeadDim) return fmt::format("takes heads up to {} values, not {}", kMostHeadDim, m.head_dim);
-    if (staged_bytes(m) + kPersistentFixed > gpu.info().shared_bytes)
-        return fmt::format("needs {} bytes of shared memory, and {} has {}", staged_bytes(m) + kPersistentFixed,
-                           gpu.info().name, gpu.info().shared_bytes);
+    if (shared_bytes(m) > gpu.info().shared_bytes)
+        return fmt::format("needs {} bytes of shared memory, and {} has {}", shared_bytes(m), gpu.info().name,
+                           gpu.info().shared_bytes);
     return {};
 }
 
@@ -237,21 +242,18 @@ PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel model)
 
 void PersistentDecode::tune(std::span<const int> ahead) { std::copy(ahead.begin(), ahead.end(), ahead_); }
 
-bool PersistentDecode::takes(const Batch& batch, std::span<const KvView> kv) const {
-    if (batch.rows() != 1 || batch.sequences() != 1 || batch.logit_rows.size() != 1) return false;
-    for (size_t l = 0; l < model_.layers.size(); ++l) {
-        if (model_.layers[l].linear) continue;
-        if (kv[l].k_dtype == DType::tq3_0 || kv[l].v_dtype == DType::tq3_0) return false;
-        if (int64_t{batch.max_pages} * kv[l].page_rows > word_counts(model_).most_chunks * kPersistentChunk)
-            return false;
-    }
-    return true;
+bool PersistentDecode::takes(std::span<const KvView> kv, int64_t tokens) const {
+    const auto unknown = [](const KvView& view) {
+        return view.num_kv_heads > 0 && (view.k_dtype == DType::tq3_0 || view.v_dtype == DType::tq3_0);
+    };
+    return std::none_of(kv.begin(), kv.end(), unknown) &&
+           tokens <= word_counts(model_).most_chunks * kPersistentChunk;
 }
 
 Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const KvView> kv,
                              std::span<const DeltaView> delta, DeltaMode mode,
                              std::span<const int32_t> next_slot) const {
-    RT_ASSERT(ctx.gpu == &gpu_ && takes(batch, kv));
+    RT_ASSERT(ctx.gpu == &gpu_ && batch.rows() == 1 && kv.size() == model_.layers.size());
     const PersistentModel& m = model_;
     Tensor logits = ctx.alloc(DType::f32, {1, m.vocab});
     PersistentArgs args = {};
@@ -306,6 +308,7 @@ Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const K
     a.chunks = take(counts.chunks);
     a.numbers = reinterpret_cast<uint32_t*>(take(2));
     a.most_chunks = static_cast<int>(counts.most_chunks);
+    a.slots_at = static_cast<int>(kPersistentFixed + staged_bytes(m));
     a.clocks = clocks_;
     a.watched = watched_;
     a.layer_count = static_cast<int>(m.layers.size());
@@ -322,7 +325,7 @@ Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const K
     a.eps = m.eps;
     a.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim))) * std::numbers::log2e_v<float>;
     std::copy(std::begin(ahead_), std::end(ahead_), a.ahead);
-    launch_together(gpu_, kernel_for(any.k_dtype, any.v_dtype), static_cast<size_t>(kPersistentFixed + staged_bytes(m)), args);
+    launch_together(gpu_, kernel_for(any.k_dtype, any.v_dtype), static_cast<size_t>(shared_bytes(m)), args);
     return logits;
 }
 

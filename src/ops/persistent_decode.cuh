@@ -50,6 +50,7 @@ struct PersistentCommon {
     int64_t k_slot_bytes, v_slot_bytes;
     float eps, scale;  // of scores, to units of log2
     int most_chunks;
+    int slots_at;  // where pieces of weights begin in shared memory
     /// Lines of 128 bytes of a CTA's own weights that warps without rows fetch to L2: [0] of gate and up while `out`
     /// waits, [1] of `down` while gate and up wait, [2] of the next layer's first product while `down` waits.
     int ahead[4];
@@ -115,6 +116,10 @@ struct Phase {
     /// Rows of x: those of `hidden` columns, and the others.
     __device__ __forceinline__ float* narrow() const { return reinterpret_cast<float*>(persistent_dynamic) + kPersistentFixed / 4; }
     __device__ __forceinline__ float* wide() const { return narrow() + (a.hidden + 15) / 16 * 16; }
+    /// Behind them: pieces of weights.
+    __device__ __forceinline__ uint4* slots() const {
+        return reinterpret_cast<uint4*>(reinterpret_cast<char*>(persistent_dynamic) + a.slots_at);
+    }
     __device__ __forceinline__ void stamp(int place) const {
         if (a.clocks != nullptr && static_cast<int>(blockIdx.x) == a.watched && threadIdx.x == 0)
             a.clocks[8 * s.layer + place] = clock64();
@@ -207,21 +212,20 @@ static __device__ __noinline__ void project() {
     const Share share = p.w.linear ? p.s.linear_rows : p.s.attention_rows;
     const int pieces = a.hidden / 8, end = share.end;
     int first = share.begin + 4 * p.warp();
-    RowTile<4, 4> tile;
     InputAside aside;
     const auto row_of = [&](int g) {
-        const int row = min(first + g, end - 1), m = rows.matrix(row);
+        const int row = first + g, m = rows.matrix(row);
         return p.w.in[m] + int64_t{row - rows.begin[m]} * 2 * a.hidden;
     };
     const auto load = [&] {
         if (first >= end) return;
-        tile.load(row_of, pieces);
+        copy_rows(p.slots(), row_of, min(4, end - first), pieces);
         const int row = first + p.lane() / 8;
         aside = load_aside(p, row, row < end);
     };
     load();
     if (p.w.linear) fetch_states(p);
-    if (share.begin == end) return;
+    if (share.begin == end) return __syncthreads();
     const auto piece = [&](int c, float(&v)[8]) {
         if (p.s.layer > 0) return await_words<4>(a.x_end + 8 * c, p.number - 1, v);
         const uint4 w = load_weights((p.s.embedding != nullptr ? p.s.embedding : a.embed_tokens) + 16 * c);
@@ -239,7 +243,8 @@ static __device__ __noinline__ void project() {
     p.stamp(1);
 #pragma unroll 1
     for (; first < end; first += 4 * kPersistentWarps, load()) {
-        const float sum = tile.multiply(reinterpret_cast<const float4*>(p.narrow()), pieces);
+        const float sum =
+            multiply_rows(p.slots(), reinterpret_cast<const float4*>(p.narrow()), min(4, end - first), pieces);
         const int row = first + p.lane() / 8;
         if (p.w.linear) put_linear_row(p, row, row < end, sum, aside);
         else if (row < end && p.lane() % 8 == 0) put_word(a.in + row, sum, p.number);
@@ -259,8 +264,15 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
     const int own = DeltaTile<kRows>::first_column(), columns = z.value_dim - column - own;
     const int64_t at = int64_t{h} * z.key_dim * z.value_dim + column + own;
     DeltaTile<kRows> tile;
-    if (p.position == 0) tile.clear();
-    else tile.load(p.w.state + p.s.slot * z.state_elements + at, z.key_dim, z.value_dim, columns);
+    tile.clear();
+    if (p.position > 0)
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+            if (const int row = DeltaTile<kRows>::row(i); row < z.key_dim && columns > 0) {
+                const uint4 x = load_weights(p.w.state + p.s.slot * z.state_elements + at + int64_t{row} * z.value_dim);
+                tile.s[i] = make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
+                                        __uint_as_float(x.w));
+            }
 
     // Each lane: q and k, elements lane, lane + 32, ...; lanes 0 to 7 v of the columns, 8 and 9 the gates.
     const int elements = z.key_dim > lane ? (z.key_dim - lane + 31) / 32 : 0;
@@ -310,7 +322,14 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
     const int out = column + own + DeltaTile<kRows>::output_column();
     if (DeltaTile<kRows>::has_output() && out < z.value_dim) put_word(a.mixed + h * z.value_dim + out, o, p.number);
     if (a.next_slot != nullptr)
-        tile.store(p.w.state + p.s.next_slot * z.state_elements + at, z.key_dim, z.value_dim, columns);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+            if (const int row = DeltaTile<kRows>::row(i); row < z.key_dim && columns > 0) {
+                float* const to = p.w.state + p.s.next_slot * z.state_elements + at + int64_t{row} * z.value_dim;
+                asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(tile.s[i].x), "f"(tile.s[i].y),
+                             "f"(tile.s[i].z), "f"(tile.s[i].w)
+                             : "memory");
+            }
     __syncwarp();
 }
 
@@ -352,10 +371,8 @@ __device__ __forceinline__ void add_product(const Phase& p, const char* matrix, 
                                             const Stage& stage, int stamp) {
     const int pieces = cols / 8, begin = p.s.hidden.begin, end = p.s.hidden.end;
     int row = begin + p.warp();
-    RowTile<1, 16> tile;
-    const auto row_of = [&](int) { return matrix + int64_t{row} * 2 * cols; };
     const auto load = [&] {
-        if (row < end) tile.load(row_of, pieces);
+        if (row < end) copy_row(p.slots(), matrix + int64_t{row} * 2 * cols, pieces);
     };
     load();
     if (begin < end) stage();
@@ -363,7 +380,7 @@ __device__ __forceinline__ void add_product(const Phase& p, const char* matrix, 
     p.stamp(stamp);
 #pragma unroll 1
     for (; row < end; row += kPersistentWarps, load()) {
-        const float sum = tile.multiply(reinterpret_cast<const float4*>(staged), pieces);
+        const float sum = multiply_row(p.slots(), reinterpret_cast<const float4*>(staged), pieces);
         if (p.lane() != 0) continue;
         float& own = p.s.own[row - begin];
         own = __fadd_rn(own, sum);
@@ -397,21 +414,20 @@ static __device__ __noinline__ void gate_up() {
     const PersistentCommon& a = p.a;
     const int pieces = a.hidden / 8, begin = p.s.ffn.begin, end = p.s.ffn.end;
     int first = begin + 2 * p.warp();
-    RowTile<4, 4> tile;  // two rows of gate, the same of up
-    const auto row_of = [&](int g) {
+    const auto row_of = [&](int g) {  // two rows of gate, the same of up
         return (g < 2 ? p.w.gate : p.w.up) + int64_t{min(first + g % 2, end - 1)} * 2 * a.hidden;
     };
     const auto load = [&] {
-        if (first < end) tile.load(row_of, pieces);
+        if (first < end) copy_rows(p.slots(), row_of, 4, pieces);
     };
     load();
-    if (begin == end) return;
+    if (begin == end) return __syncthreads();
     stage_normed([&](int c, float(&v)[8]) { await_words<4>(a.x_mid + 8 * c, p.number, v); }, p.w.ffn_norm, a.hidden,
                  a.eps, p.s.partial, p.narrow());
     p.stamp(5);
 #pragma unroll 1
     for (; first < end; first += 2 * kPersistentWarps, load()) {
-        const float gate = tile.multiply(reinterpret_cast<const float4*>(p.narrow()), pieces);
+        const float gate = multiply_rows(p.slots(), reinterpret_cast<const float4*>(p.narrow()), 4, pieces);
         const float up = __shfl_xor_sync(kAllLanes, gate, 16);
         const int row = first + p.lane() / 8;
         if (p.lane() % 8 == 0 && p.lane() < 16 && row < end) put_word(a.act + row, swiglu_value(gate, up), p.number);
@@ -427,31 +443,44 @@ static __device__ __noinline__ void head_product() {
     const int pieces = a.hidden / 8, end = p.s.vocab.end;
     int first = p.s.vocab.begin + 4 * p.warp();
     if (p.s.vocab.begin == end) return;
-    RowTile<4, 4> tile;
-    const auto row_of = [&](int g) { return a.lm_head + int64_t{min(first + g, end - 1)} * 2 * a.hidden; };
-    if (first < end) tile.load(row_of, pieces);
+    HeadTile tile;
+    const int lane = p.lane();
+    const auto row_of = [&](int g) { return a.lm_head + int64_t{min(first + g, end - 1)} * 2 * a.hidden + 16 * lane; };
+    if (first < end)
+#pragma unroll
+        for (int g = 0; g < 4; ++g)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (32 * j + lane < pieces) tile.w[g][j] = load_weights(row_of(g) + 512 * j);
     stage_normed([&](int c, float(&v)[8]) { await_words<4>(a.x_end + 8 * c, p.number - 1, v); }, a.norm, a.hidden, a.eps,
                  p.s.partial, p.narrow());
     p.stamp(1);
     const auto* const x = reinterpret_cast<const float4*>(p.narrow());
-    const int lane = p.lane();
 #pragma unroll 1
     while (first < end) {
         const int now = first;
         first += 4 * kPersistentWarps;
         const char* next[4];
 #pragma unroll
-        for (int g = 0; g < 4; ++g) next[g] = row_of(g) + 16 * lane;
+        for (int g = 0; g < 4; ++g) next[g] = row_of(g);
         float acc[4][4] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             if (32 * j + lane >= pieces) continue;
-            tile.add_piece(x, j, acc);
+            const float4 v[2] = {x[cuda::decode::float_piece(2 * (32 * j + lane))],
+                                 x[cuda::decode::float_piece(2 * (32 * j + lane) + 1)]};
+#pragma unroll
+            for (int g = 0; g < 4; ++g) {
+                const uint32_t raw[4] = {tile.w[g][j].x, tile.w[g][j].y, tile.w[g][j].z, tile.w[g][j].w};
+#pragma unroll
+                for (int t = 0; t < 2; ++t)
+                    acc[g][j] = cuda::decode::fma4(cuda::decode::decode4(DType::bf16, raw, t), v[t], acc[g][j]);
+            }
             if (first < end)
 #pragma unroll
                 for (int g = 0; g < 4; ++g) tile.w[g][j] = load_weights(next[g] + 512 * j);
         }
-        const float sum = RowTile<4, 4>::row_sums(acc, lane);
+        const float sum = row_sums(acc, lane);
         const int row = now + lane / 8;
         if (lane % 8 == 0 && row < end) a.logits[row] = sum;
     }

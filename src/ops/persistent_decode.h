@@ -58,11 +58,11 @@ class PersistentDecode {
     /// Takes device memory for the words. REQUIRES no refusal. `gpu` and the weights must outlive it.
     PersistentDecode(Gpu& gpu, PersistentModel model);
 
-    /// Whether this step is one that it can run: one row, its logits wanted, K/V of a type that it knows.
-    bool takes(const Batch& batch, std::span<const KvView> kv) const;
+    /// Whether it can run steps over K/V stored like that (any type but tq3_0), of sequences of up to `tokens`.
+    bool takes(std::span<const KvView> kv, int64_t tokens) const;
     /// The step's logits, f32 [1, vocab], in the arena. kv and delta: one view for each layer. update: as
-    /// DeltaMode::update, but the state behind the row goes to slot next_slot[0] (device memory; may be the row's own).
-    /// REQUIRES takes().
+    /// DeltaMode::update, but the state behind the row goes to slot next_slot[0] (device memory; empty: the row's own).
+    /// REQUIRES one row, and takes() for the tokens of the batch's pages.
     Tensor run(Context& ctx, const Batch& batch, std::span<const KvView> kv, std::span<const DeltaView> delta,
                DeltaMode mode, std::span<const int32_t> next_slot = {}) const;
 

@@ -2,8 +2,10 @@
 //
 // The sums are those of decode_dot.cuh: piece c of a row (eight columns) adds to accumulator (c / 32) % 4 of lane c % 32
 // in ascending order, each accumulator goes through the butterfly, y = (a0 + a1) + (a2 + a3). Here a warp has all four
-// accumulators of its rows, so nothing is exchanged between warps. Weights are loaded into registers before the phase's
-// input is waited for: R rows of J pieces a lane, 64 registers.
+// accumulators of its rows, so nothing is exchanged between warps. Weights are copied to shared memory before the phase's
+// input is waited for, each lane its own pieces, which no other lane reads: no barrier.
+// Tried: the same in registers (64 a lane). Register arrays need unrolled code, 135 KB for a layer; one pass over it a
+// layer runs out of the instruction caches, and a layer took 55 us, four fifths of it waiting for instructions.
 #pragma once
 
 #include "ops/decode_dot.cuh"
@@ -21,59 +23,98 @@ __device__ __forceinline__ int share_begin(int count, int b, int ctas) {
     return static_cast<int>(static_cast<int64_t>(count) * b / ctas);
 }
 
-/// R rows of up to J steps of 32 pieces.
-template <int R, int J>
-struct RowTile {
-    static_assert(J % 4 == 0);
-    static constexpr int kColumns = 8 * 32 * J;  // that a row may have
-    uint4 w[R][J];
+/// Pieces of a lane that wait in shared memory, [kSlots][kPersistentThreads].
+inline constexpr int kSlots = 16, kNarrowColumns = 1024, kWideColumns = 8 * 32 * kSlots;
 
-    /// row_of(g): where row g begins.
-    template <class RowOf>
-    __device__ __forceinline__ void load(const RowOf& row_of, int pieces) {
-        const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-        for (int g = 0; g < R; ++g) {
-            const char* const row = row_of(g) + 16 * lane;
-#pragma unroll
-            for (int j = 0; j < J; ++j)
-                if (32 * j + lane < pieces) w[g][j] = load_weights(row + 512 * j);
-        }
-    }
-    /// The R products, that of row g in all lanes of the g-th R-th of the warp. x: staged (float_piece). All lanes.
-    __device__ __forceinline__ float multiply(const float4* x, int pieces) const {
-        const int lane = static_cast<int>(threadIdx.x % 32);
-        float acc[R][4] = {};
-#pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (32 * j + lane < pieces) add_piece(x, j, acc);
-        return row_sums(acc, lane);
-    }
-    /// acc[g][j % 4] += the lane's piece of step j.
-    __device__ __forceinline__ void add_piece(const float4* x, int j, float (&acc)[R][4]) const {
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-            const float4 v = x[cuda::decode::float_piece(2 * (32 * j + static_cast<int>(threadIdx.x % 32)) + t)];
-#pragma unroll
-            for (int g = 0; g < R; ++g) {
-                const uint32_t raw[4] = {w[g][j].x, w[g][j].y, w[g][j].z, w[g][j].w};
-                acc[g][j % 4] = cuda::decode::fma4(cuda::decode::decode4(DType::bf16, raw, t), v, acc[g][j % 4]);
-            }
-        }
-    }
+__device__ __forceinline__ void copy_piece(uint4* slots, int slot, const char* from) {
+    cuda::decode::copy_async16(slots + slot * kPersistentThreads + threadIdx.x, from);
+}
 
-    /// multiply() from the accumulators.
-    __device__ static __forceinline__ float row_sums(const float (&acc)[R][4], int lane) {
-        constexpr int kShift = R == 4 ? 1 : R == 2 ? 2 : 3;  // lanes that hold the same of 4 R sums
-        float v[4 * R];
+/// acc += the piece in `slot` times eight columns.
+__device__ __forceinline__ float add_piece(const uint4* slots, int slot, float4 low, float4 high, float acc) {
+    const uint4 w = slots[slot * kPersistentThreads + threadIdx.x];
+    const uint32_t raw[4] = {w.x, w.y, w.z, w.w};
+    acc = cuda::decode::fma4(cuda::decode::decode4(DType::bf16, raw, 0), low, acc);
+    return cuda::decode::fma4(cuda::decode::decode4(DType::bf16, raw, 1), high, acc);
+}
+/// The sum of a warp's four accumulators of each lane, in every lane.
+__device__ __forceinline__ float row_sum(float (&acc)[4]) {
+    float sum = cuda::decode::reduce_lanes<4>(acc, static_cast<int>(threadIdx.x % 32));
+    sum += __shfl_xor_sync(~0u, sum, 8);
+    return sum + __shfl_xor_sync(~0u, sum, 16);
+}
+
+/// Up to four rows of up to kNarrowColumns columns. row_of(g): where row g begins.
+template <class RowOf>
+__device__ __forceinline__ void copy_rows(uint4* slots, const RowOf& row_of, int rows, int pieces) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int g = 0; g < rows; ++g) {
+        const char* const row = row_of(g) + 16 * lane;
 #pragma unroll
-        for (int i = 0; i < 4 * R; ++i) v[i] = acc[i / 4][i % 4];
-        float sum = cuda::decode::reduce_lanes<4 * R>(v, lane);
-        sum += __shfl_xor_sync(~0u, sum, 1 << kShift);
-        sum += __shfl_xor_sync(~0u, sum, 2 << kShift);
-        return sum;
+        for (int j = 0; j < 4; ++j)
+            if (32 * j + lane < pieces) copy_piece(slots, 4 * g + j, row + 512 * j);
     }
+}
+/// Their products with x (staged: float_piece), that of row g in lanes 8 g to 8 g + 7. All lanes.
+__device__ __forceinline__ float multiply_rows(const uint4* slots, const float4* x, int rows, int pieces) {
+    using cuda::decode::float_piece;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float4 low[4], high[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        if (32 * j + lane < pieces) {
+            low[j] = x[float_piece(2 * (32 * j + lane))];
+            high[j] = x[float_piece(2 * (32 * j + lane) + 1)];
+        }
+    cuda::decode::copy_async_wait();
+    float own = 0.0f;
+#pragma unroll 1
+    for (int g = 0; g < rows; ++g) {
+        float acc[4] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (32 * j + lane < pieces) acc[j] = add_piece(slots, 4 * g + j, low[j], high[j], acc[j]);
+        const float sum = row_sum(acc);
+        if (lane / 8 == g) own = sum;
+    }
+    return own;
+}
+
+/// One row of up to kWideColumns columns.
+__device__ __forceinline__ void copy_row(uint4* slots, const char* row, int pieces) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int slot = 0; 32 * slot + lane < pieces; ++slot) copy_piece(slots, slot, row + 16 * (32 * slot + lane));
+}
+/// Its product with x, in all lanes. All lanes.
+__device__ __forceinline__ float multiply_row(const uint4* slots, const float4* x, int pieces) {
+    using cuda::decode::float_piece;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float acc[4] = {};
+    cuda::decode::copy_async_wait();
+#pragma unroll 1
+    for (int slot = 0; 32 * slot < pieces; slot += 4)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (const int c = 32 * (slot + j) + lane; c < pieces)
+                acc[j] = add_piece(slots, slot + j, x[float_piece(2 * c)], x[float_piece(2 * c + 1)], acc[j]);
+    return row_sum(acc);
+}
+
+/// The R = 4 rows that the head's product has in registers; see there.
+struct HeadTile {
+    uint4 w[4][4];
 };
+/// Sums of four rows at once: that of row g in lanes 8 g to 8 g + 7.
+__device__ __forceinline__ float row_sums(const float (&acc)[4][4], int lane) {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = acc[i / 4][i % 4];
+    float sum = cuda::decode::reduce_lanes<16>(v, lane);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    return sum + __shfl_xor_sync(~0u, sum, 4);
+}
 
 // ---- Staging x.
 

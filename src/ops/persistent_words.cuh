@@ -38,12 +38,12 @@ __device__ __forceinline__ float value_of(Word word) { return __uint_as_float(st
 /// Calls load() until ready().
 template <class Load, class Ready>
 __device__ __forceinline__ void await(const Load& load, const Ready& ready) {
-    int turns = 0;
-    load();
-    while (!ready()) {
-        if (++turns > kMostTurns) __trap();
+#pragma unroll 1
+    for (int turns = 0; turns < kMostTurns; ++turns) {
         load();
+        if (ready()) return;
     }
+    __trap();
 }
 
 /// The word's float.
