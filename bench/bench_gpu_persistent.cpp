@@ -77,7 +77,8 @@ std::vector<double> time_steps(Gpu& gpu, Run& run, int repeats) {
 int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vector<std::vector<int>>& ahead) {
     const auto gpu = Gpu::open({});
     const auto checkpoint = apps::random_checkpoint(shape, 0);
-    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps), once(*gpu, *checkpoint, DecodeKind::persistent, depth + steps);
+    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps),
+        once(*gpu, *checkpoint, DecodeKind::persistent, depth + steps);
     std::mt19937 random(3);
     std::vector<int32_t> tokens(static_cast<size_t>(depth));
     const auto vocab = static_cast<uint32_t>(chain.model->info().vocab_size);
@@ -130,18 +131,26 @@ int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vec
                 if ((specs[static_cast<size_t>(l)].kind == StateSpec::Kind::delta) != linear) continue;
                 ++count;
                 for (size_t i = 0; i < 7; ++i)
-                    if (i != 4) sums[i] += static_cast<double>(at[static_cast<size_t>(8 * l) + i + 1] - at[static_cast<size_t>(8 * l) + i]);
+                    if (i != 4)
+                        sums[i] += static_cast<double>(at[static_cast<size_t>(8 * l) + i + 1] -
+                                                       at[static_cast<size_t>(8 * l) + i]);
                 sums[4] += static_cast<double>(at[static_cast<size_t>(8 * l) + 5] - at[static_cast<size_t>(8 * l) + 4]);
                 sums[7] += static_cast<double>(at[static_cast<size_t>(8 * (l + 1))] - at[static_cast<size_t>(8 * l)]);
             }
             fmt::print("CTA {} {}: ", cta, linear ? "delta" : "attention");
-            const char* names[] = {"wait x", "first product", "delta or attention, wait mixed", "out", "wait x", "gate up, wait act", "down", "layer"};
-            for (int i = 0; i < 8; ++i) fmt::print("{} {:.2f}, ", names[i], sums[i] / count / gpu->info().clock_hz * 1e6);
+            const char* names[] = {"wait x", "first product", "delta or attention, wait mixed",
+                                   "out",    "wait x",        "gate up, wait act",
+                                   "down",   "layer"};
+            for (int i = 0; i < 8; ++i)
+                fmt::print("{} {:.2f}, ", names[i], sums[i] / count / gpu->info().clock_hz * 1e6);
             fmt::print("us at {:.0f} MHz\n", gpu->info().clock_hz * 1e-6);
         }
-        fmt::print("head: wait {:.1f}, product {:.1f} us\n",
-                   static_cast<double>(at[static_cast<size_t>(8 * layers) + 1] - at[static_cast<size_t>(8 * layers)]) / gpu->info().clock_hz * 1e6,
-                   static_cast<double>(at[static_cast<size_t>(8 * layers) + 2] - at[static_cast<size_t>(8 * layers) + 1]) / gpu->info().clock_hz * 1e6);
+        fmt::print(
+            "head: wait {:.1f}, product {:.1f} us\n",
+            static_cast<double>(at[static_cast<size_t>(8 * layers) + 1] - at[static_cast<size_t>(8 * layers)]) /
+                gpu->info().clock_hz * 1e6,
+            static_cast<double>(at[static_cast<size_t>(8 * layers) + 2] - at[static_cast<size_t>(8 * layers) + 1]) /
+                gpu->info().clock_hz * 1e6);
     }
     op.watch(nullptr, 0);
     return same == steps ? 0 : 1;

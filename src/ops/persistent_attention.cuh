@@ -53,7 +53,8 @@ __device__ __forceinline__ void prepare_row(const Phase& p, int head, bool store
             __syncwarp();
             if (stores) {
                 const int64_t slot = a.places.slot(0, 0, a.places.committed[0]), bytes = kv_row_bytes(type, a.d);
-                unsigned char* to = warp == 1 ? p.w.k_cache + slot * a.k_slot_bytes : p.w.v_cache + slot * a.v_slot_bytes;
+                unsigned char* to =
+                    warp == 1 ? p.w.k_cache + slot * a.k_slot_bytes : p.w.v_cache + slot * a.v_slot_bytes;
 #pragma unroll 1
                 for (int i = lane; i < bytes; i += 32) to[kv * bytes + i] = own[i];
             }
@@ -163,8 +164,8 @@ __device__ __noinline__ void attention() {
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             const Word* const from = a.chunks + (int64_t{head} * a.most_chunks + chunk) * (2 + kMostHeadDim);
-            const SoftmaxState<1> next = {await_word(from, p.number), await_word(from + 1, p.number),
-                                          {await_word(from + 2 + e, p.number)}};
+            const SoftmaxState<1> next = {
+                await_word(from, p.number), await_word(from + 1, p.number), {await_word(from + 2 + e, p.number)}};
             if (chunk == 0) sum = next;
             else merge(sum, next);
         }

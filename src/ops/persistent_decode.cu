@@ -1,8 +1,12 @@
 // A step of one row of a small dense hybrid in one launch. The words that phases exchange: persistent_words.cuh;
 // products: persistent_rows.cuh; the phases: persistent_decode.cuh, persistent_attention.cuh.
 //
-// Bytes of Qwen3.5-0.8B (bf16): 24 layers 994 MB, head 508 MB, state 38 MB: floor 0.35 ms a token on an H200 at 4.4 TB/s.
-// Five phases a layer: first product (norm, conv, gates) | delta rule or attention | out | gate and up (norm) | down.
+// Bytes of Qwen3.5-0.8B (bf16): 24 layers 994 MB, head 508 MB, state 38 MB: floor 0.35 ms a token on an H200 at
+// 4.4 TB/s. Five phases a layer: first product (norm, conv, gates) | delta rule or attention | out | gate and up (norm)
+// | down. Measured as it was with weights in registers (persistent_rows.cuh; docs/results/qwen35.md): 1.64 ms, 21 % of
+// the floor, op by op 1.14; the head alone 0.115 ms, its floor. What limits it: waits between phases, of 10 to 13 us
+// each where 1.4 to 1.7 were measured for such words, and attention, 50 us a layer at 200 keys. Fetching the next
+// phases' weights to the L2 cache (PersistentCommon::ahead) made it slower by 0 to 7 %. As it is now: not measured.
 #include <algorithm>
 #include <numbers>
 
@@ -28,9 +32,8 @@ __device__ __noinline__ void fetch_gate_up() {
     const Phase p;
     const Share share = p.s.ffn;
     const int spare = min(p.s.hidden.end - p.s.hidden.begin, kPersistentWarps / 2);
-    fetch_rows(
-        [&](int i) { return (i % 2 == 0 ? p.w.gate : p.w.up) + int64_t{share.begin + i / 2} * 2 * p.a.hidden; },
-        2 * (share.end - share.begin), 2 * p.a.hidden, p.a.ahead[0], spare);
+    fetch_rows([&](int i) { return (i % 2 == 0 ? p.w.gate : p.w.up) + int64_t{share.begin + i / 2} * 2 * p.a.hidden; },
+               2 * (share.end - share.begin), 2 * p.a.hidden, p.a.ahead[0], spare);
 }
 __device__ __noinline__ void fetch_down() {
     const Phase p;
@@ -67,14 +70,17 @@ __device__ __forceinline__ void copy_words(const T& from, T& to) {
 
 /// KV: the type of K and V; f32: what the arguments say.
 template <DType KV>
-__global__ void __launch_bounds__(kPersistentThreads, 1) persistent_kernel(const __grid_constant__ PersistentArgs args) {
+__global__ void __launch_bounds__(kPersistentThreads, 1)
+    persistent_kernel(const __grid_constant__ PersistentArgs args) {
     PersistentShared& s = persistent_shared();
     const PersistentCommon& a = args.common;
     const int ctas = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x), t = static_cast<int>(threadIdx.x);
     copy_words(args.common, s.a);
     copy_words(args.layers[0], s.layers[0]);
     if (t == 0) {
-        const auto share = [&](int count) { return Share{share_begin(count, b, ctas), share_begin(count, b + 1, ctas)}; };
+        const auto share = [&](int count) {
+            return Share{share_begin(count, b, ctas), share_begin(count, b + 1, ctas)};
+        };
         s.linear_rows = share(a.linear_rows.begin[4]);
         s.attention_rows = share(a.attention_rows.begin[4]);
         s.hidden = share(a.hidden);
@@ -95,10 +101,12 @@ __global__ void __launch_bounds__(kPersistentThreads, 1) persistent_kernel(const
     // By the lanes that will add to them.
     for (int i = t / 32; i < s.hidden.end - s.hidden.begin; i += kPersistentWarps)
         if (t % 32 == 0)
-            s.own[i] = s.embedding == nullptr
-                           ? __uint_as_float(0x7FC00000u)
-                           : __uint_as_float(static_cast<uint32_t>(
-                                 reinterpret_cast<const uint16_t*>(s.embedding)[s.hidden.begin + i]) << 16);
+            s.own[i] =
+                s.embedding == nullptr
+                    ? __uint_as_float(0x7FC00000u)
+                    : __uint_as_float(
+                          static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(s.embedding)[s.hidden.begin + i])
+                          << 16);
 #pragma unroll 1
     for (int l = 0; l < a.layer_count; ++l) {
         Phase().stamp(0);
@@ -153,9 +161,7 @@ void launch_together(const Gpu& gpu, PersistentKernel kernel, size_t shared, con
 int64_t wide_columns(const PersistentModel& m) {
     return std::max({m.ffn, m.heads * m.head_dim, m.delta.value_heads * m.delta.value_dim});
 }
-int64_t staged_bytes(const PersistentModel& m) {
-    return ((m.hidden + 15) / 16 + (wide_columns(m) + 15) / 16) * 64;
-}
+int64_t staged_bytes(const PersistentModel& m) { return ((m.hidden + 15) / 16 + (wide_columns(m) + 15) / 16) * 64; }
 
 int64_t shared_bytes(const PersistentModel& m) {
     return kPersistentFixed + staged_bytes(m) + int64_t{kSlots} * kPersistentThreads * int64_t{sizeof(uint4)};
@@ -218,11 +224,11 @@ std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m) 
         return fmt::format("takes hidden sizes up to {}, not {}", kNarrowColumns, m.hidden);
     if (wide_columns(m) > kWideColumns)
         return fmt::format("takes heads and feed-forward of up to {} values, not {}", kWideColumns, wide_columns(m));
-    if (m.delta.value_dim % 4 != 0)
-        return fmt::format("takes values of a multiple of four, not {}", m.delta.value_dim);
+    if (m.delta.value_dim % 4 != 0) return fmt::format("takes values of a multiple of four, not {}", m.delta.value_dim);
     if (std::ssize(m.layers) > kPersistentLayers)
         return fmt::format("takes up to {} layers, not {}", kPersistentLayers, m.layers.size());
-    if (m.delta.key_dim > kPersistentKeyDim || m.delta.value_dim > kPersistentValueDim || m.delta.conv_width > kDeltaTaps)
+    if (m.delta.key_dim > kPersistentKeyDim || m.delta.value_dim > kPersistentValueDim ||
+        m.delta.conv_width > kDeltaTaps)
         return fmt::format("takes Gated DeltaNet with keys up to {}, values up to {} and {} taps, not {}, {} and {}",
                            kPersistentKeyDim, kPersistentValueDim, kDeltaTaps, m.delta.key_dim, m.delta.value_dim,
                            m.delta.conv_width);
@@ -247,8 +253,7 @@ bool PersistentDecode::takes(std::span<const KvView> kv, int64_t tokens) const {
     const auto unknown = [](const KvView& view) {
         return view.num_kv_heads > 0 && (view.k_dtype == DType::tq3_0 || view.v_dtype == DType::tq3_0);
     };
-    return std::none_of(kv.begin(), kv.end(), unknown) &&
-           tokens <= word_counts(model_).most_chunks * kPersistentChunk;
+    return std::none_of(kv.begin(), kv.end(), unknown) && tokens <= word_counts(model_).most_chunks * kPersistentChunk;
 }
 
 Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const KvView> kv,

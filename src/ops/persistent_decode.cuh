@@ -9,7 +9,7 @@ namespace riptide::ops {
 
 inline constexpr int kPersistentLayers = 64;
 inline constexpr int kPersistentKeyDim = 128, kPersistentValueDim = 128;  // of Gated DeltaNet, at most
-inline constexpr int kOwnRows = 64;            // of the residual stream, of a CTA at most
+inline constexpr int kOwnRows = 64;                                       // of the residual stream, of a CTA at most
 
 struct PersistentLayerArgs {
     const char* in[4];
@@ -114,7 +114,9 @@ struct Phase {
     __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / 32); }
     __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x % 32); }
     /// Rows of x: those of `hidden` columns, and the others.
-    __device__ __forceinline__ float* narrow() const { return reinterpret_cast<float*>(persistent_dynamic) + kPersistentFixed / 4; }
+    __device__ __forceinline__ float* narrow() const {
+        return reinterpret_cast<float*>(persistent_dynamic) + kPersistentFixed / 4;
+    }
     __device__ __forceinline__ float* wide() const { return narrow() + (a.hidden + 15) / 16 * 16; }
     /// Behind them: pieces of weights.
     __device__ __forceinline__ uint4* slots() const {
@@ -128,8 +130,8 @@ struct Phase {
 
 // ---- The first product of a layer of Gated DeltaNet: what a row of it becomes, and where that goes.
 
-/// Before the sums are there: lane 8 g + i holds, of row g, tap i of the convolution (i > 0) and its weight; of a row of
-/// alpha lane 8 g holds dt_bias and decay.
+/// Before the sums are there: lane 8 g + i holds, of row g, tap i of the convolution (i > 0) and its weight; of a row
+/// of alpha lane 8 g holds dt_bias and decay.
 struct InputAside {
     float x = 0.0f, weight = 0.0f;
 };
@@ -161,7 +163,8 @@ __device__ __forceinline__ void put_linear_row(const Phase& p, int row, bool the
     float sum = 0.0f;
 #pragma unroll
     for (int tap = kDeltaTaps - 1; tap >= 0; --tap) {
-        const float w = __shfl_sync(kAllLanes, aside.weight, group + tap), x = __shfl_sync(kAllLanes, aside.x, group + tap);
+        const float w = __shfl_sync(kAllLanes, aside.weight, group + tap),
+                    x = __shfl_sync(kAllLanes, aside.x, group + tap);
         sum = __fmaf_rn(w, x, sum);
     }
     if (!there) return;
@@ -197,8 +200,8 @@ __device__ __forceinline__ void fetch_states(const Phase& p) {
     const int groups = (z.value_dim + kWarpColumns - 1) / kWarpColumns;
     const int item = static_cast<int>(blockIdx.x) + (kPersistentWarps - 1 - p.warp()) * static_cast<int>(gridDim.x);
     if (item >= z.value_heads * groups || p.position == 0) return;
-    const float* state = p.w.state + p.s.slot * z.state_elements +
-                         int64_t{item / groups} * z.key_dim * z.value_dim + item % groups * kWarpColumns;
+    const float* state = p.w.state + p.s.slot * z.state_elements + int64_t{item / groups} * z.key_dim * z.value_dim +
+                         item % groups * kWarpColumns;
     for (int i = p.lane(); i < z.key_dim; i += 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(state + int64_t{i} * z.value_dim));
 }
@@ -270,8 +273,8 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
         for (int i = 0; i < kRows; ++i)
             if (const int row = DeltaTile<kRows>::row(i); row < z.key_dim && columns > 0) {
                 const uint4 x = load_weights(p.w.state + p.s.slot * z.state_elements + at + int64_t{row} * z.value_dim);
-                tile.s[i] = make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
-                                        __uint_as_float(x.w));
+                tile.s[i] =
+                    make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w));
             }
 
     // Each lane: q and k, elements lane, lane + 32, ...; lanes 0 to 7 v of the columns, 8 and 9 the gates.
@@ -293,14 +296,11 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
             squares_q = __fmaf_rn(q[i], q[i], squares_q);
             squares_k = __fmaf_rn(k[i], k[i], squares_k);
         }
-    const auto unit = [](float squares) {
-        return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
-    };
+    const auto unit = [](float squares) { return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f))); };
     const float factor_q = __fmul_rn(unit(squares_q), __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(z.key_dim))));
     const float factor_k = unit(squares_k);
-    float* const kept = a.next_slot == nullptr && column == 0 && z.writes_keys(h)
-                            ? p.w.stash + z.channels + key * z.key_dim
-                            : nullptr;
+    float* const kept =
+        a.next_slot == nullptr && column == 0 && z.writes_keys(h) ? p.w.stash + z.channels + key * z.key_dim : nullptr;
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -403,8 +403,7 @@ static __device__ __noinline__ void add_mixed() {
 static __device__ __noinline__ void add_down() {
     const Phase p;
     add_product(
-        p, p.w.down, p.a.ffn, p.wide(), p.a.x_end,
-        [&] { stage_words(p.a.act, p.a.ffn, p.number, p.wide()); }, 6);
+        p, p.w.down, p.a.ffn, p.wide(), p.a.x_end, [&] { stage_words(p.a.act, p.a.ffn, p.number, p.wide()); }, 6);
 }
 
 // ---- Gate and up.
@@ -452,8 +451,8 @@ static __device__ __noinline__ void head_product() {
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 if (32 * j + lane < pieces) tile.w[g][j] = load_weights(row_of(g) + 512 * j);
-    stage_normed([&](int c, float(&v)[8]) { await_words<4>(a.x_end + 8 * c, p.number - 1, v); }, a.norm, a.hidden, a.eps,
-                 p.s.partial, p.narrow());
+    stage_normed([&](int c, float(&v)[8]) { await_words<4>(a.x_end + 8 * c, p.number - 1, v); }, a.norm, a.hidden,
+                 a.eps, p.s.partial, p.narrow());
     p.stamp(1);
     const auto* const x = reinterpret_cast<const float4*>(p.narrow());
 #pragma unroll 1

@@ -17,12 +17,12 @@ namespace riptide::ops {
 
 /// A layer's weights, as WeightStore placed them on the device. Vectors are f32.
 struct PersistentLayer {
-    bool linear = false;                         // Gated DeltaNet, else full attention
-    Weight in[4];                                // linear: qkv, z, beta, alpha; else [q | gates] for each head, k, v
+    bool linear = false;  // Gated DeltaNet, else full attention
+    Weight in[4];         // linear: qkv, z, beta, alpha; else [q | gates] for each head, k, v
     Weight out, gate, up, down;
-    std::span<const float> attn_norm, ffn_norm;  // [hidden]
-    std::span<const float> head_norm, k_norm;    // linear: over value_dim, none; else over head_dim, of q and of k
-    std::span<const float> conv, decay, dt_bias; // linear: see GatedDeltaInput
+    std::span<const float> attn_norm, ffn_norm;   // [hidden]
+    std::span<const float> head_norm, k_norm;     // linear: over value_dim, none; else over head_dim, of q and of k
+    std::span<const float> conv, decay, dt_bias;  // linear: see GatedDeltaInput
 };
 
 /// A model of such layers with what stands before and behind them.
@@ -69,7 +69,7 @@ class PersistentDecode {
     /// For benches: from now on a CTA stores the clock at the borders of phases to device memory: [layers + 1][8] of
     /// CTA `cta`.
     void watch(int64_t* clocks, int cta) { clocks_ = clocks, watched_ = cta; }
-    /// For benches: how much is fetched to the L2 cache ahead, see PersistentArgs.
+    /// For benches: how much is fetched to the L2 cache ahead, see PersistentCommon.
     void tune(std::span<const int> ahead);
 
   private:

@@ -1,11 +1,12 @@
 // The persistent kernel's products: rows of bf16 weights times a row of x in shared memory, a warp for each few rows.
 //
-// The sums are those of decode_dot.cuh: piece c of a row (eight columns) adds to accumulator (c / 32) % 4 of lane c % 32
-// in ascending order, each accumulator goes through the butterfly, y = (a0 + a1) + (a2 + a3). Here a warp has all four
-// accumulators of its rows, so nothing is exchanged between warps. Weights are copied to shared memory before the phase's
-// input is waited for, each lane its own pieces, which no other lane reads: no barrier.
-// Tried: the same in registers (64 a lane). Register arrays need unrolled code, 135 KB for a layer; one pass over it a
-// layer runs out of the instruction caches, and a layer took 55 us, four fifths of it waiting for instructions.
+// The sums are those of decode_dot.cuh: piece c of a row (eight columns) adds to accumulator (c / 32) % 4 of lane
+// c % 32 in ascending order, each accumulator goes through the butterfly, y = (a0 + a1) + (a2 + a3). Here a warp has
+// all four accumulators of its rows, so nothing is exchanged between warps. Weights are copied to shared memory before
+// the phase's input is waited for, each lane its own pieces, which no other lane reads: no barrier. Tried: the same in
+// registers (64 a lane). Register arrays need unrolled code, 135 KB for a layer of Gated DeltaNet, with spills; that
+// layer took 55 us on an H200, 47 of them between phases (clocks of one CTA), where the exchanges should take 8. That
+// it waited for instructions is a guess.
 #pragma once
 
 #include "ops/decode_dot.cuh"
@@ -102,7 +103,7 @@ __device__ __forceinline__ float multiply_row(const uint4* slots, const float4* 
     return row_sum(acc);
 }
 
-/// The R = 4 rows that the head's product has in registers; see there.
+/// The four rows that a warp of the head's product has in registers.
 struct HeadTile {
     uint4 w[4][4];
 };
@@ -152,8 +153,8 @@ __device__ __forceinline__ void stage_words(const Word* words, int cols, uint32_
     }
 }
 
-/// RMSNorm of a row of `cols` values to shared memory, by the whole CTA, in the order of block_rms_scale(): thread c has
-/// piece c, eight columns. load(c, v). Synchronises, also at the end.
+/// RMSNorm of a row of `cols` values to shared memory, by the whole CTA, in the order of block_rms_scale(): thread c
+/// has piece c, eight columns. load(c, v). Synchronises, also at the end.
 template <class Load>
 __device__ __forceinline__ void stage_normed(const Load& load, const float* norm, int cols, float eps, float* partial,
                                              float* staged) {

@@ -110,6 +110,35 @@ TEST_P(PersistentTest, steps_of_one_row_and_of_more_take_turns) {
     EXPECT_TRUE(same_bytes(once.sequence->save(), chain.sequence->save()));
 }
 
+TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not) {
+    RT_GPU_ONLY();
+    const auto session = [](DecodeKind decode) {
+        SessionOptions options = Fixture(GetParam().fixture).options();
+        options.context = 2048;
+        options.k_dtype = options.v_dtype = GetParam().kv;
+        options.model.decode = decode;
+        return Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
+    };
+    const auto chain = session(DecodeKind::chain), once = session(DecodeKind::persistent);
+    const std::vector<int32_t> prompt = {5, 3, 8, 13};
+    chain->prefill(prompt);
+    once->prefill(prompt);
+    int32_t token = 7;
+    for (int64_t answer = 1; answer < 40; ++answer) {
+        // The answer ends where somebody says so, at odd and even numbers of steps, with steps under way behind it.
+        std::vector<int32_t> seen[2];
+        for (const auto& [which, to] : {std::pair{chain.get(), &seen[0]}, std::pair{once.get(), &seen[1]}})
+            which->decode_ahead(token, answer % 5 == 0 ? answer : 300, [&, to = to](int32_t next) {
+                to->push_back(next);
+                return std::ssize(*to) < answer;
+            });
+        ASSERT_EQ(seen[1], seen[0]);
+        const std::span<const float> expected = chain->decode(seen[0].back()), found = once->decode(seen[0].back());
+        ASSERT_EQ(std::memcmp(found.data(), expected.data(), expected.size_bytes()), 0) << answer;
+        token = static_cast<int32_t>(answer % 90);
+    }
+}
+
 TEST(PersistentTest, what_it_cannot_do_is_refused_in_a_sentence) {
     const auto refused = [](const std::string& fixture) {
         const auto checkpoint = open_checkpoint(fixture_path(fixture) + "/model.safetensors");
