@@ -4,7 +4,8 @@
 // it reached. A graph holds a chain of calls over storage of their own, enough of it that nothing stays in the L2
 // cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions alone is
 // subtracted.
-//   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256] [--portable]
+//   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256]
+//                              [--portable]
 //       rows: of as many sequences; then 4 and 16 rows of one sequence, a draft to verify
 #include <fmt/format.h>
 

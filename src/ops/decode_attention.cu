@@ -122,8 +122,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 }
 
 bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    return batch.rows() > 0 &&
-           has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
+    return batch.rows() > 0 && has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {

@@ -8,8 +8,7 @@
 // Design. Three kernels: prepare (a warp for each head: queries to the two 16-bit parts that mma takes; K and V
 // appended), attend, merge (also gate and int8). A CTA of attend has a chunk of 512 keys of one KV head and up to 8, 32
 // or 96 pairs; 64 keys at a time are copied to shared memory as they are stored, one tile ahead. Scores: a warp has 16
-// keys and half of each head, or 32 keys and a quarter of the groups of pairs; weights: a warp has one pair of each
-// group; values: a warp has 32 of the 256 elements and all keys. So a value is decoded once for all rows, and sums stay
+// keys and half of each head, or every second group of eight pairs; weights: a warp has one pair of each group; values: a warp has 32 of the 256 elements and all keys. So a value is decoded once for all rows, and sums stay
 // in registers. Chunks whose keys were all committed before the step serve rows together and are asked for above
 // pdl_wait(); chunks with rows of the step are done row by row, since rows of a tree see different keys.
 //
@@ -27,7 +26,7 @@ namespace {
 
 constexpr int64_t kPartialBytes = int64_t{128} << 20;  // of the rows that are done at a time, unless one needs more
 
-// ---- prepare ---------------------------------------------------------------------------------------------------------
+// ---- prepare -------------------------------------------------------------------------------------------------------
 
 struct PrepareArgs {
     DecodeAttentionArgs a;
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const 
     else append_head(args.append, row, head / 2, head % 2 != 0, buffers[warp]);
 }
 
-// ---- attend ----------------------------------------------------------------------------------------------------------
+// ---- attend --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
 
@@ -219,7 +218,7 @@ __device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork
                 *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 2)) = {x[q][1][c], x[q][1][2 + c]};
             } else {
                 *reinterpret_cast<float4*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c],
-                                                                                       x[q][1][c], x[q][1][2 + c]};
+                                                                                        x[q][1][c], x[q][1][2 + c]};
             }
         }
     }
@@ -294,7 +293,7 @@ __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
     if (!waited) pdl_wait();
 }
 
-// ---- merge -----------------------------------------------------------------------------------------------------------
+// ---- merge ---------------------------------------------------------------------------------------------------------
 
 constexpr int kMergeLanes = 8, kMergeThreads = kMergeLanes * kWide / 4;
 
@@ -388,7 +387,7 @@ __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_
     if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, head * kWideRegs + warp, o);
 }
 
-// ---- launching -------------------------------------------------------------------------------------------------------
+// ---- launching -----------------------------------------------------------------------------------------------------
 
 template <DType TK, DType TV, int kGroups>
 constexpr size_t kSharedBytes = sizeof(WideShared<TK, TV>) + sizeof(WideGroups<kGroups>);
@@ -424,7 +423,8 @@ void launch_types(Context& ctx, WideArgs& args, int64_t pairs) {
 }
 
 void launch_prepare(Context& ctx, const DecodeAttentionArgs& a, const KvAppendArgs* append, uint4* queries) {
-    PrepareArgs args{.a = a, .append = append != nullptr ? *append : KvAppendArgs{}, .parts = a.heads, .queries = queries};
+    PrepareArgs args{
+        .a = a, .append = append != nullptr ? *append : KvAppendArgs{}, .parts = a.heads, .queries = queries};
     if (append != nullptr) args.parts += 2 * a.kv_heads;
     const int blocks = (a.rows * args.parts + kPrepareWarps - 1) / kPrepareWarps;
     launch(*ctx.gpu, wide_prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * kPrepareWarps), 0, args);
@@ -456,9 +456,8 @@ void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t s
     const int64_t rows = (std::min<int64_t>(a.rows, together) + sequences - 1) / sequences;
     for (args.row0 = 0; args.row0 < a.rows; args.row0 += together) {
         args.rows = std::min(together, a.rows - args.row0);
-        with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) {
-            launch_types<k, v>(ctx, args, rows * (a.heads / a.kv_heads));
-        });
+        with_kv_types(a.k_dtype, a.v_dtype,
+                      [&](auto k, auto v) { launch_types<k, v>(ctx, args, rows * (a.heads / a.kv_heads)); });
         launch(*ctx.gpu, wide_merge_kernel, dim3(static_cast<unsigned>(args.rows * a.heads)), dim3(kMergeThreads), 0,
                args);
     }

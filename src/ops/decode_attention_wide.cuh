@@ -18,9 +18,9 @@ namespace {
 constexpr int kWide = 256, kWideRegs = kWide / 32;  // a head; registers of a warp that holds one
 constexpr int kWideChunk = 512, kTile = 64, kTileSteps = kTile / kStepKeys;
 constexpr int kWideThreads = 256;
-constexpr int kQuerySteps = kWide / 16;        // of a score
-constexpr int kScoreStride = kTile + 4;        // floats of a row of scores, padded against bank conflicts
-constexpr int kWeightStep = 32 * 16 + 32;      // bytes of a group's weights for 16 keys, padded likewise
+constexpr int kQuerySteps = kWide / 16;    // of a score
+constexpr int kScoreStride = kTile + 4;    // floats of a row of scores, padded against bank conflicts
+constexpr int kWeightStep = 32 * 16 + 32;  // bytes of a group's weights for 16 keys, padded likewise
 
 struct WideArgs {
     DecodeAttentionArgs a;
@@ -29,14 +29,14 @@ struct WideArgs {
     float2* ml = nullptr;            // [row - row0][head][most_chunks]
     int row0 = 0, rows = 0;          // of this launch
     int sequences = 0;
-    int shared_rows = 1;             // of a sequence, that read its keys together
+    int shared_rows = 1;  // of a sequence, that read its keys together
     int most_chunks = 1;
     __device__ __forceinline__ int64_t chunk_at(int row, int head, int chunk) const {
         return (int64_t{row - row0} * a.heads + head) * most_chunks + chunk;
     }
 };
 
-// ---- shared memory ---------------------------------------------------------------------------------------------------
+// ---- shared memory -------------------------------------------------------------------------------------------------
 
 /// Stored rows lie an odd number of 16-byte pieces apart.
 template <DType T>
@@ -116,7 +116,7 @@ __device__ __forceinline__ void stage_tile(const DecodeAttentionArgs& a, WideSha
     stage_commit();
 }
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
+// ---- scores --------------------------------------------------------------------------------------------------------
 
 /// Sixteen values of half `half` of a stored row: elements 128 half + kv_unit_element(T, u, 0..15).
 template <DType T>
@@ -153,8 +153,8 @@ __device__ __forceinline__ void key_fragments(const unsigned char (*rows)[kStage
 /// Scores of 16 keys over half a head for every second of 2 N groups: keys g and g + 8 (c[0], c[1] and c[2], c[3]),
 /// heads 2 t and 2 t + 1.
 template <DType TK, int N>
-__device__ __forceinline__ void half_scores(const uint32_t (&k)[8][4], const uint4 (*queries)[kQuerySteps][32], int step,
-                                            float (&c)[N][4]) {
+__device__ __forceinline__ void half_scores(const uint32_t (&k)[8][4], const uint4 (*queries)[kQuerySteps][32],
+                                            int step, float (&c)[N][4]) {
     float low[N][4] = {};
 #pragma unroll
     for (int j = 0; j < N; ++j)
@@ -226,7 +226,7 @@ __device__ __forceinline__ void score_tile(const unsigned char (*keys)[kStagedRo
     }
 }
 
-// ---- weights ---------------------------------------------------------------------------------------------------------
+// ---- weights -------------------------------------------------------------------------------------------------------
 
 /// The largest of a float over the warp, a NaN with a clear sign above all.
 __device__ __forceinline__ float warp_largest(float x) {
@@ -268,7 +268,7 @@ __device__ __forceinline__ void weigh_tile(WideGroups<kGroups>& s, int left, int
     }
 }
 
-// ---- values ----------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 
 /// Element j (0..3) of a block of 32 that lane 4 g + t of the block's warp takes.
 RT_HD constexpr int wide_value_element(DType type, int g, int j) {
@@ -315,9 +315,8 @@ __device__ __forceinline__ void wide_pair(const unsigned char* a, const unsigned
         const uint32_t x = two(a) | two(b) << 16;
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            h[j] = kv_scaled(
-                __byte_perm(x >> (4 * (j / 2)) & 0x0F0F0F0Fu, 0x64646464u, j % 2 == 0 ? 0x4240 : 0x4341), 0x64086408u,
-                d);
+            h[j] = kv_scaled(__byte_perm(x >> (4 * (j / 2)) & 0x0F0F0F0Fu, 0x64646464u, j % 2 == 0 ? 0x4240 : 0x4341),
+                             0x64086408u, d);
     } else {
         constexpr uint32_t kLow0 = 0x7E358B1Au, kLow1 = 0x1A8B357Eu, kHigh0 = 0xA5ACAFB2u, kHigh1 = 0x322F2C25u;
         const auto bits = [g](uint32_t byte) { return byte >> (4 * (g % 2)) & 15u; };

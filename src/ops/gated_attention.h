@@ -24,9 +24,9 @@ struct AttentionInput {
 /// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. On a GPU: one kernel (decode).
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
-/// gated_attention of queries that lie beside their gates, with a sigmoid in the place of softplus: in.q f32 [n, H, 2 d],
-/// of each head d values and then d gates; in.gate is not read. The same bits as split_gates, gated_attention without a
-/// gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all. Source: transformers,
+/// gated_attention of queries that lie beside their gates, with a sigmoid in the place of softplus: in.q f32
+/// [n, H, 2 d], of each head d values and then d gates; in.gate is not read. The same bits as split_gates,
+/// gated_attention without a gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all. Source: transformers,
 /// Qwen3_5Attention.
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 

@@ -25,7 +25,7 @@ constexpr int kMostDim = 128;  // of a head here
 constexpr int kParts = 3;      // q, k, v
 
 struct RowShared {
-    float4 weights[kParts][kMostDim];                  // of the convolution, the oldest tap first
+    float4 weights[kParts][kMostDim];                           // of the convolution, the oldest tap first
     alignas(16) float older[kParts][kDeltaTaps - 1][kMostDim];  // inputs, the newest first
     alignas(16) float head[kParts][kMostDim];
     float o[kMostDim];
@@ -54,8 +54,7 @@ __device__ __forceinline__ void fetch_older(const DeltaArgs& a, const DeltaPlace
     const int lane = static_cast<int>(threadIdx.x % 32);
     const DeltaSizes& z = a.sizes;
     const float* conv = a.conv + at.slot * z.conv_floats + first;
-    for (int c = lane; c < d; c += 32)
-        fetch16(&s.weights[part][c], a.conv_weights + int64_t{first + c} * kDeltaTaps);
+    for (int c = lane; c < d; c += 32) fetch16(&s.weights[part][c], a.conv_weights + int64_t{first + c} * kDeltaTaps);
     for (int i = 0; i < kDeltaTaps - 1; ++i) {
         const int position = at.committed - 1 - i;
         if (position >= 0) {

@@ -249,9 +249,7 @@ struct DeltaTile {
         for (int i = 0; i < kRows; ++i) {
             const float* at = from + int64_t{row(i)} * dv;
             const int count = row(i) < dk ? columns : 0;
-            const auto one = [at, count](int c) {
-                return count > c ? __uint_as_float(EarlyLoad::one(at + c)) : 0.0f;
-            };
+            const auto one = [at, count](int c) { return count > c ? __uint_as_float(EarlyLoad::one(at + c)) : 0.0f; };
             s[i] = make_float4(one(0), one(1), one(2), one(3));
         }
     }

@@ -148,7 +148,9 @@ __global__ void __launch_bounds__(32 * kPrepareWarps, 2)
     const bool keys = part < z.key_heads;
     DeltaPlace at;
     at.find(a, delta_early(row_sequence + row),
-            !keys ? part - z.key_heads : z.tiled ? part : part * (z.value_heads / z.key_heads));
+            !keys     ? part - z.key_heads
+            : z.tiled ? part
+                      : part * (z.value_heads / z.key_heads));
     const DeltaTaps taps = delta_taps(a, at, row);
     if (keys) prepare_keys(a, at, taps, row, q_out, kq_out);
     else prepare_values(a, at, taps, row);
@@ -252,8 +254,8 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     at.columns = kWarpColumns * static_cast<int>(blockDim.x / 32);
     at.column = static_cast<int>(blockIdx.x) * at.columns;
     at.first = a.path != nullptr ? 0 : delta_early(a.row_begin + at.sequence);
-    at.n = a.path != nullptr ? delta_early(a.count + at.sequence)
-                             : delta_early(a.row_begin + at.sequence + 1) - at.first;
+    at.n =
+        a.path != nullptr ? delta_early(a.count + at.sequence) : delta_early(a.row_begin + at.sequence + 1) - at.first;
     if (at.n == 0) {
         if constexpr (kOutput) pdl_wait();
         return;

@@ -20,8 +20,7 @@ double allowed_error(const AttentionWorld& world, Family family, int64_t keys, d
     // scale, its own two roundings, and the difference from the largest score.
     // Heads of 128, and of 256 without a window, go to tensor cores (with --portable not: that is within their bound).
     const bool tensor = world.view.head_dim == 128 || (world.view.head_dim == 256 && world.view.window == 0);
-    if (family == Family::decode && !tensor)
-        return v * (2 * kUnitF32 * (std::sqrt(d / 32 + 5) + 4) * product + sums);
+    if (family == Family::decode && !tensor) return v * (2 * kUnitF32 * (std::sqrt(d / 32 + 5) + 4) * product + sums);
     // Otherwise scores are added up in any order.
     const double score = kUnitF32 * (std::sqrt(d) + 3) * product;
     if (family == Family::decode) {
