@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 # Kernels launched without programmatic dependence.
-NO_WAIT = ("probe_kernel", "read_kernel", "repack")
+NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel")
 
 PTX = {
     "start": re.compile(r"^\s*(?:\.visible|\.weak)?\s*\.entry\s+(\w+)"),
