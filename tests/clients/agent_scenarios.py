@@ -178,7 +178,7 @@ def demo(world, run):
             if "darjeeling, 3 cups" in run.out and len(used) > 1:
                 break
         world.expect(run.code == 0 and "darjeeling, 3 cups" in run.out and len(used) > 1, f"demo: {run.name} ran the tool that the demo model called: {tried}", run)
-        for (prompt, _, made), (_, cached, _) in zip(used, used[1:]):
+        for (prompt, _, made), (_, cached, _) in zip(used[:1], used[1:]):  # later ones may be cut at the end of the context
             world.expect(cached >= 0.99 * (prompt + made) - 2, f"demo: {run.name}: {cached} of {prompt} + {made} tokens from the cache", run)
         print(f"  demo     {run.name:9} {words!r}: {used}")
     finally:

@@ -114,6 +114,7 @@ class Pi(Agent):
 
     def usage(self, run):
         said = [e["message"] for e in self.events(run) if e["type"] == "message_end" and e["message"]["role"] == "assistant"]
+        said = [m for m in said if m["stopReason"] != "error"]  # a refusal, after which it asks again
         return [(m["usage"]["input"] + m["usage"]["cacheRead"], m["usage"]["cacheRead"], m["usage"]["output"]) for m in said]
 
 
