@@ -15,8 +15,10 @@ bool full = false;
 int jobs = 1;
 
 [[noreturn]] void usage(const char* program, const char* argument) {
-    std::fprintf(stderr, "%s: unknown argument %s\nusage: %s [--device cpu|cuda] [--portable] [--full] [--jobs N] [--gtest_...]\n", program,
-                 argument, program);
+    std::fprintf(stderr,
+                 "%s: unknown argument %s\n"
+                 "usage: %s [--device cpu|cuda] [--portable] [--full] [--jobs N] [--gtest_...]\n",
+                 program, argument, program);
     std::exit(64);
 }
 
