@@ -15,8 +15,10 @@ std::vector<StepCost> read_costs(const std::string& text) {
     const char* const end = at + text.size();
     const auto expect = [&](bool good) {
         if (!good)
-            fail(ErrorKind::usage, "--costs {}: expected ROWS:MS,ROWS:MS,... with rows that begin with 1 and grow, and times "
-                                   "above 0", text);
+            fail(ErrorKind::usage,
+                 "--costs {}: expected ROWS:MS,ROWS:MS,... with rows that begin with 1 and grow, and times "
+                 "above 0",
+                 text);
     };
     while (at != end) {
         StepCost cost;
@@ -54,9 +56,11 @@ std::vector<Prediction> predict_chains(const std::vector<StepCost>& costs, doubl
 std::string prediction_table(const std::vector<StepCost>& costs, const std::vector<Prediction>& predictions) {
     const auto best = std::max_element(predictions.begin(), predictions.end(),
                                        [](const Prediction& a, const Prediction& b) { return a.rate() < b.rate(); });
-    std::string out = fmt::format("{:<10} {:>12} {:>10} {:>10} {:>9}\n", "guesses", "tokens/step", "ms", "tok/s", "speed-up");
+    std::string out =
+        fmt::format("{:<10} {:>12} {:>10} {:>10} {:>9}\n", "guesses", "tokens/step", "ms", "tok/s", "speed-up");
     for (const Prediction& p : predictions) {
-        const bool measured = std::any_of(costs.begin(), costs.end(), [&](const StepCost& c) { return c.rows == p.width + 1; });
+        const bool measured =
+            std::any_of(costs.begin(), costs.end(), [&](const StepCost& c) { return c.rows == p.width + 1; });
         if (!measured && p.width != best->width) continue;
         out += fmt::format("{:<10} {:>12.2f} {:>10.2f} {:>10.0f} {:>8.2f}x{}\n",
                            p.width == 0 ? "plain" : std::to_string(p.width), p.tokens, p.ms, p.rate(),

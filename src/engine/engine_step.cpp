@@ -315,8 +315,8 @@ void EngineLoop::conclude(Answer& answer, int32_t next) {
 }
 
 std::string EngineLoop::no_token(int64_t position) {
-    return fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or none is above -infinity; the "
-                       "model's weights or its K/V are damaged",
+    return fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or none is above "
+                       "-infinity; the model's weights or its K/V are damaged",
                        position);
 }
 

@@ -19,7 +19,8 @@ TEST(AbPredict, tokens_and_times_are_those_of_the_formulas) {
     EXPECT_DOUBLE_EQ(all[4].ms, 2.75);
     EXPECT_DOUBLE_EQ(all[4].rate(), 1937.5 / 2.75);
     const std::string table = prediction_table(costs, all);
-    EXPECT_NE(table.find("plain              1.00       1.00       1000     1.00x  the fastest\n"), std::string::npos) << table;
+    EXPECT_NE(table.find("plain              1.00       1.00       1000     1.00x  the fastest\n"), std::string::npos)
+        << table;
     EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4) << "measured widths only: " << table;
 }
 

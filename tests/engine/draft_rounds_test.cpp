@@ -14,8 +14,8 @@ namespace {
 
 using Rounds = SpeculationOptions::Rounds;
 
-/// Named after a drafter for laguna_xs2, or after a hybrid, for which a drafter reads other layers than it was made for:
-/// its guesses are bad, but guesses.
+/// Named after a drafter for laguna_xs2, or after a hybrid, for which a drafter reads other layers than it was made
+/// for: its guesses are bad, but guesses.
 class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
   protected:
     bool hybrid() const { return GetParam().starts_with("qwen35"); }

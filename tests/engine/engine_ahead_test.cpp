@@ -92,8 +92,8 @@ class FakeDevice {
 
 /// Right about half of the time for the fake model; at times it guesses nothing.
 TestDrafter::Rule some_guesses(uint32_t seed) {
-    return [random = std::mt19937(seed), seen = std::vector<int32_t>()](const std::vector<int32_t>& tokens, int32_t slot,
-                                                                       int32_t choices) mutable {
+    return [random = std::mt19937(seed), seen = std::vector<int32_t>()](const std::vector<int32_t>& tokens,
+                                                                        int32_t slot, int32_t choices) mutable {
         if (slot == 0) seen = tokens;
         if (random() % 3 == 0) return std::vector<Guess>();
         const int32_t truth = FakeModel::next(seen);
@@ -120,7 +120,9 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         if (guesses) {
             o.speculation.width = 4, o.speculation.tree = static_cast<int32_t>(4 * pick(3));
             o.speculation.adaptive = false;
-            o.speculation.make = [=] { return std::make_unique<TestDrafter>(4, some_guesses(static_cast<uint32_t>(seed))); };
+            o.speculation.make = [=] {
+                return std::make_unique<TestDrafter>(4, some_guesses(static_cast<uint32_t>(seed)));
+            };
         }
         Machine machine(std::make_unique<FakeModel>(), o);
         FakeDevice device(machine.cache(), 5);

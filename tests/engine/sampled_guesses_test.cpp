@@ -10,8 +10,10 @@ namespace riptide::testing {
 namespace {
 
 constexpr const char* kText =
-    "〈|EOS|〉def merge(a, b):\n    \"\"\"Two sorted lists as one.\"\"\"\n    out = []\n    while a and b:\n        if a[0] < b[0]:\n"
-    "            out.append(a.pop(0))\n        else:\n            out.append(b.pop(0))\n    return out + a + b\n\n\nclass "
+    "〈|EOS|〉def merge(a, b):\n    \"\"\"Two sorted lists as one.\"\"\"\n    out = []\n    while a and b:\n        if "
+    "a[0] < b[0]:\n"
+    "            out.append(a.pop(0))\n        else:\n            out.append(b.pop(0))\n    return out + a + "
+    "b\n\n\nclass "
     "Queue:\n    def __init__(self, items):\n        self.items = list(items)\n\n    def ";
 
 SamplingParams params() {
@@ -73,8 +75,8 @@ struct Row {
 };
 
 /// 300,000 draws of steps that check a tree of three guesses, over rows of the demo model. At a level of 1e-4 the test
-/// sees, with a probability above 0.99, draws that are off by 3 % (a root mean square of q / p - 1 over the rows), and it
-/// does see a temperature of 0.73 for 0.7, and penalties that are forgotten.
+/// sees, with a probability above 0.99, draws that are off by 3 % (a root mean square of q / p - 1 over the rows), and
+/// it does see a temperature of 0.73 for 0.7, and penalties that are forgotten.
 TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) {
     constexpr int64_t kDraws = 300'000;
     SessionOptions o;
@@ -110,9 +112,8 @@ TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) 
     std::vector<int32_t> path;
     for (int64_t i = 0; draws < kDraws; ++i)
         for (Step& step : steps) {
-            walk(step.tree, path, [&](int32_t row) {
-                return step.rows[static_cast<size_t>(row)].draw(2 * i + (row > 0 ? 1 : 0));
-            });
+            walk(step.tree, path,
+                 [&](int32_t row) { return step.rows[static_cast<size_t>(row)].draw(2 * i + (row > 0 ? 1 : 0)); });
             draws += std::ssize(path);
             accepted += std::ssize(path) - 1;
         }
@@ -133,11 +134,11 @@ TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) 
     const double off = static_cast<double>(draws) * 0.03 * 0.03;
     const double power = (right.df() + off - right.limit()) / std::sqrt(2 * (right.df() + 2 * off));
     EXPECT_GT(power, 2.33) << "the chance to miss draws that are 3 % off is above 1 %";
-    fmt::print("{} draws at {} places, {} of them behind guesses that were right: chi-square {:.0f} of {:.0f} allowed, {:.0f} "
-               "degrees of freedom; {:.0f} for a temperature of 0.73, {:.0f} without penalties; 3 % off is {:.1f} deviations "
-               "beyond the limit\n",
-               draws, steps.size(), accepted, right.value, right.limit(), right.df(), warmer.value, unpenalised.value,
-               power);
+    fmt::print(
+        "{} draws at {} places, {} of them behind guesses that were right: chi-square {:.0f} of {:.0f} allowed, {:.0f} "
+        "degrees of freedom; {:.0f} for a temperature of 0.73, {:.0f} without penalties; 3 % off is {:.1f} deviations "
+        "beyond the limit\n",
+        draws, steps.size(), accepted, right.value, right.limit(), right.df(), warmer.value, unpenalised.value, power);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Greedy answers in crowds of the Engine with guesses of every width and every size of tree, by drafters that are right,
-// wrong, random or repeat themselves: none may differ from plain decoding of that answer alone. --full: 200,000 tokens
-// with each type of K/V, a million in all.
+// Greedy answers in crowds of the Engine with guesses of every width and every size of tree, by drafters that are
+// right, wrong, random or repeat themselves: none may differ from plain decoding of that answer alone. --full: 200,000
+// tokens with each type of K/V, a million in all.
 #include <random>
 #include <thread>
 
@@ -67,11 +67,14 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
         if (GetParam().model == "demo") {
             EncodeOptions encode;
             encode.parse_special = true;
-            text = Tokenizer::from_gguf(checkpoint->metadata(), "demo")
-                       .encode("〈|EOS|〉import json\n\n\ndef read_lines(path):\n    \"\"\"The lines of a file.\"\"\"\n    with "
-                               "open(path) as file:\n        return [line.strip() for line in file]\n\n\nclass Counter:\n    "
-                               "def __init__(self):\n        self.counts = {}\n\n    def add(self, word):\n        ",
-                               encode);
+            text =
+                Tokenizer::from_gguf(checkpoint->metadata(), "demo")
+                    .encode(
+                        "〈|EOS|〉import json\n\n\ndef read_lines(path):\n    \"\"\"The lines of a file.\"\"\"\n    "
+                        "with "
+                        "open(path) as file:\n        return [line.strip() for line in file]\n\n\nclass Counter:\n    "
+                        "def __init__(self):\n        self.counts = {}\n\n    def add(self, word):\n        ",
+                        encode);
         } else text = Fixture(GetParam().model).prompts.back().tokens;
         std::mt19937 random(7);
         std::vector<std::vector<int32_t>> prompts;
@@ -101,12 +104,18 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
         const int32_t truth = at < whole.size() ? whole[at] : 0;
         const auto dice = [&](int64_t n) { return static_cast<int32_t>(chance() % static_cast<uint64_t>(n)); };
         switch (manner) {
-            case Manner::right: return guesses_with(truth, 0, choices, vocab_);
-            case Manner::often_right: return guesses_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab_);
-            case Manner::second: return guesses_with(truth, dice(2), choices, vocab_);
-            case Manner::random: return guesses_with(dice(vocab_), 0, std::min(dice(4), choices), vocab_);
-            case Manner::repeating: return guesses_with(tokens.back(), 0, choices, vocab_);
-            case Manner::wrong: break;
+            case Manner::right:
+                return guesses_with(truth, 0, choices, vocab_);
+            case Manner::often_right:
+                return guesses_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab_);
+            case Manner::second:
+                return guesses_with(truth, dice(2), choices, vocab_);
+            case Manner::random:
+                return guesses_with(dice(vocab_), 0, std::min(dice(4), choices), vocab_);
+            case Manner::repeating:
+                return guesses_with(tokens.back(), 0, choices, vocab_);
+            case Manner::wrong:
+                break;
         }
         return guesses_with(truth, choices, choices, vocab_);
     }
@@ -156,7 +165,7 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
         o.speculation.make = [&] {
             return std::make_unique<TestDrafter>(
                 way.width, [&, chance = std::mt19937(seed)](const std::vector<int32_t>& tokens, int32_t slot,
-                                                           int32_t choices) mutable {
+                                                            int32_t choices) mutable {
                     const auto [which, manner] = who.at({tokens[0], tokens[1]});
                     return guesses(truths[which].whole, manner, tokens, slot, choices, chance);
                 });
@@ -240,10 +249,11 @@ TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     };
     for (int w = 0; w < workers; ++w) threads.emplace_back(work);
     for (std::thread& thread : threads) thread.join();
-    fmt::print("{} {}: {} answers, {} tokens of plain decoding, {} with guesses ({} of {} guesses right), {} "
-               "different\n",
-               GetParam().model, dtype_name(GetParam().kv), all.answers,
-               static_cast<int64_t>(truths.size()) * tokens, all.tokens, all.accepted, all.drafted, all.different);
+    fmt::print(
+        "{} {}: {} answers, {} tokens of plain decoding, {} with guesses ({} of {} guesses right), {} "
+        "different\n",
+        GetParam().model, dtype_name(GetParam().kv), all.answers, static_cast<int64_t>(truths.size()) * tokens,
+        all.tokens, all.accepted, all.drafted, all.different);
     EXPECT_GE(all.tokens, wanted);
     EXPECT_EQ(all.different, 0);
     EXPECT_GT(all.accepted, all.tokens / 4);
@@ -308,8 +318,8 @@ TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decod
             }
             session->speculate(nullptr, {});
             if (full && (i + 1) % 32 == 0) {
-                fmt::print("{} {}: {} ways, {} tokens, {} different\n", GetParam().model, dtype_name(GetParam().kv), i + 1,
-                           all_tokens.load(), different.load());
+                fmt::print("{} {}: {} ways, {} tokens, {} different\n", GetParam().model, dtype_name(GetParam().kv),
+                           i + 1, all_tokens.load(), different.load());
                 std::fflush(stdout);
             }
         }

@@ -152,7 +152,8 @@ TEST_P(RandomTrees, behind_each_commit_state_and_logits_are_those_of_plain_decod
             tokens.push_back(any(vocab));
             parents.push_back(i == 0 ? -1 : any(10) < deep ? i - 1 : any(i));
         }
-        for (int32_t node = any(n); node >= 0; node = parents[static_cast<size_t>(node)]) path.insert(path.begin(), node);
+        for (int32_t node = any(n); node >= 0; node = parents[static_cast<size_t>(node)])
+            path.insert(path.begin(), node);
         if (round % 7 == 0) path.resize(path.size() - static_cast<size_t>(any(std::ssize(path))));
         const StepItem tree{&*kept, tokens, parents, StepRows::Logits::all, {}};
         const std::vector<float> seen = logits_of(runner.step({&tree, 1}), path.back());

@@ -112,8 +112,8 @@ class Comparison {
                     if (in(theirs, mine) || in(own, other)) continue;
                     rerouted = true;
                     // A sigmoid moves by at most a quarter of its logit.
-                    const double steep = (hybrid ? 1 : 0.25) *
-                                         (norm2(router[static_cast<size_t>(mine)]) + norm2(router[static_cast<size_t>(other)]));
+                    const double steep = (hybrid ? 1 : 0.25) * (norm2(router[static_cast<size_t>(mine)]) +
+                                                                norm2(router[static_cast<size_t>(other)]));
                     const double allowed =
                         kDeviations * h * steep * std::sqrt(spread(variance_.router[static_cast<size_t>(l)]));
                     const double share = (key(mine) - key(other)) / allowed;
@@ -173,8 +173,8 @@ INSTANTIATE_TEST_SUITE_P(All, RoundedTest, ::testing::ValuesIn(all_fixtures()), 
 
 TEST_P(RoundedTest, prefill_computes_what_the_cpu_computes) {
     RT_GPU_ONLY();
-    // A row of qwen35_moe leaves the bounds on taps and logits by up to 1.8 times, and it is not known yet why: until then
-    // its routers' choices are judged.
+    // A row of qwen35_moe leaves the bounds on taps and logits by up to 1.8 times, and it is not known yet why: until
+    // then its routers' choices are judged.
     compare(Family::prefill, OperandRounding::prefill(floats()), GetParam() != "qwen35_moe");
 }
 

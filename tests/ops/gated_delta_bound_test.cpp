@@ -106,8 +106,8 @@ TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
     const size_t rows = full_counts() ? 131'072 : 6'000;
     for (const DeltaShape& shape : long_shapes()) {
         const Worst worst = worst_of(shape, rows, Family::prefill, 4096);
-        fmt::print("{}: {} rows use {:.3f} of the bound on outputs, {:.4f} of that on the state\n", shape_name(shape), rows,
-                   worst.output, worst.state);
+        fmt::print("{}: {} rows use {:.3f} of the bound on outputs, {:.4f} of that on the state\n", shape_name(shape),
+                   rows, worst.output, worst.state);
         EXPECT_LE(worst.output, 1.0) << shape_name(shape);
         EXPECT_LE(worst.state, 1.0) << shape_name(shape);
         EXPECT_GE(worst.output, 0.02) << "the bound is too loose: " << shape_name(shape);
