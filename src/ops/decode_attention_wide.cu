@@ -8,8 +8,9 @@
 // Design. Three kernels: prepare (a warp for each head: queries to the two 16-bit parts that mma takes; K and V
 // appended), attend, merge (also gate and int8). A CTA of attend has a chunk of 512 keys of one KV head and up to 8, 32
 // or 96 pairs; 64 keys at a time are copied to shared memory as they are stored, one tile ahead. Scores: a warp has 16
-// keys and half of each head, or every second group of eight pairs; weights: a warp has one pair of each group; values: a warp has 32 of the 256 elements and all keys. So a value is decoded once for all rows, and sums stay
-// in registers. Chunks whose keys were all committed before the step serve rows together and are asked for above
+// keys and half of each head, or every second group of eight pairs; weights: a warp has one pair of each group; values:
+// a warp has 32 of the 256 elements and all keys. So a value is decoded once for all rows, and sums stay in registers.
+// Chunks whose keys were all committed before the step serve rows together and are asked for above
 // pdl_wait(); chunks with rows of the step are done row by row, since rows of a tree see different keys.
 //
 // Reached on an H200, 2026-11-22 (bench_gpu_decode_attention --heads-of 256, Q8_0, all three kernels): one row over 32K
