@@ -7,6 +7,7 @@
 #include "ops/matmul.h"
 #include "tests/ops/op_fixture.h"
 #include "tests/ops/product_bound.h"
+#include "tests/ops/row_alone.h"
 #include "tests/quant/random_weight.h"
 
 namespace riptide {
@@ -170,21 +171,7 @@ TEST(DecodeDense, replays_of_a_graph_of_layers_agree) {
                 results.push_back(ops::swiglu_ffn_add(op.ctx, x, norm, gate, up, down));
             }
         };
-        const Arena::Mark mark = op.ctx.arena->mark();
-        step();
-        op.ctx.arena->restore(mark);
-        GpuGraph graph(*op.ctx.gpu, step);
-        std::vector<std::vector<float>> first;
-        for (int replay = 0; replay < 30; ++replay) {
-            graph.launch();
-            for (size_t i = 0; i < results.size(); ++i) {
-                const std::vector<float> values = values_of(results[i]);
-                if (replay == 0) first.push_back(values);
-                else
-                    expect_same_bits(values, first[i],
-                                     fmt::format("{} rows, replay {}, result {}", n, replay, i).c_str());
-            }
-        }
+        expect_replays_agree(op, fmt::format("{} rows", n), results, step);
     }
 }
 

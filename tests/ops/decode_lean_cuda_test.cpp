@@ -154,21 +154,7 @@ TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
                                       .y);
             }
         };
-        const Arena::Mark mark = op.ctx.arena->mark();
-        step();
-        op.ctx.arena->restore(mark);
-        GpuGraph graph(*op.ctx.gpu, step);
-        std::vector<std::vector<float>> first;
-        for (int replay = 0; replay < 50; ++replay) {
-            graph.launch();
-            for (size_t i = 0; i < results.size(); ++i) {
-                const std::vector<float> values = values_of(results[i]);
-                if (replay == 0) first.push_back(values);
-                else
-                    expect_same_bits(values, first[i],
-                                     fmt::format("{} rows, replay {}, result {}", n, replay, i).c_str());
-            }
-        }
+        expect_replays_agree(op, fmt::format("{} rows", n), results, step);
     }
 }
 

@@ -9,6 +9,7 @@
 #include "ops/moe.h"
 #include "tests/ops/op_fixture.h"
 #include "tests/ops/product_bound.h"
+#include "tests/ops/row_alone.h"
 #include "tests/quant/random_weight.h"
 
 namespace riptide {
@@ -243,21 +244,7 @@ TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
                 results.push_back(ops::moe_add(op.ctx, x, norm, how, world.weights(), world.shared()).y);
             }
         };
-        const Arena::Mark mark = op.ctx.arena->mark();
-        step();
-        op.ctx.arena->restore(mark);
-        GpuGraph graph(*op.ctx.gpu, step);
-        std::vector<std::vector<float>> first;
-        for (int replay = 0; replay < 30; ++replay) {
-            graph.launch();
-            for (size_t k = 0; k < results.size(); ++k) {
-                const std::vector<float> values = values_of(results[k]);
-                if (replay == 0) first.push_back(values);
-                else
-                    expect_same_bits(values, first[k],
-                                     fmt::format("{} rows, replay {}, result {}", n, replay, k).c_str());
-            }
-        }
+        expect_replays_agree(op, fmt::format("{} rows", n), results, step);
     }
 }
 

@@ -39,4 +39,22 @@ inline void expect_alone(const std::string& what, int64_t width,
     }
 }
 
+/// step() fills `results` and can be recorded: all replays of its graph give the same bits.
+inline void expect_replays_agree(OpContext& op, const std::string& what, const std::vector<Tensor>& results,
+                                 const std::function<void()>& step) {
+    const Arena::Mark mark = op.ctx.arena->mark();
+    step();
+    op.ctx.arena->restore(mark);
+    GpuGraph graph(*op.ctx.gpu, step);
+    Results first;
+    for (int replay = 0; replay < (brief_counts() ? 3 : 30); ++replay) {
+        graph.launch();
+        for (size_t i = 0; i < results.size(); ++i) {
+            const std::vector<float> values = values_of(results[i]);
+            if (replay == 0) first.push_back(values);
+            else expect_same_bits(values, first[i], fmt::format("{}, replay {}, result {}", what, replay, i).c_str());
+        }
+    }
+}
+
 }  // namespace riptide
