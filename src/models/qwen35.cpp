@@ -37,7 +37,8 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .q_norm = {w.q_norm, eps},
                                  .k_norm = {w.k_norm, eps},
                                  .rope = &rope_,
-                                 .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
+                                 .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
+                                 .general_order = persistent_ != nullptr};
     const Tensor o = ops::sigmoid_attention(ctx, in, kv, batch);           // o = softmax(q K^T / sqrt d) V * sigmoid(g)
     const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);

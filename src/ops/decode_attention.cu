@@ -1,8 +1,8 @@
 // Decode attention: which kernels run.
 //
-// Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so for
-// a few rows of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a row's
-// bits are the same. Heads of 256: decode_attention_wide.cu, always.
+// Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so
+// for a few rows of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a
+// row's bits are the same. Heads of 256: decode_attention_wide.cu, unless the general kernel's order is asked for.
 #include "ops/decode_attention.cuh"
 
 #include <numbers>
@@ -101,7 +101,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     Tensor o = make_output(ctx, a);
     if (a.rows == 0) return o;
     const bool tensor = has_tensor_attention(*ctx.gpu, a);
-    if (!tensor && has_wide_attention(*ctx.gpu, a)) {
+    if (!tensor && !in.general_order && has_wide_attention(*ctx.gpu, a)) {
         launch_wide_attention(ctx, a, batch.sequences(), &append);
         return o;
     }
@@ -123,7 +123,8 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 }
 
 bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    return batch.rows() > 0 && has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
+    return batch.rows() > 0 && !in.general_order &&
+           has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {

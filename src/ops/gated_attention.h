@@ -17,6 +17,9 @@ struct AttentionInput {
     Norm q_norm, k_norm;  // over d, each head by itself; empty weight: none
     const Rope* rope = nullptr;
     float softmax_scale = 1;
+    // Decoding on a GPU, heads of 256: add up in the order of the general kernel (decode_attention_any.cu), which is
+    // that of the persistent kernel, so that steps that it does not take have the same bits.
+    bool general_order = false;
 };
 
 /// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).
@@ -26,8 +29,8 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 
 /// gated_attention of queries that lie beside their gates, with a sigmoid in the place of softplus: in.q f32
 /// [n, H, 2 d], of each head d values and then d gates; in.gate is not read. The same bits as split_gates,
-/// gated_attention without a gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all. Source: transformers,
-/// Qwen3_5Attention.
+/// gated_attention without a gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all. Source:
+/// transformers, Qwen3_5Attention.
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 /// y = Wo o with o = gated_attention(in); x += y; returns y f32 [n, wo.rows]. The same bits as the two ops. On the CPU

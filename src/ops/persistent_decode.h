@@ -40,9 +40,9 @@ struct PersistentModel {
 
 /// Runs steps of one row of one sequence in one launch: embedding, all layers, final norm and head.
 ///
-/// Same bits as the ops one by one (the decode family of kernels): logits, K and V rows, and the stash or (update) the
-/// recurrent state and the convolution's inputs. Reads the batch's arrays on the device, so a recorded launch serves
-/// every step.
+/// Same bits as the ops one by one (the decode family of kernels, with AttentionInput::general_order): logits, K and V
+/// rows, and the stash or (update) the recurrent state and the convolution's inputs. Reads the batch's arrays on the
+/// device, so a recorded launch serves every step.
 ///
 /// The kernel takes the whole device: a CTA for each SM, all of which must run at once (a cooperative launch). What one
 /// phase hands to the next are words of 64 bits, a float and the number of the step and layer it belongs to, so that
