@@ -246,8 +246,11 @@ void add_bench(CLI::App& app, Action& action) {
     add_scorer_flags(*cmd, options->scorer);
     for (CLI::Option* option : {depth, frontier, verify, options->serve.option})
         options->scorer.option->excludes(option);
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense"})
+        cmd->get_option(flag)->group("");  // help is one screen
+    cmd->get_option("--decode")->group("Options");
     cmd->footer(
-        "Examples:\n  riptide bench\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
+        "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
         "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"
         "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"

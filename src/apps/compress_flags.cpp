@@ -29,7 +29,8 @@ void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
     cmd.add_option("--scorer", flags.scorer,
                    "A small Qwen3 model (GGUF file or folder; demo: the demo model's own) that reads long prompts "
                    "first; the model then reads only "
-                   "what matters to the question. Loses the rest");
+                   "what matters to the question. Loses the rest. How it reads: --score-layers, --alpha, --blocks, as "
+                   "`riptide niah --help` says");
     cmd.add_option("--compress", flags.mode,
                    "Which prompts: auto (those above --compress-above TOKENS, 32K) | off | always")
         ->check(CLI::IsMember({"auto", "off", "always"}))
@@ -41,6 +42,8 @@ void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
     cmd.add_option("--compress-above", flags.above, "Tokens from which on auto compresses (8192, 32K)")
         ->capture_default_str();
     add_scoring_flags(cmd, flags);
+    for (const char* flag : {"--score-layers", "--alpha", "--blocks"})
+        cmd.get_option(flag)->group("");  // told by niah: help is one screen
 }
 
 CompressionOptions compression_options(const CompressFlags& flags) {

@@ -45,10 +45,11 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
         ->check(CLI::Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--decode", flags.decode,
-                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) | "
-                   "auto: the faster. Same bits")
+                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) "
+                   "| auto: the faster")
         ->check(CLI::IsMember({"auto", "chain", "persistent"}))
-        ->capture_default_str();
+        ->capture_default_str()
+        ->group("");  // told by bench: help is one screen
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }

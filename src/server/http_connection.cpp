@@ -10,6 +10,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/read.hpp>
+#include <tuple>
 
 #include "base/error.h"
 #include "server/http_head.h"
@@ -96,6 +97,26 @@ net::awaitable<beast::error_code> Connection::read_some(From& from) {
     co_return ec;
 }
 
+/// A chunked body; see kLeastChunked.
+template <class From, class Parser>
+net::awaitable<beast::error_code> Connection::read_chunked(From& from, Parser& parser) {
+    parser.eager(true);
+    for (std::size_t least = 1; !parser.is_done();) {
+        beast::error_code ec;
+        if (buffer_.size() >= least) {
+            buffer_.consume(parser.put(buffer_.data(), ec));
+            if (ec && ec != http::error::need_more) co_return ec;
+            least = ec ? kLeastChunked : 1;
+            if (!ec) continue;
+        }
+        if (buffer_.size() >= kReadAtOnce) co_return http::error::header_limit;  // of a chunk, or behind the last one
+        ec = co_await read_some(from);
+        if (ec == net::error::eof) co_return http::error::partial_message;
+        if (ec) co_return ec;
+    }
+    co_return beast::error_code{};
+}
+
 /// False: the client has gone. A request that cannot be read has a status.
 net::awaitable<bool> Connection::read_request(Input& in) {
     if (tls_) co_return co_await read_request(in, *tls_);
@@ -132,7 +153,9 @@ net::awaitable<bool> Connection::read_request(Input& in, From& from) {
         !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
         co_return false;
     deadline(options.body_time);
-    const auto [body_error, body_bytes] = co_await http::async_read(from, buffer_, parser, kAwait);
+    beast::error_code body_error;
+    if (parser.chunked()) body_error = co_await read_chunked(from, parser);
+    else std::tie(body_error, std::ignore) = co_await http::async_read(from, buffer_, parser, kAwait);
     if (body_error) {
         in.status = overdue_ ? 408 : status_of(body_error);
         in.problem =

@@ -69,6 +69,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<bool> read_request(Input& in, From& from);
     template <class From>
     boost::asio::awaitable<boost::beast::error_code> read_some(From& from);
+    template <class From, class Parser>
+    boost::asio::awaitable<boost::beast::error_code> read_chunked(From& from, Parser& parser);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
     boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, bool& complete);

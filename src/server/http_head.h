@@ -4,6 +4,7 @@
 #include <boost/beast/core/error.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,10 @@
 namespace riptide::server {
 
 using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+/// No chunked body ends in fewer bytes ("0", two line ends). Beast's parser takes that for granted: a parser that wanted
+/// more, perhaps behind the size of the last chunk, must get so many, or it ends the program.
+inline constexpr std::size_t kLeastChunked = 5;
 
 /// The status to refuse a request with that could not be read; 0: nobody is there to be told.
 int status_of(const boost::beast::error_code& ec);

@@ -38,16 +38,22 @@ Read read(std::string_view bytes, size_t piece, const HttpOptions& options) {
     size_t there = std::min(piece, bytes.size());
     boost::beast::error_code ec;
     const auto feed = [&](const auto& enough) {
-        while (!enough()) {
+        const bool chunked = parser.is_header_done() && parser.chunked();
+        for (size_t least = 1; !enough();) {
+            there = std::max(there, least);
+            if (there > bytes.size()) return;
             const size_t used = parser.put(boost::asio::buffer(bytes.data(), there), ec);
             bytes.remove_prefix(used);
             there -= used;
             if (ec == boost::beast::http::error::need_more || (!ec && used == 0)) {
                 ec = {};
+                least = chunked ? kLeastChunked : 1;
                 if (there == bytes.size()) return;
                 there = std::min(bytes.size(), there + piece);
             } else if (ec) {
                 return;
+            } else {
+                least = 1;
             }
         }
     };

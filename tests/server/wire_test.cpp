@@ -18,6 +18,17 @@ std::string chunked(const std::string& coding, const std::string& chunks) {
     return kPost + "Transfer-Encoding: " + coding + "\r\n\r\n" + chunks;
 }
 
+TEST_F(ServerWire, a_chunked_body_may_come_byte_by_byte) {
+    start(server_options());
+    const std::string whole = fmt::format("{:x}\r\n{}\r\n0\r\n\r\n", kBody.size(), kBody);
+    const std::string empty = "0\r\nA: b\r\n\r\n";  // the parser ends programs that give it "0", line end, A
+    for (const auto& [body, status] : {std::pair{whole, 200}, {empty, 400}}) {
+        Client client(port());
+        for (const char c : chunked("chunked", body)) client.send(std::string(1, c));
+        EXPECT_EQ(client.receive().status, status) << body;
+    }
+}
+
 TEST_F(ServerWire, framing_that_two_readers_could_take_differently_is_refused) {
     server::ServerOptions options = server_options();
     options.http.header_time = options.http.body_time = Milliseconds(3000);
