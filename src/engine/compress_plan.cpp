@@ -257,7 +257,7 @@ bool Compressor::recall(Work& work, const std::vector<std::string>& names) {
 std::shared_ptr<CompressionPlan> Compressor::plan(const LongPrompt& prompt, const CompressionOptions& options) {
     check_compression(options, "");
     const int64_t size = std::ssize(prompt.tokens);
-    if ((options.keep_tokens > 0 ? options.keep_tokens >= size : options.keep >= 1)) return nullptr;
+    if (options.keep_tokens > 0 ? options.keep_tokens >= size : options.keep >= 1) return nullptr;
     const std::vector<std::string> names = names_of(prompt, options);
     auto plan = std::make_shared<CompressionPlan>(target_, prompt.tokens);
     plan->positions = options.positions;

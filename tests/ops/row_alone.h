@@ -47,7 +47,7 @@ inline void expect_replays_agree(OpContext& op, const std::string& what, const s
     op.ctx.arena->restore(mark);
     GpuGraph graph(*op.ctx.gpu, step);
     Results first;
-    for (int replay = 0; replay < (brief_counts() ? 3 : 30); ++replay) {
+    for (int replay = 0; replay < (brief_counts() ? 3 : 50); ++replay) {
         graph.launch();
         for (size_t i = 0; i < results.size(); ++i) {
             const std::vector<float> values = values_of(results[i]);
