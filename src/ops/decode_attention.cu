@@ -111,12 +111,11 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     a.v = append.v;
     a.k_stride = append.k_stride;
     a.v_stride = append.v_stride;
-    if (a.fused) {
-        a.places.parent = nullptr;  // a single row has no ancestors in its step
-    } else {
-        if (tensor && launch_step_attention(ctx, a)) return o;
-        launch_kv_append(ctx, append);
-    }
+    if (a.fused) a.places.parent = nullptr;  // a single row has no ancestors in its step
+    // One row for each sequence over a window has launch_cluster_attention(), and one long row wants all SMs.
+    const bool few = !a.fused || (a.places.window == 0 && a.rows > 1);
+    if (tensor && few && launch_step_attention(ctx, a)) return o;
+    if (!a.fused) launch_kv_append(ctx, append);
     if (tensor) run_tensor_attention(ctx, a);
     else launch_any_attention(ctx, a);
     return o;

@@ -1,4 +1,5 @@
-// Decode attention of the few rows of a check, on Hopper: up to eight rows, several of one sequence, chains or trees.
+// Decode attention of the few rows of a check, on Hopper: up to eight rows, several of one sequence, chains or trees;
+// and, on full layers, of two to eight sequences with a row each.
 //
 // Bytes: those of decode_attention_tensor.cu once for each row; 4 rows over a window of 512 in FP8 4 MB = 0.9 us
 // at 4.65 TB/s. Latency is all, and before this kernel it was that of two launches, the second of which could not begin
@@ -18,7 +19,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostCluster = 8, kMostStepRows = 8;
+constexpr int kMostCluster = 8, kMostStepRows = 8, kMostFusedRows = 8;
 
 struct StepShared : Shared {
     // Of the keys of this step that the row sees, from the oldest.
@@ -234,7 +235,7 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
 }  // namespace
 
 bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a) {
-    if (!ctx.gpu->hopper() || a.rows > kMostStepRows) return false;
+    if (!ctx.gpu->hopper() || a.rows > (a.fused ? kMostFusedRows : kMostStepRows)) return false;
     return with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 

@@ -16,9 +16,13 @@
 //            (routing is older than gate_up, which lets it go behind its own wait). Writes weight * product of each
 //            (row, slot).
 //   combine  adds the slots in order of rank.
-// Tried: all warps ask for stages and meet at a barrier for each (88 us at 16 rows, 204 at 64); stages shared out by
-// their number (20 % of the CTAs' time was waiting for the last).
-// No result depends on how rows are grouped: each is one canonical product, or a sum in order of rank.
+// Up to 16 rows choose their experts here, from the keys that fused_router() leaves: in gate_up and again in down,
+// which does it before pdl_wait(). Tried: all warps ask for stages and meet at a barrier for each (88 us at 16 rows,
+// 204 at 64); stages shared out by their number (20 % of the CTAs' time was waiting for the last); one CTA an SM, so
+// that the next kernel's fits beside it (8 rows 42 to 60 us: what is short is warps); one more warp to add up what
+// eight leave of a stage, so that these meet at no barrier (no faster); sigmoid and bias in every CTA that chooses (2
+// to 6 us slower: code nobody has yet). No result depends on how rows are grouped: each is one canonical product, or a
+// sum in order of rank.
 #include "ops/decode_group.h"
 
 #include <algorithm>
@@ -46,7 +50,7 @@ struct ExpertPlanes {
     }
 };
 
-struct GateUpArgs {
+struct GroupGateUpArgs {
     GroupArgs g;
     ExpertPlanes gate, up;
     ActSource x;  // staged rows
@@ -114,7 +118,7 @@ __device__ __forceinline__ void few_gate_up(const GroupMemory<Type, kHidden>& me
 }
 
 template <DType Type>
-__global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __grid_constant__ GroupGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ int totals[kWarps];
     __shared__ Members members;
@@ -140,6 +144,8 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
             fetch_rows<Type, kHidden, 8>(a.up.of(e), kHidden, 0, row_of, memory.stage(ring.at()), 8);
             ring.asked();
         }
+        const int row = 4 * static_cast<int>(blockIdx.x);
+        if (a.g.keys != nullptr && row < a.g.n) write_routing(a.g, memory.groups, row, lane);
         return;
     }
     TileX x{memory.staged, memory.stride(), kHidden / 32, 0};
@@ -337,20 +343,28 @@ bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
-                   Tensor* residual, const Tensor* extra) {
+bool groups_suit(const Context& ctx, const Layer& layer, int64_t n) {
     const Gpu& gpu = *ctx.gpu;
     const Matrix &gate = layer.gate, &down = layer.down;
-    if (gpu.info().major < 8 || gpu.options().portable || x.kind != ActKind::staged || layer.experts > kExperts ||
-        layer.top_k > kMostGroupTopK || n > 256 || down.rows % 64 != 0)
+    if (gpu.info().major < 8 || gpu.options().portable || layer.experts > kExperts || layer.top_k > kMostGroupTopK ||
+        n > 256 || down.rows % 64 != 0)
         return false;
     for (const Matrix* m :
          {&gate, &layer.up, layer.shared ? &layer.shared_gate : &gate, layer.shared ? &layer.shared_up : &gate})
         if (!suits(*m, gate.type, kFf, kHidden)) return false;
     for (const Matrix* m : {&down, layer.shared ? &layer.shared_down : &down})
         if (!suits(*m, down.type, down.rows, kFf)) return false;
-    GateUpArgs a = {};
+    return true;
+}
+
+bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
+                   Tensor* residual, const Tensor* extra, const ChooseHere& choose) {
+    const Gpu& gpu = *ctx.gpu;
+    const Matrix &gate = layer.gate, &down = layer.down;
+    if (x.kind != ActKind::staged || !groups_suit(ctx, layer, n)) return false;
+    GroupGateUpArgs a = {};
     a.g.experts = routing.experts.row<int32_t>(0);
+    if (choose.route != nullptr) a.g.route = *choose.route, a.g.logits = choose.logits, a.g.keys = choose.keys;
     a.g.n = static_cast<int32_t>(n);
     a.g.top_k = layer.top_k;
     a.g.slots = layer.top_k + (layer.shared ? 1 : 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/decode_act.cuh"
+#include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -13,6 +14,9 @@ constexpr uint32_t kShared = 0xFFFF;        // the shared expert
 
 struct GroupArgs {
     const int32_t* experts = nullptr;  // [n, top_k]
+    const uint32_t* keys = nullptr;    // [n, route.experts], by which they are chosen here; null: they are known
+    const float* logits = nullptr;     // with keys
+    RouteArgs route;
     int32_t n = 0, top_k = 0, slots = 0;
     int32_t words = 0;   // of a mask of rows
     int32_t stages = 0;  // of the ring
@@ -60,15 +64,74 @@ __device__ __forceinline__ void clear_groups(const GroupArgs& a, const Groups& g
     for (int i = threadIdx.x; i < a.words * kExperts; i += kCtaThreads) g.mask[i] = 0;
 }
 
+/// The experts that route_row() (decode_route.cuh) finds, by one warp: that of rank k in lane k. keys: of up to 256
+/// experts.
+__device__ __forceinline__ int choose_by_warp(const uint32_t* keys, int experts, int top_k, int lane) {
+    int mine = 0;
+#if __CUDA_ARCH__ >= 800
+    constexpr int kEach = kExperts / 32;
+    uint32_t key[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        key[i] = static_cast<uint32_t>(
+            load_shared_i32(reinterpret_cast<const int32_t*>(keys) + min(32 * i + lane, experts - 1)));
+        if (32 * i + lane >= experts) key[i] = 0;  // no expert
+    }
+#pragma unroll 1
+    for (int rank = 0; rank < top_k; ++rank) {
+        uint32_t most = key[0], first = ~0u;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i) most = max(most, key[i]);
+        most = __reduce_max_sync(~0u, most);
+#pragma unroll
+        for (int i = kEach - 1; i >= 0; --i)
+            if (key[i] == most) first = 32 * i + lane;
+        first = __reduce_min_sync(~0u, first);  // of those alike, the first
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (32 * i + lane == first) key[i] = 0;
+        if (lane == rank) mine = static_cast<int>(first);
+    }
+#endif
+    return mine;
+}
+
+/// Experts and weights of four rows, from `first` on, to device memory, as route_row() leaves them, by one warp behind
+/// build_groups().
+__device__ __forceinline__ void write_routing(const GroupArgs& a, const Groups& g, int first, int lane) {
+    const int row = first + lane / 8, k = lane % 8;
+    const bool mine = row < a.n && k < a.top_k;
+    const int at = mine ? row * a.top_k + k : first * a.top_k, e = g.ids[at];
+    const int64_t of = static_cast<int64_t>(mine ? row : first) * a.route.experts;
+    const float s = sigmoid(load_shared_f32(a.logits + of + e));
+    float sum = 0.0f, weight = s;
+#pragma unroll 1
+    for (int i = 0; i < a.top_k; ++i) sum = __fadd_rn(sum, __shfl_sync(~0u, s, i, 8));
+    if (a.route.normalize) weight = __fdiv_rn(weight, sum);
+    if (!mine) return;
+    a.route.chosen[at] = e;
+    a.route.weights[at] = __fmul_rn(weight, a.route.scale);
+}
+
 /// How many groups there are; the whole CTA, all threads of which see the lists afterwards. totals: kWarps integers.
 __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g, int* totals) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const bool works = thread < kThreads;
-#pragma unroll 1
-    for (int i = thread; i < a.n * a.top_k; i += kCtaThreads) {
-        const int e = load_shared_i32(a.experts + i), row = i / a.top_k;
+    const auto choose = [&](int i, int e) {
+        const int row = i / a.top_k;
         g.ids[i] = static_cast<uint8_t>(e);
         atomicOr(&g.mask[row / 32 * kExperts + e], 1u << (row % 32));
+    };
+    if (a.keys != nullptr) {
+#pragma unroll 1
+        for (int row = warp; row < a.n; row += kCtaThreads / 32) {
+            const int e =
+                choose_by_warp(a.keys + static_cast<int64_t>(row) * a.route.experts, a.route.experts, a.top_k, lane);
+            if (lane < a.top_k) choose(row * a.top_k + lane, e);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = thread; i < a.n * a.top_k; i += kCtaThreads) choose(i, load_shared_i32(a.experts + i));
     }
     __syncthreads();
     int rows = 0;

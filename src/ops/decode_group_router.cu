@@ -1,33 +1,75 @@
-// Router logits of several rows: float weights without a scale plane times rows that an earlier kernel normalised.
+// Router logits of several rows: float weights without a scale plane times rows that an earlier kernel normalised, or
+// (up to 16) are normalised here.
 //
 // Bytes: the weights (Laguna XS.2: 1.05 MB) once for every four rows, the rows once for each four experts (8 KB a row x
 // 64 CTAs); all but the first from L2: 12 MB at 16 rows, 2 us. The kernel that serves one row (decode_moe.cu) repeats
 // norm, staging and a route for every row: 129 CTAs a row, three waves at eight rows. Here norm, product and choice are
 // three kernels, whatever the number of rows. Design: a CTA has four experts and four rows; warp w accumulator w % 4 of
 // the canonical order (decode_dot.cuh) of two experts, their weights in registers, asked for before pdl_wait(). Rows
-// are read straight from device memory. Tried: all rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20
-// at 64.
+// are read straight from device memory; up to 16 are normalised by each CTA for itself instead, and their experts
+// chosen by the kernels that use them (decode_group_lists.cuh): two launches and 3 us fewer at 3 to 8 rows. Tried: all
+// rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20 at 64.
 #include "ops/decode_group.h"
 
+#include <algorithm>
+
 #include "ops/decode_batch.cuh"
+#include "ops/decode_lean.cuh"
 #include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRouterRows = 4, kRouterSteps = 2, kCtaExperts = 4;
+constexpr int kRouterRows = 4, kRouterSteps = 2, kCtaExperts = 4, kFusedCols = 8 * kThreads;
 
 struct RouterRowsArgs {
     Matrix m;
-    const char* x;   // float parts of staged rows
+    const char* x;   // float parts of staged rows; Fused: rows to be normalised
     int64_t stride;  // bytes from row to row
     int32_t n;
     float* logits;  // [n, m.rows]
+    // Fused:
+    const float* norm;
+    float eps;
+    char* out;  // the rows normalised and quantised, by one more CTA for each kRouterRows rows
+    ActLayout layout;
+    const float* bias;  // [m.rows] or null
+    uint32_t* keys;     // [n, m.rows]: route_key() of what experts are chosen by
 };
 
+/// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
+/// weights: of this thread's columns. partial: kRouterRows * kWarps floats.
+__device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActLayout& layout, int row0, int count,
+                                             const float (&weights)[8], char* out, int64_t stride, float* partial) {
+    const int thread = threadIdx.x;
+    float v[kRouterRows][8];
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p)
+        load8(reinterpret_cast<const float*>(a.x + (row0 + min(p, count - 1)) * a.stride), thread, kFusedCols, v[p]);
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p) {
+        const float sum = warp_sum(add_squares(v[p], 0.0f));
+        if (thread % 32 == 0) partial[p * kWarps + thread / 32] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p) {
+        if (p >= count) break;
+        const float scale = row_scale(partial + p * kWarps, kFusedCols, a.eps);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[p][i] = rms_value(v[p][i], scale, weights[i]);
+        put8(layout, out + p * stride, thread, v[p]);
+    }
+    __syncthreads();
+}
+
+/// Fused: of up to four rows that are normalised here.
+template <bool Fused>
 __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_constant__ RouterRowsArgs a) {
+    extern __shared__ uint4 dynamic[];  // Fused: float rows
     __shared__ float sums[kRouterRows][kCtaExperts][4];
+    __shared__ float partial[kRouterRows * kWarps];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % 4, pair = warp / 4 * 2;
     const int expert = blockIdx.x * kCtaExperts + pair, pieces = pieces_of(a.m);
@@ -45,8 +87,22 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
             }
     };
     load(0);
+    float weights[8];
+    if constexpr (Fused) lean_weights8(a.norm, threadIdx.x, weights);
     pdl_wait();
     const int row0 = blockIdx.y * kRouterRows;
+    const char* x = a.x + row0 * a.stride;
+    int64_t stride = a.stride;
+    if constexpr (Fused) {
+        const bool prepares = blockIdx.x == gridDim.x - 1;
+        const ActLayout layout = prepares ? a.layout : ActLayout{kFusedCols, kFusedCols / 32, 0, 4 * kFusedCols};
+        x = reinterpret_cast<const char*>(dynamic);
+        stride = 4 * kFusedCols;
+        stage_normed(a, layout, row0, min(kRouterRows, a.n - row0), weights,
+                     prepares ? a.out + row0 * int64_t{a.layout.bytes()} : reinterpret_cast<char*>(dynamic),
+                     layout.bytes(), partial);
+        if (prepares) return;
+    }
     float acc[2][kRouterRows] = {};
 #pragma unroll 1
     for (int window = 0; window < windows; ++window) {
@@ -58,8 +114,8 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
                 for (int e = 0; e < 2; ++e) {
                     const int c = piece(window, s);
                     if (c < pieces)
-                        dot_piece<kRouterRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, a.x + row0 * a.stride,
-                                               static_cast<int>(a.stride), a.n - row0, acc[e]);
+                        dot_piece<kRouterRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
+                                               a.n - row0, acc[e]);
                 }
         });
     }
@@ -73,7 +129,13 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
     const int p = threadIdx.x / kCtaExperts, expert_of = blockIdx.x * kCtaExperts + threadIdx.x % kCtaExperts;
     if (p < kRouterRows && row0 + p < a.n && expert_of < a.m.rows) {
         const float* s = sums[p][threadIdx.x % kCtaExperts];
-        a.logits[static_cast<int64_t>(row0 + p) * a.m.rows + expert_of] = ((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale;
+        const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
+        const float logit = ((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale;
+        a.logits[at] = logit;
+        if constexpr (Fused) {
+            const float score = sigmoid(logit);
+            a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
+        }
     }
 }
 
@@ -92,16 +154,45 @@ void choose_experts(Context& ctx, const RouteArgs& a, const float* logits, int64
 }
 
 void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits) {
-    RouterRowsArgs a;
+    RouterRowsArgs a = {};
     a.m = matrix_of(router);
     a.x = x;
     a.stride = stride;
     a.n = static_cast<int32_t>(n);
     a.logits = logits;
-    launch(*ctx.gpu, router_rows_kernel,
+    launch(*ctx.gpu, router_rows_kernel<false>,
            dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts),
                 static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
            kThreads, 0, a);
+}
+
+bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
+                  const float* bias, float* logits, uint32_t* keys, ActSource& prepared) {
+    if (router.cols != kFusedCols || x.kind != ActKind::norm || reinterpret_cast<uintptr_t>(x.norm) % 16 != 0 ||
+        n > kMostFusedRouterRows)
+        return false;
+    prepared = {};
+    prepared.kind = ActKind::staged;
+    prepared.stride = layout.bytes();
+    auto* out = static_cast<char*>(ctx.arena->allocate(n * prepared.stride));
+    prepared.rows = out;
+    RouterRowsArgs a = {};
+    a.m = matrix_of(router);
+    a.x = x.rows;
+    a.stride = x.stride;
+    a.n = static_cast<int32_t>(n);
+    a.logits = logits;
+    a.norm = x.norm;
+    a.eps = x.eps;
+    a.out = out;
+    a.layout = layout;
+    a.bias = bias;
+    a.keys = keys;
+    launch(*ctx.gpu, router_rows_kernel<true>,
+           dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts + 1),
+                static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
+           kThreads, static_cast<size_t>(std::min<int64_t>(n, kRouterRows) * 4 * kFusedCols), a);
+    return true;
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -60,10 +60,43 @@ struct LeanAux {
     __device__ __forceinline__ char* d() const { return memory + 10 * groups * rows; }
 };
 
+// ---- Loads of weights, which a token reads once: they leave the L2 cache first, so that what every layer needs again
+// stays there.
+
+__device__ __forceinline__ uint64_t read_once() {
+    uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+__device__ __forceinline__ uint4 load_weights_once(const void* p) {
+#if __CUDA_ARCH__ >= 800
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(read_once())
+                 : "memory");
+    return v;
+#else
+    return load_weights(p);
+#endif
+}
+__device__ __forceinline__ void copy_async16_once(void* shared, const void* p) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+                 "l"(p), "l"(read_once())
+                 : "memory");
+#else
+    copy_async16(shared, p);
+#endif
+}
+
 /// `bytes` (a multiple of 16) to shared memory by part `part` of `parts` lanes.
 __device__ __forceinline__ void lean_fetch(char* shared, const char* from, int bytes, int part, int parts) {
 #pragma unroll 1
-    for (int i = part; i < bytes / 16; i += parts) copy_async16(shared + 16 * i, from + 16 * i);
+    for (int i = part; i < bytes / 16; i += parts) copy_async16_once(shared + 16 * i, from + 16 * i);
 }
 
 /// Rows [row, row + count) of one matrix to the first rows of `aux`, by one warp.
@@ -104,7 +137,7 @@ __device__ __forceinline__ void lean_load_rows(const LeanPlanes& m, int row, int
     for (int g = 0; g < G; ++g) {
         const char* from = m.data + (static_cast<uint32_t>(row + min(g, count - 1)) * (32u * S) + lane) * 16u;
 #pragma unroll
-        for (int s = 0; s < S; ++s) raw[g][s] = load_weights(from + 512 * s);
+        for (int s = 0; s < S; ++s) raw[g][s] = load_weights_once(from + 512 * s);
     }
 }
 
@@ -187,10 +220,11 @@ struct LeanFetch {
     /// By one lane; addresses and bytes are multiples of 16.
     __device__ __forceinline__ void copy(void* to, const char* from, int bytes) const {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                     "l"(from), "r"(bytes), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+            "%4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+            "l"(from), "r"(bytes), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "l"(read_once())
+            : "memory");
 #else
         for (int i = 0; i < bytes; i += 16) copy_async16(static_cast<char*>(to) + i, from + i);
 #endif

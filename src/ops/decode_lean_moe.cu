@@ -10,7 +10,9 @@
 //                        quantises x and fetches its rows of the shared expert.
 //   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
-// experts, which CTA 0 of gate_up stores, with a fence, before it lets down start.
+// experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
+// used to let down start behind a fence only, which took 1 to 2 us while weights streamed in, and all CTAs of down
+// started so much later.)
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
 // the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
@@ -40,6 +42,8 @@ struct LeanRouterArgs {
     const float* norm;
     float eps;
     float* logits;
+    int32_t* chosen;  // [top_k], set to -1
+    int32_t top_k;
 };
 
 /// Four warps have an expert, as in router_kernel: the same products in the same order.
@@ -53,10 +57,11 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
         const int c = (warp % 4 + 4 * s) * 32 + lane;
-        raw[s] = load_weights(a.router + (expert * kHidden + 8 * c) * 2);
+        raw[s] = load_weights_once(a.router + (expert * kHidden + 8 * c) * 2);
         lean_weights8(a.norm, c, norm[s]);
     }
     pdl_wait();
+    if (blockIdx.x == 0 && threadIdx.x < a.top_k) a.chosen[threadIdx.x] = -1;
     lean_load8(a.x, threadIdx.x, mine);
     const float sum = warp_sum(add_squares(mine, 0.0f));
     auto* quads = reinterpret_cast<float4*>(row);
@@ -90,6 +95,19 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
 }
 
 // ---- Choosing experts.
+
+/// A word for a kernel that may have started already and asks for it with await_id().
+__device__ __forceinline__ void post_id(int32_t* p, int32_t id) {
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(id) : "memory");
+}
+/// The word, once it is not negative.
+__device__ __forceinline__ int32_t await_id(const int32_t* p) {
+    int32_t id;
+    do {
+        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(id) : "l"(p) : "memory");
+    } while (id < 0);
+    return id;
+}
 
 struct LeanRoute {
     alignas(16) uint32_t key[kExperts];
@@ -214,16 +232,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     if (chooses) lean_rank_best(a.route, route);
     else x.stage(norm, a.eps, t - kThreads, partial, staged);
     __syncthreads();
-    if (b > 0) {
-        pdl_trigger();       // now: see the top of the file
-    } else if (warp == 0) {  // in CTA 0 this warp alone, behind its stores
-        if (lane < a.route.top_k) {
-            a.route.chosen[lane] = route.chosen[lane];
-            __threadfence();
-        }
-        __syncwarp();
-        pdl_trigger();
-    }
+    // Now: see the top of the file.
+    if (b == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
+    pdl_trigger();
     if (starts && !shared) copy_run(a.m[up], route.chosen[slot] * a.stride);
     if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route);
     __syncwarp();
@@ -267,7 +278,8 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     __shared__ float terms[kLeanWarps][2 * kPasses];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
     const int o = blockIdx.x * kLeanWarps + warp, slots = a.top_k + 1;
-    const int mine = lane < a.top_k ? load_shared_i32(a.experts + lane) : 0;
+    const int mine = lane < a.top_k ? await_id(a.experts + lane) : 0;
+    __syncwarp();
     uint4 raw[kPasses];
     uint32_t d[kPasses];
 #pragma unroll
@@ -284,11 +296,11 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
             if constexpr (Q6) m.high += offset, m.d += offset;
         }
         const int first = o * kGroups;
-        raw[b] = load_weights(m.data + (first + j) * 16);
+        raw[b] = load_weights_once(m.data + (first + j) * 16);
         const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
-        if (j < kGroups / 8) copy_async16(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
+        if (j < kGroups / 8) copy_async16_once(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
         if constexpr (Q6) {
-            if (j < kGroups / 2) copy_async16(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
+            if (j < kGroups / 2) copy_async16_once(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
             d[b] = load_weight32(m.d + first / 4);
         }
     }
@@ -369,6 +381,8 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     r.norm = norm.weight.data();
     r.eps = norm.eps;
     r.logits = result.logits.row(0);
+    r.chosen = result.routing.experts.row<int32_t>(0);
+    r.top_k = static_cast<int32_t>(router.top_k);
     allow_shared(reinterpret_cast<const void*>(lean_router_kernel), kLeanSmall);
     launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kThreads, kLeanSmall, r);
 

@@ -220,6 +220,54 @@ TEST(DecodeRows, sparse_layers_give_each_row_the_bits_it_has_alone) {
     }
 }
 
+/// Up to 16 rows choose in the kernels that use the choice: ties, NaN and infinities too.
+TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
+    RT_GPU_ONLY();
+    constexpr int64_t kCols = 2048;
+    for (const int64_t experts : brief<int64_t>({31, 8, 256}, 1)) {
+        OpContext op(1, int64_t{96} << 20);
+        const auto alike = [&](int64_t rows, int64_t cols) {
+            const RandomWeight one({DType::q4_k}, rows, cols, 61);
+            const std::vector<Weight> host(static_cast<size_t>(experts), one.w);
+            return op.experts(host);
+        };
+        const std::vector<Weight> gate = alike(512, kCols), down = alike(kCols, 512);
+        std::vector<float> w(static_cast<size_t>(experts * kCols), 0.0f), bias(static_cast<size_t>(experts), 0.0f);
+        for (size_t e = 0; e < bias.size(); ++e) {
+            w[e * kCols] = (static_cast<float>(e * 5 % 7) - 3.0f) / 32.0f;  // ties
+            w[e * kCols + 1] = static_cast<float>(e % 3);
+            if (e % 3 == 0) bias[e] = 0.125f;
+        }
+        w[2 * kCols] = NAN;
+        w[5 * kCols] = INFINITY;
+        Weight host;
+        host.data = w.data();
+        host.rows = experts;
+        host.cols = kCols;
+        host.row_bytes = 4 * kCols;
+        const Weight router = op.weight(host);
+        const std::vector<float> ones(kCols, 1.0f);
+        for (const int64_t n : {2, 5, 16})
+            for (const int64_t k : {1, 3, 8}) {
+                std::vector<float> x(static_cast<size_t>(n * kCols), 0.0f);
+                for (size_t row = 0; row < static_cast<size_t>(n); ++row) {
+                    x[row * kCols] = 0.25f;
+                    x[row * kCols + 1] = 0.003f * static_cast<float>(row % 4);
+                }
+                Tensor t = op.tensor(x, {n, kCols});
+                const ops::Router how{&router, op.floats(bias), k, 1.5f, true};
+                const ops::MoeResult result =
+                    ops::moe_add(op.ctx, t, {op.floats(ones), 1e-6f}, how, {gate, gate, down});
+                const ops::Routing r = ops::route_sigmoid(op.ctx, result.logits, how.bias, k, 1.5f, true);
+                const std::string what = fmt::format("{} of {} experts, {} rows", k, experts, n);
+                EXPECT_EQ(values_of<int32_t>(result.routing.experts), values_of<int32_t>(r.experts)) << what;
+                const std::vector<float> found = values_of(result.routing.weights), expected = values_of(r.weights);
+                ASSERT_EQ(found.size(), expected.size());
+                EXPECT_EQ(std::memcmp(found.data(), expected.data(), 4 * found.size()), 0) << what;
+            }
+    }
+}
+
 /// The kernels meet in shared memory and start before their predecessors end: the same bits in every replay.
 TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
