@@ -446,6 +446,7 @@ void launch_delta_chain(Context& ctx, DeltaArgs args, const Batch& batch) {
     const int64_t items = n * (z.key_heads + z.value_heads);
     launch(*ctx.gpu, delta_prepare_kernel, dim3(static_cast<unsigned>(blocks_of(items, kPrepareWarps))),
            dim3(32 * kPrepareWarps), 0, args, q.row(0), kq.row(0), batch.row_sequence.data(), items);
+    if (args.by_chunks) return launch_delta_chunks(ctx, args, q.row(0), n, batch.sequences());
     DeltaChainArgs a = {};
     a.layers[0] = {args.conv, args.state, args.kept.at};
     a.sizes = z;
