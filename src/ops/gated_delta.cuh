@@ -110,6 +110,9 @@ void check_delta_sizes(const DeltaView& view);
 /// Any rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out before the
 /// norm, and the slots' convolution inputs as they are.
 void launch_delta_chain(Context& ctx, DeltaArgs a, const Batch& batch);
+/// Prepares the rows of chains, if takes_delta_runs: q, k . q and a.kept as launch_delta_chain needs them.
+bool takes_delta_runs(const DeltaArgs& a, int64_t rows);
+void launch_delta_runs(Context& ctx, const DeltaArgs& a, float* q, float* kq, const Batch& batch);
 /// Whether prompts of this layer go through the state in chunks.
 bool takes_delta_chunks(const Gpu& gpu, const DeltaView& view);
 inline constexpr int kDeltaChunk = 64;

@@ -326,8 +326,7 @@ __device__ __forceinline__ void copy_tiles(unsigned char* to, const unsigned cha
 __device__ __forceinline__ void store_pairs(unsigned char (*to)[kTileBytes], int i, int j, float x, float y) {
     const Pairs p = pairs(x, y);
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
-        *reinterpret_cast<uint32_t*>(to[part] + 2 * (i * kStride + j)) = p.part[part];
+    for (int part = 0; part < 2; ++part) *reinterpret_cast<uint32_t*>(to[part] + 2 * (i * kStride + j)) = p.part[part];
 }
 
 /// c += X Y over the tiles of columns of X up to `last`: X [64, 64] a triangle, rows from `row` on; Y [64, 64], columns
@@ -519,10 +518,11 @@ bool takes_delta_chunks(const Gpu& gpu, const DeltaView& view) {
 void launch_delta_chunks(Context& ctx, const DeltaArgs& args, const float* q, int64_t rows, int64_t sequences) {
     const ArenaScope scope(*ctx.arena);
     const DeltaSizes& z = args.sizes;
-    ChunkArgs a = {z,        q,        args.kept.at, args.kept.stride, args.state, args.out, args.row_begin,
-                   args.state_slot, args.committed};
+    ChunkArgs a = {
+        z, q, args.kept.at, args.kept.stride, args.state, args.out, args.row_begin, args.state_slot, args.committed};
     a.chunks = static_cast<int>(std::max<int64_t>(1, kChunksAtOnce / sequences));
-    a.keys = static_cast<ChunkKeys*>(ctx.arena->allocate(sequences * a.chunks * z.key_heads * int64_t{sizeof(ChunkKeys)}));
+    a.keys =
+        static_cast<ChunkKeys*>(ctx.arena->allocate(sequences * a.chunks * z.key_heads * int64_t{sizeof(ChunkKeys)}));
     a.heads =
         static_cast<ChunkHead*>(ctx.arena->allocate(sequences * a.chunks * z.value_heads * int64_t{sizeof(ChunkHead)}));
     const auto allow = [](auto* kernel, size_t bytes) {
