@@ -141,8 +141,7 @@ template <class Args>
 auto choose_delta_kernel(int64_t key_dim, void (*rows4)(Args), void (*rows8)(Args), void (*rows16)(Args),
                          size_t shared) {
     auto* const kernel = key_dim <= 64 ? rows4 : key_dim <= 128 ? rows8 : rows16;
-    if (shared > size_t{48} << 10)
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
     return kernel;
 }
 

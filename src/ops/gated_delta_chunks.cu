@@ -525,11 +525,8 @@ void launch_delta_chunks(Context& ctx, const DeltaArgs& args, const float* q, in
         static_cast<ChunkKeys*>(ctx.arena->allocate(sequences * a.chunks * z.key_heads * int64_t{sizeof(ChunkKeys)}));
     a.heads =
         static_cast<ChunkHead*>(ctx.arena->allocate(sequences * a.chunks * z.value_heads * int64_t{sizeof(ChunkHead)}));
-    const auto allow = [](auto* kernel, size_t bytes) {
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-    };
-    allow(delta_chunk_matrices_kernel, sizeof(MatricesShared));
-    allow(delta_chunk_scan_kernel, sizeof(ScanShared));
+    allow_shared(reinterpret_cast<const void*>(delta_chunk_matrices_kernel), sizeof(MatricesShared));
+    allow_shared(reinterpret_cast<const void*>(delta_chunk_scan_kernel), sizeof(ScanShared));
     const auto count = [](int64_t n) { return static_cast<unsigned>(n); };
     const dim3 matrices(count(a.chunks), count(z.key_heads), count(sequences));
     const dim3 scan(count(z.value_dim / kColumns), count(z.value_heads), count(sequences));
