@@ -10,7 +10,8 @@
 // the next takes S of 64 columns of a value head through these chunks, S in registers and, as pairs, in shared memory.
 //
 // FLOPs of a chunk and head of 128 x 128: 10.5 million, three times as pairs: 0.2 TFLOP for 8,192 rows of 48 heads, 0.3
-// ms at 640 TFLOP/s. What a scan's warp reads from shared memory for it takes longer: about 2.5 us a chunk.
+// ms at 640 TFLOP/s. What a scan's warp reads from shared memory for it takes longer: about 2.5 us a chunk. Reached on
+// an H200, 2026-11-22: 2.0 ms with preparing and norm, 5.8 by rows.
 #include "ops/cuda.h"
 #include "ops/gated_delta_rows.cuh"
 #include "ops/prefill_attention_step.cuh"
