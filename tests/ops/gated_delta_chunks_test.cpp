@@ -78,7 +78,7 @@ TEST(gated_delta_chunks, a_row_does_not_depend_on_its_company) {
     DeltaShape shape = chunked({.key_heads = 2, .value_heads = 4, .value_dim = 128});
     shape.slots = 16;
     DeltaWorld world(op, shape, 5);
-    const std::vector<size_t> lengths = {70, 1, 64, 300};
+    const std::vector<size_t> lengths = {70, 1, 64, 600};
     std::vector<DeltaSequence> together, alone;
     std::vector<DeltaSequence*> all;
     for (size_t i = 0; i < lengths.size(); ++i) {
