@@ -69,6 +69,25 @@ class Bench {
                });
         inputs_.restore(mark);
     }
+    /// A prompt's rows, by rows and in chunks.
+    void prompt(int64_t rows) {
+        const Arena::Mark mark = inputs_.mark();
+        const Batch batch = make_batch(1, rows, false);
+        const ops::GatedDeltaInput in = make_input(rows);
+        ctx_.family = Family::prefill;
+        for (const bool chunks : {false, true}) {
+            for (DeltaView& view : layers_) view.by_chunks = chunks;
+            report(fmt::format("prompt of {} rows{}", rows, chunks ? ", in chunks" : ""),
+                   2 * static_cast<double>(layers_.front().state_bytes()), [&] {
+                       for (const DeltaView& view : layers_) {
+                           arena_.reset();
+                           ops::gated_delta(ctx_, in, view, batch, ops::DeltaMode::update);
+                       }
+                   });
+        }
+        ctx_.family = Family::decode;
+        inputs_.restore(mark);
+    }
     /// All layers at once.
     void commit(int64_t rows) {
         const std::vector<int32_t> one = {0}, committed = {100}, count = {static_cast<int32_t>(rows)};
@@ -177,7 +196,7 @@ void run(Gpu& gpu, int64_t heads) {
     for (const int64_t rows : {1, 2, 4, 8, 16}) bench.decode(1, rows, false, DeltaMode::stash);
     for (const int64_t rows : {8, 23, 64}) bench.decode(1, rows, true, DeltaMode::stash);
     for (const int64_t rows : {1, 4, 16}) bench.commit(rows);
-    for (const int64_t rows : {64, 512, 2048, 8192}) bench.decode(1, rows, false, DeltaMode::update);
+    for (const int64_t rows : {64, 512, 2048, 8192}) bench.prompt(rows);
 }
 
 }  // namespace

@@ -249,6 +249,7 @@ void add_bench(CLI::App& app, Action& action) {
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense"})
         cmd->get_option(flag)->group("");  // help is one screen
     cmd->get_option("--decode")->group("Options");
+    cmd->get_option("--delta")->group("Options");
     cmd->footer(
         "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
         "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"

@@ -50,6 +50,12 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
         ->check(CLI::IsMember({"auto", "chain", "persistent"}))
         ->capture_default_str()
         ->group("");  // told by bench: help is one screen
+    cmd.add_option("--delta", flags.delta,
+                   "How prompts pass Gated DeltaNet layers on a Hopper GPU: rows (the same bits in any parts) | chunks "
+                   "(faster; bits depend on where steps begin)")
+        ->check(CLI::IsMember({"rows", "chunks"}))
+        ->capture_default_str()
+        ->group("");  // told by bench
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
@@ -130,6 +136,7 @@ SessionOptions session_options(const ModelFlags& flags) {
         options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
     }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
+    options.model.delta_by_chunks = flags.delta == "chunks";
     options.model.decode = flags.decode == "chain"        ? DecodeKind::chain
                            : flags.decode == "persistent" ? DecodeKind::persistent
                                                           : DecodeKind::automatic;

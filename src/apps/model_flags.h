@@ -21,6 +21,7 @@ struct ModelFlags {
     int64_t context = 0;
     int chunk = 0;
     double yarn_attention_factor = -1;
+    std::string delta = "rows";
 };
 void add_model_flags(CLI::App& cmd, ModelFlags& flags);
 

@@ -113,6 +113,9 @@ enum class DecodeKind : uint8_t {
 
 struct ModelOptions {
     DecodeKind decode = DecodeKind::automatic;
+    /// Prompts go through recurrent state in chunks of rows where the GPU can (ops/gated_delta.h): faster, and a row's
+    /// bits then depend on where its step begins.
+    bool delta_by_chunks = false;
     /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this value.
     double yarn_attention_factor = -1.0;
     /// Where the weights go; null: they stay in the checkpoint's mapping.

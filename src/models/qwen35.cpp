@@ -194,6 +194,7 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
     if (options.yarn_attention_factor >= 0 && config_.rope.yarn())
         config_.rope.magnitude = options.yarn_attention_factor;
     rope_ = make_rope(config_.rope);
+    config_.delta.by_chunks = options.delta_by_chunks;
 
     WeightLoader bind(checkpoint, store_);
     text_ = bind.has({{}, {"model.language_model.embed_tokens.weight"}}) ? "model.language_model." : "model.";
@@ -297,7 +298,7 @@ Workspace Qwen35::workspace() const {
     const int64_t k = c.num_experts_per_tok,
                   experts = 4 * 2 * c.num_experts + k * (6 * D + 6 * c.moe_intermediate_size + 16);
     const int64_t feed_forward = 2 * D + 10 * shared + 4 * 3 * D + experts;
-    return {.fixed = kWorkspaceFixed,
+    return {.fixed = kWorkspaceFixed + ops::delta_chunk_bytes(c.delta),
             .per_row = 4 * 2 * D + std::max({attention, delta, feed_forward}),
             .per_token = 2 * 2 * kv};
 }

@@ -226,8 +226,7 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     int cluster = 1;
     while (cluster < a.most_chunks && cluster < kMostCluster) cluster *= 2;
     const size_t shared = sizeof(StepShared) + sizeof(Meeting) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
-    cuda::decode::allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>),
-                               static_cast<int64_t>(shared));
+    allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>), static_cast<int64_t>(shared));
     launch_clusters(*ctx.gpu, step_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)),
                     dim3(kThreads), shared, cluster, a, cluster);
 }

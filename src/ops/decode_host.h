@@ -27,8 +27,6 @@ ActSource prepare_rows(Context& ctx, const ActSource& source, const ActLayout& l
 /// Rows that one CTA stages: all n, at most kStageRows, as many as leave room for a second CTA on the SM if possible.
 /// Throws Error if one does not fit next to `other` bytes of shared memory.
 int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, int64_t n);
-/// Lets `kernel` use that much dynamic shared memory.
-void allow_shared(const void* kernel, int64_t bytes);
 
 /// y[i] = weights[i] x, f32 [n, rows]; residual += y[0] (one weight). x: f32 or int8 rows.
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,

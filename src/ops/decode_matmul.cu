@@ -187,11 +187,6 @@ int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, 
     return static_cast<int32_t>(std::min({n, int64_t{kStageRows}, fit}));
 }
 
-void allow_shared(const void* kernel, int64_t bytes) {
-    if (bytes > (44 << 10))
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-}
-
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);

@@ -36,6 +36,7 @@ struct DeltaView {
     int64_t value_dim = 0;    // linear_value_head_dim
     int64_t conv_width = 0;   // linear_conv_kernel_dim
     int64_t stash_rows = 0;
+    bool by_chunks = false;  // prompts may go through S in chunks of rows: gated_delta
 
     /// Inputs of the convolution: q [key_heads, key_dim], k likewise, v [value_heads, value_dim].
     int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }

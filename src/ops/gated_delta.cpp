@@ -341,6 +341,11 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
     return out;
 }
 
+int64_t delta_chunk_bytes(const DeltaView& view) {
+    // 16 chunks: k and q of 64 rows as pairs of bf16, in rows of 136; two triangles of 64 rows of 72, and three vectors.
+    return !view.by_chunks ? 0 : 16 * (view.key_heads * 4 * 64 * 136 * 2 + view.value_heads * (4 * 64 * 72 * 2 + 768));
+}
+
 void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths) {
     const auto sequences = std::ssize(paths.count);
     RT_ASSERT(std::ssize(paths.state_slot) == sequences && std::ssize(paths.committed) == sequences);

@@ -209,6 +209,8 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
         launch_row(*ctx.gpu, a, view, batch.sequences());
         return out;
     }
+    a.by_chunks =
+        a.update && ctx.family == Family::prefill && n >= kDeltaChunk && takes_delta_chunks(*ctx.gpu, view);
     launch_delta_chain(ctx, a, batch);
     launch_delta_norm(ctx, a, n);
     if (a.update) launch_delta_conv(ctx, a, batch.sequences());

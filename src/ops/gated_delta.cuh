@@ -78,6 +78,7 @@ struct DeltaArgs {
     const int32_t* parent;  // null: chains
     bool update;            // the state is written
     bool one_row;           // update by delta_row_kernel: it keeps the convolution's inputs too
+    bool by_chunks;         // update by launch_delta_chunks
 };
 
 /// A prompt's rows once they are prepared; or the kept rows of a stash, in all layers.
@@ -109,6 +110,14 @@ void check_delta_sizes(const DeltaView& view);
 /// Any rows: prepared once (to a.kept; null: to the arena), then passed through the states. Leaves a.out before the
 /// norm, and the slots' convolution inputs as they are.
 void launch_delta_chain(Context& ctx, DeltaArgs a, const Batch& batch);
+/// Prepares the rows of chains, if takes_delta_runs: q, k . q and a.kept as launch_delta_chain needs them.
+bool takes_delta_runs(const DeltaArgs& a, int64_t rows);
+void launch_delta_runs(Context& ctx, const DeltaArgs& a, float* q, float* kq, const Batch& batch);
+/// Whether prompts of this layer go through the state in chunks.
+bool takes_delta_chunks(const Gpu& gpu, const DeltaView& view);
+inline constexpr int kDeltaChunk = 64;
+/// Prepared rows (q and a.kept) through the states in chunks, as launch_delta_chain leaves them.
+void launch_delta_chunks(Context& ctx, const DeltaArgs& a, const float* q, int64_t rows, int64_t sequences);
 /// a.out behind the norm and the gate.
 void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n);
 /// The slots' convolution inputs behind the rows of the step.
@@ -132,8 +141,7 @@ template <class Args>
 auto choose_delta_kernel(int64_t key_dim, void (*rows4)(Args), void (*rows8)(Args), void (*rows16)(Args),
                          size_t shared) {
     auto* const kernel = key_dim <= 64 ? rows4 : key_dim <= 128 ? rows8 : rows16;
-    if (shared > size_t{48} << 10)
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
     return kernel;
 }
 

@@ -443,9 +443,14 @@ void launch_delta_chain(Context& ctx, DeltaArgs args, const Batch& batch) {
         const int64_t stride = z.stash_floats - z.channels;
         args.kept = {ctx.alloc(DType::f32, {n, stride}).row(0), stride, 0, false};
     }
-    const int64_t items = n * (z.key_heads + z.value_heads);
-    launch(*ctx.gpu, delta_prepare_kernel, dim3(static_cast<unsigned>(blocks_of(items, kPrepareWarps))),
-           dim3(32 * kPrepareWarps), 0, args, q.row(0), kq.row(0), batch.row_sequence.data(), items);
+    if (takes_delta_runs(args, n)) {
+        launch_delta_runs(ctx, args, q.row(0), kq.row(0), batch);
+    } else {
+        const int64_t items = n * (z.key_heads + z.value_heads);
+        launch(*ctx.gpu, delta_prepare_kernel, dim3(static_cast<unsigned>(blocks_of(items, kPrepareWarps))),
+               dim3(32 * kPrepareWarps), 0, args, q.row(0), kq.row(0), batch.row_sequence.data(), items);
+    }
+    if (args.by_chunks) return launch_delta_chunks(ctx, args, q.row(0), n, batch.sequences());
     DeltaChainArgs a = {};
     a.layers[0] = {args.conv, args.state, args.kept.at};
     a.sizes = z;

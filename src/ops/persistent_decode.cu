@@ -143,7 +143,7 @@ PersistentKernel kernel_for(DType k, DType v) {
 
 /// All CTAs at once, or an error.
 void launch_together(const Gpu& gpu, PersistentKernel kernel, size_t shared, const PersistentArgs& args) {
-    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(gpu.info().sm_count));
     config.blockDim = dim3(kPersistentThreads);

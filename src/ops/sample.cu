@@ -340,9 +340,7 @@ Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std:
     if (filter_needs_scratch(*ctx.gpu, vocab)) scratch = static_cast<double*>(ctx.alloc(DType::f64, {n, vocab}).data);
     const auto parts = static_cast<unsigned>((vocab + kTokensPerCta - 1) / kTokensPerCta);
     const auto shared_bytes = static_cast<size_t>(2 * groups * int64_t{sizeof(uint32_t)});
-    if (shared_bytes + sizeof(Shared) > 48 * 1024)
-        RT_CUDA(cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(shared_bytes)));
+    allow_shared(reinterpret_cast<const void*>(scan_kernel), shared_bytes);
     launch(*ctx.gpu, scan_kernel, dim3(parts, static_cast<unsigned>(n)), dim3(kThreads), shared_bytes, draw);
     launch_filter(*ctx.gpu, draw, n, scratch);
     return tokens;

@@ -297,8 +297,7 @@ void launch_filter(const Gpu& gpu, const Draw& draw, int64_t rows, double* scrat
     const int per_cta = (draw.vocab + team - 1) / team;
     const int64_t bytes = scratch != nullptr ? int64_t{sizeof(Shared)} : shared_bytes(gpu, draw.vocab);
     const auto kernel = cluster ? filter_kernel_cluster : filter_kernel;
-    if (bytes > 48 * 1024)
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    allow_shared(reinterpret_cast<const void*>(kernel), static_cast<size_t>(bytes));
     launch(gpu, kernel, dim3(static_cast<unsigned>(team), static_cast<unsigned>(rows)), dim3(kThreads),
            static_cast<size_t>(bytes), draw, per_cta, scratch);
 }

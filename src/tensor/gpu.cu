@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -22,6 +24,20 @@ void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_
          "(at most {}) on {}",
          cudaGetErrorString(error), cudaGetErrorName(error), grid.x, grid.y, grid.z, block.x * block.y * block.z,
          shared_bytes, gpu.info().shared_bytes, gpu.info().name);
+}
+
+void allow_shared(const void* kernel, int64_t bytes) {
+    constexpr int64_t kDefault = 38 << 10;
+    if (bytes <= kDefault) return;
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void*>, int64_t> allowed;
+    int device = 0;
+    RT_CUDA(cudaGetDevice(&device));
+    const std::scoped_lock lock(mutex);
+    int64_t& most = allowed[{device, kernel}];
+    if (bytes <= most) return;
+    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    most = bytes;
 }
 
 bool built_with_cuda() { return true; }

@@ -24,6 +24,7 @@ struct DeltaShape {
     float gate = 1.0f;   // scale of b: how near beta comes to 0 and 1
     int32_t slots = 12;
     int64_t stash_rows = 256;
+    bool by_chunks = false;
 };
 
 inline std::string shape_name(const DeltaShape& s) {
@@ -55,6 +56,7 @@ class DeltaWorld {
         view.conv_width = shape.conv_width;
         view.heads = shape.heads;
         view.stash_rows = shape.stash_rows;
+        view.by_chunks = shape.by_chunks;
         conv_ = unused(shape.slots * view.conv_floats() * 4);
         state_ = unused(shape.slots * view.state_bytes());
         stash_ = unused(shape.stash_rows * view.stash_floats() * 4);

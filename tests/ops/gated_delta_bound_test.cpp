@@ -122,7 +122,7 @@ TEST(gated_delta, long_chains_in_chunks_have_the_bits_of_rows_fed_one_by_one) {
         DeltaWorld world(op, shape, 24);
         DeltaSequence chunks = world.sequence(), lone = world.sequence();
         size_t at = 0;
-        for (size_t begin = 0, n = 1; begin < rows; begin += n, n = n * 7 % 509) {
+        for (size_t begin = 0, n = 1; begin < rows; begin += n, n = n * 7 % 1021) {
             n = std::min(n, rows - begin);
             const std::vector<uint64_t> part(ids.begin() + static_cast<ptrdiff_t>(begin),
                                              ids.begin() + static_cast<ptrdiff_t>(begin + n));
