@@ -18,6 +18,7 @@
 #include "ops/decode_lean.h"
 #include "ops/decode_matmul.cuh"
 #include "ops/decode_mma.h"
+#include "tensor/shared_memory.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -188,8 +189,7 @@ int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, 
 }
 
 void allow_shared(const void* kernel, int64_t bytes) {
-    if (bytes > (44 << 10))
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    if (bytes > (44 << 10)) allow_shared_memory(kernel, bytes);
 }
 
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,

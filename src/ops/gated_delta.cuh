@@ -7,6 +7,7 @@
 #include "ops/row_math.cuh"
 #include "quant/kv_decode.cuh"
 #include "tensor/launch.cuh"
+#include "tensor/shared_memory.cuh"
 
 namespace riptide::ops {
 
@@ -132,8 +133,7 @@ template <class Args>
 auto choose_delta_kernel(int64_t key_dim, void (*rows4)(Args), void (*rows8)(Args), void (*rows16)(Args),
                          size_t shared) {
     auto* const kernel = key_dim <= 64 ? rows4 : key_dim <= 128 ? rows8 : rows16;
-    if (shared > size_t{48} << 10)
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    if (shared > size_t{48} << 10) allow_shared_memory(kernel, static_cast<int64_t>(shared));
     return kernel;
 }
 

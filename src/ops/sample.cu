@@ -14,6 +14,7 @@
 #include "ops/op_cost.h"
 #include "ops/sample_filter.cuh"
 #include "ops/sample_row.cuh"
+#include "tensor/shared_memory.cuh"
 
 namespace riptide::ops {
 
@@ -341,8 +342,7 @@ Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std:
     const auto parts = static_cast<unsigned>((vocab + kTokensPerCta - 1) / kTokensPerCta);
     const auto shared_bytes = static_cast<size_t>(2 * groups * int64_t{sizeof(uint32_t)});
     if (shared_bytes + sizeof(Shared) > 48 * 1024)
-        RT_CUDA(cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(shared_bytes)));
+        allow_shared_memory(scan_kernel, static_cast<int64_t>(shared_bytes));
     launch(*ctx.gpu, scan_kernel, dim3(parts, static_cast<unsigned>(n)), dim3(kThreads), shared_bytes, draw);
     launch_filter(*ctx.gpu, draw, n, scratch);
     return tokens;

@@ -12,6 +12,8 @@
 
 #include <cooperative_groups.h>
 
+#include "tensor/shared_memory.cuh"
+
 namespace riptide::ops::drawing {
 
 namespace {
@@ -297,8 +299,7 @@ void launch_filter(const Gpu& gpu, const Draw& draw, int64_t rows, double* scrat
     const int per_cta = (draw.vocab + team - 1) / team;
     const int64_t bytes = scratch != nullptr ? int64_t{sizeof(Shared)} : shared_bytes(gpu, draw.vocab);
     const auto kernel = cluster ? filter_kernel_cluster : filter_kernel;
-    if (bytes > 48 * 1024)
-        RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    if (bytes > 48 * 1024) allow_shared_memory(kernel, bytes);
     launch(gpu, kernel, dim3(static_cast<unsigned>(team), static_cast<unsigned>(rows)), dim3(kThreads),
            static_cast<size_t>(bytes), draw, per_cta, scratch);
 }

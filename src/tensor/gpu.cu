@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "tensor/cuda_check.cuh"
 #include "tensor/gpu.h"
 #include "tensor/gpu_thread.h"
+#include "tensor/shared_memory.cuh"
 
 namespace riptide {
 
@@ -22,6 +24,15 @@ void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_
          "(at most {}) on {}",
          cudaGetErrorString(error), cudaGetErrorName(error), grid.x, grid.y, grid.z, block.x * block.y * block.z,
          shared_bytes, gpu.info().shared_bytes, gpu.info().name);
+}
+
+void allow_shared_memory(const void* kernel, int64_t bytes) {
+    static std::mutex mutex;  // of what the driver knows of kernels, between asking and setting
+    const std::lock_guard lock(mutex);
+    cudaFuncAttributes known;
+    RT_CUDA(cudaFuncGetAttributes(&known, kernel));
+    if (known.maxDynamicSharedSizeBytes >= bytes) return;
+    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
 bool built_with_cuda() { return true; }
