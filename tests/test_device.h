@@ -1,5 +1,6 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
-// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that helps;
+// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that
+// helps;
 // --brief for few sizes of each.
 #pragma once
 
@@ -23,6 +24,13 @@ std::vector<T> brief(std::vector<T> cases, size_t most) {
     for (size_t i = 0; i < most; ++i) some.push_back(cases[most == 1 ? 0 : i * (cases.size() - 1) / (most - 1)]);
     return some;
 }
+/// Built with ThreadSanitizer, under which a demo model says a few tokens a second: tests have fewer cases then of what
+/// one thread does by itself, where only the number of threads' meetings counts (docs/results/engine.md).
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
 /// Threads that a long test may keep busy: --jobs, 1 unless given.
 int test_jobs();
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.h"
+#include "engine/draft_tree.h"
 
 namespace riptide::apps {
 
@@ -36,19 +38,50 @@ std::vector<StepCost> read_costs(const std::string& text) {
     return costs;
 }
 
+namespace {
+
+/// Between measured numbers of rows, a straight line.
+double step_ms(const std::vector<StepCost>& costs, int64_t rows) {
+    const auto above = std::find_if(costs.begin(), costs.end(), [&](const StepCost& c) { return c.rows >= rows; });
+    if (above->rows == rows) return above->ms;
+    const StepCost& below = *(above - 1);
+    return below.ms + (above->ms - below.ms) * static_cast<double>(rows - below.rows) /
+                          static_cast<double>(above->rows - below.rows);
+}
+
+}  // namespace
+
 std::vector<Prediction> predict_chains(const std::vector<StepCost>& costs, double acceptance, double draft_ms) {
     std::vector<Prediction> all;
     double tokens = 0, chance = 1;
     for (int64_t rows = 1; rows <= costs.back().rows; ++rows, chance *= acceptance) {
         tokens += chance;
-        const auto above = std::find_if(costs.begin(), costs.end(), [&](const StepCost& c) { return c.rows >= rows; });
-        double ms = above->ms;
-        if (above->rows > rows) {
-            const StepCost& below = *(above - 1);
-            ms = below.ms + (above->ms - below.ms) * static_cast<double>(rows - below.rows) /
-                                static_cast<double>(above->rows - below.rows);
+        all.push_back({rows - 1, tokens, step_ms(costs, rows) + (rows > 1 ? draft_ms : 0)});
+    }
+    return all;
+}
+
+std::vector<Prediction> predict_trees(const std::vector<StepCost>& costs, const std::vector<double>& choices,
+                                      double draft_ms) {
+    const int64_t most = costs.back().rows - 1;
+    Draft draft;
+    for (int64_t slot = 0; slot < most; ++slot) {
+        draft.slots.emplace_back();
+        for (size_t c = 0; c < choices.size(); ++c)
+            draft.slots.back().push_back({static_cast<int32_t>(c), static_cast<float>(std::log(choices[c]))});
+    }
+    std::vector<Prediction> all = {{0, 1, costs.front().ms}};
+    for (int64_t guesses = 1; guesses <= most; ++guesses) {
+        DraftTree tree;
+        build_tree(draft, guesses, (guesses + 1) / 2, tree);
+        std::vector<double> chances;
+        double tokens = 1;
+        for (size_t i = 0; i < tree.tokens.size(); ++i) {
+            const double before = tree.parents[i] < 0 ? 1 : chances[static_cast<size_t>(tree.parents[i])];
+            chances.push_back(before * choices[static_cast<size_t>(tree.tokens[i])]);
+            tokens += chances.back();
         }
-        all.push_back({rows - 1, tokens, ms + (rows > 1 ? draft_ms : 0)});
+        all.push_back({guesses, tokens, step_ms(costs, guesses + 1) + draft_ms});
     }
     return all;
 }

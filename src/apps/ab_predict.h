@@ -17,7 +17,7 @@ struct StepCost {
 std::vector<StepCost> read_costs(const std::string& text);
 
 struct Prediction {
-    int64_t width = 0;  // guesses in a chain; 0: plain decoding
+    int64_t width = 0;  // guesses in a step; 0: plain decoding
     double tokens = 1;  // a step, expected
     double ms = 0;      // draft and step
     double rate() const { return 1000 * tokens / ms; }
@@ -25,8 +25,14 @@ struct Prediction {
 /// Chains of 0, 1, ... guesses, as far as steps have been measured (between measured numbers of rows costs lie on a
 /// straight line). Each guess is right with probability `acceptance` if all before it are:
 ///     tokens = 1 + p + p^2 + ... + p^width;   ms = draft_ms (0 for width 0) + cost(width + 1 rows)
-/// A model of one sequence: the drafter's own accuracy in later slots, trees and the host are not in it.
+/// A model of one sequence: the drafter's own accuracy in later slots and the host are not in it.
 std::vector<Prediction> predict_chains(const std::vector<StepCost>& costs, double acceptance, double draft_ms);
+
+/// Trees of 0, 1, ... guesses, as the engine builds them (build_tree, half of a tree its chain) for a drafter whose
+/// first, second, ... choice for each token is right with probability choices[0], choices[1], ..., and knows it:
+///     tokens = 1 + sum over nodes of the product of the probabilities on its way
+std::vector<Prediction> predict_trees(const std::vector<StepCost>& costs, const std::vector<double>& choices,
+                                      double draft_ms);
 
 /// A line for each width that was measured, and for the fastest.
 std::string prediction_table(const std::vector<StepCost>& costs, const std::vector<Prediction>& predictions);

@@ -24,6 +24,7 @@ struct Options {
     bool as_json = false, host_rounds = false;
     std::string costs;
     double acceptance = 0.7, draft_ms = 0.35;
+    std::vector<double> others;
 };
 
 constexpr int64_t kDefaultTokens = 128;
@@ -43,6 +44,14 @@ int predict(const Options& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
     fmt::print("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
                o.acceptance, o.draft_ms, prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms)));
+    if (o.others.empty()) return 0;
+    std::vector<double> choices = {o.acceptance};
+    choices.insert(choices.end(), o.others.begin(), o.others.end());
+    double sum = 0;
+    for (const double choice : choices) sum += choice;
+    RT_CHECK(sum <= 1, ErrorKind::usage, "--acceptance and --other-choices add up to {}, expected at most 1", sum);
+    fmt::print("\ntrees, whose other choices are right with probability {}\n\n{}", fmt::join(o.others, ", "),
+               prediction_table(costs, predict_trees(costs, choices, o.draft_ms)));
     return 0;
 }
 
@@ -122,6 +131,10 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a guess is right")
         ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
+    cmd->add_option("--other-choices", options->others,
+                    "With --costs: how often the second, third, ... choice for a token is right; predicts trees too")
+        ->delimiter(',')
+        ->check(CLI::Range(1e-6, 1.0));
     cmd->add_option("--draft-ms", options->draft_ms, "With --costs: what a draft takes")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cache/saved_state.h"
-#include "ops/kv_append.h"
+#include "ops/kv_compact.h"
 
 namespace riptide {
 
@@ -91,18 +91,6 @@ bool SequenceState::try_reserve(int64_t rows) {
     return true;
 }
 
-/// Copies K/V between two storage indices of this sequence in every layer.
-void SequenceState::move_row(int64_t from, int64_t to) {
-    for (const KvView& view : cache_->views()) {
-        const auto slot = [&](int64_t index) -> int64_t {
-            if (view.window > 0) return int64_t{slot_} * view.ring_rows + index % view.ring_rows;
-            return int64_t{pages_[static_cast<size_t>(index / view.page_rows)]} * view.page_rows +
-                   index % view.page_rows;
-        };
-        if (view.num_kv_heads > 0) ops::kv_move(cache_->gpu(), view, slot(from), slot(to));
-    }
-}
-
 void SequenceState::begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode) {
     DeltaStates& delta = cache_->delta();
     if (!delta.any()) return;
@@ -160,11 +148,9 @@ void SequenceState::commit_delta(std::span<const int32_t> path) {
 }
 
 void SequenceState::commit(std::span<const int32_t> path) {
-    // Row i of the path comes from index >= i, so going up never overwrites a row that is still to be moved.
-    for (size_t i = 0; i < path.size(); ++i) {
+    for (size_t i = 0; i < path.size(); ++i)
         RT_ASSERT(path[i] >= 0 && path[i] < reserved_ && (i == 0 || path[i - 1] < path[i]));
-        if (path[i] != static_cast<int32_t>(i)) move_row(length_ + path[i], length_ + static_cast<int64_t>(i));
-    }
+    ops::kv_compact(cache_->gpu(), cache_->views(), {slot_, pages_, length_, path});
     commit_delta(path);
     keep(static_cast<int64_t>(path.size()));
 }

@@ -106,7 +106,6 @@ class SequenceState {
 
   private:
     bool tail_is_shared() const;
-    void move_row(int64_t from, int64_t to);
     void resize_pages(int64_t tokens);
     void adopt_slot(int64_t length);
     void commit_delta(std::span<const int32_t> path);

@@ -77,8 +77,7 @@ DraftRounds::Draws Session::round_draws(const GenerateRequest& request, std::spa
 bool Session::wants_rounds(const Speculator& speculator) const {
     const SpeculationOptions& o = speculator.options();
     const bool device = o.rounds == SpeculationOptions::Rounds::device ||
-                        // With recurrent state only where asked for: on a GPU not yet compared with plain decoding.
-                        (o.rounds == SpeculationOptions::Rounds::choose && gpu_ != nullptr && !cache_->delta().any());
+                        (o.rounds == SpeculationOptions::Rounds::choose && gpu_ != nullptr);
     return device && o.tree < ops::kMostRoundRows && speculator.shared_drafter()->dflash() != nullptr;
 }
 

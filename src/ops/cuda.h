@@ -14,6 +14,7 @@
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
 #include "ops/gated_delta.h"
+#include "ops/kv_compact.h"
 #include "ops/kv_pack_job.h"
 #include "ops/kv_view.h"
 #include "ops/matmul.h"
@@ -59,6 +60,7 @@ void accept_rows(Context& ctx, const Tensor& drawn, const RoundState& state, con
 void store_rows(Context& ctx, const Tensor& x, const int32_t* at, Tensor& out);
 void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
                 const int32_t* kept);
+void kv_compact(Gpu& gpu, std::span<const KvView> views, const KvWay& way);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 

@@ -20,4 +20,14 @@ void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch,
     }
 }
 
+void kv_compact(Gpu* gpu, std::span<const KvView> views, const KvWay& way) {
+    if (gpu != nullptr) return cuda::kv_compact(*gpu, views, way);
+    for (const KvView& view : views) {
+        if (view.num_kv_heads == 0) continue;
+        for (size_t i = 0; i < way.path.size(); ++i)
+            kv_move(nullptr, view, view.slot(way.state_slot, way.pages, way.committed + way.path[i]),
+                    view.slot(way.state_slot, way.pages, way.committed + static_cast<int64_t>(i)));
+    }
+}
+
 }  // namespace riptide::ops

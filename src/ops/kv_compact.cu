@@ -3,7 +3,8 @@
 // Bytes: what is moved, read and written once: Laguna XS.2 with one byte a value has 2 KB for K and V of a token and
 // layer, 82 KB in all; a way of 8 rows out of a tree moves up to 0.6 MB. Floor on the H200: the launch, about 1 us.
 // Design: a thread owns one word of a layer's slot and carries it from row to row, up to kAtOnce rows loaded before the
-// first is stored; so rows need no order between threads. Not timed yet.
+// first is stored; so rows need no order between threads. Where the host knows the way, its rows come as arguments: two
+// copies for each row and layer, as it was, are 90 calls for a way of 5 rows in 9 layers. Not timed yet.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -21,60 +22,88 @@ struct Layer {
     int64_t slot_bytes[2];
     int32_t page_rows, ring_rows;  // ring_rows 0: paged
 };
+constexpr int kMostMoves = 16;
+
+/// A way that only the device knows.
+struct DeviceWay {
+    const int32_t *page_table, *state_slot, *committed, *path, *kept;
+
+    __device__ __forceinline__ int64_t slot(const Layer& layer, int index) const {
+        if (layer.ring_rows > 0) return int64_t{*state_slot} * layer.ring_rows + index % layer.ring_rows;
+        return int64_t{page_table[index / layer.page_rows]} * layer.page_rows + index % layer.page_rows;
+    }
+    /// Rows to carry; none where they are in their places.
+    __device__ __forceinline__ int moves() const {
+        const int n = *kept;
+        return path[n - 1] == n - 1 ? 0 : n;
+    }
+    __device__ __forceinline__ int64_t from(const Layer& layer, int i) const {
+        return slot(layer, *committed + path[i]);
+    }
+    __device__ __forceinline__ int64_t to(const Layer& layer, int i) const { return slot(layer, *committed + i); }
+};
+
+/// Rows that the host knows, which has looked up the pages.
+struct HostWay {
+    struct Place {
+        int32_t index, paged;  // the storage index, and the slot on layers with pages
+    };
+    Place places[2][kMostMoves];  // from, to
+    int32_t state_slot, count;
+
+    __device__ __forceinline__ int64_t slot(const Layer& layer, const Place& place) const {
+        if (layer.ring_rows > 0) return int64_t{state_slot} * layer.ring_rows + place.index % layer.ring_rows;
+        return place.paged;
+    }
+    __device__ __forceinline__ int moves() const { return count; }
+    __device__ __forceinline__ int64_t from(const Layer& layer, int i) const { return slot(layer, places[0][i]); }
+    __device__ __forceinline__ int64_t to(const Layer& layer, int i) const { return slot(layer, places[1][i]); }
+};
+
+template <class Way>
 struct CompactArgs {
     Layer layers[kMostLayers];
-    const int32_t *page_table, *state_slot, *committed, *path, *kept;
+    Way way;
 };
-static_assert(sizeof(CompactArgs) <= 4000, "kernel parameters: 4 KB on older chips");
+static_assert(sizeof(CompactArgs<DeviceWay>) <= 4000 && sizeof(CompactArgs<HostWay>) <= 4000,
+              "kernel parameters: 4 KB on older chips");
 
-__device__ __forceinline__ int64_t slot_of(const CompactArgs& a, const Layer& layer, int index) {
-    if (layer.ring_rows > 0) return int64_t{*a.state_slot} * layer.ring_rows + index % layer.ring_rows;
-    return int64_t{a.page_table[index / layer.page_rows]} * layer.page_rows + index % layer.page_rows;
-}
-
-/// CTA (x, layer, K or V): kThreads words of each slot.
-template <class Word>
-__global__ void __launch_bounds__(kThreads) kv_compact_kernel(const __grid_constant__ CompactArgs a) {
+/// CTA (x, layer, K or V): kThreads words of each slot. Row i of the way comes from index >= i, so going up never
+/// overwrites a row that is still to be carried.
+template <class Word, class Way>
+__global__ void __launch_bounds__(kThreads) kv_compact_kernel(const __grid_constant__ CompactArgs<Way> a) {
     pdl_trigger();
     pdl_wait();
     const Layer& layer = a.layers[blockIdx.y];
     const int64_t slot_bytes = layer.slot_bytes[blockIdx.z];
     const int64_t offset = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * sizeof(Word);
-    const int kept = *a.kept, committed = *a.committed;
-    if (offset >= slot_bytes || a.path[kept - 1] == kept - 1) return;
+    const int moves = a.way.moves();
+    if (offset >= slot_bytes || moves == 0) return;
     std::byte* const base = layer.base[blockIdx.z] + offset;
-    const auto word_at = [&](int index) {
-        return reinterpret_cast<Word*>(base + slot_of(a, layer, committed + index) * slot_bytes);
-    };
-    for (int first = 0; first < kept; first += kAtOnce) {
+    const auto word_at = [&](int64_t slot) { return reinterpret_cast<Word*>(base + slot * slot_bytes); };
+    for (int first = 0; first < moves; first += kAtOnce) {
         Word words[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
-            if (first + i < kept) words[i] = *word_at(a.path[first + i]);
+            if (first + i < moves) words[i] = *word_at(a.way.from(layer, first + i));
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
-            if (first + i < kept) *word_at(first + i) = words[i];
+            if (first + i < moves) *word_at(a.way.to(layer, first + i)) = words[i];
     }
 }
 
-template <class Word>
-void launch_compact(const Gpu& gpu, const CompactArgs& args, int layers, int64_t most) {
+template <class Word, class Way>
+void launch_compact(const Gpu& gpu, const CompactArgs<Way>& args, int layers, int64_t most) {
     constexpr int64_t kBytes = kThreads * sizeof(Word);
     const dim3 grid(static_cast<unsigned>((most + kBytes - 1) / kBytes), static_cast<unsigned>(layers), 2);
-    launch(gpu, kv_compact_kernel<Word>, grid, dim3(kThreads), 0, args);
+    launch(gpu, kv_compact_kernel<Word, Way>, grid, dim3(kThreads), 0, args);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
-                const int32_t* kept) {
-    CompactArgs args{.page_table = batch.page_table.data(),
-                     .state_slot = batch.state_slot.data(),
-                     .committed = batch.committed.data(),
-                     .path = path,
-                     .kept = kept};
+/// In all layers, kMostLayers at a time.
+template <class Way>
+void compact(const Gpu& gpu, std::span<const KvView> views, const Way& way) {
+    CompactArgs<Way> args;
+    args.way = way;
     for (size_t l = 0; l < views.size();) {
         int layers = 0;
         int64_t most = 0, all = 0;  // all: the bits of every size
@@ -89,10 +118,42 @@ void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch,
             all |= view.k_slot_bytes | view.v_slot_bytes;
         }
         if (layers == 0) return;
-        if (all % 16 == 0) launch_compact<uint4>(*ctx.gpu, args, layers, most);
-        else if (all % 4 == 0) launch_compact<uint32_t>(*ctx.gpu, args, layers, most);
-        else launch_compact<unsigned char>(*ctx.gpu, args, layers, most);
+        if (all % 16 == 0) launch_compact<uint4>(gpu, args, layers, most);
+        else if (all % 4 == 0) launch_compact<uint32_t>(gpu, args, layers, most);
+        else launch_compact<unsigned char>(gpu, args, layers, most);
     }
+}
+
+}  // namespace
+
+namespace cuda {
+
+void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
+                const int32_t* kept) {
+    compact(*ctx.gpu, views,
+            DeviceWay{batch.page_table.data(), batch.state_slot.data(), batch.committed.data(), path, kept});
+}
+
+void kv_compact(Gpu& gpu, std::span<const KvView> views, const KvWay& way) {
+    const auto paged =
+        std::find_if(views.begin(), views.end(), [](const KvView& v) { return v.num_kv_heads > 0 && v.window == 0; });
+    HostWay rows;
+    rows.state_slot = way.state_slot;
+    rows.count = 0;
+    const auto put = [&](int which, int64_t index) {
+        rows.places[which][rows.count] = {
+            static_cast<int32_t>(index),
+            paged == views.end() ? 0 : static_cast<int32_t>(paged->slot(way.state_slot, way.pages, index))};
+    };
+    for (size_t i = 0; i < way.path.size(); ++i) {
+        if (way.path[i] == static_cast<int32_t>(i)) continue;
+        put(0, way.committed + way.path[i]);
+        put(1, way.committed + static_cast<int64_t>(i));
+        if (++rows.count < kMostMoves) continue;
+        compact(gpu, views, rows);
+        rows.count = 0;
+    }
+    if (rows.count > 0) compact(gpu, views, rows);
 }
 
 }  // namespace cuda

@@ -65,6 +65,7 @@ void draft_rows(Context&, const Tensor&, const Tensor&, std::span<const int32_t>
 void accept_rows(Context&, const Tensor&, const RoundState&, const RoundRing&) { no_cuda(); }
 void store_rows(Context&, const Tensor&, const int32_t*, Tensor&) { no_cuda(); }
 void kv_compact(Context&, std::span<const KvView>, const Batch&, const int32_t*, const int32_t*) { no_cuda(); }
+void kv_compact(Gpu&, std::span<const KvView>, const KvWay&) { no_cuda(); }
 void kv_pack(Gpu&, const PackJob&) { no_cuda(); }
 
 std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const Tensor&) { no_cuda(); }

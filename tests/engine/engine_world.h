@@ -17,11 +17,7 @@ namespace riptide::testing {
 inline std::string demo_path() { return source_dir() + "/models/demo/laguna-demo.gguf"; }
 
 /// How long anything may take that a test waits for.
-#ifdef __SANITIZE_THREAD__
-inline constexpr std::chrono::seconds kPatience(1500);
-#else
-inline constexpr std::chrono::seconds kPatience(100);
-#endif
+inline constexpr std::chrono::seconds kPatience(kThreadSanitizer ? 5000 : 100);
 
 /// Small pages and chunks, so that every border is crossed.
 inline EngineOptions demo_options() {

@@ -39,35 +39,77 @@ class BytesHash {
     uint64_t lanes_[4] = {1, 2, 3, 4};
 };
 
-/// Every K/V row of every full layer up to the sequence's length; of window layers the rows that a further token may
-/// see, and recurrent state, as SequenceState::save() has them.
-inline uint64_t state_hash(const SequenceState& sequence) {
-    const KvCache& cache = sequence.cache();
-    BytesHash hash;
-    std::vector<std::byte> copy;
-    const auto add = [&](const void* from, int64_t bytes) {
-        const auto* at = static_cast<const std::byte*>(from);
-        if (cache.gpu() != nullptr) {
-            copy.resize(static_cast<size_t>(bytes));
-            cache.gpu()->to_host(copy.data(), from, bytes);
-            at = copy.data();
-        }
-        hash.add(at, static_cast<size_t>(bytes));
-    };
-    for (const KvView& view : cache.views()) {
-        if (view.k == nullptr || view.window > 0) continue;
-        int64_t left = sequence.length();
-        for (const int32_t page : sequence.pages()) {
-            const int64_t rows = std::min<int64_t>(left, view.page_rows), slot = int64_t{page} * view.page_rows;
-            if (rows <= 0) break;
-            add(view.k_row(slot, 0), rows * view.k_slot_bytes);
-            add(view.v_row(slot, 0), rows * view.v_slot_bytes);
-            left -= rows;
+/// Adds to a hash what lies in the memory of a sequence's device.
+class StateReader {
+  public:
+    explicit StateReader(const SequenceState& sequence) : sequence_(sequence), cache_(sequence.cache()) {}
+
+    /// K/V rows `begin` to `end` - 1 of every full layer.
+    void add_rows(BytesHash& hash, int64_t begin, int64_t end) {
+        for (const KvView& view : cache_.views()) {
+            if (view.k == nullptr || view.window > 0) continue;
+            for (int64_t row = begin; row < end;) {
+                const int64_t page = row / view.page_rows, rows = std::min(end, (page + 1) * view.page_rows) - row;
+                const int64_t slot =
+                    int64_t{sequence_.pages()[static_cast<size_t>(page)]} * view.page_rows + row % view.page_rows;
+                add(hash, view.k_row(slot, 0), rows * view.k_slot_bytes);
+                add(hash, view.v_row(slot, 0), rows * view.v_slot_bytes);
+                row += rows;
+            }
         }
     }
-    const std::vector<std::byte> bounded = sequence.save();
-    hash.add(bounded.data(), bounded.size());
+    /// Of window layers the rows that a further token may see, and recurrent state, as SequenceState::save() has them.
+    void add_bounded(BytesHash& hash) const {
+        const std::vector<std::byte> bounded = sequence_.save();
+        hash.add(bounded.data(), bounded.size());
+    }
+
+  private:
+    void add(BytesHash& hash, const void* from, int64_t bytes) {
+        const auto* at = static_cast<const std::byte*>(from);
+        if (cache_.gpu() != nullptr) {
+            copy_.resize(static_cast<size_t>(bytes));
+            cache_.gpu()->to_host(copy_.data(), from, bytes);
+            at = copy_.data();
+        }
+        hash.add(at, static_cast<size_t>(bytes));
+    }
+
+    const SequenceState& sequence_;
+    const KvCache& cache_;
+    std::vector<std::byte> copy_;
+};
+
+/// All of a sequence's K/V and recurrent state.
+inline uint64_t state_hash(const SequenceState& sequence) {
+    BytesHash hash;
+    StateReader reader(sequence);
+    reader.add_rows(hash, 0, sequence.length());
+    reader.add_bounded(hash);
     return hash.value();
+}
+
+/// What a step may have changed: the K/V rows of the last page and of the one before it, and all that is bounded.
+inline uint64_t newest_hash(const SequenceState& sequence) {
+    const int64_t page_rows = sequence.cache().options().page_rows, length = sequence.length();
+    BytesHash hash;
+    StateReader reader(sequence);
+    reader.add_rows(hash, std::max<int64_t>(0, ((length - 1) / page_rows - 1) * page_rows), length);
+    reader.add_bounded(hash);
+    return hash.value();
+}
+
+/// The K/V of every full page. Nobody writes there again, so what should not have been written is there to stay.
+inline std::vector<uint64_t> page_hashes(const SequenceState& sequence) {
+    const int64_t page_rows = sequence.cache().options().page_rows;
+    std::vector<uint64_t> pages;
+    StateReader reader(sequence);
+    for (int64_t end = page_rows; end <= sequence.length(); end += page_rows) {
+        BytesHash hash;
+        reader.add_rows(hash, end - page_rows, end);
+        pages.push_back(hash.value());
+    }
+    return pages;
 }
 
 }  // namespace riptide::testing

@@ -4,13 +4,47 @@
 // the two passes compute different things. So the CPU follows the GPU's choices, everything that both compute must
 // agree within the bounds of rounding.h, and each choice that is not the CPU's own must lie within what rounding does
 // to the scores. A rounding error has no preferred direction: it moves a product by |w| |error| / sqrt(D).
+//
+// The bounds count on errors that are passed on with a gain of about 1. Where what a head of Gated DeltaNet reads out
+// of its state nearly cancels, the norm behind it has a larger one: a row of qwen35_moe has heads whose readout is 0.03
+// and 0.06 of |S| |q|, an eighth and a quarter of what a random direction gives. There the gain is measured: passes of
+// the CPU with other weights, each element off by a random error of the size of the rounding.
+#include <random>
+
 #include "ops/moe.h"
+#include "quant/codec.h"
+#include "tests/models/fake_checkpoint.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {
 namespace {
 
 constexpr double kDeviations = 6;  // the largest of some 200,000 logits is expected at 4.7
+constexpr int kSamples = 16;       // which know a standard deviation to 18 %
+
+/// The checkpoint with all elements of matrices that are operands of products off by independent relative errors of
+/// standard deviation `error`, uniform: to each product of a row they do what errors of the row's elements do.
+FakeCheckpoint with_errors(const Checkpoint& checkpoint, double error, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<double> uniform(-std::sqrt(3.0), std::sqrt(3.0));
+    FakeCheckpoint out;
+    out.metadata() = checkpoint.metadata();
+    for (const TensorInfo& t : checkpoint.tensors()) {
+        const bool operand = t.shape.size() >= 2 && t.name.find("embed_tokens") == std::string::npos &&
+                             t.name.find("conv1d") == std::string::npos;
+        if (!operand) {
+            out.add_view(t.name, t.dtype, t.shape, t.bytes);
+            continue;
+        }
+        int64_t elements = 1;
+        for (const int64_t n : t.shape) elements *= n;
+        std::vector<float> values(static_cast<size_t>(elements));
+        dequantize(t.dtype, t.bytes.data(), values.data(), elements);
+        for (float& v : values) v *= static_cast<float>(1 + error * uniform(random));
+        out.add(t.name, DType::f32, t.shape, values);
+    }
+    return out;
+}
 
 struct Shares {
     double logits = 0, taps = 0, choices = 0;  // the largest, of their bounds
@@ -30,9 +64,33 @@ class Comparison {
           plain_(Variance::of(checkpoint_, std::ssize(tokens))),
           variance_(Variance::of(checkpoint_, std::ssize(tokens), rounding)) {}
 
-    void judge(Shares& shares, bool values) {
-        if (values) judge_taps(shares);
-        if (values) judge_logits(shares);
+    /// Measures the gain of every row, in place of taking it to be 1.
+    void measure(std::span<const int32_t> tokens, const OperandRounding& rounding) {
+        const std::vector<std::vector<float>> w = head_rows(checkpoint_);
+        head_error_.assign(judge_.logits.size() / w.size(), 0);
+        for (uint32_t seed = 0; seed < kSamples; ++seed) {
+            const FakeCheckpoint other = with_errors(checkpoint_, std::sqrt(rounding.product()), seed);
+            const auto model = load_model(other);
+            Pass sample = forward_pass(*model, nullptr, tokens, Family::decode, &seen_);
+            for (const auto& [key, values] : sample.taps) {
+                if (!key.ends_with("_out")) continue;
+                std::vector<double>& errors = tap_errors_[key];
+                errors.resize(values.size() / D_);
+                for (size_t r = 0; r < errors.size(); ++r) {
+                    const double d = distance(row_at(values, r, D_), row_at(judge_.taps[key], r, D_));
+                    errors[r] += d * d / kSamples;
+                }
+            }
+            for (size_t i = 0; i < judge_.logits.size(); ++i) {
+                const double d = (double{sample.logits[i]} - judge_.logits[i]) / norm2(w[i % w.size()]);
+                head_error_[i / w.size()] += d * d / (kSamples * static_cast<double>(w.size()));
+            }
+        }
+    }
+
+    void judge(Shares& shares) {
+        judge_taps(shares);
+        judge_logits(shares);
         for (int l = 0; l < layers_; ++l)
             if (!seen_.experts(l).empty()) judge_choices(l, shares);
     }
@@ -46,9 +104,11 @@ class Comparison {
                 ASSERT_EQ(mine.size(), theirs.size()) << key;
                 const std::vector<float>& residual = judge_.taps[fmt::format("tap.{}.layer_out", l)];
                 for (size_t r = 0; r < theirs.size() / D_; ++r) {
-                    const double allowed = 4 * std::sqrt(variance_.through[static_cast<size_t>(l)]);
-                    const double share = distance(row_at(mine, r, D_), row_at(theirs, r, D_)) /
-                                         (allowed * norm2(row_at(residual, r, D_)));
+                    const double allowed =
+                        tap_errors_.empty()
+                            ? 4 * std::sqrt(variance_.through[static_cast<size_t>(l)]) * norm2(row_at(residual, r, D_))
+                            : kDeviations * std::sqrt(tap_errors_[key][r]);
+                    const double share = distance(row_at(mine, r, D_), row_at(theirs, r, D_)) / allowed;
                     EXPECT_LE(share, 1) << key << ", row " << r;
                     shares.taps = std::max(shares.taps, share);
                 }
@@ -60,7 +120,9 @@ class Comparison {
         ASSERT_EQ(seen_.logits.size(), judge_.logits.size());
         for (size_t r = 0; r < judge_.logits.size() / w.size(); ++r) {
             const double x = norm2(row_at(judge_.taps["tap.norm"], r, D_));
-            const double allowed = kDeviations * x * std::sqrt(plain_.head + spread(variance_.head - plain_.head));
+            const double allowed =
+                kDeviations * (head_error_.empty() ? x * std::sqrt(plain_.head + spread(variance_.head - plain_.head))
+                                                   : std::sqrt(head_error_[r]));
             for (size_t v = 0; v < w.size(); ++v) {
                 const size_t at = r * w.size() + v;
                 const double share = std::abs(double{seen_.logits[at]} - judge_.logits[at]) / (allowed * norm2(w[v]));
@@ -145,6 +207,8 @@ class Comparison {
     int layers_;
     Pass seen_, judge_;
     Variance plain_, variance_;
+    std::map<std::string, std::vector<double>> tap_errors_;  // measured variances of rows' distances; empty: none
+    std::vector<double> head_error_;                         // of logits, by |w|
 };
 
 class RoundedTest : public ::testing::TestWithParam<std::string> {
@@ -153,29 +217,27 @@ class RoundedTest : public ::testing::TestWithParam<std::string> {
     bool floats() const {
         return std::find(float_fixtures().begin(), float_fixtures().end(), fixture.name) != float_fixtures().end();
     }
-    /// values: taps and logits too, not only choices.
-    void compare(Family family, const OperandRounding& rounding, bool values = true) {
+    void compare(Family family, const OperandRounding& rounding, bool measured = false) {
         const auto session = fixture.session();
         const auto cpu = load_model(session->checkpoint());
         Shares shares;
         for (const Prompt& prompt : fixture.prompts) {
             Comparison comparison(*session, *cpu, prompt.tokens, family, rounding);
-            comparison.judge(shares, values);
+            if (measured) comparison.measure(prompt.tokens, rounding);
+            comparison.judge(shares);
         }
         fmt::print(
             "{}: used {:.3f} of the bound on logits, {:.3f} on taps; {} of {} rows have other experts, {:.3f} of "
             "that bound\n",
             fixture.name, shares.logits, shares.taps, shares.rerouted, shares.rows, shares.choices);
-        EXPECT_GT(values ? shares.logits : shares.choices, 0.02) << "the bound is too loose to mean anything";
+        EXPECT_GT(shares.logits, 0.02) << "the bound is too loose to mean anything";
     }
 };
 INSTANTIATE_TEST_SUITE_P(All, RoundedTest, ::testing::ValuesIn(all_fixtures()), fixture_name);
 
 TEST_P(RoundedTest, prefill_computes_what_the_cpu_computes) {
     RT_GPU_ONLY();
-    // A row of qwen35_moe leaves the bounds on taps and logits by up to 1.8 times, and it is not known yet why: until
-    // then its routers' choices are judged.
-    compare(Family::prefill, OperandRounding::prefill(floats()), GetParam() != "qwen35_moe");
+    compare(Family::prefill, OperandRounding::prefill(floats()), GetParam() == "qwen35_moe");
 }
 
 /// Weights that decoding multiplies with int8 activations; for all others fixture_test.cpp is the judge.

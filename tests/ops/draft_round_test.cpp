@@ -296,13 +296,18 @@ TEST(kv_compact, moves_what_moving_each_row_moves) {
         DType k, v;
         int64_t head_dim;
     };
+    enum class By { row, device, host };
     for (const Types& types : {Types{DType::f32, DType::f16, 64}, Types{DType::q8_0, DType::q4_0, 128},
                                Types{DType::q8_0, DType::q8_0, 32}, Types{DType::f16, DType::f16, 6}})
         for (const int32_t window : {0, 7})
             for (const std::vector<int32_t>& path :
-                 {std::vector<int32_t>{0, 1, 2}, {0, 2, 3, 7, 20}, {0}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 19, 21}}) {
+                 {std::vector<int32_t>{0, 1, 2},
+                  {0, 2, 3, 7, 20},
+                  {0},
+                  {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 19, 21},
+                  {0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21}}) {
                 const auto kept = static_cast<int32_t>(path.size());
-                const auto result = [&](bool at_once) {
+                const auto result = [&](By by) {
                     OpContext op;
                     AttentionWorld world(op,
                                          {.heads = 1,
@@ -339,9 +344,11 @@ TEST(kv_compact, moves_what_moving_each_row_moves) {
                     batch.max_pages = static_cast<int32_t>(s.pages.size());
                     const Batch placed = op.batch(batch);
                     const KvView views[] = {KvView{}, world.view};
-                    if (at_once) {
+                    if (by == By::device) {
                         const std::vector<int32_t> count = {kept};
                         ops::kv_compact(op.ctx, views, placed, op.ints(path).data(), op.ints(count).data());
+                    } else if (by == By::host) {
+                        ops::kv_compact(op.ctx.gpu, views, {s.slot, s.pages, 5, path});
                     } else {
                         for (int32_t i = 0; i < kept; ++i)
                             ops::kv_move(op.ctx.gpu, world.view,
@@ -354,8 +361,10 @@ TEST(kv_compact, moves_what_moving_each_row_moves) {
                            std::string(static_cast<const char*>(stored.v),
                                        static_cast<size_t>(slots * stored.v_slot_bytes));
                 };
-                const std::string expected = result(false), got = result(true);
-                EXPECT_TRUE(expected == got) << dtype_name(types.k) << ", window " << window << ", " << kept << " rows";
+                const std::string expected = result(By::row), by_device = result(By::device),
+                                  by_host = result(By::host);
+                EXPECT_TRUE(expected == by_device && expected == by_host)
+                    << dtype_name(types.k) << ", window " << window << ", " << kept << " rows";
             }
 }
 
