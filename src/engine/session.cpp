@@ -76,6 +76,7 @@ void Session::plan_memory() {
     request.k_dtype = options_.k_dtype;
     request.v_dtype = options_.v_dtype;
     request.workspace = model_->workspace();
+    request.workspace.fixed += DeviceMasks::bytes(info.vocab_size);
     add_drafter(request, drafter_memory(options_.speculation, info, 1));
     plan_ = plan_gpu_memory(request);
     context_ = plan_.context;
