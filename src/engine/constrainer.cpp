@@ -91,7 +91,7 @@ AllowedSet AllowedTokens::at(ConstraintState& state) const {
 }
 
 std::span<const uint64_t> AllowedTokens::next() {
-    at(state_).write(words_);
+    place().write(words_);
     return words_;
 }
 

@@ -55,7 +55,9 @@ class AllowedTokens {
     /// One bit for each token, as Sampler::sample takes them; valid until the next call. Throws GrammarError if the
     /// form cannot be followed further.
     std::span<const uint64_t> next();
-    /// The same for the rows of a step that checks guesses: tokens[0] is the answer's last token, which it knows; the others are
+    /// The same, for whoever keeps masks. Valid as long as this.
+    AllowedSet place() { return at(state_); }
+    /// For the rows of a step that checks guesses: tokens[0] is the answer's last token, which it knows; the others are
     /// guesses, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each row
     /// to `out`, valid as long as this. No draw depends on what follows a guess that the form does not allow: there it is any token. Never
     /// throws GrammarError: see AllowedSet::error.

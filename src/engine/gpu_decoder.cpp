@@ -148,10 +148,16 @@ Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions
                                  : ops::most_likely(context_, logits);
 }
 
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
+/// For draws that are waited for.
+ops::SampleMasks GpuDecoder::masks_of(std::span<const AllowedSet> allowed) {
+    return allowed.empty() ? ops::SampleMasks() : masks_.upload(allowed, DeviceMasks::Use::rows);
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed) {
     const int64_t n = logits.rows();
     RT_ASSERT(pending() == 0);
-    const Tensor tokens = draw(logits, device_batch_.batch().positions, how);
+    const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
+    const Tensor tokens = draw(logits, device_batch_.batch().positions, slots, how, masks_of(allowed));
     tokens_.resize(static_cast<size_t>(n));
     context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;
@@ -160,11 +166,11 @@ std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
 std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,
                                                std::span<const AllowedSet> allowed) {
     const int64_t bytes = std::ssize(slots) * int64_t{sizeof(int32_t)};
-    RT_ASSERT(std::ssize(slots) <= kMostDraws && (allowed.empty() || allowed.size() == slots.size()));
+    RT_ASSERT(std::ssize(slots) <= kMostDraws);
     if (how == Draw::sampled) context_.gpu->to_device(drawn_slots_.data(), slots.data(), bytes);
     const Tensor tokens = draw(logits, device_batch_.batch().positions,
                                {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how,
-                               allowed.empty() ? ops::SampleMasks() : masks_.upload(allowed, DeviceMasks::Use::rows));
+                               masks_of(allowed));
     drawn_.resize(slots.size());
     context_.gpu->to_host(drawn_.data(), tokens.data, bytes);
     return drawn_;

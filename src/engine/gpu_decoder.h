@@ -65,10 +65,10 @@ class GpuDecoder {
     Tensor draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw);
     /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
     /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
-    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how);
-    /// The same for rows of several answers: slots[r] has the parameters of row r, and allowed[r] says what may be drawn
-    /// for it (empty: anything, else REQUIRES Draw::sampled). A step begun before may be pending; valid until the next
-    /// call of this.
+    /// `allowed`: what may be drawn for each row; empty: anything, else REQUIRES Draw::sampled.
+    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed = {});
+    /// The same for rows of several answers: slots[r] has the parameters of row r. A step begun before may be pending;
+    /// valid until the next call of this.
     std::span<const int32_t> draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,
                                        std::span<const AllowedSet> allowed = {});
     /// Steps started and not yet asked for.
@@ -81,6 +81,7 @@ class GpuDecoder {
     static constexpr int64_t kMostDraws = 256;  // rows
 
   private:
+    ops::SampleMasks masks_of(std::span<const AllowedSet> allowed);
     Tensor draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots, Draw draw,
                 const ops::SampleMasks& masks = {});
 

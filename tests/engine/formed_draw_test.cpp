@@ -112,7 +112,7 @@ void expect_same(const Outcome& device, const Outcome& host) {
 }
 
 TEST(FormedDraw, answers_in_a_crowd_are_those_that_the_host_draws) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (const uint64_t seed : brief<uint64_t>({1, 2, 3}, 1)) {
         const Crowd crowd{.requests = some_requests(false), .seed = seed};
         const Outcome host = crowd.run(Drawn::by_host), device = crowd.run(Drawn::by_device);
         expect_same(device, host);
@@ -122,7 +122,7 @@ TEST(FormedDraw, answers_in_a_crowd_are_those_that_the_host_draws) {
 }
 
 TEST(FormedDraw, a_lone_answer_runs_a_step_ahead_of_its_draws) {
-    for (Request request : some_requests(false)) {
+    for (const Request& request : brief(some_requests(false), 6)) {
         if (request.format.kind == AnswerFormat::Kind::any) continue;
         const Crowd one{.requests = {request}};
         const Outcome host = one.run(Drawn::by_host), device = one.run(Drawn::by_device);
@@ -187,6 +187,44 @@ TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the
     ASSERT_TRUE(without.heard[1].done);
     EXPECT_EQ(without.heard[1].done->reason, FinishReason::cancelled);
     for (size_t i = 2; i < crowd.requests.size(); ++i) EXPECT_EQ(without.heard[i].tokens, host.heard[i].tokens) << i;
+}
+
+TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_guesses) {
+    const auto session = Session::open(demo_path(), demo_options());
+    const auto checkpoint = open_checkpoint(demo_path());
+    const ModelText text(*checkpoint);
+    Constrainer constrainer;
+    const std::vector<int32_t> prompt = text.encode(TextPrompt{"Say [1, 2, 3] and [1, 2, 3] and [1, 2, 3] again:"}).tokens;
+    for (const Request& like : brief(some_requests(false), 6)) {
+        if (like.format.kind == AnswerFormat::Kind::any) continue;
+        GenerateRequest asked;
+        asked.prompt = prompt;
+        asked.sampling = like.sampling;
+        asked.sampling.stop_ids = text.stop_ids();
+        asked.tokenizer = text.tokenizer();
+        asked.constraint = constrainer.get(*text.tokenizer(), like.format);
+        const auto answer = [&](int64_t logprobs, std::shared_ptr<Drafter> drafter) {
+            SpeculationOptions options;
+            options.width = 4;
+            options.adaptive = false;
+            session->speculate(std::move(drafter), options);
+            session->clear();
+            asked.sampling.logprobs = logprobs;  // 0: drawn on the host
+            return session->generate(asked);
+        };
+        const GenerationResult host = answer(0, nullptr), device = answer(-1, nullptr);
+        EXPECT_EQ(device.tokens, host.tokens);
+        EXPECT_EQ(device.reason, host.reason);
+        std::vector<int32_t> whole = prompt;
+        whole.insert(whole.end(), host.tokens.begin(), host.tokens.end());
+        auto random = std::make_shared<std::mt19937>(5u);
+        const auto drafter = std::make_shared<TestDrafter>(
+            4, oracle(whole, 300, [random](int32_t) { return (*random)() % 4 == 0 ? 1 : 0; }));
+        const GenerationResult guessed = answer(-1, drafter);
+        EXPECT_EQ(guessed.tokens, host.tokens);
+        EXPECT_EQ(guessed.reason, host.reason);
+        EXPECT_TRUE(host.tokens.size() < 20 || guessed.decode_steps < host.decode_steps) << "guesses were right";
+    }
 }
 
 TEST(FormedDraw, a_pool_of_masks_keeps_the_last_used_and_tells_sets_apart) {
