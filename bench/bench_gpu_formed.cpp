@@ -1,5 +1,6 @@
-// Answers of a given form on a GPU: tokens a second where the device draws them, and where the host does; and of answers
-// of no form. The model's weights are random, its vocabulary is made up: words of lower-case letters, and single bytes.
+// Answers of a given form on a GPU: tokens a second where the device draws them, and where the host does; and of
+// answers of no form. The model's weights are random, its vocabulary is made up: words of lower-case letters, and
+// single bytes.
 //
 // bench_gpu_formed SHAPE:TYPE TOKENS ANSWERS
 #include <algorithm>
@@ -63,10 +64,12 @@ struct Bench {
         EngineStats stats;
         loop.report(stats);
         const double seconds = std::chrono::duration<double>(last - start).count();
-        fmt::print("{:28} {:7} {:2} answers: {:8.1f} tok/s, {:7.3f} ms a step, host {:6.3f} ms; {} tokens, {} drawn for a form by the device\n",
-                   form.name, how, answers, static_cast<double>(counted) / seconds,
-                   1e3 * seconds * static_cast<double>(answers) / static_cast<double>(std::max<int64_t>(1, counted)),
-                   1e3 * stats.host_seconds / static_cast<double>(stats.steps), drawn, stats.formed_rows);
+        fmt::print(
+            "{:28} {:7} {:2} answers: {:8.1f} tok/s, {:7.3f} ms a step, host {:6.3f} ms; {} tokens, {} drawn for a "
+            "form by the device\n",
+            form.name, how, answers, static_cast<double>(counted) / seconds,
+            1e3 * seconds * static_cast<double>(answers) / static_cast<double>(std::max<int64_t>(1, counted)),
+            1e3 * stats.host_seconds / static_cast<double>(stats.steps), drawn, stats.formed_rows);
     }
 };
 

@@ -58,9 +58,9 @@ class AllowedTokens {
     /// The same, for whoever keeps masks. Valid as long as this.
     AllowedSet place() { return at(state_); }
     /// For the rows of a step that checks guesses: tokens[0] is the answer's last token, which it knows; the others are
-    /// guesses, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each row
-    /// to `out`, valid as long as this. No draw depends on what follows a guess that the form does not allow: there it is any token. Never
-    /// throws GrammarError: see AllowedSet::error.
+    /// guesses, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each
+    /// row to `out`, valid as long as this. No draw depends on what follows a guess that the form does not allow: there
+    /// it is any token. Never throws GrammarError: see AllowedSet::error.
     void rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, std::vector<AllowedSet>& out) const;
     /// Goes on behind a token that was allowed.
     void accept(int32_t token);

@@ -61,7 +61,8 @@ bool EngineLoop::device_draws_rows() {
         const Answer& answer = answer_of(host_ids_[i]);
         const int64_t fed = std::ssize(item.tokens);
         const bool wanted = item.logits == StepRows::Logits::all || (item.logits == StepRows::Logits::last && fed == 1);
-        if (!wanted || item.sequence->length() < answer.usage.prompt || answer.free_draws() < fed || !device_draws(answer.sampling(), machine_.model().info().vocab_size) ||
+        if (!wanted || item.sequence->length() < answer.usage.prompt || answer.free_draws() < fed ||
+            !device_draws(answer.sampling(), machine_.model().info().vocab_size) ||
             !draws_rows(answer.sampling(), std::ssize(answer.tokens())))
             return false;
         rows += fed;

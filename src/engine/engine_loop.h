@@ -29,9 +29,9 @@ std::string cache_name(const std::string& weights, bool exact);
 /// On a GPU the device draws for all rows that it can (ops/sample.h): such a step is begun, the prompts' step is put
 /// behind it, and only then its tokens are waited for. While nothing but such rows is planned, steps run ahead of the
 /// host until an answer ends or `interrupted` says that there is news: settle then sees them as one.
-/// Other rows (log-probabilities, first tokens, answers computed again) are drawn here from copied logits, as all are on
-/// the CPU. For answers of a given form the host finds out what may come next while the step's layers run, and so one
-/// step is launched ahead, without its draw.
+/// Other rows (log-probabilities, first tokens, answers computed again) are drawn here from copied logits, as all are
+/// on the CPU. For answers of a given form the host finds out what may come next while the step's layers run, and so
+/// one step is launched ahead, without its draw.
 ///
 /// Not thread-safe: the engine's thread owns it. Functions throw only what ends the engine; errors of one request
 /// become its Failed.

@@ -121,8 +121,8 @@ bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
     // Steps that the device runs by itself show a drafter nothing: while guesses do not pay, answers leave it behind.
     const bool wants_layers = reads_layers() && speculator_->idle_steps() == 0;
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
-           (!answer.constrained() || machine_.decoder()->forward) && answer.free_draws() > 0 && item.logits == StepRows::Logits::last &&
-           !(wants_layers && follows(answer, item)) &&
+           (!answer.constrained() || machine_.decoder()->forward) && answer.free_draws() > 0 &&
+           item.logits == StepRows::Logits::last && !(wants_layers && follows(answer, item)) &&
            device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
@@ -147,7 +147,8 @@ bool EngineLoop::begin_on_device() {
     return true;
 }
 
-/// Finds out what may be drawn for device_rows_, whose layers are running, and has it drawn. False if an answer has ended.
+/// Finds out what may be drawn for device_rows_, whose layers are running, and has it drawn. False if an answer has
+/// ended.
 bool EngineLoop::draw_formed() {
     bool all = true;
     allowed_.clear();

@@ -182,8 +182,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
         Sampled sampled{.token = drawn};
         try {
             if (!row.empty())
-                sampled = sampler.sample(row, std::ssize(tokens_),
-                                         allowed ? allowed->next() : std::span<const uint64_t>());
+                sampled =
+                    sampler.sample(row, std::ssize(tokens_), allowed ? allowed->next() : std::span<const uint64_t>());
         } catch (const GrammarError&) {
             damaged = false;
             throw;

@@ -168,9 +168,9 @@ std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<c
     const int64_t bytes = std::ssize(slots) * int64_t{sizeof(int32_t)};
     RT_ASSERT(std::ssize(slots) <= kMostDraws);
     if (how == Draw::sampled) context_.gpu->to_device(drawn_slots_.data(), slots.data(), bytes);
-    const Tensor tokens = draw(logits, device_batch_.batch().positions,
-                               {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how,
-                               masks_of(allowed));
+    const Tensor tokens =
+        draw(logits, device_batch_.batch().positions,
+             {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how, masks_of(allowed));
     drawn_.resize(slots.size());
     context_.gpu->to_host(drawn_.data(), tokens.data, bytes);
     return drawn_;

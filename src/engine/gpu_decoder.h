@@ -49,11 +49,11 @@ class GpuDecoder {
     bool can_take_turns() const;
     /// Starts one more step.
     void launch();
-    /// A step in two, for answers of a given form: what may be drawn next depends on what was drawn last, which the host
-    /// learns while the model's layers run, and so is known before they are done. forward() starts a step without its
-    /// draw, behind the last one's, whose tokens may still be unknown here; draw() starts its draw, with what may come
-    /// in each row, when they are known. REQUIRES Draw::sampled; of draw(): nothing pending, and nothing else run since
-    /// forward(). A forward() without draw() is lost.
+    /// A step in two, for answers of a given form: what may be drawn next depends on what was drawn last, which the
+    /// host learns while the model's layers run, and so is known before they are done. forward() starts a step without
+    /// its draw, behind the last one's, whose tokens may still be unknown here; draw() starts its draw, with what may
+    /// come in each row, when they are known. REQUIRES Draw::sampled; of draw(): nothing pending, and nothing else run
+    /// since forward(). A forward() without draw() is lost.
     void forward();
     void draw(std::span<const AllowedSet> allowed);
     /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the

@@ -31,8 +31,8 @@ class MaskPool {
     void clear();
 
   private:
-    // Sets of one answer's place are alike if mask, end and stop ids are. A kept mask lives on, so that no other has its
-    // address; one that the constraint has forgotten and found again is another.
+    // Sets of one answer's place are alike if mask, end and stop ids are. A kept mask lives on, so that no other has
+    // its address; one that the constraint has forgotten and found again is another.
     using Key = std::pair<std::pair<const TokenMask*, bool>, std::vector<int32_t>>;
     struct Entry {
         std::shared_ptr<const TokenMask> mask;
@@ -45,8 +45,8 @@ class MaskPool {
     std::map<Key, std::list<Entry>::iterator> by_key_;
 };
 
-/// The same in a GPU's memory. A mask is uploaded when it is met first; from then on rows name it by its number, 4 bytes
-/// each. Takes its memory at the first use. Not thread-safe.
+/// The same in a GPU's memory. A mask is uploaded when it is met first; from then on rows name it by its number, 4
+/// bytes each. Takes its memory at the first use. Not thread-safe.
 class DeviceMasks {
   public:
     static constexpr int64_t kMostRows = 256;  // of a step, which may all differ
@@ -60,8 +60,9 @@ class DeviceMasks {
 
     /// Two uses that may be under way at a time.
     enum class Use { step, rows };
-    /// What rows may draw, in stream order, without waiting for the device; REQUIRES at most kMostRows, and that what was
-    /// drawn with the last result for this use has arrived. The arrays stay where they are: valid until the next call.
+    /// What rows may draw, in stream order, without waiting for the device; REQUIRES at most kMostRows, and that what
+    /// was drawn with the last result for this use has arrived. The arrays stay where they are: valid until the next
+    /// call.
     ops::SampleMasks upload(std::span<const AllowedSet> rows, Use use);
     /// Masks that had to be uploaded.
     int64_t uploaded() const { return uploaded_; }
@@ -72,8 +73,8 @@ class DeviceMasks {
     Gpu& gpu_;
     int64_t vocab_size_;
     MaskPool pool_;
-    DeviceMemory masks_, of_row_;  // [count, words]; [2][kMostRows]
-    PinnedMemory staged_;          // of each use: numbers of masks, then masks
+    DeviceMemory masks_, of_row_;    // [count, words]; [2][kMostRows]
+    PinnedMemory staged_;            // of each use: numbers of masks, then masks
     std::vector<int32_t> known_[2];  // what of_row_ holds
     int64_t uploaded_ = 0;
 };

@@ -121,8 +121,8 @@ class Session {
     /// On a GPU: decodes after `token`, up to `steps` tokens, calling on_token with each; stops when it returns false.
     /// The device draws, as `sampling` says, or (null) always the largest logit, and runs ahead of the host. The last
     /// token given is not yet part of the sequence. Throws Error if no token can be drawn; then everything is
-    /// forgotten, since K/V may be damaged. `forced`: see GpuDecoder::begin. `allowed`: what may be drawn next, asked for
-    /// once a step, behind on_token for the last one; REQUIRES sampling.
+    /// forgotten, since K/V may be damaged. `forced`: see GpuDecoder::begin. `allowed`: what may be drawn next, asked
+    /// for once a step, behind on_token for the last one; REQUIRES sampling.
     void decode_ahead(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
                       const ops::SampleStart* sampling = nullptr, std::span<const int32_t> forced = {},
                       const std::function<AllowedSet()>& allowed = {});

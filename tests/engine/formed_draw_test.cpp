@@ -75,7 +75,8 @@ std::vector<Request> some_requests(bool greedy) {
         {.kind = AnswerFormat::Kind::json_schema,
          .schema = parse_json(R"({"type": "object", "properties": {"n": {"type": "string", "maxLength": 20},
              "d": {"type": "string", "format": "date"}, "l": {"type": "array", "items": {"type": "integer"}}},
-             "required": ["n", "d", "l"]})", "schema")},
+             "required": ["n", "d", "l"]})",
+                              "schema")},
         regex("[ -~\\n]{150}")};
     std::vector<Request> requests;
     for (size_t i = 0; i < 18; ++i) {
@@ -189,12 +190,27 @@ TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the
     for (size_t i = 2; i < crowd.requests.size(); ++i) EXPECT_EQ(without.heard[i].tokens, host.heard[i].tokens) << i;
 }
 
+TEST(FormedDraw, weights_may_be_loaded_anew_between_answers) {
+    const auto engine = Engine::open(demo_path(), demo_options());
+    Request request = some_requests(false)[1];
+    const Heard before = ask(*engine, request);
+    EXPECT_EQ(engine->reload(demo_path()), 2);
+    const int64_t drawn = engine->stats().formed_rows;
+    const Heard after = ask(*engine, request);
+    EXPECT_EQ(after.tokens, before.tokens);
+    if (test_gpu() != nullptr) {
+        EXPECT_GT(drawn, 10);
+        EXPECT_GT(engine->stats().formed_rows, drawn);
+    }
+}
+
 TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_guesses) {
     const auto session = Session::open(demo_path(), demo_options());
     const auto checkpoint = open_checkpoint(demo_path());
     const ModelText text(*checkpoint);
     Constrainer constrainer;
-    const std::vector<int32_t> prompt = text.encode(TextPrompt{"Say [1, 2, 3] and [1, 2, 3] and [1, 2, 3] again:"}).tokens;
+    const std::vector<int32_t> prompt =
+        text.encode(TextPrompt{"Say [1, 2, 3] and [1, 2, 3] and [1, 2, 3] again:"}).tokens;
     for (const Request& like : brief(some_requests(false), 6)) {
         if (like.format.kind == AnswerFormat::Kind::any) continue;
         GenerateRequest asked;
@@ -231,10 +247,13 @@ TEST(FormedDraw, a_pool_of_masks_keeps_the_last_used_and_tells_sets_apart) {
     std::vector<std::shared_ptr<TokenMask>> masks;
     for (int i = 0; i < 6; ++i) masks.push_back(std::make_shared<TokenMask>(100));
     const std::vector<int32_t> stops = {7}, others = {7, 9};
-    const auto set = [&](size_t mask, bool end, const std::vector<int32_t>& ids) { return AllowedSet{masks[mask], end, ids, {}}; };
+    const auto set = [&](size_t mask, bool end, const std::vector<int32_t>& ids) {
+        return AllowedSet{masks[mask], end, ids, {}};
+    };
     MaskPool pool(4);
     std::vector<int32_t> numbers;
-    for (const AllowedSet& each : {set(0, false, stops), set(0, true, stops), set(0, true, others), set(1, false, stops)}) {
+    for (const AllowedSet& each :
+         {set(0, false, stops), set(0, true, stops), set(0, true, others), set(1, false, stops)}) {
         const MaskPool::Place place = pool.find(each);
         EXPECT_TRUE(place.fresh);
         numbers.push_back(place.number);
@@ -243,7 +262,7 @@ TEST(FormedDraw, a_pool_of_masks_keeps_the_last_used_and_tells_sets_apart) {
     std::sort(numbers.begin(), numbers.end());
     EXPECT_EQ(numbers, (std::vector<int32_t>{0, 1, 2, 3}));
     EXPECT_FALSE(pool.find(set(0, false, stops)).fresh);
-    EXPECT_TRUE(pool.find(set(2, false, stops)).fresh);   // in place of (0, true, stops)
+    EXPECT_TRUE(pool.find(set(2, false, stops)).fresh);  // in place of (0, true, stops)
     EXPECT_FALSE(pool.find(set(0, true, others)).fresh);
     EXPECT_TRUE(pool.find(set(0, true, stops)).fresh);
     EXPECT_EQ(pool.size(), 4);
@@ -261,7 +280,8 @@ TEST(FormedDraw, a_pool_of_masks_keeps_the_last_used_and_tells_sets_apart) {
         EXPECT_LT(place.number, 16);
         for (const auto& [mask, number] : last)
             EXPECT_TRUE(number != place.number || mask == masks[at].get() || place.fresh);
-        std::erase_if(last, [&](const auto& each) { return each.first == masks[at].get() || each.second == place.number; });
+        std::erase_if(last,
+                      [&](const auto& each) { return each.first == masks[at].get() || each.second == place.number; });
         last.emplace_back(masks[at].get(), place.number);
         if (last.size() > 16) last.erase(last.begin());
     }
@@ -284,8 +304,9 @@ TEST(FormedDraw, masks_in_a_gpus_memory_are_those_that_rows_ask_for) {
         }
         std::vector<AllowedSet> sets;
         for (size_t r = 0, n = 1 + random() % DeviceMasks::kMostRows; r < n; ++r)
-            sets.push_back(random() % 5 == 0 ? AllowedSet()
-                                             : AllowedSet{masks[random() % masks.size()], random() % 2 == 0, stops, {}});
+            sets.push_back(random() % 5 == 0
+                               ? AllowedSet()
+                               : AllowedSet{masks[random() % masks.size()], random() % 2 == 0, stops, {}});
         const auto use = step % 3 == 0 ? DeviceMasks::Use::rows : DeviceMasks::Use::step;
         const ops::SampleMasks uploaded = device.upload(sets, use);
         std::vector<int32_t> numbers(sets.size());

@@ -55,7 +55,8 @@ class HostDecoder {
     void start(int64_t slot, const ops::SampleStart& from) {
         EXPECT_TRUE(pending_.empty());
         SamplingParams params;
-        params.temperature = from.params.temperature, params.top_p = from.params.top_p, params.top_k = from.params.top_k;
+        params.temperature = from.params.temperature, params.top_p = from.params.top_p,
+        params.top_k = from.params.top_k;
         params.min_p = from.params.min_p, params.seed = from.params.seed, params.min_tokens = from.params.min_tokens;
         params.repetition_penalty = from.params.repetition, params.frequency_penalty = from.params.frequency;
         params.presence_penalty = from.params.presence;

@@ -1,4 +1,5 @@
-// Drawing from allowed tokens only: the same as from logits that are -infinity for all others, on the host and on a GPU.
+// Drawing from allowed tokens only: the same as from logits that are -infinity for all others, on the host and on a
+// GPU.
 #include <cstring>
 #include <optional>
 
@@ -147,7 +148,7 @@ TEST(SampleMask, no_allowed_token_or_a_damaged_logit_is_no_token_and_leaves_othe
     for (const size_t setting : {0, 1, 2, 4, 28}) {  // greedy, few, all, filter; with penalties
         std::vector<SampledAnswer> answers(5, SampledAnswer(all[setting], {}, vocab));
         Drawer drawer(answers, vocab);
-        std::vector<uint64_t> masks(3 * words);      // none, one, half
+        std::vector<uint64_t> masks(3 * words);  // none, one, half
         masks[words + 700 / 64] = uint64_t{1} << (700 % 64);
         std::fill(masks.begin() + static_cast<int64_t>(2 * words), masks.end(), 0x5555555555555555ull);
         std::vector<float> logits = normals(5 * 1000, 7, 2);

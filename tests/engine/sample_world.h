@@ -28,9 +28,15 @@ struct SampledAnswer {
         : params(params_), prompt(prompt_), sampler(params_, vocab, kStops, prompt_) {}
     ops::SampleStart start() const {
         ops::SampleStart start;
-        start.params = {params.temperature,       params.top_p,      params.min_p,
-                        params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
-                        params.top_k,             params.min_tokens, params.seed};
+        start.params = {params.temperature,
+                        params.top_p,
+                        params.min_p,
+                        params.repetition_penalty,
+                        params.frequency_penalty,
+                        params.presence_penalty,
+                        params.top_k,
+                        params.min_tokens,
+                        params.seed};
         start.logit_bias = params.logit_bias;
         start.stop_ids = kStops;
         start.prompt = prompt;
@@ -54,19 +60,20 @@ inline std::vector<SamplingParams> settings(int64_t vocab) {
         return p;
     };
     std::vector<SamplingParams> all = {
-        make(0, 0, 1, 0),         make(0.7, 20, 1, 0),      make(1, 0, 1, 0),        make(0.6, 20, 0.95, 0),
-        make(1, 0, 0.95, 0),      make(1, 40, 0.9, 0.05),   make(0.8, 0, 1, 0.05),   make(0.7, 64, 0.8, 0),
-        make(1.5, 1, 1, 0),       make(1, 256, 0.99, 0),    make(1, 257, 1, 0),      make(0.9, 700, 0.9, 0.01),
-        make(100, 0, 1, 0),       make(100, 0, 0.5, 0),     make(100, 0, 0.999, 1),  make(1e-4, 0, 1, 0),
-        make(1e-300, 0, 1, 0),    make(0.1, 3, 0.05, 0),    make(0.3, 0, 0.01, 0),   make(2, 0, 1, 1),
-        make(1, vocab, 0.7, 0),   make(1, vocab + 5, 1, 0), make(50, 100, 0.5, 0.9), make(1.2, 0, 0.999999, 0)};
+        make(0, 0, 1, 0),       make(0.7, 20, 1, 0),      make(1, 0, 1, 0),        make(0.6, 20, 0.95, 0),
+        make(1, 0, 0.95, 0),    make(1, 40, 0.9, 0.05),   make(0.8, 0, 1, 0.05),   make(0.7, 64, 0.8, 0),
+        make(1.5, 1, 1, 0),     make(1, 256, 0.99, 0),    make(1, 257, 1, 0),      make(0.9, 700, 0.9, 0.01),
+        make(100, 0, 1, 0),     make(100, 0, 0.5, 0),     make(100, 0, 0.999, 1),  make(1e-4, 0, 1, 0),
+        make(1e-300, 0, 1, 0),  make(0.1, 3, 0.05, 0),    make(0.3, 0, 0.01, 0),   make(2, 0, 1, 1),
+        make(1, vocab, 0.7, 0), make(1, vocab + 5, 1, 0), make(50, 100, 0.5, 0.9), make(1.2, 0, 0.999999, 0)};
     for (size_t i = 0, plain = all.size(); i < plain; ++i) {  // each once more with penalties
         SamplingParams p = all[i];
         p.repetition_penalty = i % 3 == 0 ? 1.3 : i % 3 == 1 ? 0.8 : 1;
         p.frequency_penalty = i % 2 == 0 ? 0.7 : -0.3;
         p.presence_penalty = i % 4 == 0 ? 1.1 : 0;
         p.min_tokens = static_cast<int64_t>(i % 5);
-        if (i % 2 == 0) p.logit_bias = {{static_cast<int32_t>(vocab / 2), 3.25}, {static_cast<int32_t>(vocab - 1), -100}};
+        if (i % 2 == 0)
+            p.logit_bias = {{static_cast<int32_t>(vocab / 2), 3.25}, {static_cast<int32_t>(vocab - 1), -100}};
         if (vocab == 1) p.logit_bias.clear();
         all.push_back(p);
     }
