@@ -149,8 +149,8 @@ struct Finish {
         return threshold(static_cast<uint32_t>(limits(row.params, draw.vocab) ? row.params.top_k : draw.vocab), top);
     }
 
-    /// Puts all possible tokens that reach the threshold into shared.values and shared.tokens, in any order. Returns their
-    /// number, which may be more than fit.
+    /// Puts all possible tokens that reach the threshold into shared.values and shared.tokens, in any order. Returns
+    /// their number, which may be more than fit.
     __device__ int gather(uint32_t least) {
         least = max(least, kHighImpossible + 1);
         if (threadIdx.x == 0) shared.found = 0;
@@ -214,8 +214,8 @@ struct Finish {
         __syncthreads();
     }
 
-    /// Whether so few groups have a possible token that a look at each of their tokens is cheap. False where none is likely
-    /// to be out: without a mask.
+    /// Whether so few groups have a possible token that a look at each of their tokens is cheap. False where none is
+    /// likely to be out: without a mask.
     __device__ bool few_possible() {
         if (row.mask == nullptr) return false;
         uint32_t count = 0;
@@ -280,7 +280,8 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
         if (first + 3 < draw.vocab) marks.w = row.marks[first + 3];
     }
     uint32_t allowed = 0xF;
-    if (row.mask != nullptr && first < draw.vocab) allowed = static_cast<uint32_t>(row.mask[first / 64] >> (first % 64));
+    if (row.mask != nullptr && first < draw.vocab)
+        allowed = static_cast<uint32_t>(row.mask[first / 64] >> (first % 64));
     const float logit[kTokensPerThread] = {logits.x, logits.y, logits.z, logits.w};
     const uint32_t mark[kTokensPerThread] = {marks.x, marks.y, marks.z, marks.w};
     const Mode mode = mode_of(row.params, draw.vocab);
