@@ -103,6 +103,10 @@ class Answer {
     Sampled draw(std::span<const float> logits, int64_t position);
     /// Whether the answer is held to a form.
     bool constrained() const { return allowed_.has_value(); }
+    /// What may come behind each row of a step that feeds the answer's last token and perhaps guesses below it,
+    /// appended to `out`; anything, if it is held to no form. See AllowedTokens::rows.
+    void allow_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
+                    std::vector<AllowedSet>& out) const;
     /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
     int64_t free_draws() const;
     /// What draw() forces where the thinking must end.

@@ -67,20 +67,50 @@ AllowedTokens::AllowedTokens(const std::shared_ptr<Constraint>& constraint, std:
     RT_CHECK(!stop_ids_.empty(), "an answer of a given form needs a stop id to end with: it excludes ignore_eos");
 }
 
-std::span<const uint64_t> AllowedTokens::next() {
-    const std::shared_ptr<const TokenMask> mask = state_.mask();
-    const std::size_t shared = std::min(words_.size(), mask->words.size());
-    std::copy_n(mask->words.begin(), shared, words_.begin());
-    std::fill(words_.begin() + static_cast<std::ptrdiff_t>(shared), words_.end(), uint64_t{0});
-    const bool can_end = state_.can_end();
-    for (const int32_t id : stop_ids_) {
+void AllowedSet::write(std::span<uint64_t> words) const {
+    const std::size_t shared = std::min(words.size(), mask->words.size());
+    std::copy_n(mask->words.begin(), shared, words.begin());
+    std::fill(words.begin() + static_cast<std::ptrdiff_t>(shared), words.end(), uint64_t{0});
+    for (const int32_t id : stop_ids) {
         const uint64_t bit = uint64_t{1} << (id % 64);
-        uint64_t& word = words_[static_cast<std::size_t>(id) / 64];
+        uint64_t& word = words[static_cast<std::size_t>(id) / 64];
         word = can_end ? word | bit : word & ~bit;
     }
-    if (std::all_of(words_.begin(), words_.end(), [](uint64_t word) { return word == 0; }))
-        throw GrammarError("the form that was asked for allows no further token, and is not complete");
+}
+
+AllowedSet AllowedTokens::at(ConstraintState& state) const {
+    AllowedSet set{state.mask(), state.can_end(), stop_ids_, {}};
+    if (set.can_end) return set;
+    for (std::size_t w = 0; w < std::min(words_.size(), set.mask->words.size()); ++w) {
+        uint64_t word = set.mask->words[w];  // found at once, as a rule: there are few words without any token
+        for (const int32_t id : stop_ids_)
+            if (static_cast<std::size_t>(id) / 64 == w) word &= ~(uint64_t{1} << (id % 64));
+        if (word != 0) return set;
+    }
+    throw GrammarError("the form that was asked for allows no further token, and is not complete");
+}
+
+std::span<const uint64_t> AllowedTokens::next() {
+    place().write(words_);
     return words_;
+}
+
+void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
+                         std::vector<AllowedSet>& out) const {
+    std::vector<std::optional<ConstraintState>> states(tokens.size());  // none: the form does not come here
+    for (std::size_t r = 0; r < tokens.size(); ++r) {
+        if (r == 0) states[r] = state_;
+        else states[r] = states[parents.empty() ? r - 1 : static_cast<std::size_t>(parents[r])];
+        AllowedSet set;
+        try {
+            if (states[r] && r > 0 && !states[r]->accept(tokens[r])) states[r].reset();
+            if (states[r]) set = at(*states[r]);
+        } catch (const GrammarError& error) {
+            states[r].reset();
+            set.error = error.what();
+        }
+        out.push_back(std::move(set));
+    }
 }
 
 void AllowedTokens::accept(int32_t token) {

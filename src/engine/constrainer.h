@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +34,18 @@ class Constrainer {
     std::list<std::pair<std::string, std::shared_ptr<Constraint>>> kept_;  // the last used first
 };
 
+/// What may come at one place of an answer of a given form. Cheap to copy.
+struct AllowedSet {
+    std::shared_ptr<const TokenMask> mask;  // null: any token
+    bool can_end = false;                   // whether the stop ids may come too
+    std::span<const int32_t> stop_ids;      // the answer's
+    std::string error;                      // why it could not be found out; then the mask is null
+
+    bool any_token() const { return mask == nullptr; }
+    /// One bit for each token, as Sampler::sample takes them. REQUIRES !any_token(); the size is the vocabulary's.
+    void write(std::span<uint64_t> words) const;
+};
+
 /// What may be drawn for one answer that is held to a form.
 class AllowedTokens {
   public:
@@ -42,10 +55,19 @@ class AllowedTokens {
     /// One bit for each token, as Sampler::sample takes them; valid until the next call. Throws GrammarError if the
     /// form cannot be followed further.
     std::span<const uint64_t> next();
+    /// The same, for whoever keeps masks. Valid as long as this.
+    AllowedSet place() { return at(state_); }
+    /// For the rows of a step that checks guesses: tokens[0] is the answer's last token, which it knows; the others are
+    /// guesses, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each
+    /// row to `out`, valid as long as this. No draw depends on what follows a guess that the form does not allow: there
+    /// it is any token. Never throws GrammarError: see AllowedSet::error.
+    void rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, std::vector<AllowedSet>& out) const;
     /// Goes on behind a token that was allowed.
     void accept(int32_t token);
 
   private:
+    AllowedSet at(ConstraintState& state) const;
+
     ConstraintState state_;
     std::vector<int32_t> stop_ids_;
     std::vector<uint64_t> words_;

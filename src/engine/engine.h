@@ -72,6 +72,7 @@ struct EngineStats {
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right
+    int64_t formed_rows = 0;                      // of answers of a given form, that the device drew for
     struct DraftSlot {
         int64_t reached = 0, accepted = 0;  // times that guesses for this many tokens ahead were looked at; were right
     };

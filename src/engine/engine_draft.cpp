@@ -61,15 +61,15 @@ bool EngineLoop::device_draws_rows() {
         const Answer& answer = answer_of(host_ids_[i]);
         const int64_t fed = std::ssize(item.tokens);
         const bool wanted = item.logits == StepRows::Logits::all || (item.logits == StepRows::Logits::last && fed == 1);
-        if (!wanted || item.sequence->length() < answer.usage.prompt || answer.constrained() ||
-            answer.free_draws() < fed || !device_draws(answer.sampling(), machine_.model().info().vocab_size) ||
+        if (!wanted || item.sequence->length() < answer.usage.prompt || answer.free_draws() < fed ||
+            !device_draws(answer.sampling(), machine_.model().info().vocab_size) ||
             !draws_rows(answer.sampling(), std::ssize(answer.tokens())))
             return false;
         rows += fed;
     }
     if (rows > GpuDecoder::kMostDraws) return false;
     const bool largest = std::all_of(host_ids_.begin(), host_ids_.end(), [&](RequestId id) {
-        return plainly_greedy(answer_of(id).sampling());
+        return plainly_greedy(answer_of(id).sampling()) && !answer_of(id).constrained();
     });
     row_draw_ = largest ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled;
     for (size_t i = 0; i < host_items_.size() && !largest; ++i) {
@@ -79,20 +79,34 @@ bool EngineLoop::device_draws_rows() {
     return true;
 }
 
-/// What the rows of a step are drawn from.
-EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, bool on_device) {
+/// What the rows of a step are drawn from. What answers of a given form allow is found out while it runs.
+EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, std::span<const RequestId> ids,
+                                             bool on_device) {
+    row_slots_.clear();
+    row_allowed_.clear();
+    const auto constrained = [&](RequestId id) { return answers_.contains(id) && answer_of(id).constrained(); };
+    const bool formed = on_device && std::any_of(ids.begin(), ids.end(), constrained);
+    for (size_t i = 0; on_device && i < items.size(); ++i) {
+        const StepItem& item = items[i];
+        row_slots_.insert(row_slots_.end(), item.tokens.size(), item.sequence->slot());
+        if (!constrained(ids[i])) row_allowed_.resize(row_slots_.size());
+        else answer_of(ids[i]).allow_rows(item.tokens, item.parents, row_allowed_);
+        stats_.formed_rows += constrained(ids[i]) ? std::ssize(item.tokens) : 0;
+    }
+    if (!formed) row_allowed_.clear();
     const Waiting waiting_for(waited_);
     if (!on_device) return {machine_.logits(), {}};
-    row_slots_.clear();
-    for (const StepItem& item : items)
-        row_slots_.insert(row_slots_.end(), item.tokens.size(), item.sequence->slot());
-    return {{}, machine_.decoder()->draw_rows(row_slots_, row_draw_)};
+    return {{}, machine_.decoder()->draw_rows(row_slots_, row_draw_, row_allowed_)};
 }
 
 /// The token behind a row. Throws what Sampler::sample does.
 Sampled EngineLoop::draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position) {
     if (rows.tokens.empty())
         return answer.draw({rows.logits.row(row), static_cast<size_t>(rows.logits.row_elements())}, position);
+    if (!row_allowed_.empty()) {
+        const std::string& error = row_allowed_[static_cast<size_t>(row)].error;
+        if (!error.empty()) throw GrammarError(error);
+    }
     Sampled out;
     out.token = rows.tokens[static_cast<size_t>(row)];
     RT_CHECK(out.token >= 0, "{}", no_token(position));
@@ -110,6 +124,10 @@ void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnR
         Sampled sampled;
         try {
             sampled = draw_row(answer, rows, row + r, length + std::ssize(answer.path));
+        } catch (const GrammarError& error) {  // the model is as it should be
+            fail(answer, error.kind(), error.what());
+            failed = true;
+            return -1;
         } catch (const Error& error) {
             damaged(answer, error.what());
             failed = true;

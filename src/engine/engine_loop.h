@@ -29,8 +29,9 @@ std::string cache_name(const std::string& weights, bool exact);
 /// On a GPU the device draws for all rows that it can (ops/sample.h): such a step is begun, the prompts' step is put
 /// behind it, and only then its tokens are waited for. While nothing but such rows is planned, steps run ahead of the
 /// host until an answer ends or `interrupted` says that there is news: settle then sees them as one.
-/// Other rows (log-probabilities, first tokens, answers of a given form or computed again) are drawn here from copied
-/// logits, as all are on the CPU.
+/// Other rows (log-probabilities, first tokens, answers computed again) are drawn here from copied logits, as all are
+/// on the CPU. For answers of a given form the host finds out what may come next while the step's layers run, and so
+/// one step is launched ahead, without its draw.
 ///
 /// Not thread-safe: the engine's thread owns it. Functions throw only what ends the engine; errors of one request
 /// become its Failed.
@@ -110,7 +111,7 @@ class EngineLoop {
         std::span<const int32_t> tokens;
     };
     bool device_draws_rows();
-    DrawnRows drawn_rows(std::span<const StepItem> items, bool on_device);
+    DrawnRows drawn_rows(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device);
     Sampled draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position);
     void draw_drafted(Answer& answer, const StepItem& item, const DrawnRows& rows, int64_t row);
     void make_speculator();
@@ -124,7 +125,8 @@ class EngineLoop {
     void run(const StepPlan& plan);
     void split(const StepPlan& plan);
     bool device_can_draw(const Answer& answer, const StepItem& item);
-    void begin_on_device();
+    bool begin_on_device();
+    bool draw_formed();
     bool next_from_device();
     int64_t run_on_device(int64_t steps);
     void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
@@ -160,6 +162,9 @@ class EngineLoop {
     GpuDecoder::Draw row_draw_ = GpuDecoder::Draw::largest;
     std::vector<int32_t> row_slots_;
     bool device_samples_ = false;  // by its slots' parameters; else the largest logits
+    bool device_formed_ = false;   // answers of a given form are among device_rows_
+    std::vector<AllowedSet> allowed_;      // what may be drawn for device_rows_
+    std::vector<AllowedSet> row_allowed_;  // for the rows of host_items_; empty: anything
     std::optional<Error> step_error_;
 
     // The prompts' step, which may be under way for several steps.

@@ -69,7 +69,7 @@ void EngineLoop::run(const StepPlan& plan) {
     int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
     for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
     int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
-    if (!device_rows_.empty()) begin_on_device();
+    if (!device_rows_.empty() && !begin_on_device()) steps = 1;
     if (!host_items_.empty()) {
         run_part(host_items_, host_ids_, Family::decode);
         decoded_us = now_us();
@@ -120,23 +120,50 @@ void EngineLoop::split(const StepPlan& plan) {
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
     // Steps that the device runs by itself show a drafter nothing: while guesses do not pay, answers leave it behind.
     const bool wants_layers = reads_layers() && speculator_->idle_steps() == 0;
-    return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() && !answer.constrained() &&
-           answer.free_draws() > 0 && item.logits == StepRows::Logits::last &&
-           !(wants_layers && follows(answer, item)) &&
+    return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
+           (!answer.constrained() || machine_.decoder()->forward) && answer.free_draws() > 0 &&
+           item.logits == StepRows::Logits::last && !(wants_layers && follows(answer, item)) &&
            device_draws(answer.sampling(), machine_.model().info().vocab_size);
 }
 
-/// Starts the first step of device_rows_.
-void EngineLoop::begin_on_device() {
+/// Starts the first step of device_rows_. False if an answer has ended.
+bool EngineLoop::begin_on_device() {
     const DecodeDevice& decoder = *machine_.decoder();
-    device_samples_ = std::any_of(device_rows_.begin(), device_rows_.end(),
-                                  [](const DeviceRow& row) { return !plainly_greedy(row.answer->sampling()); });
+    device_formed_ = std::any_of(device_rows_.begin(), device_rows_.end(),
+                                 [](const DeviceRow& row) { return row.answer->constrained(); });
+    device_samples_ = device_formed_ || std::any_of(device_rows_.begin(), device_rows_.end(), [](const DeviceRow& row) {
+                          return !plainly_greedy(row.answer->sampling());
+                      });
     for (size_t r = 0; device_samples_ && r < device_rows_.size(); ++r) {
         const Answer& answer = *device_rows_[r].answer;
         start_slot(answer, decode_rows_[r].slot, std::ssize(answer.tokens()));
     }
     decoder.begin(decode_rows_, device_samples_ ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest);
+    if (device_formed_) {
+        decoder.forward();
+        return draw_formed();
+    }
     decoder.launch();
+    return true;
+}
+
+/// Finds out what may be drawn for device_rows_, whose layers are running, and has it drawn. False if an answer has
+/// ended.
+bool EngineLoop::draw_formed() {
+    bool all = true;
+    allowed_.clear();
+    for (size_t r = 0; r < device_rows_.size(); ++r) {
+        DeviceRow& row = device_rows_[r];
+        row.answer->allow_rows(std::span(&decode_rows_[r].token, 1), {}, allowed_);
+        stats_.formed_rows += row.answer->constrained() ? 1 : 0;
+        if (row.over || allowed_.back().error.empty()) continue;
+        const GrammarError error(allowed_.back().error);  // the model is as it should be
+        fail(*row.answer, error.kind(), error.what());
+        row.over = true;
+        all = false;
+    }
+    machine_.decoder()->draw(allowed_);
+    return all;
 }
 
 /// Makes the device's sampler know an answer, unless it does with at least so many of its tokens.
@@ -172,17 +199,22 @@ bool EngineLoop::next_from_device() {
     return all;
 }
 
-/// One step, or as many as there is room for, each launched before its predecessors' tokens are known here. Returns how
-/// many.
+/// One step, or as many as there is room for, each launched before its predecessors' tokens are known here; its draw
+/// behind them, where what may be drawn depends on them. Returns how many.
 int64_t EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
     const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
     bool more = true;
     int64_t taken = 0;
     for (int64_t launched = 1; taken < launched; ++taken) {
-        for (; more && launched < std::min(steps, taken + kAhead); ++launched) decoder.launch();
+        const bool formed = device_formed_ && more && launched < steps;
+        if (formed) decoder.forward();
+        for (; !device_formed_ && more && launched < std::min(steps, taken + kAhead); ++launched) decoder.launch();
         more = next_from_device() && more;
         if (more && steps > 1) more = !interrupted_() && now_us() < deadline;
+        if (!formed || !more) continue;
+        more = draw_formed();
+        ++launched;
     }
     stats_.steps += taken - 1;  // step() counts the first
     stats_.decode_rows += (taken - 1) * std::ssize(device_rows_);
@@ -248,7 +280,7 @@ void EngineLoop::commit_state(const StepItem& item, RequestId id) {
 
 /// The tokens that follow a step's rows, drawn here or, `on_device`, by the device for all of them.
 void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device) {
-    const DrawnRows drawn = drawn_rows(items, on_device);
+    const DrawnRows drawn = drawn_rows(items, ids, on_device);
     int64_t row = 0;
     for (size_t i = 0; i < items.size(); ++i) {
         const StepItem& item = items[i];

@@ -181,8 +181,9 @@ GenerationResult Session::generate(const GenerateRequest& request) {
                  tokens_.size());
         Sampled sampled{.token = drawn};
         try {
-            const std::span<const uint64_t> fitting = allowed ? allowed->next() : std::span<const uint64_t>();
-            if (!row.empty()) sampled = sampler.sample(row, std::ssize(tokens_), fitting);
+            if (!row.empty())
+                sampled =
+                    sampler.sample(row, std::ssize(tokens_), allowed ? allowed->next() : std::span<const uint64_t>());
         } catch (const GrammarError&) {
             damaged = false;
             throw;
@@ -200,15 +201,17 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     };
     try {
         bool more = !logits.empty() && take(logits, -1);
-        if (more && speculator_ && !allowed) {
-            decode_drafted(request, result, answer.stop_ids(), answer.most(), decoded);
-        } else if (more && gpu_ && !allowed && device_draws(request.sampling, model_->info().vocab_size)) {
+        if (more && speculator_) {
+            decode_drafted(request, result, answer.stop_ids(), answer.most(), decoded, allowed ? &*allowed : nullptr);
+        } else if (more && gpu_ && device_draws(request.sampling, model_->info().vocab_size)) {
             // The device runs ahead: the token that a step draws is not yet part of the sequence when it is taken.
             const ops::SampleStart start =
                 sample_start(request.sampling, answer.stop_ids(), request.prompt, result.tokens);
+            std::function<AllowedSet()> place;
+            if (allowed) place = [&] { return allowed->place(); };
             decode_ahead(
                 result.tokens.back(), answer.wanted(), [&](int32_t token) { return decoded({}, token); },
-                plainly_greedy(request.sampling) ? nullptr : &start);
+                plainly_greedy(request.sampling) && !allowed ? nullptr : &start, {}, place);
             result.decode_steps = result.decoded_tokens;
         } else {
             while (more) {

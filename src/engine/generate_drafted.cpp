@@ -68,8 +68,10 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
     const Tensor logits = runner_->step(std::span(&item, 1), Family::decode);
     Tensor host;
     std::span<const int32_t> drawn;
+    std::vector<AllowedSet> allowed;  // found out while the step runs
+    if (draws.on_device && draws.allowed != nullptr) draws.allowed->rows(tokens, parents, allowed);
     try {
-        if (draws.on_device) drawn = decoder_->draw_rows(logits, draws.how);
+        if (draws.on_device) drawn = decoder_->draw_rows(logits, draws.how, allowed);
         else host = on_host(logits);
         if (!gpu_) checkpoint_->check_intact();
     } catch (...) {
@@ -81,6 +83,8 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
     try {
         walk(tree, path, [&](int32_t row) {
             tokens_.push_back(tokens[static_cast<size_t>(row)]);
+            if (!allowed.empty() && !allowed[static_cast<size_t>(row)].error.empty())
+                throw GrammarError(allowed[static_cast<size_t>(row)].error);
             return draws.on_device ? draws.take({}, drawn[static_cast<size_t>(row)])
                                    : draws.take({host.row(row), vocab}, -1);
         });
@@ -117,10 +121,12 @@ void Session::check_guesses(GenerationResult& result, const RowDraws& draws, int
 }
 
 void Session::decode_drafted(const GenerateRequest& request, GenerationResult& result,
-                             std::span<const int32_t> stop_ids, int64_t max_tokens, const TakeToken& take) {
+                             std::span<const int32_t> stop_ids, int64_t max_tokens, const TakeToken& take,
+                             AllowedTokens* allowed) {
     Speculator& speculator = *speculator_;
     const SamplingParams& sampling = request.sampling;
-    const bool greedy = plainly_greedy(sampling), device = gpu_ && device_draws(sampling, model_->info().vocab_size);
+    const bool greedy = plainly_greedy(sampling) && allowed == nullptr,
+               device = gpu_ && device_draws(sampling, model_->info().vocab_size);
     std::vector<int32_t>& answer = result.tokens;
     speculator.clear_stats();
     speculator.begin(kSequence, tokens_);
@@ -130,7 +136,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         more = take(logits, drawn);
         return more ? answer.back() : -1;
     };
-    RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token};
+    RowDraws draws{false, greedy ? GpuDecoder::Draw::largest : GpuDecoder::Draw::sampled, take_token, allowed};
     // Steps that the device runs by itself capture no layers.
     const bool may_run_ahead = device && speculator.drafter().capture_layers().empty();
     const auto start_drawing = [&] {
@@ -141,7 +147,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         const auto known = std::ssize(answer);
         const auto fresh = [&] { return std::span(answer).subspan(static_cast<size_t>(known)); };
         const int64_t idle = speculator.idle_steps(), wanted = max_tokens - known;
-        if (wants_rounds(speculator) && device_draws(sampling, model_->info().vocab_size) &&
+        if (allowed == nullptr && wants_rounds(speculator) && device_draws(sampling, model_->info().vocab_size) &&
             draws_rows(sampling, known) && can_run_rounds()) {
             start_drawing();
             RoundSpan span{round_draws(request, stop_ids), take, answer, wanted};
@@ -154,9 +160,11 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         if (idle > 0 && may_run_ahead) {
             const ops::SampleStart from = sample_start(sampling, stop_ids, request.prompt, answer);
             const int64_t before = std::ssize(tokens_);
+            std::function<AllowedSet()> place;
+            if (allowed != nullptr) place = [&] { return allowed->place(); };
             decode_ahead(
                 answer.back(), std::min(idle, wanted), [&](int32_t drawn) { return take_token({}, drawn) >= 0; },
-                greedy ? nullptr : &from);
+                greedy ? nullptr : &from, {}, place);
             const int64_t steps = std::ssize(tokens_) - before;
             result.decode_steps += steps;
             speculator.idled(steps, seconds_since(start));

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "ops/topk.h"
@@ -16,13 +17,14 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       device_batch_(device_batch),
       sequences_(sequences),
       slots_(*context.gpu, sequences, model.info().vocab_size),
+      masks_(*context.gpu, model.info().vocab_size),
       ring_memory_(*context.gpu, kRingSteps * sequences * int64_t{sizeof(uint64_t)}),
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (sequences + kForced) * int64_t{sizeof(int32_t)},
                    "step counter"),
       one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
       drawn_slots_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
       next_slot_(context.gpu, sizeof(int32_t), "slot of the next state") {
-    for (RecordedSteps* kind : {&largest_, &sampled_})
+    for (RecordedSteps* kind : {&largest_, &sampled_, &forward_})
         for (auto& steps : *kind) steps.resize(static_cast<size_t>(sequences));
     const std::vector<int32_t> zeros(kMostDraws);
     context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
@@ -94,6 +96,25 @@ void GpuDecoder::launch() {
     ++launched_;
 }
 
+void GpuDecoder::forward() {
+    RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && !in_turns_);
+    context_.family = Family::decode;
+    logits_ = forward_[gapped_][static_cast<size_t>(rows_ - 1)].run(context_, [&] {
+        return model_.forward(context_, device_batch_.batch(), {cache_.views(), cache_.delta().views()});
+    });
+}
+
+void GpuDecoder::draw(std::span<const AllowedSet> allowed) {
+    RT_ASSERT(pending() == 0 && logits_.rows() == rows_ && std::ssize(allowed) == rows_);
+    const Batch& batch = device_batch_.batch();
+    const Tensor tokens =
+        ops::sample(context_, std::exchange(logits_, {}), slots_.state(), batch.positions,
+                    row_slots_.first(static_cast<size_t>(rows_)), true, masks_.upload(allowed, DeviceMasks::Use::step));
+    ops::advance(context_, tokens, batch, ring_);
+    if (context_.on_op) context_.on_op({});
+    ++launched_;
+}
+
 std::span<const int32_t> GpuDecoder::next() {
     RT_ASSERT(pending() > 0);
     tokens_.resize(static_cast<size_t>(rows_));
@@ -119,28 +140,37 @@ Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions
 }
 
 Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots,
-                        Draw draw) {
+                        Draw draw, const ops::SampleMasks& masks) {
     const int64_t n = logits.rows();
+    RT_ASSERT(masks.of_row.empty() || draw == Draw::sampled);
     RT_ASSERT(n >= 1 && n <= kMostDraws && n == std::ssize(positions) && n == std::ssize(slots));
-    return draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(), positions, slots, false)
+    return draw == Draw::sampled ? ops::sample(context_, logits, slots_.state(), positions, slots, false, masks)
                                  : ops::most_likely(context_, logits);
 }
 
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how) {
+/// For draws that are waited for.
+ops::SampleMasks GpuDecoder::masks_of(std::span<const AllowedSet> allowed) {
+    return allowed.empty() ? ops::SampleMasks() : masks_.upload(allowed, DeviceMasks::Use::rows);
+}
+
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed) {
     const int64_t n = logits.rows();
     RT_ASSERT(pending() == 0);
-    const Tensor tokens = draw(logits, device_batch_.batch().positions, how);
+    const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
+    const Tensor tokens = draw(logits, device_batch_.batch().positions, slots, how, masks_of(allowed));
     tokens_.resize(static_cast<size_t>(n));
     context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
     return tokens_;
 }
 
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how) {
+std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,
+                                               std::span<const AllowedSet> allowed) {
     const int64_t bytes = std::ssize(slots) * int64_t{sizeof(int32_t)};
     RT_ASSERT(std::ssize(slots) <= kMostDraws);
     if (how == Draw::sampled) context_.gpu->to_device(drawn_slots_.data(), slots.data(), bytes);
-    const Tensor tokens = draw(logits, device_batch_.batch().positions,
-                               {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how);
+    const Tensor tokens =
+        draw(logits, device_batch_.batch().positions,
+             {reinterpret_cast<const int32_t*>(drawn_slots_.data()), slots.size()}, how, masks_of(allowed));
     drawn_.resize(slots.size());
     context_.gpu->to_host(drawn_.data(), tokens.data, bytes);
     return drawn_;

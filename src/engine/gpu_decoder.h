@@ -8,6 +8,7 @@
 
 #include "cache/batch_builder.h"
 #include "engine/device_batch.h"
+#include "engine/mask_pool.h"
 #include "engine/recorded_step.h"
 #include "models/model.h"
 #include "ops/advance.h"
@@ -48,6 +49,13 @@ class GpuDecoder {
     bool can_take_turns() const;
     /// Starts one more step.
     void launch();
+    /// A step in two, for answers of a given form: what may be drawn next depends on what was drawn last, which the
+    /// host learns while the model's layers run, and so is known before they are done. forward() starts a step without
+    /// its draw, behind the last one's, whose tokens may still be unknown here; draw() starts its draw, with what may
+    /// come in each row, when they are known. REQUIRES Draw::sampled; of draw(): nothing pending, and nothing else run
+    /// since forward(). A forward() without draw() is lost.
+    void forward();
+    void draw(std::span<const AllowedSet> allowed);
     /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the
     /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
     /// on means nothing. Throws Error if the device fails.
@@ -57,10 +65,12 @@ class GpuDecoder {
     Tensor draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw);
     /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
     /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
-    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how);
+    /// `allowed`: what may be drawn for each row; empty: anything, else REQUIRES Draw::sampled.
+    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed = {});
     /// The same for rows of several answers: slots[r] has the parameters of row r. A step begun before may be pending;
     /// valid until the next call of this.
-    std::span<const int32_t> draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how);
+    std::span<const int32_t> draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,
+                                       std::span<const AllowedSet> allowed = {});
     /// Steps started and not yet asked for.
     int64_t pending() const { return launched_ - taken_; }
     /// Waits for all that was launched and forgets it.
@@ -71,7 +81,9 @@ class GpuDecoder {
     static constexpr int64_t kMostDraws = 256;  // rows
 
   private:
-    Tensor draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots, Draw draw);
+    ops::SampleMasks masks_of(std::span<const AllowedSet> allowed);
+    Tensor draw(const Tensor& logits, std::span<const int32_t> positions, std::span<const int32_t> slots, Draw draw,
+                const ops::SampleMasks& masks = {});
 
     const Model& model_;
     KvCache& cache_;
@@ -81,13 +93,15 @@ class GpuDecoder {
     BatchBuilder builder_;
     /// [rows - 1]; of rows without and with gaps (Batch::gaps)
     using RecordedSteps = std::array<std::vector<RecordedStep>, 2>;
-    RecordedSteps largest_, sampled_;
+    RecordedSteps largest_, sampled_, forward_;
     RecordedStep turns_[2][2];  // one row without and with gaps: largest, sampled
     bool in_turns_ = false;
     Draw draw_ = Draw::largest;
     bool gapped_ = false;       // of the running begin()
     int64_t rows_ = 0;  // of the running begin()
     ops::SampleSlots slots_;
+    DeviceMasks masks_;
+    Tensor logits_;  // of forward(), until draw()
     PinnedMemory ring_memory_;
     DeviceMemory step_memory_;  // step, forced_size, slot of each row, forced tokens
     ops::TokenRing ring_;

@@ -170,6 +170,7 @@ void Machine::plan_memory() {
         request.k_dtype = options_.k_dtype;
         request.v_dtype = options_.v_dtype;
         request.workspace = model_->workspace();
+        request.workspace.fixed += DeviceMasks::bytes(info_.vocab_size);
         const auto plan_for = [&](int32_t running) {
             MemoryRequest wanted = request;
             wanted.sequences = running;
@@ -200,12 +201,15 @@ void Machine::make_runner() {
     if (gpu_) {
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 options_.max_running);
-        use_decoder({[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
-                     [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
-                     [this] { decoder_->launch(); }, [this] { return decoder_->next(); },
-                     [this](std::span<const int32_t> slots, GpuDecoder::Draw draw) {
-                         return decoder_->draw_rows(logits_, slots, draw);
-                     }});
+        use_decoder(
+            {[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
+             [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
+             [this] { decoder_->launch(); }, [this] { return decoder_->next(); },
+             [this](std::span<const int32_t> slots, GpuDecoder::Draw draw, std::span<const AllowedSet> allowed) {
+                 return decoder_->draw_rows(logits_, slots, draw, allowed);
+             },
+             [this] { decoder_->forward(); },
+             [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); }});
     }
     weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
                                 gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);

@@ -26,7 +26,12 @@ struct DecodeDevice {
     std::function<void()> launch;
     std::function<std::span<const int32_t>()> next;
     /// The tokens that follow all rows of the last step; see GpuDecoder::draw_rows.
-    std::function<std::span<const int32_t>(std::span<const int32_t> slots, GpuDecoder::Draw)> draw_rows = {};
+    std::function<std::span<const int32_t>(std::span<const int32_t> slots, GpuDecoder::Draw,
+                                           std::span<const AllowedSet> allowed)>
+        draw_rows = {};
+    /// A step in two; without them answers of a given form are drawn on the host.
+    std::function<void()> forward = {};
+    std::function<void(std::span<const AllowedSet> allowed)> draw = {};
 };
 
 /// Not thread-safe: whoever steps owns it.

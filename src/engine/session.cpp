@@ -76,6 +76,7 @@ void Session::plan_memory() {
     request.k_dtype = options_.k_dtype;
     request.v_dtype = options_.v_dtype;
     request.workspace = model_->workspace();
+    request.workspace.fixed += DeviceMasks::bytes(info.vocab_size);
     add_drafter(request, drafter_memory(options_.speculation, info, 1));
     plan_ = plan_gpu_memory(request);
     context_ = plan_.context;
@@ -190,13 +191,14 @@ std::span<const float> Session::decode(int32_t token) {
 }
 
 void Session::decode_ahead(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
-                           const ops::SampleStart* sampling, std::span<const int32_t> forced) {
-    RT_ASSERT(gpu_ != nullptr);
+                           const ops::SampleStart* sampling, std::span<const int32_t> forced,
+                           const std::function<AllowedSet()>& allowed) {
+    RT_ASSERT(gpu_ != nullptr && (!allowed || sampling != nullptr));
     const auto draw = sampling != nullptr ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest;
     if (sampling != nullptr) decoder_->start_answer(0, *sampling);
     // Rows reserved at a time, so that the rings hold them, and steps that the device may be ahead.
     constexpr int64_t kSpan = 256, kAhead = 3, kAheadInTurns = 2;
-    const bool turns = decoder_->can_take_turns() && !runner_->context().on_op && !runner_->context().tap;
+    const bool turns = !allowed && decoder_->can_take_turns() && !runner_->context().on_op && !runner_->context().tap;
     const int64_t ahead = turns ? kAheadInTurns : kAhead;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
@@ -212,8 +214,14 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
         const DecodeRow row{&*sequence_, token};
         decoder_->begin(std::span(&row, 1), draw, forced, turns);
         try {
+            if (allowed) decoder_->forward();
             while (more && fed < span) {
-                for (; launched < span && launched < fed + ahead; ++launched) decoder_->launch();
+                if (allowed) {  // found out while the step's layers run
+                    const AllowedSet set = allowed();
+                    decoder_->draw(std::span(&set, 1));
+                    if (fed + 1 < span) decoder_->forward();
+                }
+                for (; !allowed && launched < span && launched < fed + ahead; ++launched) decoder_->launch();
                 const int32_t next = decoder_->next()[0];
                 tokens_.push_back(token);
                 ++fed;

@@ -121,9 +121,11 @@ class Session {
     /// On a GPU: decodes after `token`, up to `steps` tokens, calling on_token with each; stops when it returns false.
     /// The device draws, as `sampling` says, or (null) always the largest logit, and runs ahead of the host. The last
     /// token given is not yet part of the sequence. Throws Error if no token can be drawn; then everything is
-    /// forgotten, since K/V may be damaged. `forced`: see GpuDecoder::begin.
+    /// forgotten, since K/V may be damaged. `forced`: see GpuDecoder::begin. `allowed`: what may be drawn next, asked
+    /// for once a step, behind on_token for the last one; REQUIRES sampling.
     void decode_ahead(int32_t token, int64_t steps, const std::function<bool(int32_t)>& on_token,
-                      const ops::SampleStart* sampling = nullptr, std::span<const int32_t> forced = {});
+                      const ops::SampleStart* sampling = nullptr, std::span<const int32_t> forced = {},
+                      const std::function<AllowedSet()>& allowed = {});
     /// Forgets everything, then runs `tokens` and shows the logits of every position: on_rows(first position, [rows,
     /// vocab_size]), in order. Stops early if cancelled.
     void score(std::span<const int32_t> tokens, const std::function<void(int64_t, const Tensor&)>& on_rows,
@@ -149,9 +151,10 @@ class Session {
         bool on_device;
         GpuDecoder::Draw how;
         std::function<int32_t(std::span<const float> logits, int32_t drawn)> take;
+        const AllowedTokens* allowed = nullptr;  // the answer's form, if it has one
     };
     void decode_drafted(const GenerateRequest& request, GenerationResult& result, std::span<const int32_t> stop_ids,
-                        int64_t max_tokens, const TakeToken& take);
+                        int64_t max_tokens, const TakeToken& take, AllowedTokens* allowed);
     /// Whether the device should run rounds of drafting and checking by itself; whether it can from here on.
     bool wants_rounds(const Speculator& speculator) const;
     bool can_run_rounds() const;

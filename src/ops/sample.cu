@@ -7,7 +7,9 @@
 //   greedy  the groups whose largest value is the row's
 //   all     no filter: the scan also keeps the largest score value / T - ln(-ln u), which orders tokens as the draw does;
 //           groups within its rounding of the best score are looked into with the exact formula
-//   few     top_k <= 256: k groups have a largest value of at least t, so do at least k tokens; tokens below t are out
+//   few     top_k <= 256: k groups have a largest value of at least t, so do at least k tokens; tokens below t are out;
+//           and every filter where a mask leaves few groups with a token that is possible
+// A row's mask is read by the scan, a nibble a thread, and again for tokens that are looked into: 12.5 KB beside 401.
 // and leaves all else to sample_filter.cu. Limited by latency: loads behind loads, and barriers of the last CTA.
 #include "ops/sample.h"
 
@@ -142,9 +144,15 @@ struct Finish {
         return low;
     }
 
-    /// Puts all tokens that reach the threshold into shared.values and shared.tokens, in any order. Returns their number,
-    /// which may be more than fit.
+    /// Of as many tokens as top_k may keep.
+    __device__ uint32_t few_threshold(uint32_t top) {
+        return threshold(static_cast<uint32_t>(limits(row.params, draw.vocab) ? row.params.top_k : draw.vocab), top);
+    }
+
+    /// Puts all possible tokens that reach the threshold into shared.values and shared.tokens, in any order. Returns
+    /// their number, which may be more than fit.
     __device__ int gather(uint32_t least) {
+        least = max(least, kHighImpossible + 1);
         if (threadIdx.x == 0) shared.found = 0;
         select([&](uint32_t key) { return key >= least; });
         each_selected([&](int token, double value) {
@@ -206,10 +214,19 @@ struct Finish {
         __syncthreads();
     }
 
-    /// The draw from at most kFew tokens. False: there are more.
-    __device__ bool draw_from_few(uint32_t top, int* token) {
+    /// Whether so few groups have a possible token that a look at each of their tokens is cheap. False where none is
+    /// likely to be out: without a mask.
+    __device__ bool few_possible() {
+        if (row.mask == nullptr) return false;
+        uint32_t count = 0;
+        for (int g = static_cast<int>(threadIdx.x); g < draw.groups; g += kThreads) count += keys[g] > kHighImpossible;
+        return block_sum(count, shared, 0) <= kFew;
+    }
+
+    /// The draw from at most kFew tokens, those whose key reaches `least`. False: there are more.
+    __device__ bool draw_from_few(uint32_t least, int* token) {
         const int k = limits(row.params, draw.vocab) ? static_cast<int>(row.params.top_k) : draw.vocab;
-        const int found = gather(threshold(static_cast<uint32_t>(k), top));
+        const int found = gather(least);
         if (found > kFew) return false;
         weigh(found, k);
         const bool prefix = row.params.top_p < 1;
@@ -231,7 +248,8 @@ struct Finish {
         if (top >= kHighInfinite || top <= kHighImpossible) return true;
         if (mode == Mode::greedy) *token = largest(top).token;
         else if (mode == Mode::all) *token = draw_from_all(top, score_keys);
-        else return mode == Mode::few && draw_from_few(top, token);
+        else if (mode == Mode::few) return draw_from_few(few_threshold(top), token);
+        else return few_possible() && draw_from_few(0, token);
         return true;
     }
 };
@@ -261,6 +279,9 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
         if (first + 2 < draw.vocab) marks.z = row.marks[first + 2];
         if (first + 3 < draw.vocab) marks.w = row.marks[first + 3];
     }
+    uint32_t allowed = 0xF;
+    if (row.mask != nullptr && first < draw.vocab)
+        allowed = static_cast<uint32_t>(row.mask[first / 64] >> (first % 64));
     const float logit[kTokensPerThread] = {logits.x, logits.y, logits.z, logits.w};
     const uint32_t mark[kTokensPerThread] = {marks.x, marks.y, marks.z, marks.w};
     const Mode mode = mode_of(row.params, draw.vocab);
@@ -271,6 +292,10 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
         if (token >= draw.vocab) continue;
         if (!(logit[j] < __int_as_float(0x7F800000))) {
             value_key = kHighBad;
+            continue;
+        }
+        if ((allowed >> j & 1) == 0) {
+            value_key = max(value_key, kHighImpossible);
             continue;
         }
         const double value = row.penalized(logit[j], mark[j], token);
@@ -309,12 +334,13 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
 }  // namespace
 
 Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std::span<const int32_t> positions,
-              std::span<const int32_t> slots, bool accept) {
+              std::span<const int32_t> slots, bool accept, const SampleMasks& masks) {
     const int64_t n = logits.rows(), vocab = logits.row_elements();
     announce(ctx, "sample", n);
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && n >= 1 && n <= 256);
     RT_ASSERT(vocab == state.vocab && vocab >= 1 && vocab <= SampleState::kMostVocab && std::ssize(positions) == n);
     RT_ASSERT(slots.empty() ? n <= state.count : std::ssize(slots) == n);
+    RT_ASSERT(masks.of_row.empty() || (masks.words != nullptr && std::ssize(masks.of_row) == n));
     const int64_t groups = (vocab + kGroup - 1) / kGroup;
     int bits = 0;
     while (int64_t{1} << bits < vocab) ++bits;
@@ -325,6 +351,9 @@ Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std:
     draw.row_stride = logits.row_stride;
     draw.positions = positions.data();
     draw.slots = slots.empty() ? nullptr : slots.data();
+    draw.masks = masks.words;
+    draw.mask_of = masks.of_row.empty() ? nullptr : masks.of_row.data();
+    draw.mask_words = SampleMasks::words_of(vocab);
     draw.state = state;
     draw.value_keys = ctx.alloc(DType::i32, {n, groups}).row<uint32_t>(0);
     draw.score_keys = ctx.alloc(DType::i32, {n, groups}).row<uint32_t>(0);

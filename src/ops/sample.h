@@ -76,21 +76,35 @@ class SampleSlots {
     DeviceMemory slots_, marks_, biases_;
 };
 
-/// The token of each row, i32 [n]: exactly what Sampler::sample draws for these logits, parameters and history, or -1 if a
-/// logit is NaN or +infinity or no token is possible. -1 must not be embedded.
+/// What may be drawn, in device memory: masks of one bit a token, and which of them each row has.
+struct SampleMasks {
+    const uint64_t* words =
+        nullptr;  // [any, words_of(vocab)]: bit i % 64 of word i / 64 for token i; 1: it may be drawn
+    std::span<const int32_t> of_row;  // [n]: number of the row's mask, -1: it has none; empty: no row has one
+
+    /// Of one mask. Bits beyond the vocabulary mean nothing.
+    static constexpr int64_t words_of(int64_t vocab) { return (vocab + 63) / 64; }
+};
+
+/// The token of each row, i32 [n]: exactly what Sampler::sample draws for these logits, parameters, history and allowed
+/// tokens, or -1 if a logit is NaN or +infinity (also of a token that is not allowed) or no token is possible. -1 must
+/// not be embedded.
 ///   logits     f32 [n, vocab], n <= 256, vocab <= 2^18
 ///   positions  i32 [n] of the rows that the logits come from (Batch::positions): the token drawn has that position + 1
 ///   slots      i32 [n], the slot of each row; empty: row r has slot r
 ///   accept     the token becomes part of its slot's answer. REQUIRES that no two rows have the same slot.
+///   masks      tokens outside its mask are out for a row, as if their logits were -infinity: before all else of the
+///   chain
 /// All in device memory, parameters too; the kernels and grids depend on n and vocab alone, so a recorded step serves
 /// whatever the slots hold. Does not wait for the device. A row's token depends on no other row, and not on timing.
-/// Arithmetic is double, as on the CPU; exp and log may differ from the host's in the last bit, and with top_p < 1 after
-/// keeping more than 512 tokens the sums are exact sums of weights rounded to multiples of 2^-45 (vocab up to 2^17), where
-/// the CPU's round at every addition. A draw can differ only where two keys agree to some 15 digits, or with a
-/// probability below vocab x 2^-45 where the edge of top_p falls between such sums.
-/// GPU only; two kernels, of which the second returns at once unless more than 256 tokens are to be filtered
-/// (top_p < 1 or min_p > 0 without top_k, top_k > 256) or more than 512 remain (equal logits).
+/// Arithmetic is double, as on the CPU; exp and log may differ from the host's in the last bit, and with top_p < 1
+/// after keeping more than 512 tokens the sums are exact sums of weights rounded to multiples of 2^-45 (vocab up to
+/// 2^17), where the CPU's round at every addition. A draw can differ only where two keys agree to some 15 digits, or
+/// with a probability below vocab x 2^-45 where the edge of top_p falls between such sums. GPU only; two kernels, of
+/// which the second returns at once unless more than 256 tokens are to be filtered (top_p < 1 or min_p > 0 without
+/// top_k, top_k > 256) or more than 512 remain (equal logits). A row whose mask leaves at most 512 tokens never needs
+/// it. A mask is 12.5 KB for 100,352 tokens beside 401 KB of logits.
 Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std::span<const int32_t> positions,
-              std::span<const int32_t> slots = {}, bool accept = true);
+              std::span<const int32_t> slots = {}, bool accept = true, const SampleMasks& masks = {});
 
 }  // namespace riptide::ops

@@ -19,6 +19,9 @@ struct Draw {
     int64_t row_stride;
     const int32_t* positions;
     const int32_t* slots;  // nullptr: row r has slot r
+    const uint64_t* masks;    // [any, mask_words]
+    const int32_t* mask_of;   // nullptr: no row has one
+    int64_t mask_words;
     SampleState state;
     uint32_t* value_keys;  // [n, groups] high_key of the largest value of each group
     uint32_t* score_keys;  // [n, groups] the same of value / temperature - ln(-ln(u))
@@ -69,6 +72,7 @@ struct Row {
     SampleParams params;
     const float* logits;
     const uint32_t* marks;  // nullptr: no token has any
+    const uint64_t* mask;   // nullptr: every token may be drawn
     const SampleBias* biases;
     SampleSlot* slot;
     uint64_t position;  // of the token to draw
@@ -80,6 +84,8 @@ struct Row {
         slot = draw.state.slots + at;
         params = slot->params;
         logits = draw.logits + row * draw.row_stride;
+        const int64_t masked = draw.mask_of == nullptr ? -1 : draw.mask_of[row];
+        mask = masked < 0 ? nullptr : draw.masks + masked * draw.mask_words;
         marks = slot->marked != 0 ? draw.state.marks + at * draw.state.vocab : nullptr;
         biases = draw.state.biases + at * SampleState::kMaxBiases;
         bias_count = slot->biases;
@@ -103,7 +109,11 @@ struct Row {
         }
         return __dadd_rn(v, 0.0);
     }
+    __device__ bool allowed(int token) const {
+        return mask == nullptr || (mask[token / 64] >> (token % 64) & 1) != 0;
+    }
     __device__ double value(int token) const {
+        if (!allowed(token)) return __longlong_as_double(0xFFF0000000000000ll);
         return penalized(logits[token], marks == nullptr ? 0 : marks[token], token);
     }
     /// Relative to that of the largest value.

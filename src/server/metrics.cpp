@@ -46,6 +46,8 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter", s.scored_tokens);
     single(out, "prompt_dropped_tokens_total", "Tokens that were left out", "counter", s.dropped_tokens);
     single(out, "answer_tokens_total", "Tokens of answers", "counter", s.answer_tokens);
+    single(out, "formed_rows_total", "Rows of answers of a given form that the device drew for", "counter",
+           s.formed_rows);
     single(out, "preemptions_total", "Times that an answer had to give up its K/V", "counter", s.preempted);
     single(out, "recomputed_rows_total", "Rows computed again after that", "counter", s.recomputed_rows);
     single(out, "kv_pages", "Pages of K/V", "gauge", s.pages);

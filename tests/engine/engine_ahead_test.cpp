@@ -127,7 +127,7 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         Machine machine(std::make_unique<FakeModel>(), o);
         FakeDevice device(machine.cache(), 5);
         DecodeDevice functions = device.functions();
-        functions.draw_rows = [&](std::span<const int32_t> rows, GpuDecoder::Draw draw) {
+        functions.draw_rows = [&](std::span<const int32_t> rows, GpuDecoder::Draw draw, std::span<const AllowedSet>) {
             return device.draw_rows(machine.logits(), rows, draw);
         };
         machine.use_decoder(functions);

@@ -68,6 +68,10 @@ class Listener {
         const std::lock_guard lock(heard_->mutex);
         return heard_->at(key, index);
     }
+    size_t tokens_so_far(int key, int index = 0) const {
+        const std::lock_guard lock(heard_->mutex);
+        return heard_->at(key, index).tokens.size();
+    }
     /// Waits for something.
     template <class Condition>
     void wait(int key, const Condition& condition, int index = 0) {
