@@ -100,7 +100,7 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
             for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
         } else {
             unsigned char* own = values ? s.own_v : s.own_k;
-            if (values) kv_encode_lanes(TV, x, kD, own);
+            if (TK != TV && values) kv_encode_lanes(TV, x, kD, own);
             else kv_encode_lanes(TK, x, kD, own);
             __syncwarp();
             const auto position = static_cast<uint32_t>(item.position);
