@@ -9,20 +9,13 @@
 //     (embed_kernel lets later kernels start only then), and so were positions and slots.
 // What limits it: projections from L2, norm and rotation, scores, softmax, two exchanges: one after the other. Tried:
 // clusters of 16 for full layers; the chip runs only seven at once, one CTA an SM, and they were slower.
-#include "ops/cluster_memory.cuh"
-#include "ops/decode_attention_row.cuh"
+#include "ops/decode_attention_meeting.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostCluster = 8, kMostRows = 8;
-
-/// What the chunks leave of the query heads that this CTA finishes: [head / cluster size][chunk].
-struct Meeting {
-    float x[kHeads][kD];
-    float2 ml[kHeads];
-};
+constexpr int kMostRows = 8;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -30,9 +23,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
     __shared__ alignas(16) Meeting meeting;
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
-    const int group = a.heads / a.kv_heads;
     cluster_arrive();
     HeadNorms norms;
     load_norms(a, norms);
@@ -48,28 +39,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     make_turns(a, s, item.rotation);
     __syncthreads();
     pdl_wait();
-    const int local = warp * cluster + rank;  // the query head that this warp will finish
+    const int local = static_cast<int>(threadIdx.x / 32) * cluster + rank;  // the query head that this warp will finish
     const float4 projected = load_gate(a, item, local);
     SoftmaxState<4> state = {};
     if (rank < chunks) state = attend_chunk<true>(a, s, item, norms, true, loads);
-    cluster_wait();  // all CTAs of the cluster have started
-    if (rank < chunks && warp < group) {
-        const int slot = warp / cluster * cluster + rank;
-        store_there(in_cta(&meeting.x[slot][4 * lane], warp % cluster),
-                    make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
-        if (lane == 0) store_there(in_cta(&meeting.ml[slot], warp % cluster), make_float2(state.m, state.l));
-    }
-    cluster_arrive();
-    const float4 gate = gate_factors(a, projected);
-    cluster_wait();
-    if (local >= group) return;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const int slot = warp * cluster + chunk;
-        const float4 x = *reinterpret_cast<const float4*>(&meeting.x[slot][4 * lane]);
-        const SoftmaxState<4> next = {meeting.ml[slot].x, meeting.ml[slot].y, {x.x, x.y, x.z, x.w}};
-        if (chunk == 0) state = next;
-        else merge(state, next);
-    }
+    send_state(a, meeting, cluster, rank, chunks, state);
+    float4 gate = {};
+    if (local < a.heads / a.kv_heads) gate = gate_factors(a, projected);
+    state = receive_states(meeting, cluster, chunks);
     finish<TV>(a, s, item, local, state, gate);
 #endif
 }

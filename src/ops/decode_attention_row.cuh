@@ -35,8 +35,8 @@ __device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, HeadSha
         s.turn[threadIdx.x] = rope_turn(position, a.rope.inv_freq[threadIdx.x], a.rope.magnitude);
 }
 
-/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
-/// a warp each.
+/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to what is
+/// multiplied, in shared memory, a warp each.
 template <DType TK, DType TV, int kWarps = kAttentionWarps>
 __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, HeadShared& s, const Item& item,
                                               const HeadNorms& norms, bool queries) {
@@ -58,6 +58,7 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
             rotate(x[0], x[1], turn[0]);
         }
     };
+    if (queries) clear_q_fragments(s, group);
     constexpr int kTasks = (kHeads + 2 + kWarps - 1) / kWarps;  // of a warp, at most
     float heads[kTasks][kRegs] = {};
     const auto load = [&](float(&to)[kRegs], int task) {
@@ -98,6 +99,7 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
         if (task < group) {
 #pragma unroll
             for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
+            make_q_fragments<TK>(s, task);
         } else {
             unsigned char* own = values ? s.own_v : s.own_k;
             if (TK != TV && values) kv_encode_lanes(TV, x, kD, own);
@@ -202,10 +204,6 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
     const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
     Own::template prepare<TK, TV>(a, s, item, norms, queries);
     __syncthreads();
-    if (queries) {
-        make_q_fragments<TK>(a, s);
-        __syncthreads();
-    }
     if (warp < steps) {
         if (!Own::kEveryStep) Own::take(s, item, warp, next);
         WarpState w;
