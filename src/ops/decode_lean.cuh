@@ -159,38 +159,30 @@ __device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const Le
     }
 }
 
-/// The scales of a lane's sub-blocks of G rows. Loops over steps stay loops: at one pass a kernel, fetching code costs
-/// as much as running it; registers move along instead of being indexed.
+/// The scales of a lane's sub-blocks of G rows.
 template <bool Q6, int S, int G>
 __device__ __forceinline__ void lean_row_scales(const LeanAux<Q6>& aux, int lane, float2 (&by)[G][S]) {
     const KShifts at(lane);
-#pragma unroll 1
-    for (int s = 0; s < S; ++s) {
 #pragma unroll
-        for (int g = 0; g < G; ++g) {
+    for (int g = 0; g < G; ++g)
 #pragma unroll
-            for (int i = 1; i < S; ++i) by[g][i - 1] = by[g][i];
-            by[g][S - 1] = lean_scales<Q6>(aux, g * 32 * S + 32 * s + lane, at);
-        }
-    }
+        for (int s = 0; s < S; ++s) by[g][s] = lean_scales<Q6>(aux, g * 32 * S + 32 * s + lane, at);
 }
 
-/// As lean_dot_rows with the nibbles in shared memory, row behind row. Uses up `by`.
+/// As lean_dot_rows with the nibbles in shared memory, row behind row.
 template <bool Q6, int S, int G>
-__device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanAux<Q6>& aux, float2 (&by)[G][S],
+__device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanAux<Q6>& aux, const float2 (&by)[G][S],
                                                 const char* staged, int lane, float (&acc)[G]) {
 #pragma unroll
     for (int g = 0; g < G; ++g) acc[g] = 0.0f;
-#pragma unroll 1
+#pragma unroll
     for (int s = 0; s < S; ++s) {
         const KActs x = k_acts<Q6>(staged, 32 * S, 32 * s + lane);
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             const int index = g * 32 * S + 32 * s + lane;
             const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
-            acc[g] = lean_dot<Q6>(q, aux, index, x, by[g][0], acc[g]);
-#pragma unroll
-            for (int i = 1; i < S; ++i) by[g][i - 1] = by[g][i];
+            acc[g] = lean_dot<Q6>(q, aux, index, x, by[g][s], acc[g]);
         }
     }
 }

@@ -61,15 +61,14 @@ struct OnceBatch {
         const int64_t first = static_cast<int64_t>(row) * kGroups;
         const int n = count * kGroups;
         fetch.begin(lane == 0, q6 ? 16 * n + 10 * n + n / 4 : 18 * n);
-        // A plane for each of the first lanes: one piece of code.
-        const char* from = lane == 0   ? m.planes.data + 16 * first
-                           : lane == 1 ? m.planes.scales + 2 * first
-                           : lane == 2 ? m.planes.high + 8 * first
-                                       : m.planes.d + first / 4;
-        char* scales = q6 ? aux6().scales() : aux4().scales();
-        char* to = lane == 0 ? nibbles : lane == 1 ? scales : lane == 2 ? aux6().high() : aux6().d();
-        const int bytes = lane == 0 ? 16 * n : lane == 1 ? 2 * n : lane == 2 ? 8 * n : n / 4;
-        if (lane < (q6 ? 4 : 2)) fetch.copy(to, from, bytes);
+        if (lane == 0) {
+            fetch.copy(nibbles, m.planes.data + 16 * first, 16 * n);
+            fetch.copy(q6 ? aux6().scales() : aux4().scales(), m.planes.scales + 2 * first, 2 * n);
+            if (q6) {
+                fetch.copy(aux6().high(), m.planes.high + 8 * first, 8 * n);
+                fetch.copy(aux6().d(), m.planes.d + first / 4, n / 4);
+            }
+        }
         __syncwarp();
     }
     __device__ __forceinline__ void store(const LeanMatmulArgs& a, int p, int g, float sum) const {
