@@ -37,12 +37,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
     make_turns(a, s, item.rotation);
+    const int local = static_cast<int>(threadIdx.x / 32) * cluster + rank;  // the query head that this warp will finish
+    const float* gates = find_gate(a, item, local);
+    asm volatile("" : "+l"(gates));
+    const OneChunk heads(a, item);
     __syncthreads();
     pdl_wait();
-    const int local = static_cast<int>(threadIdx.x / 32) * cluster + rank;  // the query head that this warp will finish
-    const float4 projected = load_gate(a, item, local);
+    const float4 projected = load_gate(a, gates, local);
     SoftmaxState<4> state = {};
-    if (rank < chunks) state = attend_chunk<true>(a, s, item, norms, true, loads);
+    if (rank < chunks) state = attend_chunk<true>(a, s, item, norms, true, loads, heads);
     send_state(a, meeting, cluster, rank, chunks, state);
     float4 gate = {};
     if (local < a.heads / a.kv_heads) gate = gate_factors(a, projected);

@@ -39,13 +39,16 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
         make_turns(a, s, item.rotation);
     }
     pdl_trigger();  // now: the next kernel's weights queue up behind these keys
+    const int local = meets ? warp * kCluster + rank : warp;  // the query head that this warp will finish
+    const float* gates = find_gate(a, item, local);
+    asm volatile("" : "+l"(gates));
+    const OneChunk heads(a, item);
     __syncthreads();
     pdl_wait();
     if (!mine && !meets) return;
-    const int local = meets ? warp * kCluster + rank : warp;  // the query head that this warp will finish
-    const float4 projected = load_gate(a, item, local);
+    const float4 projected = load_gate(a, gates, local);
     SoftmaxState<4> state = {};
-    if (mine) state = attend_chunk<false>(a, s, item, norms, true, loads);
+    if (mine) state = attend_chunk<false>(a, s, item, norms, true, loads, heads);
     if (meets) send_state(a, meet.meeting, kCluster, rank, chunks, state);
     else if (!exchange(a, meet.last, item.head, chunk, chunks, state)) return;
     float4 gate = {};

@@ -258,7 +258,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     const bool one_gate = a.gate != nullptr && a.gate_width == 1 && static_cast<int>(threadIdx.x) < group;
     float gate = 0.0f;
     if (one_gate) gate = a.gate[item.row * a.gate_stride + item.head * group + static_cast<int>(threadIdx.x)];
-    prepare_heads<TK, TV, kWarps>(a, s, item, norms, true);
+    const float* from[kHeadTasks<kWarps>];
+    find_heads<kWarps>(a, item, true, from);
+    prepare_heads<TK, TV, kWarps>(a, s, item, norms, true, from);
     if (one_gate) s.gate[threadIdx.x] = gate;
     SoftmaxState<4> state[kOwnHeads] = {};
     for (int base = 0; base < chunks; base += kWarps) {

@@ -134,19 +134,19 @@ template <DType TK>
 __device__ __forceinline__ void make_q_fragments(HeadShared& s, int head) {
     const int step = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
     const ScoreColumn c = score_column(step, t);
-    float x[4];
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = s.q[head][kv_unit_element(TK, c.unit, c.first + i)];
+    const float4 x = *reinterpret_cast<const float4*>(&s.q[head][kv_unit_element(TK, c.unit, c.first)]);  // and on
     uint4 f;
-    split_pair<TK == DType::bf16>(x[0], x[1], f.x, f.y);
-    split_pair<TK == DType::bf16>(x[2], x[3], f.z, f.w);
+    split_pair<TK == DType::bf16>(x.x, x.y, f.x, f.y);
+    split_pair<TK == DType::bf16>(x.z, x.w, f.z, f.w);
     s.q_fragments[step][4 * head + t] = f;
 }
 /// Those of the heads that a group lacks, by the warps of the CTA.
+template <int kWarps = kAttentionWarps>
 __device__ __forceinline__ void clear_q_fragments(HeadShared& s, int group) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    for (int head = group + warp; head < kHeads; head += static_cast<int>(blockDim.x / 32))
+#pragma unroll 1
+    for (int head = group + warp; head < kHeads; head += kWarps)
         s.q_fragments[lane / 4][4 * head + lane % 4] = make_uint4(0, 0, 0, 0);
 }
 
