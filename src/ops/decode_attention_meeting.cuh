@@ -92,10 +92,19 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
     __syncthreads();
     if (last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
+    // Lane i has m and l of chunk i, and the factors that merge() of it takes: those do not wait for one another. Sixteen
+    // chunks' sums at once: each time is a round trip to L2.
     constexpr int kAtOnce = 16;
     const float2 ml = __ldcg(
         reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
+    float most = ml.x;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const float other = __shfl_up_sync(kAllLanes, most, by);
+        if (lane >= by) most = fmaxf(most, other);
+    }
+    const float before = __shfl_up_sync(kAllLanes, most, 1);
+    const float old = fast_exp2(__fsub_rn(before, most)), add = fast_exp2(__fsub_rn(ml.x, most));
     for (int first = 0; first < chunks; first += kAtOnce) {
         float4 x[kAtOnce];
 #pragma unroll
@@ -105,13 +114,20 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
-                                          __shfl_sync(kAllLanes, ml.y, first + i),
-                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
-            if (first + i == 0) state = next;
-            else if (first + i < chunks) merge(state, next);
+            const float l = __shfl_sync(kAllLanes, ml.y, first + i), by = __shfl_sync(kAllLanes, old, first + i),
+                        in = __shfl_sync(kAllLanes, add, first + i);
+            if (first + i == 0) {
+                state = {0.0f, l, {x[i].x, x[i].y, x[i].z, x[i].w}};
+            } else if (first + i < chunks) {
+                state.l = __fmaf_rn(l, in, __fmul_rn(state.l, by));
+                state.x[0] = __fmaf_rn(x[i].x, in, __fmul_rn(state.x[0], by));
+                state.x[1] = __fmaf_rn(x[i].y, in, __fmul_rn(state.x[1], by));
+                state.x[2] = __fmaf_rn(x[i].z, in, __fmul_rn(state.x[2], by));
+                state.x[3] = __fmaf_rn(x[i].w, in, __fmul_rn(state.x[3], by));
+            }
         }
     }
+    state.m = __shfl_sync(kAllLanes, most, chunks - 1);
     return true;
 }
 
