@@ -16,9 +16,12 @@ namespace riptide::ops {
 namespace {
 
 constexpr int kMostRows = 8;
+/// Eight for steps and query heads; two more for the row's own K and V, which would come behind query heads in two of
+/// the eight: everything else waits for them.
+constexpr int kWarps = kAttentionWarps + 2;
 
 template <DType TK, DType TV>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(32 * kWarps, 2)
     cluster_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
 #ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
@@ -40,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int local = static_cast<int>(threadIdx.x / 32) * cluster + rank;  // the query head that this warp will finish
     const float* gates = find_gate(a, item, local);
     asm volatile("" : "+l"(gates));
-    const OneChunk heads(a, item);
+    const OneChunk<kWarps> heads(a, item);
     __syncthreads();
     pdl_wait();
     const float4 projected = load_gate(a, gates, local);
@@ -59,7 +62,7 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     int cluster = 1;
     while (cluster < a.most_chunks) cluster *= 2;
     launch_clusters(*ctx.gpu, cluster_attention_kernel<TK, TV>,
-                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), 0, cluster, a, cluster);
+                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(32 * kWarps), 0, cluster, a, cluster);
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ struct Meeting {
     float2 ml[kHeads];
 };
 
-/// By all CTAs of a cluster, which have arrived at its barrier before: CTA r has the state of chunk r of `chunks`, which
-/// attend_chunk() gave. Behind this comes receive_states().
+/// By all CTAs of a cluster, which have arrived at its barrier before: CTA r has the state of chunk r of `chunks`,
+/// which attend_chunk() gave. Behind this comes receive_states().
 __device__ __forceinline__ void send_state(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
                                            int chunks, const SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -42,8 +42,7 @@ __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting
     // merge(), chunk after chunk, but for the factors, which do not wait for one another.
     float2 ml[kMostCluster], by[kMostCluster];
 #pragma unroll
-    for (int i = 0; i < kMostCluster; ++i)
-        ml[i] = i < chunks ? meeting.ml[first + i] : make_float2(-INFINITY, 0.0f);
+    for (int i = 0; i < kMostCluster; ++i) ml[i] = i < chunks ? meeting.ml[first + i] : make_float2(-INFINITY, 0.0f);
     float m = ml[0].x;
 #pragma unroll
     for (int i = 1; i < kMostCluster; ++i) {
@@ -71,8 +70,8 @@ __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting
 
 #endif
 
-/// Through device memory: stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`. pair: of
-/// a row and KV head. last: shared memory.
+/// Through device memory: stores a chunk's state; true in all threads of the CTA that comes last, with all chunks
+/// merged in `state`. pair: of a row and KV head. last: shared memory.
 __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& last, int pair, int chunk, int chunks,
                                          SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -92,8 +91,8 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
     __syncthreads();
     if (last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    // Lane i has m and l of chunk i, and the factors that merge() of it takes: those do not wait for one another. Sixteen
-    // chunks' sums at once: each time is a round trip to L2.
+    // Lane i has m and l of chunk i, and the factors that merge() of it takes: those do not wait for one another.
+    // Sixteen chunks' sums at once: each time is a round trip to L2.
     constexpr int kAtOnce = 16;
     const float2 ml = __ldcg(
         reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);

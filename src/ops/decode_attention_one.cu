@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
     const int local = meets ? warp * kCluster + rank : warp;  // the query head that this warp will finish
     const float* gates = find_gate(a, item, local);
     asm volatile("" : "+l"(gates));
-    const OneChunk heads(a, item);
+    const OneChunk<> heads(a, item);
     __syncthreads();
     pdl_wait();
     if (!mine && !meets) return;
@@ -77,7 +77,8 @@ bool launch_types(Context& ctx, DecodeAttentionArgs& a) {
 bool launch_one_attention(Context& ctx, DecodeAttentionArgs& a) {
     const bool fits = ctx.gpu->hopper() && a.fused && a.places.window == 0 && a.rows == 1 && a.most_chunks > 1;
     bool launched = false;
-    return fits && with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launched = launch_types<k, v>(ctx, a); }) &&
+    return fits &&
+           with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launched = launch_types<k, v>(ctx, a); }) &&
            launched;
 }
 

@@ -39,9 +39,9 @@ constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and w
 
 /// What the kernels of a layer leave for one another.
 struct LeanMiddle {
-    alignas(16) uint32_t key[kExperts];  // route_key of score and bias
-    float s[kExperts];                   // scores
-    alignas(16) char x[staged_bytes(kHidden)];  // the normalised row, staged
+    alignas(16) uint32_t key[kExperts];                // route_key of score and bias
+    float s[kExperts];                                 // scores
+    alignas(16) char x[staged_bytes(kHidden)];         // the normalised row, staged
     alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
     alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
 };
@@ -60,7 +60,7 @@ struct LeanRouterArgs {
 
 /// Four warps have an expert, as in router_kernel: the same products in the same order. A ninth warp of the first CTAs
 /// stages 32 columns of the normalised row.
-__global__ void __launch_bounds__(kRouterThreads, 4) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
+__global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
     __shared__ alignas(16) float row[kHidden];
     __shared__ float partial[kWarps], sums[kWarps];
     pdl_trigger();
@@ -263,7 +263,8 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
         const LeanFetch fetch{barriers + t};
         fetch.init(t == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
     }
-    // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an expert.
+    // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
+    // expert.
     const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;
     const int pairs = group < 2 ? kHalf : kSharedPairs, row_bytes = headers != 0 ? kHeaderBytes : kRowBytes;
     const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
@@ -358,8 +359,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     // plane.
     constexpr int kPieces = staged_bytes(kSlots * kFf) / 16;
     static_assert(kPieces <= kLeanThreads - kFf / 8 && l.groups % 4 == 0);
-    const int t = threadIdx.x, plane_at = t < 2 * l.groups ? t % l.groups : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
-                                                                                                  : 4 * (t - 5 * l.groups / 2);
+    const int t = threadIdx.x, plane_at = t < 2 * l.groups       ? t % l.groups
+                                          : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
+                                                                 : 4 * (t - 5 * l.groups / 2);
     const bool stages = t < kPieces && plane_at < kMostChosen * kGroups;
     const int mine = lane < a.top_k ? await_id(a.experts + lane) : 0;
     __syncwarp();
@@ -406,8 +408,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     }
     pdl_wait();
     const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
-    if (stages) *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
-        load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
+    if (stages)
+        *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
+            load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
     if (const int c = threadIdx.x - (kLeanThreads - kFf / 8); c >= 0) {
         float v[8];
         lean_load8(a.middle->shared, c, v);
