@@ -2,7 +2,8 @@
 // general kernels there take every other shape, type and number of rows, with the same bits.
 //
 // Two kernels. lean_once_kernel: every warp has one batch of rows, as decode_lean.cuh describes (q k v and the gate,
-// o). lean_stream_kernel: more batches than warps (the head): batches in registers, two CTAs an SM.
+// o). Loops over steps that stay loops took 0.4 us more in the former. lean_stream_kernel: more batches than warps (the
+// head): batches in registers, two CTAs an SM.
 #include "ops/decode_lean_matmul.cuh"
 
 namespace riptide::ops::cuda::decode {

@@ -3,11 +3,10 @@
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
-//   lean_router_kernel   logits of the normalised row, two experts a CTA.
-//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows
-//   of
-//                        all slots and leaves silu(gate) * up. Before it waits for the router it normalises and
-//                        quantises x and fetches its rows of the shared expert.
+//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised.
+//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
+//                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
+//                        the shared expert.
 //   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
 // experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
@@ -16,21 +15,25 @@
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
 // the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
-// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower.
+// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower; all
+// this in twice the code (each CTA normalised and quantised, down quantised what gate and up leave): the same 12.0 us.
+// Without the ranking a token would take 0.4 us a layer less; with down's loads behind its wait it takes 3.2 us more,
+// with the next kernel let go behind it 0.8 more.
 #include <algorithm>
 
 #include "ops/act_group.cuh"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_lean.h"
+#include "ops/decode_lean_route.cuh"
 #include "ops/decode_moe.cuh"
-#include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
+constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
+              kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 constexpr int kRouterThreads = kThreads + 32;
 constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
@@ -130,74 +133,6 @@ __global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __
         a.middle->s[e] = s;
         a.middle->key[e] = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
     }
-}
-
-// ---- Choosing experts.
-
-/// A word for a kernel that may have started already and asks for it with await_id().
-__device__ __forceinline__ void post_id(int32_t* p, int32_t id) {
-    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(id) : "memory");
-}
-/// The word, once it is not negative.
-__device__ __forceinline__ int32_t await_id(const int32_t* p) {
-    int32_t id;
-    do {
-        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(id) : "l"(p) : "memory");
-    } while (id < 0);
-    return id;
-}
-
-struct LeanRoute {
-    uint32_t key[kWarps][64];  // of a warp's experts, then the same plus one
-    alignas(16) uint32_t best_key[8 * kWarps];
-    int32_t best[8 * kWarps];
-    int32_t chosen[kMostChosen];
-};
-
-/// The choice of route_row() of kExperts experts, by the first kThreads threads, in two parts: each warp ranks its 32
-/// among themselves; then, when the CTA has synchronised, 64 candidates are ranked. It synchronises again before it
-/// reads `m`. An expert comes before those with smaller keys, and before those with its key and a larger index.
-__device__ __forceinline__ void lean_rank_own(uint32_t key, LeanRoute& m) {
-    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
-    m.key[warp][lane] = key;
-    m.key[warp][32 + lane] = key + 1;  // to the lanes behind: there an equal key counts, too
-    __syncwarp();
-    int rank = 0;
-#pragma unroll
-    for (int i = 1; i < 32; ++i) rank += m.key[warp][lane + i] > key ? 1 : 0;
-    if (rank < 8) {
-        m.best_key[8 * warp + rank] = key;
-        m.best[8 * warp + rank] = t;
-    }
-}
-__device__ __forceinline__ void lean_rank_best(int top_k, LeanRoute& m) {
-    const int t = threadIdx.x, candidate = t / 4, quarter = t % 4, own = candidate / 8;
-    const uint32_t key = m.best_key[candidate];
-    int rank = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int list = 2 * quarter + i;
-        const uint4 a = *reinterpret_cast<const uint4*>(m.best_key + 8 * list),
-                    b = *reinterpret_cast<const uint4*>(m.best_key + 8 * list + 4);
-        const uint32_t keys[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        const uint32_t least = list < own ? key - 1 : key;
-        int count = 0;
-#pragma unroll
-        for (int k = 0; k < 8; ++k) count += keys[k] > least ? 1 : 0;
-        rank += list == own ? candidate % 8 : count;
-    }
-    rank += __shfl_xor_sync(~0u, rank, 1);
-    rank += __shfl_xor_sync(~0u, rank, 2);
-    if (quarter == 0 && rank < top_k) m.chosen[rank] = m.best[candidate];
-}
-
-/// The weight of rank t, by the first top_k threads, when the experts are chosen.
-__device__ __forceinline__ float lean_weight(const RouteArgs& a, const LeanRoute& m, const float* s) {
-    float weight = load_shared_f32(s + m.chosen[threadIdx.x]), sum = 0.0f;
-#pragma unroll 1
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, load_shared_f32(s + m.chosen[k]));
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.scale);
 }
 
 // ---- Gate and up.
