@@ -17,28 +17,34 @@ constexpr int kMostCluster = 8;
 struct Meeting {
     float x[kHeads][kD];
     float2 ml[kHeads];
+    uint64_t arrived;
 };
 
-/// By all CTAs of a cluster, which have arrived at its barrier before: CTA r has the state of chunk r of `chunks`,
-/// which attend_chunk() gave. Behind this comes receive_states().
+/// By one thread, before the cluster's barrier: this CTA is number `rank` and finishes heads rank, rank + cluster, ...
+__device__ __forceinline__ void expect_states(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
+                                              int chunks) {
+    const int heads = (a.heads / a.kv_heads - rank + cluster - 1) / cluster;
+    constexpr int kBytes = sizeof(float) * kD + sizeof(float2);
+    init_arrivals(&meeting.arrived, max(heads, 0) * chunks * kBytes);
+}
+/// By all CTAs of a cluster, which have arrived at its barrier since expect_states(): CTA r has the state of chunk r of
+/// `chunks`, which attend_chunk() gave. Behind this comes receive_states().
 __device__ __forceinline__ void send_state(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
                                            int chunks, const SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     cluster_wait();  // all CTAs of the cluster have started
-    if (rank < chunks && warp < a.heads / a.kv_heads) {
-        const int slot = warp / cluster * cluster + rank;
-        store_there(in_cta(&meeting.x[slot][4 * lane], warp % cluster),
-                    make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
-        if (lane == 0) store_there(in_cta(&meeting.ml[slot], warp % cluster), make_float2(state.m, state.l));
-    }
-    cluster_arrive();
+    if (rank >= chunks || warp >= a.heads / a.kv_heads) return;
+    const int slot = warp / cluster * cluster + rank, to = warp % cluster;
+    const uint32_t arrived = in_cta(&meeting.arrived, to);
+    store_there(in_cta(&meeting.x[slot][4 * lane], to), make_float4(state.x[0], state.x[1], state.x[2], state.x[3]),
+                arrived);
+    if (lane == 0) store_there(in_cta(&meeting.ml[slot], to), make_float2(state.m, state.l), arrived);
 }
-/// All chunks' states of query head warp * cluster + rank, merged, if there is such a head.
+/// All chunks' states of query head warp * cluster + rank, merged, by the warps that have such a head.
 __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting, int cluster, int chunks) {
     const int lane = static_cast<int>(threadIdx.x % 32), first = static_cast<int>(threadIdx.x / 32) * cluster;
-    cluster_wait();
+    wait_for_arrivals(&meeting.arrived);
     SoftmaxState<4> state = {};
-    if (first >= kHeads) return state;
     // merge(), chunk after chunk, but for the factors, which do not wait for one another.
     float2 ml[kMostCluster], by[kMostCluster];
 #pragma unroll

@@ -208,8 +208,8 @@ struct OwnRow {
     }
 };
 
-/// The same for a CTA that has one chunk and prepares its queries, of kWarps warps: knows above pdl_wait() what it loads
-/// behind it.
+/// The same for a CTA that has one chunk and prepares its queries, of kWarps warps: knows above pdl_wait() what it
+/// loads behind it.
 template <int kWarps = kAttentionWarps>
 struct OneChunk : OwnRow {
     const float* from[kHeadTasks<kWarps>];
