@@ -66,7 +66,7 @@ constexpr int kFewRows = 8;
 
 /// REQUIRES has_tensor_attention.
 void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
-    if (launch_cluster_attention(ctx, a)) return;
+    if (launch_cluster_attention(ctx, a) || launch_one_attention(ctx, a)) return;
     a.apart = a.rows > kFewRows;
     if (a.apart) {
         launch_rows_attention(ctx, a);

@@ -56,6 +56,8 @@ void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);
 /// One row for each sequence (`fused`), very few, over a short window, in clusters of CTAs. False: nothing was done.
 /// REQUIRES has_tensor_attention.
 bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
+/// One row (`fused`) without a window, on Hopper. False: nothing was done. REQUIRES has_tensor_attention.
+bool launch_one_attention(Context& ctx, DecodeAttentionArgs& a);
 /// True if decode_attention_wide.cu has a kernel for the shapes and types: heads of 256 without a window.
 bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
 /// All rows; first stores k and v as `append` says, unless it is null. REQUIRES has_wide_attention.

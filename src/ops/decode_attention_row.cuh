@@ -35,14 +35,39 @@ __device__ __forceinline__ void make_turns(const DecodeAttentionArgs& a, HeadSha
         s.turn[threadIdx.x] = rope_turn(position, a.rope.inv_freq[threadIdx.x], a.rope.magnitude);
 }
 
-/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to shared memory,
-/// a warp each.
+/// Tasks of prepare_heads() that a warp has at most.
+template <int kWarps>
+constexpr int kHeadTasks = (kHeads + 2 + kWarps - 1) / kWarps;
+
+/// Where the projections of a warp's heads are: query heads, then K and V.
+template <int kWarps>
+__device__ __forceinline__ void find_heads(const DecodeAttentionArgs& a, const Item& item, bool queries,
+                                           const float* (&from)[kHeadTasks<kWarps>]) {
+    const int group = a.heads / a.kv_heads, first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group);
+#pragma unroll
+    for (int i = 0; i < kHeadTasks<kWarps>; ++i) {
+        const int task = first_task + i * kWarps;
+        from[i] = task < group    ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
+                  : task == group ? a.k + item.row * a.k_stride + item.head * kD
+                                  : a.v + item.row * a.v_stride + item.head * kD;
+    }
+}
+
+/// Query heads, if `queries`, and K and V of the row's own key, if the item has it: from projections to what is
+/// multiplied, in shared memory, a warp each. from: find_heads().
 template <DType TK, DType TV, int kWarps = kAttentionWarps>
 __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, HeadShared& s, const Item& item,
-                                              const HeadNorms& norms, bool queries) {
+                                              const HeadNorms& norms, bool queries,
+                                              const float* const (&from)[kHeadTasks<kWarps>]) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
     const int first_task = static_cast<int>(threadIdx.x / 32) + (queries ? 0 : group),
               tasks = group + (item.own ? 2 : 0);
+    constexpr int kTasks = kHeadTasks<kWarps>;
+    float heads[kTasks][kRegs] = {};
+#pragma unroll
+    for (int i = 0; i < kTasks; ++i)
+        if (first_task + i * kWarps < tasks) load_head(heads[i], from[i], kD);
+    if (queries) clear_q_fragments<kWarps>(s, group);
     float2 turn[2];
     if (a.rope.half != 0) turn[0] = s.turn[lane];
     if (a.rope.half == 64) turn[1] = s.turn[32 + lane];
@@ -58,16 +83,6 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
             rotate(x[0], x[1], turn[0]);
         }
     };
-    constexpr int kTasks = (kHeads + 2 + kWarps - 1) / kWarps;  // of a warp, at most
-    float heads[kTasks][kRegs] = {};
-    const auto load = [&](float(&to)[kRegs], int task) {
-        const float* from = task < group    ? a.q + item.row * a.q_stride + (item.head * group + task) * kD
-                            : task == group ? a.k + item.row * a.k_stride + item.head * kD
-                                            : a.v + item.row * a.v_stride + item.head * kD;
-        if (task < tasks) load_head(to, from, kD);
-    };
-#pragma unroll
-    for (int i = 0; i < kTasks; ++i) load(heads[i], first_task + i * kWarps);
     // norm_head, all tasks side by side: lane i works out the scale of task i.
     float squares[kTasks] = {}, mine = 0.0f;
 #pragma unroll
@@ -98,9 +113,10 @@ __device__ __forceinline__ void prepare_heads(const DecodeAttentionArgs& a, Head
         if (task < group) {
 #pragma unroll
             for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
+            make_q_fragments<TK>(s, task);
         } else {
             unsigned char* own = values ? s.own_v : s.own_k;
-            if (values) kv_encode_lanes(TV, x, kD, own);
+            if (TK != TV && values) kv_encode_lanes(TV, x, kD, own);
             else kv_encode_lanes(TK, x, kD, own);
             __syncwarp();
             const auto position = static_cast<uint32_t>(item.position);
@@ -179,7 +195,9 @@ struct OwnRow {
     template <DType TK, DType TV>
     __device__ __forceinline__ static void prepare(const DecodeAttentionArgs& a, Shared& s, const Item& item,
                                                    const HeadNorms& norms, bool queries) {
-        if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries);
+        const float* from[kHeadTasks<kAttentionWarps>];
+        find_heads<kAttentionWarps>(a, item, queries, from);
+        if (queries || item.own) prepare_heads<TK, TV>(a, s, item, norms, queries, from);
     }
     /// Puts them in the place of what was loaded for step `step` of the chunk.
     template <DType TK, DType TV>
@@ -190,22 +208,37 @@ struct OwnRow {
     }
 };
 
+/// The same for a CTA that has one chunk and prepares its queries, of kWarps warps: knows above pdl_wait() what it
+/// loads behind it.
+template <int kWarps = kAttentionWarps>
+struct OneChunk : OwnRow {
+    const float* from[kHeadTasks<kWarps>];
+
+    __device__ __forceinline__ OneChunk(const DecodeAttentionArgs& a, const Item& item) {
+        find_heads<kWarps>(a, item, true, from);
+#pragma unroll
+        for (const float*& p : from) asm volatile("" : "+l"(p));  // here, not where it is used
+    }
+    template <DType TK, DType TV>
+    __device__ __forceinline__ void prepare(const DecodeAttentionArgs& a, Shared& s, const Item& item,
+                                            const HeadNorms& norms, bool) const {
+        prepare_heads<TK, TV, kWarps>(a, s, item, norms, true, from);
+    }
+};
+
 /// The state over a started chunk of head `warp`, elements 4 lane .. 4 lane + 3, in every warp below `group`. queries:
 /// also prepares the row's query heads (make_turns has run). OneStep: chunks have at most one step for each warp. Own,
 /// Memory: OwnRow and Shared, or what decode_attention_step.cu makes of them.
 template <bool OneStep, class Own = OwnRow, DType TK, DType TV, class Memory>
 __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArgs& a, Memory& s, const Item& item,
-                                                        const HeadNorms& norms, bool queries, StepLoads<TK, TV>& next) {
+                                                        const HeadNorms& norms, bool queries, StepLoads<TK, TV>& next,
+                                                        const Own& own = {}) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int group = a.heads / a.kv_heads, steps = item.steps();
     const unsigned char* k_head = a.k_cache + item.head * kv_row_bytes(TK, kD);
     const unsigned char* v_head = a.v_cache + item.head * kv_row_bytes(TV, kD);
-    Own::template prepare<TK, TV>(a, s, item, norms, queries);
+    own.template prepare<TK, TV>(a, s, item, norms, queries);
     __syncthreads();
-    if (queries) {
-        make_q_fragments<TK>(a, s);
-        __syncthreads();
-    }
     if (warp < steps) {
         if (!Own::kEveryStep) Own::take(s, item, warp, next);
         WarpState w;
@@ -251,16 +284,22 @@ __device__ __forceinline__ SoftmaxState<4> attend_chunk(const DecodeAttentionArg
     return state;
 }
 
+/// Where load_gate() loads.
+__device__ __forceinline__ const float* find_gate(const DecodeAttentionArgs& a, const Item& item, int local) {
+    return a.gate + item.row * a.gate_stride + (item.head * (a.heads / a.kv_heads) + local) * a.gate_width;
+}
 /// The gates of elements 4 lane .. 4 lane + 3 of the query head `local` of the item's KV head, as projected. Nothing
 /// here waits for them: what does, waits for loads behind it too.
-__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local) {
+__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const float* from, int local) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.kv_heads;
     float4 gate = {};
     if (a.gate == nullptr || local >= group) return gate;
-    const float* from = a.gate + item.row * a.gate_stride + (item.head * group + local) * a.gate_width;
     if (a.gate_width == 1) gate.x = from[0];
     else gate = {from[4 * lane], from[4 * lane + 1], from[4 * lane + 2], from[4 * lane + 3]};
     return gate;
+}
+__device__ __forceinline__ float4 load_gate(const DecodeAttentionArgs& a, const Item& item, int local) {
+    return load_gate(a, find_gate(a, item, local), local);
 }
 /// What they multiply by: softplus; ones without gates (a product with one is exact).
 __device__ __forceinline__ float4 gate_factors(const DecodeAttentionArgs& a, float4 gate) {

@@ -258,10 +258,10 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     const bool one_gate = a.gate != nullptr && a.gate_width == 1 && static_cast<int>(threadIdx.x) < group;
     float gate = 0.0f;
     if (one_gate) gate = a.gate[item.row * a.gate_stride + item.head * group + static_cast<int>(threadIdx.x)];
-    prepare_heads<TK, TV, kWarps>(a, s, item, norms, true);
+    const float* from[kHeadTasks<kWarps>];
+    find_heads<kWarps>(a, item, true, from);
+    prepare_heads<TK, TV, kWarps>(a, s, item, norms, true, from);
     if (one_gate) s.gate[threadIdx.x] = gate;
-    __syncthreads();
-    make_q_fragments<TK, kWarps>(a, s);
     SoftmaxState<4> state[kOwnHeads] = {};
     for (int base = 0; base < chunks; base += kWarps) {
         const bool more = kWarps > kLeastWarps && base + kWarps < chunks;

@@ -85,6 +85,7 @@ struct StepRows {
         const int group = a.heads / a.kv_heads, first = max(0, item.chunk.first - item.committed);
         const int end = item.chunk.first + item.chunk.keys - item.committed;
         const int tasks = group + 2 * max(0, end - first), first_task = warp + (queries ? 0 : group);
+        if (queries) clear_q_fragments(s, group);
         constexpr int kTasks = (kHeads + 2 * kMostStepRows) / kAttentionWarps;  // of a warp, at most
         float heads[kTasks][kRegs] = {};
 #pragma unroll
@@ -112,6 +113,7 @@ struct StepRows {
             if (query) {
 #pragma unroll
                 for (int k = 0; k < kRegs; ++k) s.q[task][32 * k + lane] = __fmul_rn(x[k], a.scale);
+                make_q_fragments<TK>(s, task);
                 continue;
             }
             unsigned char* const own = values ? s.step_v[which] : s.step_k[which];

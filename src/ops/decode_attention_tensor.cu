@@ -11,7 +11,7 @@
 // = V^T P^T with P again in two parts. K and V of the next 16 keys are loaded as soon as the registers are free: 64 KB
 // in flight for each SM. Partials meet in shared memory, then through device memory in the last CTA to arrive. With one
 // row for each sequence (`fused`) the CTA with a row's own key prepares and stores K and V itself.
-#include "ops/decode_attention_row.cuh"
+#include "ops/decode_attention_meeting.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -26,50 +26,6 @@ struct ItemShared : Shared {
     int32_t long_rows;
     int32_t last;
 };
-
-/// Stores a chunk's state; true in all threads of the CTA that comes last, with all chunks merged in `state`. pair: of
-/// a row and KV head.
-__device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, ItemShared& s, int pair, int chunk, int chunks,
-                                         SoftmaxState<4>& state) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    float* all = a.partial + int64_t{pair} * a.most_chunks * kPartialFloats;
-    if (warp < a.heads / a.kv_heads) {
-        float* mine = all + int64_t{chunk} * kPartialFloats;
-        *reinterpret_cast<float4*>(mine + warp * kD + 4 * lane) = {state.x[0], state.x[1], state.x[2], state.x[3]};
-        if (lane == 0) *reinterpret_cast<float2*>(mine + kHeads * kD + 2 * warp) = {state.m, state.l};
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();  // behind the barrier it covers the stores of the whole CTA
-        s.last = atomicAdd(&a.counters[pair], 1) == chunks - 1;
-        if (s.last) a.counters[pair] = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (s.last == 0) return false;
-    if (warp >= a.heads / a.kv_heads) return true;
-    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
-    constexpr int kAtOnce = 16;
-    const float2 ml = __ldcg(
-        reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
-    for (int first = 0; first < chunks; first += kAtOnce) {
-        float4 x[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const float* from = all + int64_t{min(first + i, chunks - 1)} * kPartialFloats;
-            x[i] = __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
-                                          __shfl_sync(kAllLanes, ml.y, first + i),
-                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
-            if (first + i == 0) state = next;
-            else if (first + i < chunks) merge(state, next);
-        }
-    }
-    return true;
-}
 
 /// Chunks of a row here: none of one that rows_attention_kernel takes.
 __device__ __forceinline__ int chunks_here(const DecodeAttentionArgs& a, int position) {
@@ -176,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
             else merge(state, next);
             __syncthreads();
         }
-        if (!split || chunks == 1 || exchange(a, s, pair, first, chunks, state))
+        if (!split || chunks == 1 || exchange(a, s.last, pair, first, chunks, state))
             finish<TV>(a, s, item, warp, state, gate_factors(a, gate));
         __syncthreads();
     }

@@ -66,7 +66,7 @@ struct LeanAux {
 __device__ __forceinline__ uint64_t read_once() {
     uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #endif
     return policy;
 }
@@ -215,6 +215,15 @@ struct LeanFetch {
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
         }
         __syncwarp();
+#endif
+    }
+    /// The same by one thread; the caller synchronises with all that copy or wait.
+    __device__ __forceinline__ void init(int bytes) const {
+#if __CUDA_ARCH__ >= 900
+        const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 #endif
     }
     /// By one lane; addresses and bytes are multiples of 16.

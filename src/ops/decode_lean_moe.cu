@@ -3,11 +3,10 @@
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
-//   lean_router_kernel   logits of the normalised row, two experts a CTA.
-//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 logits, then fetches its share of the rows
-//   of
-//                        all slots and leaves silu(gate) * up. Before it waits for the router it normalises and
-//                        quantises x and fetches its rows of the shared expert.
+//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised.
+//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
+//                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
+//                        the shared expert.
 //   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
 // experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
@@ -16,60 +15,98 @@
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
 // the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
-// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower.
+// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower; all
+// this in twice the code (each CTA normalised and quantised, down quantised what gate and up leave): the same 12.0 us.
+// Without the ranking a token would take 0.4 us a layer less; with down's loads behind its wait it takes 3.2 us more,
+// with the next kernel let go behind it 0.8 more.
 #include <algorithm>
 
+#include "ops/act_group.cuh"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_lean.h"
+#include "ops/decode_lean_route.cuh"
 #include "ops/decode_moe.cuh"
-#include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kExperts = kThreads, kHidden = kLeanHidden, kFf = 512, kMostChosen = 8, kSlots = kMostChosen + 1;
+constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
+              kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
-constexpr int kWarpRows = 5;
+constexpr int kRouterThreads = kThreads + 32;
 constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
 
 // ---- Router.
+
+/// What the kernels of a layer leave for one another.
+struct LeanMiddle {
+    alignas(16) uint32_t key[kExperts];                // route_key of score and bias
+    float s[kExperts];                                 // scores
+    alignas(16) char x[staged_bytes(kHidden)];         // the normalised row, staged
+    alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
+    alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
+};
 
 struct LeanRouterArgs {
     const char* router;  // bf16 [kExperts, kHidden]
     const float* x;
     const float* norm;
+    const float* bias;  // or null
     float eps;
     float* logits;
     int32_t* chosen;  // [top_k], set to -1
     int32_t top_k;
+    LeanMiddle* middle;
 };
 
-/// Four warps have an expert, as in router_kernel: the same products in the same order.
-__global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
+/// Four warps have an expert, as in router_kernel: the same products in the same order. A ninth warp of the first CTAs
+/// stages 32 columns of the normalised row.
+__global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
     __shared__ alignas(16) float row[kHidden];
     __shared__ float partial[kWarps], sums[kWarps];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = 2 * blockIdx.x + warp / 4;
+    const bool stages = warp == kWarps;
     uint4 raw[2];
-    float norm[2][8], mine[8];
+    float norm[2][8];
+    float bias = 0.0f;
+    if (!stages) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-        const int c = (warp % 4 + 4 * s) * 32 + lane;
-        raw[s] = load_weights_once(a.router + (expert * kHidden + 8 * c) * 2);
-        lean_weights8(a.norm, c, norm[s]);
+        for (int s = 0; s < 2; ++s) {
+            const int c = (warp % 4 + 4 * s) * 32 + lane;
+            raw[s] = load_weights_once(a.router + (expert * kHidden + 8 * c) * 2);
+            lean_weights8(a.norm, c, norm[s]);
+        }
+        if (threadIdx.x < 2 && a.bias != nullptr)
+            bias = __uint_as_float(load_weight32(a.bias + 2 * blockIdx.x + threadIdx.x));
+    } else if (blockIdx.x < kHidden / 32) {
+        lean_weights8(a.norm, 4 * blockIdx.x + lane % 4, norm[0]);
     }
     pdl_wait();
     if (blockIdx.x == 0 && threadIdx.x < a.top_k) a.chosen[threadIdx.x] = -1;
-    lean_load8(a.x, threadIdx.x, mine);
-    const float sum = warp_sum(add_squares(mine, 0.0f));
     auto* quads = reinterpret_cast<float4*>(row);
-    quads[2 * threadIdx.x] = make_float4(mine[0], mine[1], mine[2], mine[3]);
-    quads[2 * threadIdx.x + 1] = make_float4(mine[4], mine[5], mine[6], mine[7]);
-    if (lane == 0) partial[warp] = sum;
+    if (!stages) {
+        float mine[8];
+        lean_load8(a.x, threadIdx.x, mine);
+        const float sum = warp_sum(add_squares(mine, 0.0f));
+        quads[2 * threadIdx.x] = make_float4(mine[0], mine[1], mine[2], mine[3]);
+        quads[2 * threadIdx.x + 1] = make_float4(mine[4], mine[5], mine[6], mine[7]);
+        if (lane == 0) partial[warp] = sum;
+    }
     __syncthreads();
     const float scale = row_scale(partial, kHidden, a.eps);
+    if (stages) {
+        if (blockIdx.x >= kHidden / 32) return;
+        const int c = 4 * blockIdx.x + lane % 4;
+        const float4 low = quads[2 * c], high = quads[2 * c + 1];
+        float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] = rms_value(v[k], scale, norm[0][k]);
+        put8(lean_layout(kHidden), a.middle->x, c, v);
+        return;
+    }
     float acc = 0.0f;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -89,87 +126,13 @@ __global__ void __launch_bounds__(kThreads, 4) lean_router_kernel(const __grid_c
     if (lane == 0) sums[warp] = acc;
     __syncthreads();
     if (threadIdx.x < 2) {
-        const float* s = sums + 4 * threadIdx.x;
-        a.logits[2 * blockIdx.x + threadIdx.x] = (s[0] + s[1]) + (s[2] + s[3]);
+        const float* four = sums + 4 * threadIdx.x;
+        const float logit = (four[0] + four[1]) + (four[2] + four[3]), s = sigmoid(logit);
+        const int e = 2 * blockIdx.x + threadIdx.x;
+        a.logits[e] = logit;
+        a.middle->s[e] = s;
+        a.middle->key[e] = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
     }
-}
-
-// ---- Choosing experts.
-
-/// A word for a kernel that may have started already and asks for it with await_id().
-__device__ __forceinline__ void post_id(int32_t* p, int32_t id) {
-    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(id) : "memory");
-}
-/// The word, once it is not negative.
-__device__ __forceinline__ int32_t await_id(const int32_t* p) {
-    int32_t id;
-    do {
-        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(id) : "l"(p) : "memory");
-    } while (id < 0);
-    return id;
-}
-
-struct LeanRoute {
-    alignas(16) uint32_t key[kExperts];
-    alignas(16) uint32_t best_key[8 * kWarps];
-    alignas(16) int32_t best[8 * kWarps];
-    float s[kExperts];
-    int32_t chosen[kMostChosen];
-    float weights[kMostChosen];
-};
-
-/// As route_row() chooses of kExperts experts, by the first kThreads threads, in two parts: each warp ranks its 32
-/// among themselves; then, when the CTA has synchronised, 64 candidates are ranked. It synchronises again before it
-/// reads `m`.
-__device__ __forceinline__ void lean_rank_own(const RouteArgs& a, float logit, float bias, LeanRoute& m) {
-    const int t = threadIdx.x, warp = t / 32, lane = t % 32;
-    const float s = sigmoid(logit);
-    const uint32_t key = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
-    m.s[t] = s;
-    m.key[t] = key;
-    __syncwarp();
-    int rank = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint4 other = reinterpret_cast<const uint4*>(m.key + 32 * warp)[i];
-        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) rank += keys[k] > key || (keys[k] == key && 4 * i + k < lane) ? 1 : 0;
-    }
-    if (rank < 8) {
-        m.best_key[8 * warp + rank] = key;
-        m.best[8 * warp + rank] = t;
-    }
-}
-__device__ __forceinline__ void lean_rank_best(const RouteArgs& a, LeanRoute& m) {
-    const int t = threadIdx.x, candidate = t / 4, quarter = t % 4, mine = m.best[candidate];
-    const uint32_t my_key = m.best_key[candidate];
-    int rank = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint4 other = reinterpret_cast<const uint4*>(m.best_key + 16 * quarter)[i];
-        const int4 index = reinterpret_cast<const int4*>(m.best + 16 * quarter)[i];
-        const uint32_t keys[4] = {other.x, other.y, other.z, other.w};
-        const int indices[4] = {index.x, index.y, index.z, index.w};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) rank += keys[k] > my_key || (keys[k] == my_key && indices[k] < mine) ? 1 : 0;
-    }
-    rank += __shfl_xor_sync(~0u, rank, 1);
-    rank += __shfl_xor_sync(~0u, rank, 2);
-    if (quarter == 0 && rank < a.top_k) m.chosen[rank] = mine;
-}
-
-/// The weight of rank t, by the first top_k threads, when m.chosen is there.
-__device__ __forceinline__ float lean_weight(const RouteArgs& a, const LeanRoute& m) {
-    const int t = threadIdx.x;
-    float weight = m.s[m.chosen[t]], sum = 0.0f;
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.scale);
-}
-
-__device__ __forceinline__ float lean_bias(const RouteArgs& a) {
-    return a.bias == nullptr ? 0.0f : __uint_as_float(load_weight32(a.bias + threadIdx.x));
 }
 
 // ---- Gate and up.
@@ -178,79 +141,128 @@ struct LeanGateUpArgs {
     LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
     int64_t stride;   // from expert to expert
     RouteArgs route;
-    const float* logits;
-    const float* x;
-    const float* norm;
-    float eps;
-    float* out;  // [slots, ff], the shared expert last
+    LeanMiddle* middle;
 };
 
-/// CTA b has an even share of the shared expert's pairs (gate row, up row) and one of the other slots' pairs. Its rows
-/// are all gate rows, then all up rows, each first those of the shared expert; warps share them evenly, in runs that
-/// lie one behind the other in memory (the copy engine takes few large pieces much faster than many small ones), and
-/// their products meet in shared memory.
+constexpr int kGateUpCtas = kMostChosen * kFf / 32, kSharedPairs = kFf / kGateUpCtas, kPairs = kSharedPairs + 32;
+
+/// `pairs` rows of gate and as many of up, in shared memory: nibbles of gate, of up, headers of gate, of up.
+constexpr int pair_bytes(int pairs) { return 2 * pairs * (kRowBytes + kHeaderBytes); }
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, v);
+#else
+    for (int mask = 16; mask > 0; mask /= 2) v = max(v, __shfl_xor_sync(~0u, v, mask));
+    return v;
+#endif
+}
+__device__ __forceinline__ int warp_add(int v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, v);
+#else
+    for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
+    return v;
+#endif
+}
+
+/// Group g of a staged row of Groups groups, by a warp: lane i has the i-th of its 32 values.
+template <int Groups>
+__device__ __forceinline__ void put_group(char* row, int g, float v) {
+    const int lane = threadIdx.x % 32;
+    const ActGroup act(warp_max(__float_as_uint(v) & 0x7FFFFFFFu));
+    const int code = act.code(v), sum = warp_add(code), first = warp_add(lane < 16 ? code : 0);
+    row[(lane / 16 * Groups + g) * 16 + lane % 16] = static_cast<char>(code);
+    if (lane == 0) {
+        *reinterpret_cast<float2*>(row + 32 * Groups + 8 * g) = make_float2(act.d, static_cast<float>(sum));
+        *reinterpret_cast<float*>(row + 40 * Groups + 4 * g) = static_cast<float>(first);
+    }
+}
+
+/// CTA b has 32 pairs (gate row, up row) of an expert, which become one group of `act`, and kSharedPairs pairs of the
+/// shared expert. Pairs of an expert come in two halves, each in four copies (the copy engine takes few large pieces
+/// much faster than many small ones), so that the first is multiplied while the second arrives; before them, the
+/// shared ones. A warp multiplies a pair at a time.
 __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
-    constexpr int S = kHidden / 1024, kGroups = kHidden / 32, kWarpBytes = kWarpRows * (kRowBytes + kHeaderBytes);
+    constexpr int kGroups = kHidden / 32, kHalf = 16;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kHidden)];
-    __shared__ float partial[kWarps], results[kLeanWarps * kWarpRows];
+    __shared__ float results[2][kPairs];
     __shared__ LeanRoute route;
-    __shared__ uint64_t barriers[kLeanWarps];
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, parts = gridDim.x;
-    const int pairs = a.route.top_k * kFf, shared_first = part_of(kFf, b, parts), first = part_of(pairs, b, parts);
-    const int shared_count = part_of(kFf, b + 1, parts) - shared_first;
-    const int total = shared_count + part_of(pairs, b + 1, parts) - first;
-    const int begin = part_of(2 * total, warp, kLeanWarps), count = part_of(2 * total, warp + 1, kLeanWarps) - begin;
-    char* nibbles = reinterpret_cast<char*>(dynamic) + warp * kWarpBytes;
-    char* headers = nibbles + kWarpRows * kRowBytes;
-    // Lane g below `count` knows row g: its matrix, its slot (-1: shared) and its place there. The first lane of a run
-    // copies it.
-    const int i = begin + lane, up = i >= total ? 1 : 0, pair = i - up * total;
-    const bool shared = pair < shared_count;
-    const int at = first + pair - shared_count, slot = shared ? -1 : at / kFf;
-    const int row = shared ? shared_first + pair : at % kFf;
-    const bool starts = lane < count && (lane == 0 || pair == 0 || pair == shared_count || row == 0);
-    const uint32_t others = __ballot_sync(~0u, starts) >> lane >> 1;  // starts behind this lane
-    const int run = min(others == 0 ? 32 : __ffs(static_cast<int>(others)), count - lane);
-    const LeanFetch fetch{&barriers[warp]};
-    const auto copy_run = [&](const LeanPlanes& m, int64_t offset) {
-        fetch.copy(nibbles + lane * kRowBytes, m.data + offset + row * kRowBytes, run * kRowBytes);
-        fetch.copy(headers + lane * kHeaderBytes, m.scales + offset + row * kHeaderBytes, run * kHeaderBytes);
-    };
-    fetch.begin(lane == 0, count * (kRowBytes + kHeaderBytes));
-    if (starts && shared) copy_run(a.m[2 + up], 0);
-    __syncwarp();
-    float norm[8], bias = 0.0f;
-    if (t < kThreads) bias = lean_bias(a.route);
-    else lean_weights8(a.norm, t - kThreads, norm);
-    pdl_wait();
-    const bool chooses = t < kThreads;
-    LeanNormRow x;
-    if (chooses) lean_rank_own(a.route, load_shared_f32(a.logits + t), bias, route);
-    else x.load(a.x, t - kThreads, partial);
+    __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
+    const bool routed = slot < a.route.top_k;
+    char* memory = reinterpret_cast<char*>(dynamic);
+    char* shared_memory = memory + 2 * pair_bytes(kHalf);
+    if (t < 3) {
+        const LeanFetch fetch{barriers + t};
+        fetch.init(t == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
+    }
+    // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
+    // expert.
+    const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;
+    const int pairs = group < 2 ? kHalf : kSharedPairs, row_bytes = headers != 0 ? kHeaderBytes : kRowBytes;
+    const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
+    const LeanPlanes& m = a.m[(group < 2 ? 0 : 2) + up];
+    const char* from = (headers != 0 ? m.scales : m.data) + first * row_bytes;
+    char* to = (group < 2 ? memory + group * pair_bytes(kHalf) : shared_memory) +
+               pairs * (headers != 0 ? 2 * kRowBytes + up * kHeaderBytes : up * kRowBytes);
     __syncthreads();
-    if (chooses) lean_rank_best(a.route, route);
-    else x.stage(norm, a.eps, t - kThreads, partial, staged);
+    if (group == 2 && lane == 0) LeanFetch{barriers + 2}.copy(to, from, pairs * row_bytes);
+    __syncwarp();
+    pdl_wait();
+    if (t < kThreads) {
+        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.middle->key) + t)), route);
+    } else if (t - kThreads < staged_bytes(kHidden) / 16) {
+        const int i = t - kThreads;
+        reinterpret_cast<float4*>(staged)[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.middle->x) + 4 * i);
+    }
+    __syncthreads();
+    if (t < kThreads) lean_rank_best(a.route.top_k, route);
     __syncthreads();
     // Now: see the top of the file.
     if (b == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
     pdl_trigger();
-    if (starts && !shared) copy_run(a.m[up], route.chosen[slot] * a.stride);
-    if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route);
+    if (routed && group < 2 && lane == 0)
+        LeanFetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
     __syncwarp();
-    fetch.wait();
-    const LeanAux<false> aux{headers, kGroups, kWarpRows};
-    float2 by[kWarpRows][S];
-    lean_row_scales<false, S, kWarpRows>(aux, lane, by);
-    float acc[kWarpRows];
-    lean_dot_shared<false, S, kWarpRows>(nibbles, aux, by, staged, lane, acc);
-    lean_reduce<kWarpRows>(acc, lane, [&](int g, float sum) {
-        if (g < count) results[begin + g] = sum;
-    });
+#if __CUDA_ARCH__ < 900
+    copy_async_wait();
     __syncthreads();
-    if (t < total)
-        a.out[t < shared_count ? pairs + shared_first + t : first + t - shared_count] =
-            swiglu_value(results[t], results[total + t]);
+#endif
+    if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.middle->s);
+    __syncwarp();
+    const KShifts at(lane);
+#pragma unroll 1
+    for (int i = 0; i < 3; ++i) {
+        const int n = i == 0 ? kSharedPairs : kHalf;
+        if (warp >= n || (i > 0 && !routed)) continue;
+        const char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(kHalf);
+        LeanFetch{barriers + (i + 2) % 3}.wait();
+        float acc[2] = {};
+#pragma unroll
+        for (int s = 0; s < kHidden / 1024; ++s) {
+            const int j = 32 * s + lane;
+            const KActs x = k_acts<false>(staged, kGroups, j);
+#pragma unroll
+            for (int g = 0; g < 2; ++g) {
+                const int row = g * n + warp;
+                const uint4 q = *reinterpret_cast<const uint4*>(part + row * kRowBytes + 16 * j);
+                const uint4 header =
+                    *reinterpret_cast<const uint4*>(part + 2 * n * kRowBytes + row * kHeaderBytes + j / 8 * 16);
+                acc[g] = fmaf(k_value<false>(q, {}, x, q4_scales<true>(header, at)), x.d, acc[g]);
+            }
+        }
+        lean_reduce<2>(acc, lane, [&](int g, float sum) {
+            results[g][(i == 0 ? 0 : kSharedPairs + (i - 1) * kHalf) + warp] = sum;
+        });
+    }
+    __syncthreads();
+    const int pair = warp == 0 ? kSharedPairs + lane : lane;
+    if (warp > 1 || (warp == 0 ? !routed : lane >= kSharedPairs)) return;
+    const float v = swiglu_value(results[0][pair], results[1][pair]);
+    if (warp == 0) put_group<kSlots * kFf / 32>(a.middle->act, b, v);
+    else a.middle->shared[b * kSharedPairs + lane] = v;
 }
 
 // ---- Down.
@@ -261,7 +273,7 @@ struct LeanDownArgs {
     const int32_t* experts;
     const float* weights;
     int32_t top_k;
-    const float* act;  // [slots, ff]
+    const LeanMiddle* middle;
     int32_t rows;
     float* y;
     float* residual;  // null: none
@@ -278,6 +290,14 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     __shared__ float terms[kLeanWarps][2 * kPasses];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
     const int o = blockIdx.x * kLeanWarps + warp, slots = a.top_k + 1;
+    // Sixteen bytes of the staged row that gate and up leave: not of the shared expert's sub-blocks, the last of each
+    // plane.
+    constexpr int kPieces = staged_bytes(kSlots * kFf) / 16;
+    static_assert(kPieces <= kLeanThreads - kFf / 8 && l.groups % 4 == 0);
+    const int t = threadIdx.x, plane_at = t < 2 * l.groups       ? t % l.groups
+                                          : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
+                                                                 : 4 * (t - 5 * l.groups / 2);
+    const bool stages = t < kPieces && plane_at < kMostChosen * kGroups;
     const int mine = lane < a.top_k ? await_id(a.experts + lane) : 0;
     __syncwarp();
     uint4 raw[kPasses];
@@ -323,13 +343,20 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     }
     pdl_wait();
     const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
-    lean_stage_floats<kSlots * kFf / 8>(a.act, l, staged, slots * kFf / 8);
+    if (stages)
+        *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
+            load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
+    if (const int c = threadIdx.x - (kLeanThreads - kFf / 8); c >= 0) {
+        float v[8];
+        lean_load8(a.middle->shared, c, v);
+        put8(l, staged, kMostChosen * kFf / 8 + c, v);
+    }
     __syncthreads();
     float acc[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
         const int slot = min(2 * b + half, slots - 1);
-        const KActs x = k_acts<Q6>(staged, l.groups, slot * kGroups + j);
+        const KActs x = k_acts<Q6>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
         const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
         acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
     }
@@ -338,7 +365,11 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     float term = lane < slots ? terms[warp][lane] : 0.0f;
     if (lane < a.top_k) term = __fmul_rn(weight, term);
     float y = __shfl_sync(~0u, term, 0);
-    for (int slot = 1; slot < slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
+#pragma unroll
+    for (int slot = 1; slot < kSlots; ++slot) {
+        const float next = __shfl_sync(~0u, term, slot);
+        if (slot < slots) y = __fadd_rn(y, next);
+    }
     if (lane != 0) return;
     a.y[o] = y;
     if (a.residual != nullptr) a.residual[o] = __fadd_rn(old, y);
@@ -372,39 +403,36 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     if (!all_lean(ups, DType::planes_q4_k, kFf, kHidden) || !all_lean(downs, downs[0]->dtype, out, kFf) ||
         out % kLeanWarps != 0 || expert_stride(weights.up) != stride)
         return false;
-    constexpr int kShared = std::max(kLeanLarge, kLeanWarps * kWarpRows * (kRowBytes + kHeaderBytes));
+    constexpr int kShared = std::max(kLeanLarge, pair_bytes(32 + kSharedPairs));
     if (ctx.gpu->info().shared_bytes < kShared + kStatic) return false;
     const ArenaScope scope(*ctx.arena);
     LeanRouterArgs r = {};
+    auto* middle = static_cast<LeanMiddle*>(ctx.arena->allocate(sizeof(LeanMiddle)));
     r.router = static_cast<const char*>(router.w->data);
     r.x = x.row(0);
     r.norm = norm.weight.data();
+    r.bias = router.bias.empty() ? nullptr : router.bias.data();
     r.eps = norm.eps;
     r.logits = result.logits.row(0);
     r.chosen = result.routing.experts.row<int32_t>(0);
     r.top_k = static_cast<int32_t>(router.top_k);
+    r.middle = middle;
     allow_shared(reinterpret_cast<const void*>(lean_router_kernel), kLeanSmall);
-    launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kThreads, kLeanSmall, r);
+    launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kRouterThreads, kLeanSmall, r);
 
     LeanGateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
     a.stride = stride;
-    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
+    a.route = {r.bias,
                kExperts,
                static_cast<int32_t>(router.top_k),
                router.scale,
                router.normalize,
                result.routing.experts.row<int32_t>(0),
                result.routing.weights.row(0)};
-    a.logits = r.logits;
-    a.x = r.x;
-    a.norm = r.norm;
-    a.eps = r.eps;
-    a.out = static_cast<float*>(ctx.arena->allocate(kSlots * kFf * int64_t{sizeof(float)}));
-    int ctas = ctx.gpu->info().sm_count;  // or more: no warp has more than kWarpRows rows
-    while (2 * ((kFf - 1) / ctas + (kFf * a.route.top_k - 1) / ctas + 2) > kLeanWarps * kWarpRows) ++ctas;
+    a.middle = middle;
     allow_shared(reinterpret_cast<const void*>(lean_gate_up_kernel), kShared);
-    launch(*ctx.gpu, lean_gate_up_kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, kShared, a);
+    launch(*ctx.gpu, lean_gate_up_kernel, kGateUpCtas, kLeanThreads, kShared, a);
 
     LeanDownArgs d = {};
     d.routed = planes_of(weights.down[0]);
@@ -413,7 +441,7 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     d.experts = a.route.chosen;
     d.weights = a.route.weights;
     d.top_k = a.route.top_k;
-    d.act = a.out;
+    d.middle = middle;
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
     d.residual = residual;
