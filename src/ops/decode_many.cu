@@ -43,6 +43,8 @@ struct ManyArgs {
     float* residual;
 };
 
+#if __CUDA_ARCH__ >= 900
+
 __device__ __forceinline__ const ManyMatrix& matrix_of_tile(const ManyArgs& a, int tile) {
     int i = 0;
     while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
@@ -115,8 +117,10 @@ __device__ __forceinline__ void sync_team(int team) {
     else asm volatile("bar.sync 3, %0;" ::"n"(kThreadsOf) : "memory");
 }
 
-/// kTeams == 2 (C == 1): two teams of four warps, each of which has two values of the low bits and every second tile:
-/// while one waits at its barrier, the other multiplies.
+#endif  // __CUDA_ARCH__ >= 900
+
+/// With two teams of four warps, each has two values of the low bits and every second tile: while one waits at its
+/// barrier, the other multiplies.
 template <int NT, int C, int B>
 __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_constant__ ManyArgs a) {
 #if __CUDA_ARCH__ >= 900
