@@ -5,7 +5,7 @@
 //   bench_gpu_ops [--type q4_k_m|bf16|f16|f8|fp8|int4] [--rows N] [--portable]
 //       f8: all matrices, one scale each; fp8: the layout of Laguna's FP8 checkpoints, that is experts and dense layers
 //       with a scale for each 128 x 128 block, attention and head in bf16.
-//   bench_gpu_ops --table [--type ...] [--portable]    microseconds of each op for 1 to 64 rows, beside the floor: the
+//   bench_gpu_ops --table [--type ...] [--portable]    microseconds of each op for 1 to 128 rows, beside the floor: the
 //       bytes of the weights that are used, at 4.65 TB/s. Experts "at random": 8 of 256 for each row; "alike": the
 //       same 8.
 #include <fmt/format.h>
@@ -296,7 +296,7 @@ void add_rows(std::vector<TableLine>& table, Gpu& gpu, const Model& model, int64
 }
 
 void run_table(Gpu& gpu, const Model& model) {
-    const int64_t counts[] = {1, 2, 3, 4, 8, 16, 32, 64};
+    const int64_t counts[] = {1, 2, 3, 4, 8, 16, 32, 64, 128};
     std::vector<TableLine> table;
     for (const int64_t n : counts) add_rows(table, gpu, model, n);
     fmt::print("{:34}", "us each (floor), rows:");

@@ -16,7 +16,7 @@
 //            (routing is older than gate_up, which lets it go behind its own wait). Writes weight * product of each
 //            (row, slot).
 //   combine  adds the slots in order of rank.
-// Up to 16 rows choose their experts here, from the keys that fused_router() leaves: in gate_up and again in down,
+// Up to 8 rows choose their experts here, from the keys that fused_router() leaves: in gate_up and again in down,
 // which does it before pdl_wait(). Tried: all warps ask for stages and meet at a barrier for each (88 us at 16 rows,
 // 204 at 64); stages shared out by their number (20 % of the CTAs' time was waiting for the last); one CTA an SM, so
 // that the next kernel's fits beside it (8 rows 42 to 60 us: what is short is warps); one more warp to add up what

@@ -33,7 +33,7 @@ struct ChooseHere {
 bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra, const ChooseHere& choose = {});
 
-constexpr int64_t kMostFusedRouterRows = 16;
+constexpr int64_t kMostFusedRouterRows = 8;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (decode_route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
 /// router: as for router_logits(). bias: null or [experts]. False: nothing was done.

@@ -1,14 +1,15 @@
 // Router logits of several rows: float weights without a scale plane times rows that an earlier kernel normalised, or
-// (up to 16) are normalised here.
+// (up to 8) are normalised here.
 //
 // Bytes: the weights (Laguna XS.2: 1.05 MB) once for every four rows, the rows once for each four experts (8 KB a row x
 // 64 CTAs); all but the first from L2: 12 MB at 16 rows, 2 us. The kernel that serves one row (decode_moe.cu) repeats
 // norm, staging and a route for every row: 129 CTAs a row, three waves at eight rows. Here norm, product and choice are
 // three kernels, whatever the number of rows. Design: a CTA has four experts and four rows; warp w accumulator w % 4 of
 // the canonical order (decode_dot.cuh) of two experts, their weights in registers, asked for before pdl_wait(). Rows
-// are read straight from device memory; up to 16 are normalised by each CTA for itself instead, and their experts
+// are read straight from device memory; up to 8 are normalised by each CTA for itself instead, and their experts
 // chosen by the kernels that use them (decode_group_lists.cuh): two launches and 3 us fewer at 3 to 8 rows. Tried: all
-// rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20 at 64.
+// rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20 at 64. From 64 rows on CTAs of eight rows and eight
+// experts: half as much from L2 (128 rows: 100 to 50 MB, sparse layers 5 us less; 32 rows: 1 us more).
 #include "ops/decode_group.h"
 
 #include <algorithm>
@@ -21,6 +22,7 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
+constexpr int64_t kManyRouterRows = 64;  // from here on a CTA has eight rows and eight experts
 constexpr int kRouterRows = 4, kRouterSteps = 2, kCtaExperts = 4, kFusedCols = 8 * kThreads;
 
 struct RouterRowsArgs {
@@ -64,21 +66,23 @@ __device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActL
     __syncthreads();
 }
 
-/// Fused: of up to four rows that are normalised here.
-template <bool Fused>
-__global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_constant__ RouterRowsArgs a) {
+/// kRows rows of x and kEach experts a warp. Fused: of up to four rows that are normalised here.
+template <bool Fused, int kRows = kRouterRows, int kEach = 2>
+__global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_constant__ RouterRowsArgs a) {
+    static_assert(!Fused || kRows == kRouterRows);
+    constexpr int kCtaExperts = 2 * kEach;
     extern __shared__ uint4 dynamic[];  // Fused: float rows
-    __shared__ float sums[kRouterRows][kCtaExperts][4];
+    __shared__ float sums[kRows][kCtaExperts][4];
     __shared__ float partial[kRouterRows * kWarps];
     pdl_trigger();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % 4, pair = warp / 4 * 2;
-    const int expert = blockIdx.x * kCtaExperts + pair, pieces = pieces_of(a.m);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % 4, first = warp / 4 * kEach;
+    const int expert = blockIdx.x * kCtaExperts + first, pieces = pieces_of(a.m);
     const int windows = (pieces + 128 * kRouterSteps - 1) / (128 * kRouterSteps);
-    uint32_t raw[2][kRouterSteps][4];
+    uint32_t raw[kEach][kRouterSteps][4];
     const auto piece = [&](int window, int s) { return ((window * kRouterSteps + s) * 4 + part) * 32 + lane; };
     const auto load = [&](int window) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
+        for (int e = 0; e < kEach; ++e)
 #pragma unroll
             for (int s = 0; s < kRouterSteps; ++s) {
                 const int c = piece(window, s);
@@ -90,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
     float weights[8];
     if constexpr (Fused) lean_weights8(a.norm, threadIdx.x, weights);
     pdl_wait();
-    const int row0 = blockIdx.y * kRouterRows;
+    const int row0 = blockIdx.y * kRows;
     const char* x = a.x + row0 * a.stride;
     int64_t stride = a.stride;
     if constexpr (Fused) {
@@ -103,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
                      layout.bytes(), partial);
         if (prepares) return;
     }
-    float acc[2][kRouterRows] = {};
+    float acc[kEach][kRows] = {};
 #pragma unroll 1
     for (int window = 0; window < windows; ++window) {
         if (window > 0) load(window);
@@ -111,23 +115,23 @@ __global__ void __launch_bounds__(kThreads) router_rows_kernel(const __grid_cons
 #pragma unroll
             for (int s = 0; s < kRouterSteps; ++s)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
+                for (int e = 0; e < kEach; ++e) {
                     const int c = piece(window, s);
                     if (c < pieces)
-                        dot_piece<kRouterRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
-                                               a.n - row0, acc[e]);
+                        dot_piece<kRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
+                                         a.n - row0, acc[e]);
                 }
         });
     }
-    float v[2 * kRouterRows];
+    float v[kEach * kRows];
 #pragma unroll
-    for (int i = 0; i < 2 * kRouterRows; ++i) v[i] = acc[i % 2][i / 2];
-    const float sum = reduce_lanes<2 * kRouterRows>(v, lane);
-    constexpr int kLanes = 32 / (2 * kRouterRows);  // that hold the same sum
-    if (lane % kLanes == 0) sums[lane / kLanes / 2][pair + lane / kLanes % 2][part] = sum;
+    for (int i = 0; i < kEach * kRows; ++i) v[i] = acc[i % kEach][i / kEach];
+    const float sum = reduce_lanes<kEach * kRows>(v, lane);
+    constexpr int kLanes = 32 / (kEach * kRows);  // that hold the same sum
+    if (lane % kLanes == 0) sums[lane / kLanes / kEach][first + lane / kLanes % kEach][part] = sum;
     __syncthreads();
     const int p = threadIdx.x / kCtaExperts, expert_of = blockIdx.x * kCtaExperts + threadIdx.x % kCtaExperts;
-    if (p < kRouterRows && row0 + p < a.n && expert_of < a.m.rows) {
+    if (p < kRows && row0 + p < a.n && expert_of < a.m.rows) {
         const float* s = sums[p][threadIdx.x % kCtaExperts];
         const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
         const float logit = ((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale;
@@ -160,10 +164,14 @@ void router_logits(Context& ctx, const Weight& router, const char* x, int64_t st
     a.stride = stride;
     a.n = static_cast<int32_t>(n);
     a.logits = logits;
-    launch(*ctx.gpu, router_rows_kernel<false>,
-           dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts),
-                static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
-           kThreads, 0, a);
+    const auto start = [&](auto kernel, int64_t experts, int64_t rows) {
+        launch(*ctx.gpu, kernel,
+               dim3(static_cast<unsigned>((router.rows + experts - 1) / experts),
+                    static_cast<unsigned>((n + rows - 1) / rows)),
+               kThreads, 0, a);
+    };
+    if (n >= kManyRouterRows) start(router_rows_kernel<false, 8, 4>, 8, 8);
+    else start(router_rows_kernel<false>, kCtaExperts, kRouterRows);
 }
 
 bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,

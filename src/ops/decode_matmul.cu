@@ -16,6 +16,7 @@
 #include "ops/decode_float.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
+#include "ops/decode_many.h"
 #include "ops/decode_matmul.cuh"
 #include "ops/decode_mma.h"
 
@@ -102,6 +103,7 @@ bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     int64_t rows = 0;
     for (const Weight* w : weights) rows += w->rows;
     const bool large = cols > 2048 && rows >= 4096, whole = cols % 2048 == 0;
+    if (whole && !large && many_multiply(ctx, x, cols, n, weights, y, residual)) return true;
     if (whole && !large && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
     return dense_multiply(ctx, x, cols, n, weights, y, residual) ||
            (whole && large && tile_multiply(ctx, x, cols, n, weights, y, residual));

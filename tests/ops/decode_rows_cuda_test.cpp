@@ -108,6 +108,25 @@ TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
         }
 }
 
+/// Sizes of real models, with and without int8 rows that an earlier op left.
+TEST(DecodeRows, attention_projections_give_each_row_the_bits_it_has_alone) {
+    RT_GPU_ONLY();
+    for (const int64_t cols : {6144, 8192}) {
+        OpContext op(1, int64_t{96} << 20);
+        const Weight w = placed(op, {DType::q4_k}, 2048, cols, 14);
+        const std::vector<float> x = test::random_rows(kSources, cols, 15),
+                                 residual = normals(static_cast<size_t>(kSources * 2048), 16);
+        expect_rows_alone(fmt::format("{} columns", cols), [&](const std::vector<int64_t>& rows) {
+            op.poison();
+            const int64_t n = std::ssize(rows);
+            const Tensor t = op.tensor(pick(x, rows, cols), {n, cols});
+            Tensor r = op.tensor(pick(residual, rows, 2048), {n, 2048});
+            const Tensor y = ops::matmul_add(op.ctx, w, t, r);
+            return Results{values_of(y), values_of(r)};
+        });
+    }
+}
+
 TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t d = 2048, ff = 4096;
@@ -220,7 +239,7 @@ TEST(DecodeRows, sparse_layers_give_each_row_the_bits_it_has_alone) {
     }
 }
 
-/// Up to 16 rows choose in the kernels that use the choice: ties, NaN and infinities too.
+/// Up to 8 rows choose in the kernels that use the choice: ties, NaN and infinities too.
 TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
     RT_GPU_ONLY();
     constexpr int64_t kCols = 2048;
@@ -247,7 +266,7 @@ TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
         host.row_bytes = 4 * kCols;
         const Weight router = op.weight(host);
         const std::vector<float> ones(kCols, 1.0f);
-        for (const int64_t n : {2, 5, 16})
+        for (const int64_t n : {2, 5, 8, 16})
             for (const int64_t k : {1, 3, 8}) {
                 std::vector<float> x(static_cast<size_t>(n * kCols), 0.0f);
                 for (size_t row = 0; row < static_cast<size_t>(n); ++row) {
