@@ -177,7 +177,7 @@ TEST(DecodeCuda, rows_in_any_company_and_order_have_the_same_bits) {
         std::vector<std::vector<std::vector<float>>> one;
         for (int64_t i = 0; i < most; i += 5) one.push_back(world.values(row_of(x, i, c.hidden)));
         for (const int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 256}) {
-            if (n > most) continue;
+            if (n > most || (brief_counts() && n % 4 != 1 && n != 2)) continue;
             std::vector<int64_t> order(static_cast<size_t>(most));
             std::iota(order.begin(), order.end(), 0);
             std::shuffle(order.begin(), order.end(), std::mt19937_64(static_cast<uint64_t>(n)));
@@ -201,7 +201,7 @@ TEST(DecodeCuda, rows_in_any_company_and_order_have_the_same_bits) {
 TEST(DecodeCuda, a_replayed_graph_gives_the_bits_of_the_ops) {
     RT_GPU_ONLY();
     for (const WorldCase& c : worlds())
-        for (const int64_t n : {1, 4, 9}) {
+        for (const int64_t n : brief<int64_t>({1, 4, 9}, 2)) {
             World world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
             const std::vector<float> x = test::random_rows(n, c.hidden, 81);
             const auto expected = world.values(x);
@@ -249,8 +249,8 @@ TEST(DecodeCuda, the_fused_layers_equal_their_parts_in_real_sizes) {
 /// Routing inside the router's kernel: logits that are exactly chosen values, because x is a unit vector.
 TEST(DecodeCuda, the_fused_router_chooses_as_route_sigmoid_does) {
     RT_GPU_ONLY();
-    for (const int64_t experts : {8, 31, 64, 256, 257, 1000})
-        for (const int64_t k : {1, 3, 8}) {
+    for (const int64_t experts : brief<int64_t>({8, 31, 64, 256, 257, 1000}, 4))
+        for (const int64_t k : brief<int64_t>({1, 3, 8}, 2)) {
             std::vector<float> w(static_cast<size_t>(experts * 16), 0.0f);
             std::mt19937 random(static_cast<uint32_t>(experts));
             for (int64_t e = 0; e < experts; ++e)

@@ -19,6 +19,7 @@ using test::RandomWeight;
 using test::WeightKind;
 
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 128, 256};
+constexpr int64_t kFewCounts[] = {2, 3, 8, 16, 17, 40};  // each kernel
 constexpr int64_t kSources = 23;
 
 /// Results of one call, each of shape [n, width].
@@ -27,13 +28,14 @@ using Results = std::vector<std::vector<float>>;
 /// run(rows) computes rows `rows` of some input; every result must be that of the row alone.
 void expect_rows_alone(const std::string& what, const std::function<Results(const std::vector<int64_t>&)>& run) {
     std::vector<Results> alone;
-    for (int64_t i = 0; i < kSources; ++i) alone.push_back(run({i}));
+    const int64_t sources = fewer<int64_t>(kSources, 4);
+    for (int64_t i = 0; i < sources; ++i) alone.push_back(run({i}));
     for (const Results& r : alone)
         for (const std::vector<float>& values : r)
             for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
-    for (const int64_t n : kCounts) {
+    for (const int64_t n : fewer<std::span<const int64_t>>(kCounts, kFewCounts)) {
         std::vector<int64_t> rows(static_cast<size_t>(n));
-        for (int64_t i = 0; i < n; ++i) rows[static_cast<size_t>(i)] = (i * 7 + n) % kSources;
+        for (int64_t i = 0; i < n; ++i) rows[static_cast<size_t>(i)] = (i * 7 + n) % sources;
         const Results all = run(rows);
         for (size_t k = 0; k < all.size(); ++k) {
             const int64_t width = std::ssize(all[k]) / n;
@@ -67,12 +69,14 @@ TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
                  q5 = placed(op, {DType::q5_k}, 33, cols, 5), q8 = placed(op, {DType::q8_0}, 40, cols, 6);
     const ops::Norm norm = {op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
     const std::vector<float> x = test::random_rows(kSources, cols, 8);
-    const std::vector<std::vector<const Weight*>> groups = {{&q4},
-                                                            {&q6},
-                                                            {&q4, &small, &q6},
-                                                            {&q4, &q6, &gate},
-                                                            {&q5, &q4, &q8},
-                                                            {&small, &small, &q4, &q6, &q6, &q4, &q4, &q6, &small}};
+    const std::vector<std::vector<const Weight*>> groups =
+        brief<std::vector<const Weight*>>({{&q4},
+                                           {&q6},
+                                           {&q4, &small, &q6},
+                                           {&q4, &q6, &gate},
+                                           {&q5, &q4, &q8},
+                                           {&small, &small, &q4, &q6, &q6, &q4, &q4, &q6, &small}},
+                                          4);
     for (size_t g = 0; g < groups.size(); ++g)
         for (const bool normed : {true, false})
             expect_rows_alone(fmt::format("group {}, norm {}", g, normed), [&](const std::vector<int64_t>& rows) {
@@ -92,7 +96,7 @@ TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
 TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const int64_t cols : {4096, 6144, 8192}) {
+        for (const int64_t cols : brief<int64_t>({4096, 6144, 8192}, 1)) {
             OpContext op(1, int64_t{32} << 20);
             const Weight w = placed(op, {type}, 101, cols, 11);
             const std::vector<float> x = test::random_rows(kSources, cols, 12),
@@ -110,7 +114,7 @@ TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
 
 TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
-    const int64_t d = 2048, ff = 4096;
+    const int64_t d = 2048, ff = fewer(4096, 1024);
     OpContext op(1, int64_t{48} << 20);
     const Weight gate = placed(op, {DType::q4_k}, ff, d, 21), up = placed(op, {DType::q4_k}, ff, d, 22),
                  down = placed(op, {DType::q6_k}, d, ff, 23);
@@ -180,7 +184,7 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
         const std::vector<float> x = test::random_rows(kSources, 2048, 41);
         std::vector<float> weights(static_cast<size_t>(kSources * world.top_k));
         for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.05f + 0.01f * static_cast<float>(i * 13 % 31);
-        for (const Choice& choice : kChoices)
+        for (const Choice& choice : brief<Choice>({std::begin(kChoices), std::end(kChoices)}, 2))
             expect_rows_alone(
                 fmt::format("{} {}, shared {}, {}", dtype_name(c.kind), dtype_name(c.down), c.shared_ff, choice.name),
                 [&](const std::vector<int64_t>& rows) {
@@ -248,7 +252,7 @@ TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
         const Weight router = op.weight(host);
         const std::vector<float> ones(kCols, 1.0f);
         for (const int64_t n : {2, 5, 16})
-            for (const int64_t k : {1, 3, 8}) {
+            for (const int64_t k : brief<int64_t>({8, 3, 1}, 1)) {
                 std::vector<float> x(static_cast<size_t>(n * kCols), 0.0f);
                 for (size_t row = 0; row < static_cast<size_t>(n); ++row) {
                     x[row * kCols] = 0.25f;
@@ -275,7 +279,7 @@ TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
     OpContext& op = world.op;
     const Weight q = placed(op, {DType::q4_k}, 1040, 2048, 61), o = placed(op, {DType::q6_k}, 2048, 6144, 62);
     const ops::Norm norm = {op.floats(normals(2048, 63)), 1e-6f};
-    for (const int64_t n : {2, 3, 8, 16, 40}) {
+    for (const int64_t n : brief<int64_t>({2, 3, 8, 16, 40}, 3)) {
         op.poison();
         const Tensor source = op.tensor(test::random_rows(n, 2048, 64), {n, 2048}),
                      wide = op.tensor(test::random_rows(n, 6144, 65), {n, 6144});

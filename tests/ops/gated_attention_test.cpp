@@ -79,14 +79,14 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
     };
     for (const Family family : test_families())
         for (const Case& c : cases)
-            for (const auto& [rows, gapped] : {std::pair<size_t, bool>{1, false}, {1, true}, {2, false}, {2, true},
-                                               {7, false}, {7, true}, {60, false}, {60, true}}) {
+            for (const auto& [rows, gapped] : brief<std::pair<size_t, bool>>(
+                     {{1, false}, {1, true}, {2, false}, {2, true}, {7, false}, {7, true}, {60, false}, {60, true}}, 3)) {
                 if (gapped && c.rope == nullptr) continue;
                 OpContext op(family), other(family);
                 AttentionWorld fused(op, c.shape, 1), apart(other, c.shape, 1);  // the same pages
                 WorldSequence s = fused.sequence(), t = apart.sequence();
-                fused.feed(s, token_ids(270, 7), 64);
-                apart.feed(t, token_ids(270, 7), 64);
+                fused.fill(s, token_ids(270, 7), 64);
+                apart.fill(t, token_ids(270, 7), 64);
                 fused.step({&s}, {chain_of(rows)});  // for its batch; K and V are written again
                 apart.step({&t}, {chain_of(rows)});
                 const auto n = static_cast<int64_t>(rows);
@@ -121,15 +121,15 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
 TEST(gated_attention, sigmoid_attention_equals_its_parts) {
     const ops::Rope rope = ops::make_rope(10000, 64);
     for (const Family family : test_families())
-        for (const DType type : {DType::q8_0, DType::f16, DType::tq3_0})
+        for (const DType type : brief<DType>({DType::q8_0, DType::f16, DType::tq3_0}, 2))
             for (const int64_t d : {256, 128})
                 for (const size_t rows : {1, 3, 20}) {
                     const WorldShape shape{.heads = 12, .kv_heads = 2, .head_dim = d, .k_dtype = type, .v_dtype = type};
                     OpContext op(family), other(family);
                     AttentionWorld fused(op, shape, 1), apart(other, shape, 1);
                     WorldSequence s = fused.sequence(), t = apart.sequence();
-                    fused.feed(s, token_ids(530, 7), 64);
-                    apart.feed(t, token_ids(530, 7), 64);
+                    fused.fill(s, token_ids(530, 7), 64);
+                    apart.fill(t, token_ids(530, 7), 64);
                     fused.step({&s}, {chain_of(rows)});
                     apart.step({&t}, {chain_of(rows)});
                     const auto n = static_cast<int64_t>(rows);
@@ -154,8 +154,8 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                                     WorldShape{.heads = 6, .kv_heads = 1, .head_dim = 40}})
         for (const DType type : {DType::q4_k, DType::f32})
             for (const size_t rows : {1, 2, 20})
-                for (const size_t before : {40, 255, 700})  // one piece of keys, two, many
-                    for (const int threads : {1, 3, 16}) {
+                for (const size_t before : brief<size_t>({40, 255, 700}, 2))  // one piece of keys, two, many
+                    for (const int threads : brief<int>({1, 3, 16}, 1)) {
                         const int64_t cols = shape.heads * shape.head_dim, n = static_cast<int64_t>(rows);
                         if (type == DType::q4_k && cols % 256 != 0) continue;
                         const test::RandomWeight wo({type}, 96, cols, 7);
@@ -163,7 +163,7 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                         const auto run = [&](OpContext& o, bool fused) {
                             AttentionWorld world(o, shape, 1);
                             WorldSequence s = world.sequence();
-                            world.feed(s, token_ids(before, 7), 64);
+                            world.fill(s, token_ids(before, 7), 64);
                             world.step({&s}, {chain_of(rows)});
                             const ops::AttentionInput in =
                                 random_input(o, shape, n, shape.head_dim == 128 ? &rope : nullptr, true, shape.heads);

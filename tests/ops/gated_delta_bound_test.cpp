@@ -103,9 +103,9 @@ std::vector<DeltaShape> long_shapes() {
 }
 
 TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
-    const size_t rows = full_counts() ? 131'072 : 6'000;
+    const size_t rows = full_counts() ? 131'072 : fewer(6'000, 700);
     for (const DeltaShape& shape : long_shapes()) {
-        const Worst worst = worst_of(shape, rows, Family::prefill, 4096);
+        const Worst worst = worst_of(shape, rows, Family::prefill, fewer<size_t>(4096, 300));
         fmt::print("{}: {} rows use {:.3f} of the bound on outputs, {:.4f} of that on the state\n", shape_name(shape),
                    rows, worst.output, worst.state);
         EXPECT_LE(worst.output, 1.0) << shape_name(shape);
@@ -115,7 +115,7 @@ TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
 }
 
 TEST(gated_delta, long_chains_in_chunks_have_the_bits_of_rows_fed_one_by_one) {
-    const size_t rows = full_counts() ? 131'072 : 3'000;
+    const size_t rows = full_counts() ? 131'072 : fewer(3'000, 60);
     const std::vector<uint64_t> ids = delta_ids(rows, 23);
     for (const DeltaShape& shape : long_shapes()) {
         OpContext op(1, int64_t{1} << 20);

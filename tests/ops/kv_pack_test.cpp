@@ -126,7 +126,7 @@ std::vector<Case> cases() {
 
 TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) {
     for (const Case& c : cases())
-        for (const int64_t length : {0, 1, 5, 31, 63, 64, 70, 100, 128, 1000}) {
+        for (const int64_t length : brief<int64_t>({0, 1, 5, 31, 63, 64, 70, 100, 128, 1000}, 4)) {
             PackWorld world(c.layers, c.k, c.v);
             const std::vector<std::string> before = world.now();
             std::string expected;

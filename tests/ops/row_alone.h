@@ -25,7 +25,7 @@ inline void expect_alone(const std::string& what, int64_t width,
         for (const std::vector<float>& result : alone.back())
             for (const float v : result) ASSERT_TRUE(std::isfinite(v)) << what;
     }
-    for (int64_t n = 2; n <= kMost; ++n) {
+    for (int64_t n = 2; n <= kMost; n += fewer(1, 3)) {
         const Results together = run({x.begin(), x.begin() + n * width});
         for (int64_t r = 0; r < n; ++r)
             for (size_t k = 0; k < together.size(); ++k) {
@@ -47,7 +47,7 @@ inline void expect_replays_agree(OpContext& op, const std::string& what, const s
     op.ctx.arena->restore(mark);
     GpuGraph graph(*op.ctx.gpu, step);
     Results first;
-    for (int replay = 0; replay < (brief_counts() ? 3 : 50); ++replay) {
+    for (int replay = 0; replay < fewer(50, 2); ++replay) {
         graph.launch();
         for (size_t i = 0; i < results.size(); ++i) {
             const std::vector<float> values = values_of(results[i]);
