@@ -12,6 +12,7 @@ import fnmatch
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -53,7 +54,7 @@ class Worker:
                    *self.options.tool_arguments.split(), self.options.binary, "--device", "cuda",
                    f"--gtest_filter={':'.join(names)}", *self.arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   errors="replace")
+                                   errors="replace", start_new_session=True)
         lines = queue.Queue()
 
         def read():
@@ -69,7 +70,7 @@ class Worker:
                 now, line = lines.get(timeout=max(0.05, limit - time.monotonic()))
             except queue.Empty:
                 stopped = True
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # the tool and what it runs
                 break
             if line is None:
                 break

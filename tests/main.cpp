@@ -18,7 +18,8 @@ int jobs = 1, multiprocessors = 0;
 [[noreturn]] void usage(const char* program, const char* argument) {
     std::fprintf(stderr,
                  "%s: unknown argument %s\n"
-                 "usage: %s [--device cpu|cuda] [--portable] [--full | --brief] [--multiprocessors N] [--jobs N] [--gtest_...]\n",
+                 "usage: %s [--device cpu|cuda] [--portable] [--full | --brief] [--multiprocessors N] [--jobs N] "
+                 "[--gtest_...]\n",
                  program, argument, program);
     std::exit(64);
 }

@@ -1,5 +1,6 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
-// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that helps;
+// --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that
+// helps;
 // --brief for few sizes of each, --multiprocessors N to leave the rest of a GPU unused.
 #pragma once
 

@@ -99,16 +99,15 @@ class AttentionWorld {
         for (size_t begin = 0, count; begin < ids.size(); begin += count) {
             std::vector<FedToken> fed;
             count = step_of(ids.size(), begin, chunk, room());
-            for (size_t i = begin; i < begin + count; ++i)
-                fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
+            for (size_t i = begin; i < begin + count; ++i) fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
             for (std::vector<float>& row : step({&s}, {fed})) rows.push_back(std::move(row));
             s.committed += static_cast<int32_t>(fed.size());
         }
         return rows;
     }
 
-    /// Stores and commits a chain of tokens as feed() does, for tests that do not look at its rows: with --brief without
-    /// attention.
+    /// Stores and commits a chain of tokens as feed() does, for tests that do not look at its rows: with --brief
+    /// without attention.
     void fill(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         if (!brief_counts()) {
             feed(s, ids, chunk);

@@ -369,7 +369,8 @@ TEST(decode_attention, ring_wraps_change_nothing) {
     Layer a(tight, 1), b(wide, 2);
     WorldSequence s = a.world.sequence(), t = b.world.sequence();
     const std::vector<uint64_t> ids = token_ids(fewer(1090, 590), 11);
-    const std::vector<uint64_t> prefix(ids.begin(), ids.end() - fewer(50, 12)), rest(ids.end() - fewer(50, 12), ids.end());
+    const std::vector<uint64_t> prefix(ids.begin(), ids.end() - fewer(50, 12)),
+        rest(ids.end() - fewer(50, 12), ids.end());
     expect_same_rows(a.feed(s, prefix, 17), b.feed(t, prefix, 256), "chunks of 17");
     expect_same_rows(a.feed(s, rest, 1), b.feed(t, rest, 50), "one by one");
 }

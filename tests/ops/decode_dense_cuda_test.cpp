@@ -128,8 +128,9 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
         DType up, down;
         int64_t d, ff;
     };
-    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q5_k, DType::q5_k, fewer(5120, 1280), 768},
-                          Case{DType::q6_k, DType::q4_k, 512, fewer(17408, 4352)}}) {
+    for (const Case& c :
+         {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q5_k, DType::q5_k, fewer(5120, 1280), 768},
+          Case{DType::q6_k, DType::q4_k, 512, fewer(17408, 4352)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};

@@ -110,8 +110,7 @@ class DeltaWorld {
         for (size_t begin = 0, count; begin < ids.size(); begin += count) {
             std::vector<DeltaToken> fed;
             count = step_of(ids.size(), begin, chunk);
-            for (size_t i = begin; i < begin + count; ++i)
-                fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
+            for (size_t i = begin; i < begin + count; ++i) fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
             for (std::vector<float>& row : step({&s}, {fed}, ops::DeltaMode::update)) rows.push_back(std::move(row));
         }
         return rows;

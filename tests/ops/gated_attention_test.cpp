@@ -80,7 +80,8 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
     for (const Family family : test_families())
         for (const Case& c : cases)
             for (const auto& [rows, gapped] : brief<std::pair<size_t, bool>>(
-                     {{1, false}, {1, true}, {2, false}, {2, true}, {7, false}, {7, true}, {60, false}, {60, true}}, 3)) {
+                     {{1, false}, {1, true}, {2, false}, {2, true}, {7, false}, {7, true}, {60, false}, {60, true}},
+                     3)) {
                 if (gapped && c.rope == nullptr) continue;
                 OpContext op(family), other(family);
                 AttentionWorld fused(op, c.shape, 1), apart(other, c.shape, 1);  // the same pages

@@ -371,7 +371,8 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights_in_many_tiles) {
     for (int e = 0; e < fewer(48, 16); ++e)
         counts.push_back(e % 7 == 3 ? 0 : static_cast<int>(random() % (e % 5 == 0 ? 300 : 30)));
     counts.push_back(200);
-    for (const DType type : {DType::q4_k, DType::q6_k}) expect_decoding_equals_expanding(type, counts, true, fewer(1536, 512), 256);
+    for (const DType type : {DType::q4_k, DType::q6_k})
+        expect_decoding_equals_expanding(type, counts, true, fewer(1536, 512), 256);
 }
 
 /// One matrix of a group.
