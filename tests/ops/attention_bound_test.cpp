@@ -88,7 +88,7 @@ TEST(attention, stays_within_the_bound_of_the_double_reference) {
                                              .window = window,
                                              .capacity = 32,
                                              .key_scale = family == Family::decode ? 3.0f : 0.5f},
-                                            280, 19, family, shares);
+                                            fewer<size_t>(280, 140), fewer<size_t>(19, 5), family, shares);
                 }
         // How loose the bound is; says nothing of the kernels. It takes the longest key, the longest query and the
         // largest value for every output, and lets all roundings of 16-bit parts point the same way; random ones use
@@ -114,7 +114,7 @@ TEST(attention, long_contexts_stay_within_the_bound) {
                                          .ring_rows = 640,
                                          .capacity = 40,
                                          .key_scale = 0.5f},
-                                        fewer<size_t>(2300, 1100), 5, family, shares);
+                                        fewer<size_t>(2300, 600), 5, family, shares);
             }
 }
 
@@ -122,7 +122,7 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
     const DType types[] = {DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0};
     for (const Family family : test_families()) {
         std::vector<double> shares;
-        for (const int64_t group : brief<int64_t>({1, 6, 8}, 2))
+        for (const int64_t group : brief<int64_t>({8, 1, 6}, 1))
             for (const DType type : types)
                 for (const size_t committed : brief<size_t>({0, 40, 600}, 2))  // around the edges of chunks and tiles
                     expect_within_bound({.heads = 2 * group,
@@ -132,9 +132,10 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
                                          .v_dtype = type,
                                          .capacity = 48,
                                          .key_scale = family == Family::decode ? 3.0f : 0.5f},
-                                        committed, 19, family, shares);
+                                        committed, fewer<size_t>(19, 6), family, shares);
         // Longer heads have longer longest keys and queries, and no score comes near their product.
         const double used = test_gpu() == nullptr ? 0.01 : family == Family::decode ? 0.005 : 0.002;
+        if (brief_counts()) continue;  // too few draws to say so
         EXPECT_GE(*std::max_element(shares.begin(), shares.end()), used) << "the bound is too loose";
     }
 }

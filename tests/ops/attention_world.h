@@ -92,11 +92,14 @@ class AttentionWorld {
         return rows;
     }
 
-    /// Feeds a chain in steps of `chunk` tokens, or as many as the kernels take, and commits it.
+    /// Feeds a chain in steps of `chunk` tokens, or as many as the kernels take, and commits it. With
+    /// --brief only the last rows, which it gives back: 10, prefill 140.
     std::vector<std::vector<float>> feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         std::vector<std::vector<float>> rows;
         chunk = std::min(chunk, static_cast<size_t>(most_rows(op_.ctx)));
-        for (size_t begin = 0, count; begin < ids.size(); begin += count) {
+        const size_t skip = brief_skip(ids.size(), op_.ctx.family == Family::decode ? 10 : 140);
+        if (skip > 0) fill(s, {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(skip)}, chunk);
+        for (size_t begin = skip, count; begin < ids.size(); begin += count) {
             std::vector<FedToken> fed;
             count = step_of(ids.size(), begin, chunk, room());
             for (size_t i = begin; i < begin + count; ++i) fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});

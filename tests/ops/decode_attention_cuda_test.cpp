@@ -118,7 +118,9 @@ class Layer {
     }
     Rows feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         Rows rows;
-        for (size_t begin = 0, count; begin < ids.size(); begin += count) {
+        const size_t skip = brief_skip(ids.size(), 20);
+        if (skip > 0) fill(s, {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(skip)}, chunk);
+        for (size_t begin = skip, count; begin < ids.size(); begin += count) {
             count = step_of(ids.size(), begin, chunk, world.room());
             std::vector<FedToken> fed;
             for (size_t i = 0; i < count; ++i) fed.push_back({ids[begin + i], static_cast<int32_t>(i) - 1});

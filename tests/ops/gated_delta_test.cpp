@@ -47,7 +47,7 @@ TEST(gated_delta, chunks_of_any_size_leave_the_same_rows_and_state) {
             OpContext op;
             op.ctx.family = family;
             DeltaWorld world(op, shape, 1);
-            const std::vector<uint64_t> ids = delta_ids(fewer(150, 80), 2);
+            const std::vector<uint64_t> ids = delta_ids(fewer(150, 40), 2);
             DeltaSequence whole = world.sequence();
             const DeltaRowsOut expected = world.feed(whole, ids, ids.size());
             const std::vector<float> state = world.slot_of(whole);

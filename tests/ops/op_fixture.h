@@ -120,6 +120,9 @@ inline size_t step_of(size_t all, size_t begin, size_t chunk, size_t most = 64) 
     return std::min(chunk, all - begin);
 }
 
+/// Of `all` rows: how many --brief leaves out in front of the last ones.
+inline size_t brief_skip(size_t all, size_t last) { return brief_counts() && all > last ? all - last : 0; }
+
 /// Thread counts that must agree.
 inline std::vector<int> thread_counts() {
     return test_gpu() == nullptr ? std::vector<int>{1, 2, 3} : std::vector<int>{1};

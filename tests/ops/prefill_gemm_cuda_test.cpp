@@ -356,7 +356,7 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights) {
                                                                       2))
             for (const bool shared : {false, true}) {
                 if (counts.size() == 1 ? shared : brief_counts() && !shared) continue;
-                expect_decoding_equals_expanding(type, counts, shared, 320, 512);
+                expect_decoding_equals_expanding(type, counts, shared, fewer(320, 160), 512);
             }
         expect_decoding_equals_expanding(type, {40, 0, 150}, true, 64, 2048);
         expect_decoding_equals_expanding(type, {3, 90}, false, 512, 256);
@@ -536,7 +536,7 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
         for (const int64_t experts : brief<int64_t>({5, 64, 256}, 2))
             for (const int64_t cols : {64, 2048}) {
                 const RandomWeight m({type}, experts, cols, 7);
-                const int64_t n = cols == 64 ? 2100 : 200;  // many rows have a kernel of their own
+                const int64_t n = cols == 64 ? 2100 : fewer(200, 20);  // many rows have a kernel of their own
                 OpContext op(1, int64_t{16} << 20);
                 const Weight w = op.weight(m.w);
                 const std::vector<float> values = normals(static_cast<size_t>(n * cols), 8), rows = m.dequantized();
@@ -553,6 +553,7 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
                     }
                 EXPECT_LE(check.worst(), 1.0) << dtype_name(type) << " " << experts << " x " << cols;
                 for (const int64_t count : {1, 7, 129}) {
+                    if (count > n) continue;
                     Tensor some = op.ctx.alloc(DType::f32, {count, experts});
                     router_logits(op.ctx, w, h.row(n - count), count, some);
                     EXPECT_TRUE(same_bits(values_of(some).data(), got.data() + (n - count) * experts,
