@@ -75,11 +75,12 @@ TEST(attention, stays_within_the_bound_of_the_double_reference) {
     const DType types[] = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0};
     for (const Family family : test_families()) {
         std::vector<double> shares;
-        for (const int64_t group : brief<int64_t>({1, 3, 6, 8, 9}, 2))
+        for (const int64_t group : brief<int64_t>({6, 1, 3, 8, 9}, 1))
             for (const int64_t d : brief<int64_t>({24, 40, 64, 128}, 2))
                 for (const DType type : types) {
                     if (d % dtype_info(type).block_elements != 0) continue;
-                    for (const int32_t window : {0, 50})
+                    for (const int32_t window : {0, 50}) {
+                        if (brief_counts() && (window == 0) != (static_cast<int>(type) % 2 == 0)) continue;
                         expect_within_bound({.heads = 2 * group,
                                              .kv_heads = 2,
                                              .head_dim = d,
@@ -89,6 +90,7 @@ TEST(attention, stays_within_the_bound_of_the_double_reference) {
                                              .capacity = 32,
                                              .key_scale = family == Family::decode ? 3.0f : 0.5f},
                                             fewer<size_t>(280, 140), fewer<size_t>(19, 5), family, shares);
+                    }
                 }
         // How loose the bound is; says nothing of the kernels. It takes the longest key, the longest query and the
         // largest value for every output, and lets all roundings of 16-bit parts point the same way; random ones use
@@ -124,7 +126,8 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
         std::vector<double> shares;
         for (const int64_t group : brief<int64_t>({8, 1, 6}, 1))
             for (const DType type : types)
-                for (const size_t committed : brief<size_t>({0, 40, 600}, 2))  // around the edges of chunks and tiles
+                for (const size_t committed :
+                     fewer<std::vector<size_t>>({0, 40, 600}, {560}))  // around the edges of chunks and tiles
                     expect_within_bound({.heads = 2 * group,
                                          .kv_heads = 2,
                                          .head_dim = 256,

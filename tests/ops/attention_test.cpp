@@ -45,13 +45,13 @@ TEST(attention, chunked_equals_whole) {
     for (const Family family : test_families())
         for (const WorldShape& shape : law_shapes()) {
             OpContext one(family, 1), two(family, 2), three(family, 3);
-            const std::vector<uint64_t> ids = token_ids(shape.window == 0 ? fewer(540, 300) : fewer(400, 180), 1);
+            const std::vector<uint64_t> ids = token_ids(shape.window == 0 ? fewer(540, 200) : fewer(400, 180), 1);
             AttentionWorld whole_world(two, shape, 1), decode_world(one, shape, 2), world(three, shape, 3);
             WorldSequence a = whole_world.sequence(), b = decode_world.sequence();
             const Rows whole = whole_world.feed(a, ids, shape.window == 0 ? ids.size() : 150);
             const std::string what = shape_name(shape) + ", " + family_name(family);
             expect_same_rows(decode_world.feed(b, ids, 1), whole, what + ", chunks of 1");
-            for (const size_t chunk : {7, 64}) {
+            for (const size_t chunk : brief<size_t>({64, 7}, 1)) {
                 WorldSequence c = world.sequence();
                 expect_same_rows(world.feed(c, ids, chunk), whole, what + fmt::format(", chunks of {}", chunk));
             }
@@ -98,7 +98,7 @@ TEST(attention, batch_equals_each_alone) {
         for (const WorldShape& shape : law_shapes()) {
             OpContext op(family, 3), single(family, 1);
             AttentionWorld together(op, shape, 1), alone(single, shape, 2);
-            const size_t prefixes[] = {0, 3, 255, 256, 300}, rows[] = {5, 1, 2, fewer<size_t>(40, 9), 1};
+            const size_t prefixes[] = {0, 3, 255, 256, 300}, rows[] = {5, 1, 2, fewer<size_t>(40, 6), 1};
             std::vector<WorldSequence> sequences;
             std::vector<WorldSequence*> pointers;
             std::vector<std::vector<FedToken>> fed;

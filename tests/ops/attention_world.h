@@ -93,11 +93,11 @@ class AttentionWorld {
     }
 
     /// Feeds a chain in steps of `chunk` tokens, or as many as the kernels take, and commits it. With
-    /// --brief only the last rows, which it gives back: 10, prefill 140.
+    /// --brief only the last rows, which it gives back: 6, prefill 70.
     std::vector<std::vector<float>> feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         std::vector<std::vector<float>> rows;
         chunk = std::min(chunk, static_cast<size_t>(most_rows(op_.ctx)));
-        const size_t skip = brief_skip(ids.size(), op_.ctx.family == Family::decode ? 10 : 140);
+        const size_t skip = brief_skip(ids.size(), op_.ctx.family == Family::decode ? 6 : 70);
         if (skip > 0) fill(s, {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(skip)}, chunk);
         for (size_t begin = skip, count; begin < ids.size(); begin += count) {
             std::vector<FedToken> fed;

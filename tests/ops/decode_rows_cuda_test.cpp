@@ -288,7 +288,7 @@ TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
     const int64_t long_row = fewer(6144, 2048);
     const Weight o = placed(op, {DType::q6_k}, 2048, long_row, 62);
     const ops::Norm norm = {op.floats(normals(2048, 63)), 1e-6f};
-    for (const int64_t n : brief<int64_t>({16, 2, 3, 8, 40}, 1)) {
+    for (const int64_t n : brief<int64_t>({3, 2, 8, 16, 40}, 1)) {
         op.poison();
         const Tensor source = op.tensor(test::random_rows(n, 2048, 64), {n, 2048}),
                      wide = op.tensor(test::random_rows(n, long_row, 65), {n, long_row});
@@ -297,7 +297,7 @@ TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
         const auto step = [&] {
             op.ctx.gpu->copy(x.data, source.data, n * 2048 * 4);
             results.clear();
-            for (int layer = 0; layer < fewer(3, 2); ++layer) {
+            for (int layer = 0; layer < fewer(3, 1); ++layer) {
                 const Weight* const group[] = {&q};
                 results.push_back(ops::norm_matmul_group(op.ctx, x, norm, group)[0]);
                 ops::matmul_add(op.ctx, o, wide, x);

@@ -84,6 +84,7 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
                      {{1, false}, {1, true}, {2, false}, {2, true}, {60, false}, {60, true}, {7, false}, {7, true}},
                      3)) {
                 if (gapped && c.rope == nullptr) continue;
+                if (brief_counts() && (rows == 1) != ((&c - cases) % 2 == 0) && c.rope != nullptr) continue;
                 OpContext op(family), other(family);
                 AttentionWorld fused(op, c.shape, 1), apart(other, c.shape, 1);  // the same pages
                 WorldSequence s = fused.sequence(), t = apart.sequence();
@@ -123,7 +124,7 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
 TEST(gated_attention, sigmoid_attention_equals_its_parts) {
     const ops::Rope rope = ops::make_rope(10000, 64);
     for (const Family family : test_families())
-        for (const DType type : brief<DType>({DType::q8_0, DType::f16, DType::tq3_0}, 2))
+        for (const DType type : brief<DType>({DType::q8_0, DType::f16, DType::tq3_0}, 1))
             for (const int64_t d : {256, 128})
                 for (const size_t rows : fewer<std::vector<size_t>>({1, 3, 20}, {1, 9})) {
                     const WorldShape shape{.heads = 12, .kv_heads = 2, .head_dim = d, .k_dtype = type, .v_dtype = type};
@@ -156,7 +157,8 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                                     WorldShape{.heads = 6, .kv_heads = 1, .head_dim = 40}})
         for (const DType type : {DType::q4_k, DType::f32})
             for (const size_t rows : fewer<std::vector<size_t>>({1, 2, 20}, {1, 9}))
-                for (const size_t before : brief<size_t>({40, 700, 255}, 2))  // one piece of keys, two, many
+                for (const size_t before :
+                     fewer<std::vector<size_t>>({40, 255, 700}, {140}))  // one piece of keys, two, many
                     for (const int threads : brief<int>({1, 3, 16}, 1)) {
                         const int64_t cols = shape.heads * shape.head_dim, n = static_cast<int64_t>(rows);
                         if (type == DType::q4_k && cols % 256 != 0) continue;

@@ -252,9 +252,9 @@ TEST(MoeSwiglu, is_within_the_derived_bound) {
 TEST(MoeSwiglu, all_rows_may_use_one_expert_and_others_none) {
     const Experts experts({DType::q4_k}, {DType::q4_k}, 5, 256, 256);
     expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 3);  // 30 pairs of 3 rows
-    expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 16);
+    if (!brief_counts()) expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 16);
     expect_composition(experts, 256, {std::vector<int32_t>(600, 3), 1, 10}, 3);
-    expect_composition(experts, 256, {std::vector<int32_t>(fewer(200, 18), 1), 1, 10}, 3);
+    expect_composition(experts, 256, {std::vector<int32_t>(fewer(200, 5), 1), 1, 10}, 3);
     expect_composition(experts, 256, {std::vector<int32_t>(7, 4), 1, 10}, 2);
 }
 
@@ -347,7 +347,7 @@ TEST(MoeAdd, equals_norm_router_experts_and_add) {
     const std::vector<float> bias = normals(24, 7, 0.1f), norm_weight = normals(256, 8, 0.1f);
     for (const Family family : test_families())
         for (const bool with_shared : {true, false})
-            for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 3, 9, 40, 256, 300}, {1, 3, 18})) {
+            for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 3, 9, 40, 256, 300}, {1, 18})) {
                 OpContext op(3);
                 op.ctx.family = family;
                 if (n > most_rows(op.ctx)) continue;

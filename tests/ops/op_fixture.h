@@ -115,7 +115,7 @@ inline int64_t most_rows(const Context& ctx) {
 /// Tokens of the next step of a chain of `all` that is fed `chunk` at a time; with --brief small chunks come last only,
 /// behind chunks of 64 or `most`.
 inline size_t step_of(size_t all, size_t begin, size_t chunk, size_t most = 64) {
-    const size_t last = 3 * chunk + 9;
+    const size_t last = 2 * chunk + 3;
     if (brief_counts() && chunk < 20 && all - begin > last) return std::min({size_t{64}, most, all - begin - last});
     return std::min(chunk, all - begin);
 }
