@@ -8,13 +8,13 @@
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
 #   --kv       K/V type of bench, profile and serve (f16)
-#   --jobs     sanitizer commands that run side by side (6)
+#   --jobs     sanitizer commands that run side by side (12: racecheck keeps one or two cores busy for each)
 # Exits 1 if something failed; tests that did not end under a sanitizer have not failed, and are reported.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
-groups=. minutes=8 jobs=6 kv=f16
+groups=. minutes=8 jobs=12 kv=f16
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --steps) steps=$2 ;; --groups) groups=$2 ;;
@@ -64,7 +64,8 @@ refused() {
 }
 sanitize() { # TOOL NAME BINARY FILTER
   run "sanitizer_$1_$2" 600 scripts/gpu_sanitize.py "$(binary "$3")" --tool "$1" --filter "$4" --jobs "$jobs" \
-    --seconds $((end - SECONDS - 10)) --logs "$out/sanitizer" -- --brief
+    --seconds $((end - SECONDS - 10)) --times "$out/sanitizer_$1_$2.times" --logs "$out/sanitizer" \
+    -- --brief --multiprocessors 16
   [ -f "$out/sanitizer_$1_$2.log" ] && cat "$out/sanitizer_$1_$2.log" >>"$report"
 }
 
@@ -81,7 +82,8 @@ if has portable; then
   for name in quant ops cache engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
 fi
 
-# Every op test under memcheck and racecheck, in few sizes (they slow kernels down up to a hundredfold), and small models.
+# Every op test under memcheck and racecheck, in few sizes and on few multiprocessors (racecheck's cost goes by CTAs), and
+# small models.
 for tool in memcheck racecheck; do
   has $tool || continue
   sanitize $tool ops test_ops '*'

@@ -1,7 +1,7 @@
 // What the tests run on: test binaries take --device cpu|cuda, and --portable for the kernels of the oldest chips; and
 // --full for the counts of what is claimed where the usual run makes do with fewer, on --jobs N threads where that
 // helps;
-// --brief for few sizes of each.
+// --brief for few sizes of each, --multiprocessors N to leave the rest of a GPU unused.
 #pragma once
 
 #include <vector>
@@ -31,6 +31,14 @@ inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
+/// all; with --brief `few`.
+template <class T>
+T fewer(T all, T few) {
+    return brief_counts() ? few : all;
+}
+/// Lets kernels see a chip of so few multiprocessors as --multiprocessors says, if it does: persistent kernels go round
+/// in small shapes, and what counts each access of each CTA has less to count.
+void limit_multiprocessors(Gpu& gpu);
 /// Threads that a long test may keep busy: --jobs, 1 unless given.
 int test_jobs();
 

@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
             else if (type == DType::planes_q5_k)
                 dense_stage<DType::planes_q5_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
             else dense_stage<DType::planes_q4_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
-            ring.used(lane);
+            ring.used();
             if (part == 0 && before >= 0) {
                 finish(before, turn - 1);
                 if (a.buffers == 1) arrive_everywhere<C>(read, lane);

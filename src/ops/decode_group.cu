@@ -105,7 +105,7 @@ __device__ __forceinline__ void few_gate_up(const GroupMemory<Type, kHidden>& me
             if (u + k < count) {
                 ring.wait_until_full();
                 dot_rows(memory.stage(ring.at()), held, x, 0, warp, lane, acc);
-                ring.used(lane);
+                ring.used();
                 ring.advance();
             }
 #pragma unroll
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __g
                 ring.wait_until_full();
                 WideSums<1, kWarps> acc = {};
                 mma_wide<Type, 1, kWarps>(memory.stage(ring.at()), mine, 0, warp, lane, acc);
-                ring.used(lane);
+                ring.used();
                 float* const partial = memory.partial_of(u + k);
                 put_wide<1, kWarps>(partial, warp, lane, acc);
                 sync_warps<kWarps>();  // what was put two stages ago has been added up
@@ -220,7 +220,7 @@ __device__ __forceinline__ void few_down(const GroupMemory<Type, kFf>& memory, S
             if (u + k < count) {
                 ring.wait_until_full();
                 dot_rows(memory.stage(ring.at()), held, x, 0, warp, lane, acc);
-                ring.used(lane);
+                ring.used();
                 ring.advance();
             }
 #pragma unroll
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid
                 ring.wait_until_full();
                 float* const partial = memory.partial_of(u + k);
                 mma_narrow<Type>(memory.stage(ring.at()), mine, warp, lane, partial);
-                ring.used(lane);
+                ring.used();
                 sync_warps<kWarps>();  // what was put two stages ago has been added up
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {

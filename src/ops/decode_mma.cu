@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __gri
             if (chunk == 0) two[0][0] = two[0][1] = 0.0f;
             if (m.q6 != 0) dot_rows(stage, HeldX<kQ6, 2048, 2>(x, chunk, lane), x, chunk, warp, lane, two);
             else dot_rows(stage, HeldX<Most, 2048, 2>(x, chunk, lane), x, chunk, warp, lane, two);
-            ring.used(lane);
+            ring.used();
             if (!last) continue;
             float v[2] = {two[0][0], two[0][1]};
             const float sum = reduce_lanes<2>(v, lane);
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __gri
         }
         if (m.q6 != 0) mma_wide<kQ6, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
         else mma_wide<Most, NT, kTileWarps>(stage, mine, chunk, warp, lane, acc);
-        ring.used(lane);
+        ring.used();
         if (!last) continue;
         float* const partial = reinterpret_cast<float*>(partials + tile % a.partials * kPartial);
         if (a.partials == 1) sync_warps<kTileWarps>();  // else what was put two tiles ago has been added up

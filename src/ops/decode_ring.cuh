@@ -122,7 +122,7 @@ __device__ __forceinline__ void fetch_rows(const TilePlanes& planes, int cols, i
 }
 
 /// The ring of stages between the warp that asks for them, which runs ahead, and those that use them, each at its own
-/// pace: an mbarrier for "it is there" (32 arrivals) and one for "all have used it" (one arrival a warp) for each
+/// pace: an mbarrier for "it is there" (32 arrivals) and one for "all have used it" (32 arrivals a warp) for each
 /// stage. Every warp goes through the stages in the same order with a StageRing of its own.
 class StageRing {
   public:
@@ -135,7 +135,7 @@ class StageRing {
 #pragma unroll 1
         for (int i = 0; i < stages_; ++i) {
             asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i), "r"(asks) : "memory");
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(users) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(32 * users) : "memory");
         }
 #endif
     }
@@ -158,11 +158,11 @@ class StageRing {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_) : "memory");
 #endif
     }
-    /// This warp has read what it needs.
-    __device__ __forceinline__ void used(int lane) const {
+    /// This lane has read what it needs. All lanes say so themselves: one for its warp, behind a __syncwarp(), is as
+    /// right, but no race checker follows it.
+    __device__ __forceinline__ void used() const {
 #if __CUDA_ARCH__ >= 800
-        __syncwarp();
-        if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_ + 8) : "memory");
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_ + 8) : "memory");
 #endif
     }
     static constexpr int kBytes = 16;  // of a stage's barriers

@@ -46,7 +46,7 @@ void expect_within_bound(const WorldShape& shape, size_t committed, size_t rows,
     OpContext op(family);
     AttentionWorld world(op, shape, 1);
     WorldSequence s = world.sequence();
-    world.feed(s, token_ids(committed, 40), 64);
+    world.fill(s, token_ids(committed, 40), 64);
     std::vector<FedToken> fed = chain_of(rows);
     if (family == kTreeFamily)
         for (size_t i = 2; i < rows; i += 3) --fed[i].parent;
@@ -75,11 +75,12 @@ TEST(attention, stays_within_the_bound_of_the_double_reference) {
     const DType types[] = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0};
     for (const Family family : test_families()) {
         std::vector<double> shares;
-        for (const int64_t group : brief<int64_t>({1, 3, 6, 8, 9}, 2))
+        for (const int64_t group : brief<int64_t>({6, 1, 3, 8, 9}, 1))
             for (const int64_t d : brief<int64_t>({24, 40, 64, 128}, 2))
                 for (const DType type : types) {
                     if (d % dtype_info(type).block_elements != 0) continue;
-                    for (const int32_t window : {0, 50})
+                    for (const int32_t window : {0, 50}) {
+                        if (brief_counts() && (window == 0) != (static_cast<int>(type) % 2 == 0)) continue;
                         expect_within_bound({.heads = 2 * group,
                                              .kv_heads = 2,
                                              .head_dim = d,
@@ -88,7 +89,8 @@ TEST(attention, stays_within_the_bound_of_the_double_reference) {
                                              .window = window,
                                              .capacity = 32,
                                              .key_scale = family == Family::decode ? 3.0f : 0.5f},
-                                            280, 19, family, shares);
+                                            fewer<size_t>(280, 140), fewer<size_t>(19, 5), family, shares);
+                    }
                 }
         // How loose the bound is; says nothing of the kernels. It takes the longest key, the longest query and the
         // largest value for every output, and lets all roundings of 16-bit parts point the same way; random ones use
@@ -114,7 +116,7 @@ TEST(attention, long_contexts_stay_within_the_bound) {
                                          .ring_rows = 640,
                                          .capacity = 40,
                                          .key_scale = 0.5f},
-                                        2300, 5, family, shares);
+                                        fewer<size_t>(2300, 600), 5, family, shares);
             }
 }
 
@@ -122,9 +124,10 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
     const DType types[] = {DType::f16, DType::bf16, DType::f8_e4m3, DType::q8_0, DType::q4_0, DType::tq3_0};
     for (const Family family : test_families()) {
         std::vector<double> shares;
-        for (const int64_t group : {1, 6, 8})
+        for (const int64_t group : brief<int64_t>({8, 1, 6}, 1))
             for (const DType type : types)
-                for (const size_t committed : {0, 40, 600})  // around the edges of chunks and tiles
+                for (const size_t committed :
+                     fewer<std::vector<size_t>>({0, 40, 600}, {560}))  // around the edges of chunks and tiles
                     expect_within_bound({.heads = 2 * group,
                                          .kv_heads = 2,
                                          .head_dim = 256,
@@ -132,9 +135,10 @@ TEST(attention, heads_of_256_stay_within_the_bound) {
                                          .v_dtype = type,
                                          .capacity = 48,
                                          .key_scale = family == Family::decode ? 3.0f : 0.5f},
-                                        committed, 19, family, shares);
+                                        committed, fewer<size_t>(19, 6), family, shares);
         // Longer heads have longer longest keys and queries, and no score comes near their product.
         const double used = test_gpu() == nullptr ? 0.01 : family == Family::decode ? 0.005 : 0.002;
+        if (brief_counts()) continue;  // too few draws to say so
         EXPECT_GE(*std::max_element(shares.begin(), shares.end()), used) << "the bound is too loose";
     }
 }

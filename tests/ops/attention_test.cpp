@@ -45,13 +45,13 @@ TEST(attention, chunked_equals_whole) {
     for (const Family family : test_families())
         for (const WorldShape& shape : law_shapes()) {
             OpContext one(family, 1), two(family, 2), three(family, 3);
-            const std::vector<uint64_t> ids = token_ids(shape.window == 0 ? 540 : 400, 1);
+            const std::vector<uint64_t> ids = token_ids(shape.window == 0 ? fewer(540, 200) : fewer(400, 180), 1);
             AttentionWorld whole_world(two, shape, 1), decode_world(one, shape, 2), world(three, shape, 3);
             WorldSequence a = whole_world.sequence(), b = decode_world.sequence();
             const Rows whole = whole_world.feed(a, ids, shape.window == 0 ? ids.size() : 150);
             const std::string what = shape_name(shape) + ", " + family_name(family);
             expect_same_rows(decode_world.feed(b, ids, 1), whole, what + ", chunks of 1");
-            for (const size_t chunk : {7, 64}) {
+            for (const size_t chunk : brief<size_t>({64, 7}, 1)) {
                 WorldSequence c = world.sequence();
                 expect_same_rows(world.feed(c, ids, chunk), whole, what + fmt::format(", chunks of {}", chunk));
             }
@@ -63,7 +63,7 @@ TEST(attention, paged_equals_contiguous) {
         contiguous{.page_rows = 1024, .capacity = 1};
     for (const Family family : test_families()) {
         OpContext op(family);
-        const std::vector<uint64_t> ids = token_ids(600, 2);
+        const std::vector<uint64_t> ids = token_ids(fewer(600, 200), 2);
         AttentionWorld a(op, paged, 1), b(op, contiguous, 2), c(op, small, 3);
         WorldSequence sa = a.sequence(), sb = b.sequence(), sc = c.sequence();
         const Rows expected = b.feed(sb, ids, 90);
@@ -76,7 +76,7 @@ TEST(attention, window_ring_equals_a_ring_that_never_wraps) {
     for (const Family family : test_families())
         for (const int32_t window : brief<int32_t>({1, 2, 33, 256, 300}, 2)) {
             OpContext op(family);
-            const std::vector<uint64_t> ids = token_ids(700, 3);
+            const std::vector<uint64_t> ids = token_ids(fewer(700, 360), 3);
             AttentionWorld ring(op, {.window = window, .ring_rows = window - 1 + 20, .capacity = 1}, 1);
             AttentionWorld line(op, {.window = window, .ring_rows = 700, .capacity = 1}, 2);
             WorldSequence a = ring.sequence(), b = line.sequence();
@@ -98,7 +98,7 @@ TEST(attention, batch_equals_each_alone) {
         for (const WorldShape& shape : law_shapes()) {
             OpContext op(family, 3), single(family, 1);
             AttentionWorld together(op, shape, 1), alone(single, shape, 2);
-            const size_t prefixes[] = {0, 3, 255, 256, 300}, rows[] = {5, 1, 2, 40, 1};
+            const size_t prefixes[] = {0, 3, 255, 256, 300}, rows[] = {5, 1, 2, fewer<size_t>(40, 6), 1};
             std::vector<WorldSequence> sequences;
             std::vector<WorldSequence*> pointers;
             std::vector<std::vector<FedToken>> fed;
@@ -107,13 +107,14 @@ TEST(attention, batch_equals_each_alone) {
                 const std::vector<uint64_t> ids = token_ids(prefixes[s] + rows[s], 10 + s);
                 const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(prefixes[s]));
                 sequences.push_back(together.sequence());
-                together.feed(sequences.back(), prefix, 100);
+                together.fill(sequences.back(), prefix, 100);
                 fed.emplace_back();
                 for (size_t i = 0; i < rows[s]; ++i)
                     fed.back().push_back({ids[prefixes[s] + i], static_cast<int32_t>(i) - 1});
                 WorldSequence own = alone.sequence();
-                const Rows all = alone.feed(own, ids, 33);
-                expected.insert(expected.end(), all.begin() + static_cast<ptrdiff_t>(prefixes[s]), all.end());
+                alone.fill(own, prefix, 33);
+                const Rows all = alone.feed(own, {ids.begin() + static_cast<ptrdiff_t>(prefixes[s]), ids.end()}, 33);
+                expected.insert(expected.end(), all.begin(), all.end());
             }
             for (WorldSequence& s : sequences) pointers.push_back(&s);
             expect_same_rows(together.step(pointers, fed), expected, shape_name(shape) + ", " + family_name(family));
@@ -123,12 +124,12 @@ TEST(attention, batch_equals_each_alone) {
 TEST(attention, tree_rows_equal_chains) {
     std::mt19937_64 rng(5);
     for (const WorldShape& shape : law_shapes())
-        for (const size_t committed : {0, 40, 250, 256, 330}) {
+        for (const size_t committed : brief<size_t>({0, 40, 250, 256, 330}, 3)) {
             OpContext op(kTreeFamily, 3), single(kTreeFamily, 1);
             AttentionWorld world(op, shape, 1);
             const std::vector<uint64_t> prefix = token_ids(committed, 20);
             WorldSequence s = world.sequence();
-            world.feed(s, prefix, 100);
+            world.fill(s, prefix, 100);
             std::vector<FedToken> tree;
             const int32_t nodes = static_cast<int32_t>(1 + rng() % 30);
             for (int32_t i = 0; i < nodes; ++i)  // deep and wide ones, several roots
@@ -136,14 +137,14 @@ TEST(attention, tree_rows_equal_chains) {
                                                      ? i - 1
                                                      : static_cast<int32_t>(rng() % static_cast<uint64_t>(i + 1)) - 1});
             const Rows rows = world.step({&s}, {tree});
-            for (int32_t node = 0; node < nodes; node += 1 + static_cast<int32_t>(rng() % 4)) {
+            for (int32_t node = 0; node < nodes; node += fewer(1, 8) + static_cast<int32_t>(rng() % 4)) {
                 std::vector<uint64_t> ids;
                 for (int32_t i = node; i >= 0; i = tree[static_cast<size_t>(i)].parent)
                     ids.push_back(tree[static_cast<size_t>(i)].id);
-                ids.insert(ids.end(), prefix.rbegin(), prefix.rend());
                 std::reverse(ids.begin(), ids.end());
                 AttentionWorld chain_world(single, shape, 2);
                 WorldSequence chain = chain_world.sequence();
+                chain_world.fill(chain, prefix, 100);
                 const Rows plain = chain_world.feed(chain, ids, 100);
                 expect_same_rows({rows[static_cast<size_t>(node)]}, {plain.back()},
                                  shape_name(shape) + fmt::format(", {} committed, node {}", committed, node));
@@ -158,8 +159,8 @@ TEST(attention, a_tree_beside_chains_changes_neither) {
     const std::vector<FedToken> tree{{1, -1}, {2, 0}, {3, 0}, {4, -1}}, chain{{5, -1}, {6, 0}};
     const std::vector<uint64_t> prefix = token_ids(70, 30);
     WorldSequence a = world.sequence(), b = world.sequence(), c = alone.sequence(), d = alone.sequence();
-    for (WorldSequence* s : {&a, &b}) world.feed(*s, prefix, 32);
-    for (WorldSequence* s : {&c, &d}) alone.feed(*s, prefix, 32);
+    for (WorldSequence* s : {&a, &b}) world.fill(*s, prefix, 32);
+    for (WorldSequence* s : {&c, &d}) alone.fill(*s, prefix, 32);
     Rows expected = alone.step({&c}, {tree});
     for (std::vector<float>& row : alone.step({&d}, {chain})) expected.push_back(std::move(row));
     expect_same_rows(world.step({&a, &b}, {tree, chain}), expected, "tree and chain");
@@ -180,7 +181,7 @@ void expect_seen(Family family, int32_t window, const std::vector<FedToken>& fed
                           .ring_rows = 64},
                          1);
     WorldSequence s = world.sequence();
-    world.feed(s, token_ids(20, 1), 20);
+    world.fill(s, token_ids(20, 1), 20);
     world.step({&s}, {fed});
     for (size_t index = 0; index < 20 + fed.size(); ++index) {
         std::vector<float> one_hot(static_cast<size_t>(d));
@@ -221,9 +222,9 @@ TEST(attention, a_long_context_cut_over_threads_equals_one_thread) {
         OpContext many(family, 6), one(family, 1);
         AttentionWorld a(many, shape, 1), b(one, shape, 2);
         WorldSequence s = a.sequence(), t = b.sequence();
-        std::vector<uint64_t> ids = token_ids(2400, 50);
-        a.feed(s, ids, 800);
-        b.feed(t, ids, 800);
+        std::vector<uint64_t> ids = token_ids(fewer(2400, 700), 50);
+        a.fill(s, ids, 800);
+        b.fill(t, ids, 800);
         ids = token_ids(32, 51);
         expect_same_rows(a.feed(s, ids, 32), b.feed(t, ids, 1), "2400 keys");
     }

@@ -111,10 +111,17 @@ class Layer {
         return AttentionWorld::rows_of(out);
     }
 
+    /// As AttentionWorld::fill(): the K and V that the layer's own steps would leave, or others.
+    void fill(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
+        if (brief_counts()) world.fill(s, ids, chunk);
+        else feed(s, ids, chunk);
+    }
     Rows feed(WorldSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         Rows rows;
-        for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-            const size_t count = std::min(chunk, ids.size() - begin);
+        const size_t skip = brief_skip(ids.size(), 20);
+        if (skip > 0) fill(s, {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(skip)}, chunk);
+        for (size_t begin = skip, count; begin < ids.size(); begin += count) {
+            count = step_of(ids.size(), begin, chunk, world.room());
             std::vector<FedToken> fed;
             for (size_t i = 0; i < count; ++i) fed.push_back({ids[begin + i], static_cast<int32_t>(i) - 1});
             for (std::vector<float>& row : step({&s}, {fed})) rows.push_back(std::move(row));
@@ -152,8 +159,8 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
                     next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
                 Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
                 WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
-                plain.feed(a, prefix, 256);
-                draft.feed(b, prefix, 200);
+                plain.fill(a, prefix, 256);
+                draft.fill(b, prefix, 200);
                 expect_same_rows(draft.feed(b, next, next.size()), plain.feed(a, next, 1),
                                  fmt::format("{}/{}, window {}, from {}", dtype_name(k), dtype_name(v), window, start));
             }
@@ -168,7 +175,7 @@ TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
                                                      {DType::f16, DType::f16},
                                                      {DType::tq3_0, DType::tq3_0}};
     for (const auto& [k, v] : brief(types, 1))
-        for (const int32_t window : {0, 512})
+        for (const int32_t window : brief<int32_t>({512, 0}, 1))
             for (const size_t start : brief<size_t>({125, 0, size_t(window == 0 ? 4092 : 509)}, 1)) {
                 const std::string what =
                     fmt::format("{}/{}, window {}, from {}", dtype_name(k), dtype_name(v), window, start);
@@ -177,8 +184,8 @@ TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
                     next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
                 Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
                 WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
-                plain.feed(a, prefix, 256);
-                draft.feed(b, prefix, 200);
+                plain.fill(a, prefix, 256);
+                draft.fill(b, prefix, 200);
                 const auto alone = [&](const std::vector<uint64_t>& path) {
                     const Rows rows = plain.feed(a, path, 1);
                     a.committed = static_cast<int32_t>(start);
@@ -193,14 +200,18 @@ TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
                 }
                 std::vector<FedToken> tree;
                 Rows expected;
-                for (size_t i = 0; i < parents.size(); ++i) {
-                    tree.push_back({next[i], parents[i]});
+                for (size_t i = 0; i < parents.size(); ++i) tree.push_back({next[i], parents[i]});
+                const size_t step = fewer(1, 3), first = fewer(0, 1);
+                for (size_t i = first; i < parents.size(); i += step) {
                     std::vector<uint64_t> path;
                     for (int32_t at = static_cast<int32_t>(i); at >= 0; at = parents[static_cast<size_t>(at)])
                         path.insert(path.begin(), next[static_cast<size_t>(at)]);
                     expected.push_back(alone(path).back());
                 }
-                expect_same_rows(draft.step({&b}, {tree}), expected, what + ", tree");
+                const Rows rows = draft.step({&b}, {tree});
+                Rows judged;
+                for (size_t i = first; i < rows.size(); i += step) judged.push_back(rows[i]);
+                expect_same_rows(judged, expected, what + ", tree");
                 // K and V are where plain decoding leaves them.
                 draft.feed(b, next, 4);
                 plain.feed(a, next, 1);
@@ -216,13 +227,13 @@ TEST(decode_attention, a_row_is_the_same_in_any_company) {
         Layer many(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 1),
             one(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 2);
         WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
-        const std::vector<uint64_t> ids = token_ids(1301, 9), other = token_ids(300, 10);
+        const std::vector<uint64_t> ids = token_ids(fewer(1301, 700), 9), other = token_ids(fewer(300, 150), 10);
         const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
-        many.feed(a, prefix, 256);
-        many.feed(b, other, 256);
-        one.feed(c, prefix, 100);
+        many.fill(a, prefix, 256);
+        many.fill(b, other, 256);
+        one.fill(c, prefix, 100);
         const Rows alone = one.step({&c}, {{{ids.back(), -1}}});
-        for (const int32_t extra : {1, 3, 7, 9, 69, 200}) {
+        for (const int32_t extra : brief<int32_t>({1, 3, 9, 7, 200, 69}, 3)) {
             std::vector<FedToken> fed;
             for (int32_t i = 0; i < extra; ++i) fed.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
             const Rows before = many.step({&a, &b}, {{{ids.back(), -1}}, fed});
@@ -249,7 +260,7 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
             std::vector<std::vector<FedToken>> fed;
             for (const size_t committed : brief<size_t>({0, 127, 511, 1023, 1024, 4095, 4096}, 3)) {
                 sequences.push_back(layer.world.sequence());
-                layer.feed(sequences.back(), token_ids(committed, 21 + committed), 256);
+                layer.fill(sequences.back(), token_ids(committed, 21 + committed), 256);
                 fed.push_back({{committed + 5, -1}});
             }
             Rows alone;
@@ -265,12 +276,12 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
 TEST(decode_attention, many_long_rows_equal_few) {
     RT_GPU_ONLY();
     // 140 rows of two KV heads: more than there are CTAs, so each takes all chunks of a row; 7 rows: a chunk.
-    for (const DType type : {DType::f8_e4m3, DType::q8_0, DType::f16}) {
+    for (const DType type : brief<DType>({DType::f8_e4m3, DType::q8_0, DType::f16}, 1)) {
         Layer many(shape_of(6, type, type), 1), few(shape_of(6, type, type), 2);
         WorldSequence a = many.world.sequence(), b = few.world.sequence();
-        const std::vector<uint64_t> prefix = token_ids(4300, 31), next = token_ids(140, 32);
-        many.feed(a, prefix, 256);
-        few.feed(b, prefix, 200);
+        const std::vector<uint64_t> prefix = token_ids(fewer(4300, 1100), 31), next = token_ids(fewer(140, 40), 32);
+        many.fill(a, prefix, 256);
+        few.fill(b, prefix, 200);
         expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), dtype_name(type));
     }
 }
@@ -284,19 +295,19 @@ WorldShape wide_shape(int64_t group, DType k, DType v) {
 
 TEST(decode_attention, heads_of_256_drafted_rows_equal_plain_decoding) {
     RT_GPU_ONLY();
-    for (const auto& [k, v] : type_pairs())
-        for (const size_t start : {0, 57, 505, 1030}) {
+    for (const auto& [k, v] : brief(type_pairs(), 1))
+        for (const size_t start : brief<size_t>({530, 0, 57, 505, 1030}, 1)) {
             const std::vector<uint64_t> ids = token_ids(start + 18, 7);
             const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
                 next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
             const WorldShape shape = wide_shape(start == 505 ? 8 : 6, k, v);
             Layer plain(shape, 1), draft(shape, 2);
             WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
-            plain.feed(a, prefix, 256);
-            draft.feed(b, prefix, 200);
+            plain.fill(a, prefix, 256);
+            draft.fill(b, prefix, 200);
             const Rows expected = plain.feed(a, next, 1);
             const std::string what = fmt::format("{}/{}, from {}", dtype_name(k), dtype_name(v), start);
-            for (const size_t chunk : {18, 5, 2}) {
+            for (const size_t chunk : fewer<std::vector<size_t>>({18, 5, 2}, {18, 5})) {
                 expect_same_rows(draft.feed(b, next, chunk), expected, what + fmt::format(", {} at once", chunk));
                 b.committed = static_cast<int32_t>(start);
             }
@@ -307,7 +318,7 @@ TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
     RT_GPU_ONLY();  // one row, up to 5, up to 16: small enough for a race checker
     Layer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
     WorldSequence s = layer.world.sequence();
-    layer.feed(s, token_ids(560, 35), 256);
+    layer.fill(s, token_ids(560, 35), 256);
     std::vector<FedToken> tree;
     for (int32_t i = 0; i < 16; ++i) tree.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
     const Rows all = layer.step({&s}, {tree});
@@ -318,16 +329,16 @@ TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
 
 TEST(decode_attention, heads_of_256_are_the_same_in_any_company) {
     RT_GPU_ONLY();
-    for (const DType type : {DType::q8_0, DType::f16}) {
+    for (const DType type : brief<DType>({DType::q8_0, DType::f16}, 1)) {
         Layer many(wide_shape(6, type, type), 1), one(wide_shape(6, type, type), 2);
         WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
-        const std::vector<uint64_t> ids = token_ids(1301, 9), other = token_ids(700, 10);
+        const std::vector<uint64_t> ids = token_ids(fewer(1301, 530), 9), other = token_ids(fewer(700, 100), 10);
         const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
-        many.feed(a, prefix, 256);
-        many.feed(b, other, 256);
-        one.feed(c, prefix, 100);
+        many.fill(a, prefix, 256);
+        many.fill(b, other, 256);
+        one.fill(c, prefix, 100);
         const Rows alone = one.step({&c}, {{{ids.back(), -1}}});
-        for (const int32_t extra : {1, 9, 40, 200}) {
+        for (const int32_t extra : fewer<std::vector<int32_t>>({1, 9, 40, 200}, {1, 17})) {
             std::vector<FedToken> fed;  // a tree
             for (int32_t i = 0; i < extra; ++i) fed.push_back({static_cast<uint64_t>(i), i % 5 == 4 ? i / 2 : i - 1});
             const Rows before = many.step({&a, &b}, {{{ids.back(), -1}}, fed});
@@ -349,9 +360,9 @@ TEST(decode_attention, many_long_rows_of_heads_of_256_equal_few) {
     const WorldShape wide = wide_shape(6, DType::q8_0, DType::q8_0);
     Layer many(wide, 1), few(wide, 2);
     WorldSequence a = many.world.sequence(), b = few.world.sequence();
-    const std::vector<uint64_t> prefix = token_ids(2040, 33), next = token_ids(140, 34);
-    many.feed(a, prefix, 256);
-    few.feed(b, prefix, 200);
+    const std::vector<uint64_t> prefix = token_ids(fewer(2040, 1030), 33), next = token_ids(fewer(140, 40), 34);
+    many.fill(a, prefix, 256);
+    few.fill(b, prefix, 200);
     expect_same_rows(many.feed(a, next, next.size()), few.feed(b, next, 7), "heads of 256");
 }
 
@@ -363,8 +374,9 @@ TEST(decode_attention, ring_wraps_change_nothing) {
     wide.capacity = tight.capacity = 1;
     Layer a(tight, 1), b(wide, 2);
     WorldSequence s = a.world.sequence(), t = b.world.sequence();
-    const std::vector<uint64_t> ids = token_ids(1090, 11);
-    const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + 1040), rest(ids.begin() + 1040, ids.end());
+    const std::vector<uint64_t> ids = token_ids(fewer(1090, 590), 11);
+    const std::vector<uint64_t> prefix(ids.begin(), ids.end() - fewer(50, 5)),
+        rest(ids.end() - fewer(50, 5), ids.end());
     expect_same_rows(a.feed(s, prefix, 17), b.feed(t, prefix, 256), "chunks of 17");
     expect_same_rows(a.feed(s, rest, 1), b.feed(t, rest, 50), "one by one");
 }
@@ -374,7 +386,7 @@ TEST(decode_attention, int8_rows_are_the_float_rows) {
     for (const int64_t d_group : {6, 9}) {  // both kernels
         Layer layer(shape_of(d_group, DType::q8_0, DType::q8_0), 1);
         WorldSequence s = layer.world.sequence();
-        const Rows rows = layer.feed(s, token_ids(200, 12), 200);
+        const Rows rows = layer.feed(s, token_ids(fewer(200, 40), 12), 200);
         const int64_t cols = layer.out.row_elements(), bytes = ActRow::bytes(cols);
         ASSERT_NE(layer.out.int8, nullptr);
         std::vector<int8_t> all(static_cast<size_t>(bytes * layer.out.rows()));

@@ -16,12 +16,13 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr int64_t kMost = 40;
+const int64_t kMost = 40;
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
+constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};  // each kernel
 using Results = std::vector<std::vector<float>>;
 
 /// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage.
-constexpr int64_t kWidths[] = {256, 768, 2304, 5120, 6144, 17408};
+constexpr int64_t kWidths[] = {256, 768, 2304, 5120, 6144, 17408}, kFewWidths[] = {768, 5120};
 
 struct World {
     OpContext op{1, int64_t{64} << 20};
@@ -32,6 +33,7 @@ struct World {
         GpuOptions options;
         options.portable = true;
         portable = Gpu::open(options);
+        limit_multiprocessors(*portable);
         general = op.ctx;
         general.gpu = portable.get();
     }
@@ -42,15 +44,16 @@ struct World {
     /// run(ctx, x, n): results [n, width] for x[n][cols]. Steps of many rows of the general kernels judge all others.
     void compare(const std::string& what, int64_t cols,
                  const std::function<Results(Context&, const std::vector<float>&, int64_t)>& run) {
-        const std::vector<float> x = test::random_rows(kMost, cols, 17);
-        const Results expected = run(general, x, kMost);
+        const int64_t most = fewer<int64_t>(kMost, 17);
+        const std::vector<float> x = test::random_rows(most, cols, 17);
+        const Results expected = run(general, x, most);
         for (const std::vector<float>& values : expected)
             for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
-        for (const int64_t n : kCounts) {
-            const int64_t first = n == kMost ? 0 : 7 * n % (kMost - n + 1);
+        for (const int64_t n : fewer<std::span<const int64_t>>(kCounts, kFewCounts)) {
+            const int64_t first = n == most ? 0 : 7 * n % (most - n + 1);
             const Results got = run(op.ctx, {x.begin() + first * cols, x.begin() + (first + n) * cols}, n);
             for (size_t k = 0; k < got.size(); ++k) {
-                const int64_t width = std::ssize(expected[k]) / kMost;
+                const int64_t width = std::ssize(expected[k]) / most;
                 expect_same_bits(got[k],
                                  {expected[k].begin() + first * width, expected[k].begin() + (first + n) * width},
                                  fmt::format("{}: {} rows from {}, result {}", what, n, first, k).c_str());
@@ -75,14 +78,14 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const int64_t cols : kWidths) {
-            constexpr int64_t kRows = 101;
-            const Weight w = world.weight(type, kRows, cols, 11);
+        for (const int64_t cols : fewer<std::span<const int64_t>>(kWidths, kFewWidths)) {
+            const int64_t rows = fewer(101, 20);
+            const Weight w = world.weight(type, rows, cols, 11);
             world.compare(fmt::format("{} {}", dtype_name(type), cols), cols,
                           [&](Context& ctx, const std::vector<float>& x, int64_t n) {
                               world.forget();
                               const Tensor t = world.tensor(x, n);
-                              Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * kRows), 0.75f), n);
+                              Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), n);
                               world.op.ctx.gpu->synchronize();
                               const Tensor y = ops::matmul_add(ctx, w, t, r);
                               return Results{world.read(y), world.read(r)};
@@ -94,8 +97,9 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
 TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
-    for (const int64_t cols : {1280, 5120}) {
-        const Weight q4 = world.weight(DType::q4_k, 515, cols, 1), q6 = world.weight(DType::q6_k, 129, cols, 2),
+    for (const int64_t cols : brief<int64_t>({1280, 5120}, 1)) {
+        const Weight q4 = world.weight(DType::q4_k, fewer(515, 67), cols, 1),
+                     q6 = world.weight(DType::q6_k, fewer(129, 33), cols, 2),
                      small = world.weight(DType::q4_k, 7, cols, 3), beta = world.weight(DType::f32, 9, cols, 4),
                      q5 = world.weight(DType::q5_k, 33, cols, 5), alpha = world.weight(DType::bf16, 48, cols, 6);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
@@ -103,6 +107,7 @@ TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
             {&q4}, {&q4, &small, &q6}, {&q4, &small, &beta, &alpha}, {&q5, &q4, &q6, &small}, {&beta, &q6, &alpha}};
         for (size_t g = 0; g < groups.size(); ++g)
             for (const bool normed : {true, false}) {
+                if (brief_counts() && normed != (g % 2 == 0)) continue;
                 world.compare(
                     fmt::format("group {} of {}, norm {}", g, cols, normed), cols,
                     [&](Context& ctx, const std::vector<float>& x, int64_t n) {
@@ -126,8 +131,9 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
         DType up, down;
         int64_t d, ff;
     };
-    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q5_k, DType::q5_k, 5120, 768},
-                          Case{DType::q6_k, DType::q4_k, 512, 17408}}) {
+    for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 768), fewer(2816, 256)},
+                          Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
+                          Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 1280)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};
@@ -146,18 +152,18 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
 /// The kernels of a chain start before their predecessors end: the same bits in every replay.
 TEST(DecodeDense, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
-    constexpr int64_t kHidden = 1280, kFf = 4352;
+    const int64_t kHidden = fewer(1280, 512), kFf = fewer(4352, 768), kInner = fewer(2304, 512);
     OpContext op(1, int64_t{32} << 20);
     const auto placed = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
         const RandomWeight m(WeightKind{type}, rows, cols, seed);
         return op.weight(m.w);
     };
-    const Weight q = placed(DType::q4_k, 2304, kHidden, 31), beta = placed(DType::f32, 48, kHidden, 32),
-                 o = placed(DType::q4_k, kHidden, 2304, 33), gate = placed(DType::q4_k, kFf, kHidden, 34),
+    const Weight q = placed(DType::q4_k, kInner, kHidden, 31), beta = placed(DType::f32, 48, kHidden, 32),
+                 o = placed(DType::q4_k, kHidden, kInner, 33), gate = placed(DType::q4_k, kFf, kHidden, 34),
                  up = placed(DType::q4_k, kFf, kHidden, 35), down = placed(DType::q6_k, kHidden, kFf, 36);
-    const ops::Norm norm = {op.floats(normals(kHidden, 37)), 1e-6f};
+    const ops::Norm norm = {op.floats(normals(static_cast<size_t>(kHidden), 37)), 1e-6f};
     const Weight* const group[] = {&q, &beta};
-    for (const int64_t n : {1, 2, 3, 8, 16, 24, 40}) {
+    for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 3, 8, 16, 24, 40}, {1, 17})) {
         op.poison();
         const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
         Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
@@ -165,7 +171,7 @@ TEST(DecodeDense, replays_of_a_graph_of_layers_agree) {
         const auto step = [&] {
             op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
             results.clear();
-            for (int layer = 0; layer < 3; ++layer) {
+            for (int layer = 0; layer < fewer(3, 2); ++layer) {
                 for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, norm, group)) results.push_back(y);
                 ops::matmul_add(op.ctx, o, results[results.size() - 2], x);
                 results.push_back(ops::swiglu_ffn_add(op.ctx, x, norm, gate, up, down));

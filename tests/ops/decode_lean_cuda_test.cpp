@@ -22,11 +22,12 @@ Weight placed(OpContext& op, DType type, int64_t rows, int64_t cols, uint64_t se
 
 TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    for (const int64_t heads : {48, 64})
+    for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
         for (const DType value : {DType::q4_k, DType::q6_k}) {
             OpContext op(1, int64_t{16} << 20);
             const Weight q = placed(op, DType::q4_k, heads * 128, kHidden, 1),
-                         k = placed(op, DType::q4_k, 1024, kHidden, 2), v = placed(op, value, 1024, kHidden, 3),
+                         k = placed(op, DType::q4_k, fewer(1024, 64), kHidden, 2),
+                         v = placed(op, value, fewer(1024, 64), kHidden, 3),
                          gate = placed(op, DType::q4_k, heads, kHidden, 4);
             const Weight* const group[] = {&q, &k, &v, &gate};
             const ops::Norm norm = {op.floats(normals(kHidden, 5)), 1e-6f};
@@ -44,11 +45,12 @@ TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : {6144, 8192}) {
         OpContext op(1, int64_t{16} << 20);
-        const Weight o = placed(op, DType::q4_k, kHidden, cols, 11);
+        const int64_t outputs = fewer<int64_t>(kHidden, 100);
+        const Weight o = placed(op, DType::q4_k, outputs, cols, 11);
         expect_alone(fmt::format("{} columns", cols), cols, [&](const auto& x) {
             op.poison();
             const int64_t n = std::ssize(x) / cols;
-            Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * kHidden), 0.75f), {n, kHidden});
+            Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * outputs), 0.75f), {n, outputs});
             const Tensor y = ops::matmul_add(op.ctx, o, op.tensor(x, {n, cols}), r);
             return Results{values_of(y), values_of(r)};
         });
@@ -92,10 +94,11 @@ struct SparseLayer {
 
 TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    for (const DType down_type : {DType::q4_k, DType::q6_k}) {
+    for (const DType down_type : brief<DType>({DType::q6_k, DType::q4_k}, 1)) {
         SparseLayer layer(down_type);
-        for (const int64_t top_k : {8, 3})
-            for (const bool biased : {true, false})
+        for (const int64_t top_k : fewer<std::vector<int64_t>>({8, 3}, {2}))
+            for (const bool biased : {true, false}) {
+                if (brief_counts() && biased != (down_type == DType::q4_k)) continue;
                 expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased), kHidden,
                              [&](const auto& x) {
                                  layer.op.poison();
@@ -107,6 +110,7 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
                                  return Results{values_of(r.logits), ids, values_of(r.routing.weights), values_of(r.y),
                                                 values_of(t)};
                              });
+            }
     }
 }
 
@@ -116,12 +120,12 @@ TEST(DecodeLean, rows_that_are_alike_get_the_same_bits) {
     SparseLayer layer(DType::q6_k);
     const std::vector<float> one = test::random_rows(1, kHidden, 81);
     std::vector<float> first;
-    for (const int64_t n : {1, 2, 3, 4}) {
+    for (const int64_t n : brief<int64_t>({1, 4, 2, 3}, 2)) {
         layer.op.poison();
         std::vector<float> x;
         for (int64_t r = 0; r < n; ++r) x.insert(x.end(), one.begin(), one.end());
         Tensor t = layer.op.tensor(x, {n, kHidden});
-        const std::vector<float> y = values_of(layer.add(t, 8, true).y);
+        const std::vector<float> y = values_of(layer.add(t, fewer(8, 2), true).y);
         if (n == 1) first = y;
         for (int64_t r = 0; r < n; ++r)
             expect_same_bits(first, std::vector<float>(y.begin() + r * kHidden, y.begin() + (r + 1) * kHidden),
@@ -134,10 +138,11 @@ TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
     SparseLayer layer(DType::q6_k), other(DType::q4_k);
     OpContext& op = layer.op;
-    const Weight q = placed(op, DType::q4_k, 6144, kHidden, 31), k = placed(op, DType::q4_k, 1024, kHidden, 32),
-                 v = placed(op, DType::q6_k, 1024, kHidden, 33), o = placed(op, DType::q4_k, kHidden, 6144, 34);
+    const int64_t wide = fewer(6144, 512), narrow = fewer(1024, 64);
+    const Weight q = placed(op, DType::q4_k, wide, kHidden, 31), k = placed(op, DType::q4_k, narrow, kHidden, 32),
+                 v = placed(op, DType::q6_k, narrow, kHidden, 33), o = placed(op, DType::q4_k, kHidden, wide, 34);
     const Weight* const group[] = {&q, &k, &v};
-    for (const int64_t n : {1, 2, 3, 4}) {
+    for (const int64_t n : brief<int64_t>({1, 2, 3, 4}, 1)) {
         op.poison();
         const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
         Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
@@ -145,10 +150,10 @@ TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
         const auto step = [&] {
             op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
             results.clear();
-            for (SparseLayer* each : {&layer, &other, &layer}) {
+            for (SparseLayer* each : fewer<std::vector<SparseLayer*>>({&layer, &other, &layer}, {&other})) {
                 for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, layer.norm, group)) results.push_back(y);
                 ops::matmul_add(op.ctx, o, results[results.size() - 3], x);
-                const ops::Router how{&each->router, each->bias, 8, 2.5f, true};
+                const ops::Router how{&each->router, each->bias, fewer(8, 2), 2.5f, true};
                 results.push_back(ops::moe_add(op.ctx, x, each->norm, how, {each->gate, each->up, each->down},
                                                {&each->shared_gate, &each->shared_up, &each->shared_down})
                                       .y);

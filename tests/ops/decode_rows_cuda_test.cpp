@@ -19,6 +19,7 @@ using test::RandomWeight;
 using test::WeightKind;
 
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 128, 256};
+constexpr int64_t kFewCounts[] = {2, 8, 17};  // each kernel
 constexpr int64_t kSources = 23;
 
 /// Results of one call, each of shape [n, width].
@@ -27,13 +28,14 @@ using Results = std::vector<std::vector<float>>;
 /// run(rows) computes rows `rows` of some input; every result must be that of the row alone.
 void expect_rows_alone(const std::string& what, const std::function<Results(const std::vector<int64_t>&)>& run) {
     std::vector<Results> alone;
-    for (int64_t i = 0; i < kSources; ++i) alone.push_back(run({i}));
+    const int64_t sources = fewer<int64_t>(kSources, 2);
+    for (int64_t i = 0; i < sources; ++i) alone.push_back(run({i}));
     for (const Results& r : alone)
         for (const std::vector<float>& values : r)
             for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
-    for (const int64_t n : kCounts) {
+    for (const int64_t n : fewer<std::span<const int64_t>>(kCounts, kFewCounts)) {
         std::vector<int64_t> rows(static_cast<size_t>(n));
-        for (int64_t i = 0; i < n; ++i) rows[static_cast<size_t>(i)] = (i * 7 + n) % kSources;
+        for (int64_t i = 0; i < n; ++i) rows[static_cast<size_t>(i)] = (i * 7 + n) % sources;
         const Results all = run(rows);
         for (size_t k = 0; k < all.size(); ++k) {
             const int64_t width = std::ssize(all[k]) / n;
@@ -62,19 +64,23 @@ TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t cols = 2048;
     OpContext op(1, int64_t{16} << 20);
-    const Weight q4 = placed(op, {DType::q4_k}, 515, cols, 1), q6 = placed(op, {DType::q6_k}, 129, cols, 2),
-                 small = placed(op, {DType::q4_k}, 7, cols, 3), gate = placed(op, {DType::f32}, 9, cols, 4),
-                 q5 = placed(op, {DType::q5_k}, 33, cols, 5), q8 = placed(op, {DType::q8_0}, 40, cols, 6);
+    const Weight q4 = placed(op, {DType::q4_k}, fewer(515, 67), cols, 1),
+                 q6 = placed(op, {DType::q6_k}, fewer(129, 33), cols, 2), small = placed(op, {DType::q4_k}, 7, cols, 3),
+                 gate = placed(op, {DType::f32}, 9, cols, 4), q5 = placed(op, {DType::q5_k}, 33, cols, 5),
+                 q8 = placed(op, {DType::q8_0}, 40, cols, 6);
     const ops::Norm norm = {op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
     const std::vector<float> x = test::random_rows(kSources, cols, 8);
-    const std::vector<std::vector<const Weight*>> groups = {{&q4},
-                                                            {&q6},
-                                                            {&q4, &small, &q6},
-                                                            {&q4, &q6, &gate},
-                                                            {&q5, &q4, &q8},
-                                                            {&small, &small, &q4, &q6, &q6, &q4, &q4, &q6, &small}};
+    const std::vector<std::vector<const Weight*>> groups =
+        brief<std::vector<const Weight*>>({{&q4},
+                                           {&q6},
+                                           {&q4, &small, &q6},
+                                           {&q4, &q6, &gate},
+                                           {&q5, &q4, &q8},
+                                           {&small, &small, &q4, &q6, &q6, &q4, &q4, &q6, &small}},
+                                          4);
     for (size_t g = 0; g < groups.size(); ++g)
-        for (const bool normed : {true, false})
+        for (const bool normed : {true, false}) {
+            if (brief_counts() && normed != (g % 2 == 0)) continue;
             expect_rows_alone(fmt::format("group {}, norm {}", g, normed), [&](const std::vector<int64_t>& rows) {
                 op.poison();
                 const Tensor t = op.tensor(pick(x, rows, cols), {std::ssize(rows), cols});
@@ -87,21 +93,23 @@ TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
                 }
                 return out;
             });
+        }
 }
 
 TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const int64_t cols : {4096, 6144, 8192}) {
+        for (const int64_t cols : brief<int64_t>({4096, 6144, 8192}, 1)) {
             OpContext op(1, int64_t{32} << 20);
-            const Weight w = placed(op, {type}, 101, cols, 11);
+            const int64_t outputs = fewer(101, 40);
+            const Weight w = placed(op, {type}, outputs, cols, 11);
             const std::vector<float> x = test::random_rows(kSources, cols, 12),
-                                     residual = normals(static_cast<size_t>(kSources * 101), 13);
+                                     residual = normals(static_cast<size_t>(kSources * outputs), 13);
             expect_rows_alone(fmt::format("{} {}", dtype_name(type), cols), [&](const std::vector<int64_t>& rows) {
                 op.poison();
                 const int64_t n = std::ssize(rows);
                 const Tensor t = op.tensor(pick(x, rows, cols), {n, cols});
-                Tensor r = op.tensor(pick(residual, rows, 101), {n, 101});
+                Tensor r = op.tensor(pick(residual, rows, outputs), {n, outputs});
                 const Tensor y = ops::matmul_add(op.ctx, w, t, r);
                 return Results{values_of(y), values_of(r)};
             });
@@ -129,7 +137,7 @@ TEST(DecodeRows, attention_projections_give_each_row_the_bits_it_has_alone) {
 
 TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
-    const int64_t d = 2048, ff = 4096;
+    const int64_t d = 2048, ff = fewer(4096, 512);
     OpContext op(1, int64_t{48} << 20);
     const Weight gate = placed(op, {DType::q4_k}, ff, d, 21), up = placed(op, {DType::q4_k}, ff, d, 22),
                  down = placed(op, {DType::q6_k}, d, ff, 23);
@@ -146,7 +154,7 @@ TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
 /// Experts of Laguna's sizes, as placed on the device.
 struct Experts {
     OpContext op;
-    int64_t top_k = 8, experts = 24;
+    int64_t top_k = fewer(8, 2), experts = 24;
     std::vector<Weight> gate, up, down;
     Weight shared_gate, shared_up, shared_down, router;
 
@@ -191,15 +199,18 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
         DType kind, down;
         int64_t shared_ff;  // 0: no shared expert
     };
-    for (const Case& c :
-         {Case{DType::q4_k, DType::q6_k, 512}, Case{DType::q4_k, DType::q4_k, 256}, Case{DType::q6_k, DType::q4_k, 0},
-          Case{DType::q5_k, DType::q5_k, 512}, Case{DType::q5_k, DType::q8_0, 512}}) {
+    for (const Case& c : brief<Case>({{DType::q4_k, DType::q6_k, 512},
+                                      {DType::q4_k, DType::q4_k, 256},
+                                      {DType::q6_k, DType::q4_k, 0},
+                                      {DType::q5_k, DType::q8_0, 512},
+                                      {DType::q5_k, DType::q5_k, 512}},
+                                     3)) {
         Experts world(c.kind, c.down, std::max<int64_t>(c.shared_ff, 256));
         OpContext& op = world.op;
         const std::vector<float> x = test::random_rows(kSources, 2048, 41);
         std::vector<float> weights(static_cast<size_t>(kSources * world.top_k));
         for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.05f + 0.01f * static_cast<float>(i * 13 % 31);
-        for (const Choice& choice : kChoices)
+        for (const Choice& choice : brief<Choice>({std::begin(kChoices) + fewer(0, 2), std::end(kChoices)}, 1))
             expect_rows_alone(
                 fmt::format("{} {}, shared {}, {}", dtype_name(c.kind), dtype_name(c.down), c.shared_ff, choice.name),
                 [&](const std::vector<int64_t>& rows) {
@@ -266,8 +277,8 @@ TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
         host.row_bytes = 4 * kCols;
         const Weight router = op.weight(host);
         const std::vector<float> ones(kCols, 1.0f);
-        for (const int64_t n : {2, 5, 8, 16})
-            for (const int64_t k : {1, 3, 8}) {
+        for (const int64_t n : brief<int64_t>({2, 5, 8, 16}, 2))
+            for (const int64_t k : brief<int64_t>({3, 8, 1}, 1)) {
                 std::vector<float> x(static_cast<size_t>(n * kCols), 0.0f);
                 for (size_t row = 0; row < static_cast<size_t>(n); ++row) {
                     x[row * kCols] = 0.25f;
@@ -292,18 +303,20 @@ TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
     Experts world(DType::q4_k, DType::q6_k, 512);
     OpContext& op = world.op;
-    const Weight q = placed(op, {DType::q4_k}, 1040, 2048, 61), o = placed(op, {DType::q6_k}, 2048, 6144, 62);
+    const Weight q = placed(op, {DType::q4_k}, fewer(1040, 40), 2048, 61);
+    const int64_t long_row = fewer(6144, 2048);
+    const Weight o = placed(op, {DType::q6_k}, 2048, long_row, 62);
     const ops::Norm norm = {op.floats(normals(2048, 63)), 1e-6f};
-    for (const int64_t n : {2, 3, 8, 16, 40}) {
+    for (const int64_t n : brief<int64_t>({3, 2, 8, 16, 40}, 1)) {
         op.poison();
         const Tensor source = op.tensor(test::random_rows(n, 2048, 64), {n, 2048}),
-                     wide = op.tensor(test::random_rows(n, 6144, 65), {n, 6144});
+                     wide = op.tensor(test::random_rows(n, long_row, 65), {n, long_row});
         Tensor x = op.ctx.alloc(DType::f32, {n, 2048});
         std::vector<Tensor> results;
         const auto step = [&] {
             op.ctx.gpu->copy(x.data, source.data, n * 2048 * 4);
             results.clear();
-            for (int layer = 0; layer < 3; ++layer) {
+            for (int layer = 0; layer < fewer(3, 1); ++layer) {
                 const Weight* const group[] = {&q};
                 results.push_back(ops::norm_matmul_group(op.ctx, x, norm, group)[0]);
                 ops::matmul_add(op.ctx, o, wide, x);

@@ -109,10 +109,10 @@ class DeltaWorld {
     /// Feeds a chain in steps of `chunk` tokens.
     DeltaRowsOut feed(DeltaSequence& s, const std::vector<uint64_t>& ids, size_t chunk) {
         DeltaRowsOut rows;
-        for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+        for (size_t begin = 0, count; begin < ids.size(); begin += count) {
             std::vector<DeltaToken> fed;
-            for (size_t i = begin; i < std::min(ids.size(), begin + chunk); ++i)
-                fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
+            count = step_of(ids.size(), begin, chunk);
+            for (size_t i = begin; i < begin + count; ++i) fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
             for (std::vector<float>& row : step({&s}, {fed}, ops::DeltaMode::update)) rows.push_back(std::move(row));
         }
         return rows;

@@ -146,7 +146,7 @@ TEST(draft_rows, the_device_makes_the_tree_of_the_definition) {
     std::mt19937 random(4);
     std::vector<int32_t> words(5000);
     for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<int32_t>(3 * i + 1);
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < fewer(60, 6); ++round) {
         const int64_t slots = 1 + random() % 20, k = 1 + random() % 16;
         std::vector<int32_t> indices;
         std::vector<float> logprobs;
@@ -229,7 +229,7 @@ TEST(accept_rows, goes_where_what_was_drawn_was_guessed) {
     RoundWorld w;
     w.set(w.step, {int64_t{0}});
     int64_t longest = 0;
-    for (int64_t round = 0; round < 200; ++round) {
+    for (int64_t round = 0; round < fewer(200, 30); ++round) {
         const int32_t n = 1 + any(kMost), used = n > 1 && round % 4 == 0 ? 1 + any(n) : n;
         Rows rows(n);
         std::vector<int32_t> drawn;
@@ -297,8 +297,11 @@ TEST(kv_compact, moves_what_moving_each_row_moves) {
         int64_t head_dim;
     };
     enum class By { row, device, host };
-    for (const Types& types : {Types{DType::f32, DType::f16, 64}, Types{DType::q8_0, DType::q4_0, 128},
-                               Types{DType::q8_0, DType::q8_0, 32}, Types{DType::f16, DType::f16, 6}})
+    for (const Types& types : brief<Types>({{DType::f32, DType::f16, 64},
+                                            {DType::q8_0, DType::q4_0, 128},
+                                            {DType::q8_0, DType::q8_0, 32},
+                                            {DType::f16, DType::f16, 6}},
+                                           2))
         for (const int32_t window : {0, 7})
             for (const std::vector<int32_t>& path :
                  {std::vector<int32_t>{0, 1, 2},

@@ -56,9 +56,10 @@ TEST(gated_delta, outputs_and_state_stay_within_the_bounds_of_the_double_referen
         {.decay = 1e-7f, .gate = 20.0f},
         {.decay = 40.0f, .gate = 20.0f},
     };
+    shapes = brief(std::move(shapes), 4);
     for (const Family family : test_families())
         for (const DeltaShape& shape : shapes)
-            for (const size_t rows : {1, 4, 30, 200}) {
+            for (const size_t rows : fewer<std::vector<size_t>>({1, 4, 30, 200}, {4, 40})) {
                 const Worst worst = worst_of(shape, rows, family);
                 const std::string what = fmt::format("{}, {} rows, {}", shape_name(shape), rows, family_name(family));
                 EXPECT_LE(worst.output, 1.0) << what;
@@ -99,13 +100,13 @@ std::vector<DeltaShape> long_shapes() {
         shapes.back().decay = decay;
         shapes.back().gate = gate;
     }
-    return shapes;
+    return brief(std::move(shapes), 3);
 }
 
 TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
-    const size_t rows = full_counts() ? 131'072 : 6'000;
+    const size_t rows = full_counts() ? 131'072 : fewer(6'000, 300);
     for (const DeltaShape& shape : long_shapes()) {
-        const Worst worst = worst_of(shape, rows, Family::prefill, 4096);
+        const Worst worst = worst_of(shape, rows, Family::prefill, fewer<size_t>(4096, 130));
         fmt::print("{}: {} rows use {:.3f} of the bound on outputs, {:.4f} of that on the state\n", shape_name(shape),
                    rows, worst.output, worst.state);
         EXPECT_LE(worst.output, 1.0) << shape_name(shape);
@@ -115,7 +116,7 @@ TEST(gated_delta, long_chains_in_chunks_stay_within_the_bounds) {
 }
 
 TEST(gated_delta, long_chains_in_chunks_have_the_bits_of_rows_fed_one_by_one) {
-    const size_t rows = full_counts() ? 131'072 : 3'000;
+    const size_t rows = full_counts() ? 131'072 : fewer(3'000, 60);
     const std::vector<uint64_t> ids = delta_ids(rows, 23);
     for (const DeltaShape& shape : long_shapes()) {
         OpContext op(1, int64_t{1} << 20);

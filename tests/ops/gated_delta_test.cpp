@@ -19,7 +19,7 @@ std::vector<DeltaShape> shapes() {
     all.push_back({.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 128, .conv_width = 2});
     all.push_back({.decay = 1e-7f, .gate = 20.0f});
     all.push_back({.decay = 40.0f, .gate = 20.0f});
-    return all;
+    return brief(std::move(all), 3);
 }
 
 std::vector<DeltaShape> real_shapes() {
@@ -47,11 +47,11 @@ TEST(gated_delta, chunks_of_any_size_leave_the_same_rows_and_state) {
             OpContext op;
             op.ctx.family = family;
             DeltaWorld world(op, shape, 1);
-            const std::vector<uint64_t> ids = delta_ids(150, 2);
+            const std::vector<uint64_t> ids = delta_ids(fewer(150, 40), 2);
             DeltaSequence whole = world.sequence();
             const DeltaRowsOut expected = world.feed(whole, ids, ids.size());
             const std::vector<float> state = world.slot_of(whole);
-            for (const size_t chunk : {1, 2, 3, 7, 17, 64}) {
+            for (const size_t chunk : brief<size_t>({1, 2, 3, 7, 17, 64}, 3)) {
                 DeltaSequence s = world.sequence();
                 const std::string what = fmt::format("{}, chunks of {}", shape_name(shape), chunk);
                 expect_same(world.feed(s, ids, chunk), expected, what);
@@ -75,7 +75,7 @@ TEST(gated_delta, the_sizes_of_real_models_in_chunks_leave_the_same_rows_and_sta
 
 TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
     for (const DeltaShape& shape : shapes())
-        for (const size_t before : {0, 1, 2, 3, 9}) {
+        for (const size_t before : brief<size_t>({0, 1, 2, 3, 9}, 2)) {
             OpContext op;
             DeltaWorld world(op, shape, 3);
             DeltaSequence plain = world.sequence();
@@ -103,7 +103,8 @@ TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
 TEST(gated_delta, a_node_of_a_tree_has_the_bits_of_its_path_fed_alone) {
     std::mt19937_64 rng(6);
     for (const DeltaShape& shape : shapes())
-        for (const auto& [n, deep] : {std::pair<size_t, double>{2, 0.0}, {5, 0.3}, {23, 0.6}, {40, 0.9}, {64, 0.0}}) {
+        for (const auto& [n, deep] :
+             brief<std::pair<size_t, double>>({{2, 0.0}, {5, 0.3}, {23, 0.6}, {64, 0.0}, {40, 0.9}}, 3)) {
             OpContext op;
             DeltaWorld world(op, shape, 7);
             DeltaSequence s = world.sequence();
@@ -132,7 +133,7 @@ TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
         std::mt19937_64 rng(10);
         DeltaSequence a = world.sequence(), b = world.sequence(), plain_a = world.sequence(),
                       plain_b = world.sequence();
-        const int rounds = full_counts() ? 1500 : 30;  // 10,500 trees over all shapes
+        const int rounds = full_counts() ? 1500 : fewer(30, 2);  // 10,500 trees over all shapes
         for (int round = 0; round < rounds; ++round) {
             const std::vector<DeltaToken> tree = delta_tree(1 + rng() % 24, 0.5, rng);
             const std::vector<DeltaToken> chain = delta_chain(delta_ids(1 + rng() % 5, rng()));

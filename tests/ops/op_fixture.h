@@ -112,6 +112,17 @@ inline int64_t most_rows(const Context& ctx) {
     return ctx.gpu != nullptr && ctx.family == Family::decode ? 256 : int64_t{1} << 20;
 }
 
+/// Tokens of the next step of a chain of `all` that is fed `chunk` at a time; with --brief small chunks come last only,
+/// behind chunks of 64 or `most`.
+inline size_t step_of(size_t all, size_t begin, size_t chunk, size_t most = 64) {
+    const size_t last = 2 * chunk + 3;
+    if (brief_counts() && chunk < 20 && all - begin > last) return std::min({size_t{64}, most, all - begin - last});
+    return std::min(chunk, all - begin);
+}
+
+/// Of `all` rows: how many --brief leaves out in front of the last ones.
+inline size_t brief_skip(size_t all, size_t last) { return brief_counts() && all > last ? all - last : 0; }
+
 /// Thread counts that must agree.
 inline std::vector<int> thread_counts() {
     return test_gpu() == nullptr ? std::vector<int>{1, 2, 3} : std::vector<int>{1};

@@ -17,15 +17,15 @@ using Results = std::vector<std::vector<float>>;
 /// run(x) for rows x[n][width]: the results of two to five rows are those of each alone.
 inline void expect_alone(const std::string& what, int64_t width,
                          const std::function<Results(const std::vector<float>&)>& run) {
-    constexpr int64_t kMost = 5;
-    const std::vector<float> x = test::random_rows(kMost, width, 71);
+    const int64_t most = fewer(5, 2);
+    const std::vector<float> x = test::random_rows(most, width, 71);
     std::vector<Results> alone;
-    for (int64_t r = 0; r < kMost; ++r) {
+    for (int64_t r = 0; r < most; ++r) {
         alone.push_back(run({x.begin() + r * width, x.begin() + (r + 1) * width}));
         for (const std::vector<float>& result : alone.back())
             for (const float v : result) ASSERT_TRUE(std::isfinite(v)) << what;
     }
-    for (int64_t n = 2; n <= kMost; ++n) {
+    for (int64_t n = 2; n <= most; ++n) {
         const Results together = run({x.begin(), x.begin() + n * width});
         for (int64_t r = 0; r < n; ++r)
             for (size_t k = 0; k < together.size(); ++k) {
@@ -47,7 +47,7 @@ inline void expect_replays_agree(OpContext& op, const std::string& what, const s
     op.ctx.arena->restore(mark);
     GpuGraph graph(*op.ctx.gpu, step);
     Results first;
-    for (int replay = 0; replay < (brief_counts() ? 3 : 50); ++replay) {
+    for (int replay = 0; replay < fewer(50, 1); ++replay) {
         graph.launch();
         for (size_t i = 0; i < results.size(); ++i) {
             const std::vector<float> values = values_of(results[i]);

@@ -75,7 +75,7 @@ TEST(sparse_attention, chunks_have_the_bits_and_the_lists_of_the_whole) {
             .sink_blocks = 1, .window_blocks = 2, .alpha = 0.1f, .most_blocks = 3, .full_below = 1, .full_from = 8};
         World world(shape, 9 * kSparseBlock + 70), alone(shape, 9 * kSparseBlock + 70, 1);
         const World::Result whole = world.run(options);
-        for (const int64_t chunk : {kSparseBlock, 3 * kSparseBlock, 8 * kSparseBlock}) {
+        for (const int64_t chunk : brief<int64_t>({3 * kSparseBlock, kSparseBlock, 8 * kSparseBlock}, 1)) {
             const World::Result parts = alone.run(options, chunk);
             EXPECT_EQ(parts.lists, whole.lists) << name_of(shape) << ", chunks of " << chunk;
             expect_same_bits(parts.o, whole.o, name_of(shape).c_str());
