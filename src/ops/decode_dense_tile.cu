@@ -18,6 +18,8 @@
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
 #include "ops/decode_dense_tile.cuh"
+#include "ops/decode_float.cuh"
+#include "ops/decode_float.h"
 #include "ops/row_math.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -25,6 +27,8 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kMostDense = 8;  // matrices of a group
+constexpr int kMostFloats = 4;
+constexpr int kFloatPair = 2, kFloatX = 4;  // rows of weights and of x that four warps multiply
 constexpr int kAskers = 4;     // the last warps, which ask for weights
 constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
 constexpr int kMostDenseStages = 6;
@@ -46,6 +50,8 @@ struct DenseTileArgs {
     int32_t layout_groups, most_groups;    // sub-blocks of a row, and of a CTA's share at most
     ActSource x;                           // kinds staged, int8
     float* residual;
+    FloatMatrix floats[kMostFloats];  // first: the first pair of rows of each; without scales
+    int32_t float_matrices, float_pairs, float_bytes;  // of a row of x, behind its int8 part
 };
 
 struct DensePrepareArgs {
@@ -267,6 +273,48 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
     if (a.residual != nullptr) a.residual[at] = __fadd_rn(a.residual[at], sum);
 }
 
+/// Float matrices of the group (96 rows of beta and alpha): work for the CTAs that have the fewest tiles, of which this
+/// is number `from_last`, the last being 0. Four warps, a quad, have two rows of weights and four rows of x, each warp
+/// an accumulator of the canonical order (decode_dot.cuh); x is read from the L2 cache. results: of this quad.
+__device__ __forceinline__ void float_share(const DenseTileArgs& a, int from_last, int ctas, int row0, int count,
+                                            float (&results)[kFloatPair * kFloatX * 4]) {
+    constexpr int kSums = kFloatPair * kFloatX, kLanes = 32 / kSums;
+    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
+    const int all = a.float_pairs * ((count + kFloatX - 1) / kFloatX);
+    const char* const x0 = a.x.rows + row0 * a.x.stride + (a.x.stride - a.float_bytes);
+#pragma unroll 1
+    for (int unit = from_last * (kDenseWarps / 4) + quad; unit < all; unit += ctas * (kDenseWarps / 4)) {
+        const int pair = unit % a.float_pairs, first = unit / a.float_pairs * kFloatX;
+        int k = 0;
+        while (k + 1 < a.float_matrices && pair >= a.floats[k + 1].first) ++k;
+        const FloatMatrix& m = a.floats[k];
+        const int row = kFloatPair * (pair - m.first), second = min(row + 1, m.rows - 1) - row;
+        const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
+        const StagedRows x{x0 + first * a.x.stride, static_cast<int>(a.x.stride), min(kFloatX, count - first)};
+        float acc[kFloatPair][kFloatX] = {};
+#pragma unroll 2
+        for (int c = 32 * part + lane; c - lane < m.pieces; c += kWindowPieces) {
+            uint32_t raw[kFloatPair][4] = {};
+            if (c < m.pieces) {
+                put_words(raw[0], 0, load_weights(from + 16 * c));
+                put_words(raw[1], 0, load_weights(from + second * m.row_bytes + 16 * c));
+            }
+            dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, x, acc);
+        }
+        float v[kSums];
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) v[i] = acc[i / kFloatX][i % kFloatX];
+        const float sum = reduce_lanes<kSums>(v, lane);
+        if (lane % kLanes == 0) results[lane / kLanes * 4 + part] = sum;
+        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
+        const int i = threadIdx.x % 128, p = i % kFloatX;
+        if (i < kSums && p < x.count && row + i / kFloatX < m.rows)
+            m.y[static_cast<int64_t>(row0 + first + p) * m.rows + row + i / kFloatX] =
+                __fmul_rn(float_sum(results, i), m.scale);
+        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
+    }
+}
+
 #endif  // __CUDA_ARCH__ >= 900
 
 template <int C, int NT>
@@ -274,6 +322,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostDenseStages + 3];  // of the ring; sums there (two), sums read
+    __shared__ alignas(16) float results[kDenseWarps / 4][kFloatPair * kFloatX * 4];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int row0 = cluster % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
@@ -352,6 +401,8 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
         before = tile;
     }
     if (before >= 0) finish(before, turn - 1);
+    if (a.float_pairs > 0)
+        float_share(a, (step - 1 - first_tile) * C + share.rank, step * C, row0, count, results[warp / 4]);
 #endif
 }
 
@@ -418,7 +469,8 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
-        DensePrepareArgs p = {x, act_layout(cols, true, false), nullptr};
+        DensePrepareArgs p = {x, act_layout(cols, true, a.float_pairs > 0), nullptr};
+        a.float_bytes = p.layout.float_bytes;
         a.x.kind = ActKind::staged;
         a.x.stride = p.layout.bytes();
         p.out = static_cast<char*>(ctx.arena->allocate(n * a.x.stride));
@@ -449,9 +501,19 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        if (!dense_weight(*ctx.gpu, w)) return false;
-        a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
-        a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
+        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
+                           w.scales == nullptr && w.rows > 0;
+        if (dense_weight(*ctx.gpu, w)) {
+            a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
+            a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
+        } else if (plain && a.float_matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+            FloatMatrix& m = a.floats[a.float_matrices++] = float_matrix_of(matrix_of(w));
+            m.y = y[i].row(0);
+            m.first = a.float_pairs;
+            a.float_pairs += (m.rows + kFloatPair - 1) / kFloatPair;
+        } else {
+            return false;
+        }
     }
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     return a.matrices > 0 && multiply_tiles(ctx, a, x, cols, n);

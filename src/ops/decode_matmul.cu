@@ -96,6 +96,15 @@ void launch_group(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std
     launch(*ctx.gpu, kernel, grid, kThreads, static_cast<size_t>(shared), a);
 }
 
+/// A group of matrices that have tiles and of few float rows, in one kernel.
+bool multiply_mixed(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual) {
+    int64_t rows = 0, float_rows = 0;
+    for (const Weight* w : weights) (is_planes(w->dtype) ? rows : float_rows) += w->rows;
+    return n > 1 && cols > 2048 && rows >= 4096 && float_rows > 0 && float_rows <= rows / 64 &&
+           dense_multiply(ctx, x, cols, n, weights, y, residual);
+}
+
 /// Matrices of types that have tiles. decode_mma.cu is made for rows of 2,048 columns and for small matrices.
 bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
@@ -203,6 +212,7 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         return;
     if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
+    if (multiply_mixed(ctx, x, cols, n, weights, y, residual)) return;
     std::vector<const Weight*> tiled, other;
     std::vector<Tensor> tiled_y, other_y;
     for (size_t i = 0; i < weights.size(); ++i) {
