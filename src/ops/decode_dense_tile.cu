@@ -14,6 +14,7 @@
 // Tried: one warp that asks (22 % slower at 16 rows: it was the limit); sums by stores and released arrivals, which
 // wait for the stores, and four CTAs for all widths (35 % slower together).
 #include <algorithm>
+#include <cstdlib>
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
@@ -257,7 +258,8 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
     if (o >= F::kProducts) return;  // whole warps
     const float sum = add_sums<C, NT>(sums, o, k);
     const int p = o / F::kRows, h = o % 2, g = o % F::kRows / 2;
-    const int half = C == 4 ? rank / 2 : rank, r = C == 4 ? 4 * (rank % 2) + g : g;  // row r + 8 h of that half
+    const int half = C == 4 ? rank / 2 : C == 2 ? rank : g / 8;
+    const int r = C == 4 ? 4 * (rank % 2) + g : g % 8;  // row r + 8 h of that half
     if (a.gate_up != 0) {
         const float up = __shfl_xor_sync(~0u, sum, F::kShare);
         const int row = 16 * tile + 8 * half + r;
@@ -448,15 +450,24 @@ bool launch_dense(Context& ctx, DenseTileArgs& a) {
                            DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
     const auto kernel = dense_tile_kernel<C, NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
-    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
     const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
                     static_cast<size_t>(shared), C, a);
     return true;
 }
+/// Whether single CTAs are expected to be faster than pairs: they take about a fifth fewer instructions, but tiles take
+/// as many rounds more or less.
+bool better_alone(const Context& ctx, const DenseTileArgs& a) {
+    const int64_t sms = ctx.gpu->info().sm_count / a.row_blocks, tiles = a.tiles;
+    static const int alone = std::getenv("DA") != nullptr ? std::atoi(std::getenv("DA")) : 80;
+    return sms > 1 && (tiles + sms - 1) / sms * 2 * alone < (tiles + sms / 2 - 1) / (sms / 2) * 100;
+}
 template <int NT>
 bool launch_clusters_of(Context& ctx, DenseTileArgs& a) {
+    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
+    if constexpr (NT <= 2)
+        if (better_alone(ctx, a) && launch_dense<1, NT>(ctx, a)) return true;
     return launch_dense<2, NT>(ctx, a) || launch_dense<4, NT>(ctx, a);
 }
 
