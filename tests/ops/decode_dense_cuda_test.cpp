@@ -20,8 +20,10 @@ constexpr int64_t kMost = 40;
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
 using Results = std::vector<std::vector<float>>;
 
-/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage.
-constexpr int64_t kWidths[] = {256, 768, 2304, 5120, 6144, 17408};
+/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
+constexpr struct {
+    int64_t cols, rows;
+} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5120, 101}, {6144, 101}, {17408, 101}, {2304, 4213}};
 
 struct World {
     OpContext op{1, int64_t{64} << 20};
@@ -75,8 +77,8 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const int64_t cols : kWidths) {
-            constexpr int64_t kRows = 101;
+        for (const auto& [cols, rows] : kShapes) {
+            const int64_t kRows = rows;
             const Weight w = world.weight(type, kRows, cols, 11);
             world.compare(fmt::format("{} {}", dtype_name(type), cols), cols,
                           [&](Context& ctx, const std::vector<float>& x, int64_t n) {
@@ -126,8 +128,8 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
         DType up, down;
         int64_t d, ff;
     };
-    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q5_k, DType::q5_k, 5120, 768},
-                          Case{DType::q6_k, DType::q4_k, 512, 17408}}) {
+    for (const Case& c : {Case{DType::q4_k, DType::q6_k, 1280, 2816}, Case{DType::q4_k, DType::q4_k, 1280, 2048},
+                          Case{DType::q5_k, DType::q5_k, 5120, 768}, Case{DType::q6_k, DType::q4_k, 512, 17408}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};
