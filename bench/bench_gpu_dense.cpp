@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -152,12 +151,7 @@ void run(Gpu& gpu, const std::vector<int64_t>& counts) {
     fmt::print("\n");
     std::vector<double> step(counts.size());
     double floor = 0;
-    int number = 0;
-    const char* const only = std::getenv("DO");
-    const int64_t most_chain = std::getenv("DC") != nullptr ? std::atoi(std::getenv("DC")) : 16;
-    for (Op op : ops) {
-        if (only != nullptr && std::string(only).find(static_cast<char>('0' + number++)) == std::string::npos) continue;
-        op.chain = std::min(op.chain, most_chain);
+    for (const Op& op : ops) {
         const double least = op.bytes / kBandwidth / 1e3;
         floor += op.times * least / 1e3;
         fmt::print("{:32}", fmt::format("{} {:.1f}", op.name, least));

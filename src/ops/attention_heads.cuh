@@ -126,8 +126,7 @@ struct RopeTurns {
         const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
         for (int i = 0; i < R / 2; ++i)
-            if (lane + 32 * i < rope.half)
-                turn[i] = rope_turn(position, rope.inv_freq[lane + 32 * i], rope.magnitude);
+            if (lane + 32 * i < rope.half) turn[i] = rope_turn(position, rope.inv_freq[lane + 32 * i], rope.magnitude);
     }
 };
 

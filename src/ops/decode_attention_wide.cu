@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const 
     const int64_t slot = query ? 0 : append_slot<EarlyLoad>(args.append, row);
     float weight[kWideRegs];
     load_norm(weight, values ? HeadNorm{} : query ? args.a.q_norm : args.append.norm, kWide);
-    const RopeTurns<kWideRegs> turns(
-        args.a.rope, args.a.rope.half == 0 ? 0 : find_rotary_position<EarlyLoad>(args.a.places, row));
+    const RopeTurns<kWideRegs> turns(args.a.rope,
+                                     args.a.rope.half == 0 ? 0 : find_rotary_position<EarlyLoad>(args.a.places, row));
     pdl_wait();
     if (query) prepare_query(args, row, part, weight, turns, buffers[warp]);
     else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);

@@ -16,7 +16,6 @@
 // Tried: 12 warps a CTA (as fast), 16 (half as fast again: 64 registers); triggering the next kernel behind the wait
 // (the same).
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/decode_batch.cuh"
 #include "ops/decode_dense.cuh"
@@ -30,9 +29,10 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
+constexpr int kRowWarps = 8, kRowCtas = 2;       // of a CTA; of an SM: this kernel's and the next one's
+constexpr int kStage = 160, kQ6Stage = 96;       // sub-blocks of a stage
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
-constexpr int kLeastSlots = 2, kMostSlots = 5;   // stages of a warp's ring
-constexpr int kMostSteps = 5;                    // 32 sub-blocks each, of a stage
+constexpr int kLeastSlots = 2, kMostSlots = 6;   // stages of a warp's ring
 constexpr int kDBytes = 64;                      // of a row's d of Q6_K in a stage: at most 56 are used
 constexpr int kLarge = 116 << 10;                // more than half of an SM's shared memory
 
@@ -83,57 +83,78 @@ __device__ __forceinline__ int matrix_of_row(const DenseRowArgs& a, int row) {
             if (k < a.matrices && row >= a.m[k].first) i = k;
     return i;
 }
-/// `pieces` times sixteen bytes to shared memory, by a warp; at most 32 kMostSteps.
-__device__ __forceinline__ void copy_pieces(char* to, const char* from, int pieces, int lane) {
-#pragma unroll
-    for (int s = 0; s < kMostSteps; ++s)
-        if (32 * s + lane < pieces) copy_async16(to + 512 * s + 16 * lane, from + 512 * s + 16 * lane);
-}
-/// A warp's ring, and its walk over the stages that it asks for, two rows at a time (the last of a matrix may be alone).
+/// A warp's ring, and its walk over the stages that it asks for, two rows at a time (the last of a matrix may be
+/// alone): lanes 0 to 7 have a part (nibbles, high bits, scales, d of Q6_K) of a row each.
 struct DenseRing {
-    char* slots;
+    static constexpr int kLanes = 8;
+    uint32_t slots, barriers;  // addresses; a barrier is eight bytes
     int row, end, piece = 0, slot = 0;
-    int matrix = 0, matrix_end = 0;  // the matrix of `row`; the row behind its last or `end`
+    // Of this lane, as far as the matrix goes:
+    int matrix_end = 0, which = 0;  // the row behind the matrix's last or `end`; this lane's row of the two
+    const char* from = nullptr;     // this lane's part of the next stage
+    int64_t skip = 0;               // bytes from the end of a row to the next one's of this lane
+    int each = 0, to = 0;           // bytes of a sub-block, place in the stage
+    bool d = false;                 // a sub-block has a quarter of a byte
 
-    __device__ __forceinline__ void begin_matrix(const DenseRowArgs& a) {
-        matrix = matrix_of_row(a, row);
-        matrix_end = a.gate_up != 0 ? end : min(end, a.m[matrix].first + a.m[matrix].rows);
+    __device__ __forceinline__ uint32_t barrier(int i) const { return barriers + 8 * i; }
+    __device__ __forceinline__ void begin_matrix(const DenseRowArgs& a, int lane) {
+        const int second = lane / 4 % 2, part = lane % 4;
+        const bool both = a.gate_up != 0;
+        const DenseMatrix& m = both ? a.m[second] : a.m[matrix_of_row(a, row)];
+        matrix_end = both ? end : min(end, m.first + m.rows);
+        which = both ? 0 : second;
+        const int64_t group = static_cast<int64_t>(row - m.first + which) * a.layout.groups;
+        const int64_t stride = (both ? 0 : 1) * a.layout.groups;
+        const StageParts parts = StageParts::of(m.type, a.stage_groups);
+        const bool q6 = m.type == DType::planes_q6_k;
+        d = q6 && part == 3;
+        each = part == 0 ? 16 : part == 2 ? 2 : part == 3 ? 0 : q6 ? 8 : m.type == DType::planes_q5_k ? 4 : 0;
+        to = second * parts.bytes + (part == 0 ? 0 : part == 1 ? parts.high : part == 2 ? parts.heads : parts.d);
+        from = part == 3   ? m.d + group / 4
+               : part == 2 ? m.scales + each * group
+                           : (part == 1 ? m.high : m.data) + each * group;
+        skip = d ? stride / 4 : each * stride;
     }
-    /// Asks for the next stage, if there is one: one group of copies in any case.
+    /// Asks for the next stage. All lanes; there is one.
     __device__ __forceinline__ void ask(const DenseRowArgs& a, int lane) {
-        if (row < end) {
-            const bool ends = piece + 1 == a.pieces, both = a.gate_up != 0;
-            const int n = ends ? a.tail : a.stage_groups;
-#pragma unroll 1
-            for (int which = 0; which < (both || row + 1 < matrix_end ? 2 : 1); ++which) {
-                const DenseMatrix& m = a.m[both ? which : matrix];
-                const StageParts parts = StageParts::of(m.type, a.stage_groups);
-                const int64_t group =
-                    static_cast<int64_t>(row - m.first + (both ? 0 : which)) * a.layout.groups + piece * a.stage_groups;
-                char* const to = slots + slot * a.slot_bytes + which * parts.bytes;
-                copy_pieces(to, m.data + 16 * group, n, lane);
-                if (lane < n / 8) copy_async16(to + parts.heads + 16 * lane, m.scales + 2 * group + 16 * lane);
-                if (m.type == DType::planes_q6_k) {
-                    copy_pieces(to + parts.high, m.high + 8 * group, n / 2, lane);
-                    const char* const d = m.d + group / 4;  // the sixteen-byte pieces that have them
-                    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(d) & 15);
-                    if (16 * lane < before + n / 4) copy_async16(to + parts.d + 16 * lane, d - before + 16 * lane);
-                } else if (m.type == DType::planes_q5_k) {
-                    copy_pieces(to + parts.high, m.high + 4 * group, n / 4, lane);
-                }
+        const bool ends = piece + 1 == a.pieces;
+        const int n = ends ? a.tail : a.stage_groups;
+        if (lane < kLanes) {
+            int bytes = each * n;
+            const char* begin = from;
+            from += bytes;
+            if (d) {  // the sixteen-byte pieces that have them
+                const int before = static_cast<int>(reinterpret_cast<uintptr_t>(begin) & 15);
+                begin -= before;
+                from += n / 4;
+                bytes = (before + n / 4 + 15) & ~15;
             }
-            if (++slot == a.slots) slot = 0;
-            ++piece;
-            if (ends) {
-                piece = 0;
-                row += both ? 1 : 2;
-                if (row >= matrix_end) {
-                    row = matrix_end;
-                    if (row < end) begin_matrix(a);
-                }
-            }
+            if (row + which >= matrix_end) bytes = 0;
+            const uint32_t full = barrier(slot);
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+            if (bytes > 0)
+                asm volatile(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                        slots + slot * a.slot_bytes + to),
+                    "l"(begin), "r"(bytes), "r"(full)
+                    : "memory");
         }
-        commit_copies();
+        if (++slot == a.slots) slot = 0;
+        ++piece;
+        if (!ends) return;
+        piece = 0;
+        from += skip;
+        row += a.gate_up != 0 ? 1 : 2;
+        if (row < matrix_end) return;
+        row = matrix_end;
+        if (row < end) begin_matrix(a, lane);
+    }
+    __device__ __forceinline__ void wait(int at, uint32_t parity) const {
+        asm volatile(
+            "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
+                barrier(at)),
+            "r"(parity)
+            : "memory");
     }
 };
 
@@ -173,18 +194,16 @@ __device__ __forceinline__ void dot_sub_block(const char* stage, const StagePart
 
 /// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x. A short loop: what runs
 /// once for each stage waits for instructions, if it is long.
-template <DType Type, int U>
+template <DType Type>
 __device__ __forceinline__ void dot_stage(const char* stage, const StageParts& parts, int n, int j, int d_at,
                                           const char* staged, int groups, int lane, float (&acc)[2]) {
     const KShifts at(lane);
     int i = lane;
-    if constexpr (U > 1) {
 #pragma unroll 1
-        for (; i - lane + 32 * U <= n; i += 32 * U)
+    for (; i - lane + 64 <= n; i += 64)
 #pragma unroll
-            for (int u = 0; u < U; ++u)
-                dot_sub_block<Type>(stage, parts, i + 32 * u, j + i + 32 * u, d_at, at, staged, groups, acc);
-    }
+        for (int u = 0; u < 64; u += 32)
+            dot_sub_block<Type>(stage, parts, i + u, j + i + u, d_at, at, staged, groups, acc);
 #pragma unroll 1
     for (; i < n; i += 32) dot_sub_block<Type>(stage, parts, i, j + i, d_at, at, staged, groups, acc);
 }
@@ -205,11 +224,11 @@ __device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayo
 
 #endif  // __CUDA_ARCH__ >= 900
 
-template <int W, int U, int B>
-__global__ void __launch_bounds__(32 * W, B) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+__global__ void __launch_bounds__(32 * kRowWarps, kRowCtas) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
+    __shared__ uint64_t barriers[kRowWarps][kMostSlots];
     pdl_trigger();
     char* const staged = reinterpret_cast<char*>(dynamic);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -218,10 +237,15 @@ __global__ void __launch_bounds__(32 * W, B) dense_row_kernel(const __grid_const
     const int begin = planes ? share(a.rows, unit, a.plane_warps) : 0,
               end = planes ? share(a.rows, unit + 1, a.plane_warps) : 0;
     char* const slots = staged + a.slot_start + warp * a.slots * a.slot_bytes;
-    DenseRing ring{slots, begin, end};
-    if (begin < end) ring.begin_matrix(a);
+    DenseRing ring{static_cast<uint32_t>(__cvta_generic_to_shared(slots)),
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barriers[warp])), begin, end};
+    if (lane < a.slots)
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(ring.barrier(lane)), "n"(ring.kLanes) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
+    if (begin < end) ring.begin_matrix(a, lane);
 #pragma unroll 1
-    for (int k = 0; k < a.slots; ++k) ring.ask(a, lane);
+    for (int k = 0; k < a.slots && ring.row < end; ++k) ring.ask(a, lane);
     float norm[kWholeRow][8] = {};
     if (threadIdx.x < kThreads) load_norms(a.x, a.layout.cols, norm);
     pdl_wait();
@@ -264,6 +288,7 @@ __global__ void __launch_bounds__(32 * W, B) dense_row_kernel(const __grid_const
     }
     const int groups = a.layout.groups;
     int slot = 0, matrix_end = begin;
+    uint32_t parity = 0;
     const DenseMatrix* m = a.m;
     const char* second_d = nullptr;  // as seen from the first row's number
     StageParts parts = {};
@@ -291,19 +316,18 @@ __global__ void __launch_bounds__(32 * W, B) dense_row_kernel(const __grid_const
         for (int piece = 1; piece <= a.pieces; ++piece, j += a.stage_groups) {
             const int n = piece == a.pieces ? a.tail : a.stage_groups;
             const char* const stage = slots + slot * a.slot_bytes;
-            wait_copies(a.slots - 1);
-            __syncwarp();  // what other lanes asked for
+            ring.wait(slot, parity);
             if (type == DType::planes_q4_k) {
-                dot_stage<DType::planes_q4_k, U>(stage, parts, n, j, 0, staged, groups, lane, acc);
+                dot_stage<DType::planes_q4_k>(stage, parts, n, j, 0, staged, groups, lane, acc);
             } else if (type == DType::planes_q5_k) {
-                dot_stage<DType::planes_q5_k, U>(stage, parts, n, j, 0, staged, groups, lane, acc);
+                dot_stage<DType::planes_q5_k>(stage, parts, n, j, 0, staged, groups, lane, acc);
             } else {
                 const int d_here = (d_at + (j / 4) * 0x10001) & 0x000F000F;
-                dot_stage<DType::planes_q6_k, U>(stage, parts, n, j, d_here, staged, groups, lane, acc);
+                dot_stage<DType::planes_q6_k>(stage, parts, n, j, d_here, staged, groups, lane, acc);
             }
             __syncwarp();  // the stage has been read
-            if (++slot == a.slots) slot = 0;
-            ring.ask(a, lane);
+            if (++slot == a.slots) slot = 0, parity ^= 1;
+            if (ring.row < end) ring.ask(a, lane);
         }
         const float sum = reduce_lanes<2>(acc, lane);  // of row lane / 16
         if (a.gate_up != 0) {
@@ -331,14 +355,17 @@ DenseMatrix dense_matrix(const Weight& w, float* y, int32_t first) {
 }
 
 /// Everything but matrices and floats is set here. False: rows this long do not fit.
-template <int W, int U, int B = 2>
-bool launch_warps(Context& ctx, DenseRowArgs& a, int stage) {
+bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
+    a.layout = act_layout(cols, true, a.float_rows > 0);
+    a.x = x;
     // Two CTAs an SM, of this kernel and the next. Products that are added to x ask for more than half of the memory,
     // others for what is left beside that: along a chain they alternate, and no SM gets two CTAs of one kernel.
     const bool large = a.x.kind != ActKind::norm;
     const int64_t all = ctx.gpu->info().shared_bytes, fixed = 2 << 10;  // static, and what the system takes
-    const int64_t room = B == 1 ? all - fixed : large ? kLarge : all + (1 << 10) - kLarge - 2 * fixed;
-    a.stage_groups = std::min(stage, a.layout.groups);
+    const int64_t room = kRowCtas == 1 ? all - fixed : large ? kLarge : all + (1 << 10) - kLarge - 2 * fixed;
+    bool q6 = false;
+    for (int i = 0; i < a.matrices; ++i) q6 = q6 || a.m[i].type == DType::planes_q6_k;
+    a.stage_groups = std::min(q6 ? kQ6Stage : kStage, a.layout.groups);
     a.pieces = (a.layout.groups + a.stage_groups - 1) / a.stage_groups;
     a.tail = a.layout.groups - (a.pieces - 1) * a.stage_groups;
     a.slot_bytes = 0;
@@ -346,35 +373,20 @@ bool launch_warps(Context& ctx, DenseRowArgs& a, int stage) {
         a.slot_bytes = std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, a.stage_groups).bytes);
     a.slot_start = (a.layout.bytes() + 127) / 128 * 128;
     a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
-    const int64_t slots = (room - a.slot_start) / (int64_t{W} * a.slot_bytes);
+    const int64_t slots = (room - a.slot_start) / (int64_t{kRowWarps} * a.slot_bytes);
     a.slots = static_cast<int32_t>(std::clamp<int64_t>(slots, kLeastSlots, kMostSlots));
-    const int64_t shared = std::max<int64_t>(large ? kLarge : 0, a.slot_start + int64_t{W} * a.slots * a.slot_bytes);
+    const int64_t shared =
+        std::max<int64_t>(large ? kLarge : 0, a.slot_start + int64_t{kRowWarps} * a.slots * a.slot_bytes);
     if (shared + fixed > all) return false;
     const int64_t units = a.rows + a.float_rows, sms = ctx.gpu->info().sm_count;
-    const int64_t ctas = std::min(sms, (units + W - 1) / W), warps = ctas * W;
-    a.float_warps = static_cast<int32_t>(
-        std::min<int64_t>((a.float_rows + 1) / 2, std::max<int64_t>(1, warps / 4)));
+    const int64_t ctas = std::min(sms, (units + kRowWarps - 1) / kRowWarps), warps = ctas * kRowWarps;
+    a.float_warps = static_cast<int32_t>(std::min<int64_t>((a.float_rows + 1) / 2, std::max<int64_t>(1, warps / 4)));
     a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.rows));
-    allow_shared(reinterpret_cast<const void*>(dense_row_kernel<W, U, B>), shared);
-    launch(*ctx.gpu, dense_row_kernel<W, U, B>, dim3(static_cast<unsigned>(ctas)), 32 * W, static_cast<size_t>(shared), a);
+    allow_shared(reinterpret_cast<const void*>(dense_row_kernel), shared);
+    launch(*ctx.gpu, dense_row_kernel, dim3(static_cast<unsigned>(ctas)), 32 * kRowWarps, static_cast<size_t>(shared),
+           a);
     return true;
 }
-bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
-    a.layout = act_layout(cols, true, a.float_rows > 0);
-    a.x = x;
-    bool q6 = false;
-    for (int i = 0; i < a.matrices; ++i) q6 = q6 || a.m[i].type == DType::planes_q6_k;
-    static const int variant = std::getenv("DV") != nullptr ? std::atoi(std::getenv("DV")) : 82;
-    static const int stage = std::getenv("DS") != nullptr ? std::atoi(std::getenv("DS")) : 160;
-    switch (variant) {
-        case 81: return launch_warps<8, 1>(ctx, a, stage);
-        case 82: return launch_warps<8, 2>(ctx, a, q6 ? 96 : stage);
-        case 122: return launch_warps<12, 2>(ctx, a, stage);
-        case 162: return launch_warps<16, 2, 1>(ctx, a, stage);
-        default: return false;
-    }
-}
-
 }  // namespace
 
 bool dense_weight(const Gpu& gpu, const Weight& w) {

@@ -14,12 +14,11 @@
 // Tried: one warp that asks (22 % slower at 16 rows: it was the limit); sums by stores and released arrivals, which
 // wait for the stores, and four CTAs for all widths (35 % slower together).
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
+#include "ops/decode_dense_float.cuh"
 #include "ops/decode_dense_tile.cuh"
-#include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
 #include "ops/row_math.cuh"
 
@@ -28,8 +27,6 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kMostDense = 8;  // matrices of a group
-constexpr int kMostFloats = 4;
-constexpr int kFloatPair = 2, kFloatX = 4;  // rows of weights and of x that four warps multiply
 constexpr int kAskers = 4;     // the last warps, which ask for weights
 constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
 constexpr int kMostDenseStages = 6;
@@ -51,8 +48,7 @@ struct DenseTileArgs {
     int32_t layout_groups, most_groups;    // sub-blocks of a row, and of a CTA's share at most
     ActSource x;                           // kinds staged, int8
     float* residual;
-    FloatMatrix floats[kMostFloats];  // first: the first pair of rows of each; without scales
-    int32_t float_matrices, float_pairs, float_bytes;  // of a row of x, behind its int8 part
+    DenseFloats floats;
 };
 
 struct DensePrepareArgs {
@@ -258,8 +254,7 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
     if (o >= F::kProducts) return;  // whole warps
     const float sum = add_sums<C, NT>(sums, o, k);
     const int p = o / F::kRows, h = o % 2, g = o % F::kRows / 2;
-    const int half = C == 4 ? rank / 2 : C == 2 ? rank : g / 8;
-    const int r = C == 4 ? 4 * (rank % 2) + g : g % 8;  // row r + 8 h of that half
+    const int half = C == 4 ? rank / 2 : rank, r = C == 4 ? 4 * (rank % 2) + g : g;  // row r + 8 h of that half
     if (a.gate_up != 0) {
         const float up = __shfl_xor_sync(~0u, sum, F::kShare);
         const int row = 16 * tile + 8 * half + r;
@@ -273,48 +268,6 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
     const int64_t at = static_cast<int64_t>(row0 + p) * m.rows + row;
     m.y[at] = sum;
     if (a.residual != nullptr) a.residual[at] = __fadd_rn(a.residual[at], sum);
-}
-
-/// Float matrices of the group (96 rows of beta and alpha): work for the CTAs that have the fewest tiles, of which this
-/// is number `from_last`, the last being 0. Four warps, a quad, have two rows of weights and four rows of x, each warp
-/// an accumulator of the canonical order (decode_dot.cuh); x is read from the L2 cache. results: of this quad.
-__device__ __forceinline__ void float_share(const DenseTileArgs& a, int from_last, int ctas, int row0, int count,
-                                            float (&results)[kFloatPair * kFloatX * 4]) {
-    constexpr int kSums = kFloatPair * kFloatX, kLanes = 32 / kSums;
-    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
-    const int all = a.float_pairs * ((count + kFloatX - 1) / kFloatX);
-    const char* const x0 = a.x.rows + row0 * a.x.stride + (a.x.stride - a.float_bytes);
-#pragma unroll 1
-    for (int unit = from_last * (kDenseWarps / 4) + quad; unit < all; unit += ctas * (kDenseWarps / 4)) {
-        const int pair = unit % a.float_pairs, first = unit / a.float_pairs * kFloatX;
-        int k = 0;
-        while (k + 1 < a.float_matrices && pair >= a.floats[k + 1].first) ++k;
-        const FloatMatrix& m = a.floats[k];
-        const int row = kFloatPair * (pair - m.first), second = min(row + 1, m.rows - 1) - row;
-        const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
-        const StagedRows x{x0 + first * a.x.stride, static_cast<int>(a.x.stride), min(kFloatX, count - first)};
-        float acc[kFloatPair][kFloatX] = {};
-#pragma unroll 2
-        for (int c = 32 * part + lane; c - lane < m.pieces; c += kWindowPieces) {
-            uint32_t raw[kFloatPair][4] = {};
-            if (c < m.pieces) {
-                put_words(raw[0], 0, load_weights(from + 16 * c));
-                put_words(raw[1], 0, load_weights(from + second * m.row_bytes + 16 * c));
-            }
-            dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, x, acc);
-        }
-        float v[kSums];
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) v[i] = acc[i / kFloatX][i % kFloatX];
-        const float sum = reduce_lanes<kSums>(v, lane);
-        if (lane % kLanes == 0) results[lane / kLanes * 4 + part] = sum;
-        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
-        const int i = threadIdx.x % 128, p = i % kFloatX;
-        if (i < kSums && p < x.count && row + i / kFloatX < m.rows)
-            m.y[static_cast<int64_t>(row0 + first + p) * m.rows + row + i / kFloatX] =
-                __fmul_rn(float_sum(results, i), m.scale);
-        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
-    }
 }
 
 #endif  // __CUDA_ARCH__ >= 900
@@ -403,8 +356,9 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
         before = tile;
     }
     if (before >= 0) finish(before, turn - 1);
-    if (a.float_pairs > 0)
-        float_share(a, (step - 1 - first_tile) * C + share.rank, step * C, row0, count, results[warp / 4]);
+    if (a.floats.pairs > 0)  // for the CTAs that have the fewest tiles
+        multiply_floats(a.floats, a.x, (step - 1 - first_tile) * C + share.rank, step * C, row0, count,
+                        results[warp / 4]);
 #endif
 }
 
@@ -450,24 +404,15 @@ bool launch_dense(Context& ctx, DenseTileArgs& a) {
                            DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
     const auto kernel = dense_tile_kernel<C, NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
     const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
                     static_cast<size_t>(shared), C, a);
     return true;
 }
-/// Whether single CTAs are expected to be faster than pairs: they take about a fifth fewer instructions, but tiles take
-/// as many rounds more or less.
-bool better_alone(const Context& ctx, const DenseTileArgs& a) {
-    const int64_t sms = ctx.gpu->info().sm_count / a.row_blocks, tiles = a.tiles;
-    static const int alone = std::getenv("DA") != nullptr ? std::atoi(std::getenv("DA")) : 80;
-    return sms > 1 && (tiles + sms - 1) / sms * 2 * alone < (tiles + sms / 2 - 1) / (sms / 2) * 100;
-}
 template <int NT>
 bool launch_clusters_of(Context& ctx, DenseTileArgs& a) {
-    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    if constexpr (NT <= 2)
-        if (better_alone(ctx, a) && launch_dense<1, NT>(ctx, a)) return true;
     return launch_dense<2, NT>(ctx, a) || launch_dense<4, NT>(ctx, a);
 }
 
@@ -480,8 +425,8 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
-        DensePrepareArgs p = {x, act_layout(cols, true, a.float_pairs > 0), nullptr};
-        a.float_bytes = p.layout.float_bytes;
+        DensePrepareArgs p = {x, act_layout(cols, true, a.floats.pairs > 0), nullptr};
+        a.floats.bytes = p.layout.float_bytes;
         a.x.kind = ActKind::staged;
         a.x.stride = p.layout.bytes();
         p.out = static_cast<char*>(ctx.arena->allocate(n * a.x.stride));
@@ -517,11 +462,11 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
         if (dense_weight(*ctx.gpu, w)) {
             a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
             a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
-        } else if (plain && a.float_matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
-            FloatMatrix& m = a.floats[a.float_matrices++] = float_matrix_of(matrix_of(w));
+        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+            FloatMatrix& m = a.floats.m[a.floats.matrices++] = float_matrix_of(matrix_of(w));
             m.y = y[i].row(0);
-            m.first = a.float_pairs;
-            a.float_pairs += (m.rows + kFloatPair - 1) / kFloatPair;
+            m.first = a.floats.pairs;
+            a.floats.pairs += (m.rows + kFloatPair - 1) / kFloatPair;
         } else {
             return false;
         }

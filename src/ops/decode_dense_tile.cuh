@@ -16,15 +16,15 @@ namespace riptide::ops::cuda::decode {
 
 constexpr int kDenseWarps = 16, kDenseRows = 32;  // of a tile
 
-/// Blocks of 256 columns of a row in a stage: a multiple of the chains, so that stages begin with the same one.
-constexpr int stage_blocks(int c) { return c == 4 ? 5 : c == 2 ? 6 : 4; }
+/// Blocks of 256 columns of a row in a stage. Two chains: an even number, so that stages begin with the same one.
+constexpr int stage_blocks(int c) { return c == 4 ? 5 : 6; }
 
 /// Where everything lies in a stage: strides are odd multiples of 16, against bank conflicts.
 template <DType Type, int C>
 struct DenseStage {
     static constexpr int kBlocks = stage_blocks(C);
     static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k;
-    static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = C == 1 ? 80 : 112;
+    static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = 112;
     static constexpr int kHighEach = kQ6 ? 64 : kQ5 ? 32 : 0, kHighStride = kBlocks * kHighEach + 16;
     static constexpr int kHeads = kDenseRows * kDataStride, kHigh = kHeads + kDenseRows * kHeadStride;
     static constexpr int kD = kHigh + (kHighEach > 0 ? kDenseRows * kHighStride : 0);
@@ -98,7 +98,7 @@ using DenseSums = float[4 / C][NT][4];
 
 /// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the
 /// blocks; group: of the first within this CTA's share of x.
-template <DType Type, int C, int NT, bool Both, int kChain = 0>
+template <DType Type, int C, int NT, bool Both>
 __device__ __forceinline__ void dense_blocks(const char* stage, int half, int block, int low, const KShifts& at,
                                              const DenseLane& x, int group, int lane, DenseSums<C, NT>& acc) {
     using S = DenseStage<Type, C>;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
         for (int nt = 0; nt < NT; ++nt) {
             const float4 pair = *reinterpret_cast<const float4*>(x.pairs + 64 * (NT * j + nt));
             const float d[2] = {pair.x, pair.z}, sum[2] = {pair.y, pair.w};
-            float(&sum_of)[4] = acc[(kChain + u) % (4 / C)][nt];
+            float(&sum_of)[4] = acc[u % (4 / C)][nt];
             if constexpr (S::kQ6) {
                 const float2 first = *reinterpret_cast<const float2*>(x.halves + 32 * (NT * j + nt));
                 const float a0[2] = {first.x, first.y};
@@ -182,20 +182,11 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
 template <DType Type, int C, int NT>
 __device__ __forceinline__ void dense_stage(const char* stage, int half, int low, const KShifts& at, const DenseLane& x,
                                             int first, int count, int lane, DenseSums<C, NT>& acc) {
-    if constexpr (C == 1) {  // up to four blocks, a chain each
-        static_assert(stage_blocks(1) == 4);
-        if (count > 1) dense_blocks<Type, C, NT, true>(stage, half, 0, low, at, x, 8 * first + low, lane, acc);
-        else dense_blocks<Type, C, NT, false>(stage, half, 0, low, at, x, 8 * first + low, lane, acc);
-        if (count > 3) dense_blocks<Type, C, NT, true, 2>(stage, half, 2, low, at, x, 8 * first + 16 + low, lane, acc);
-        else if (count > 2)
-            dense_blocks<Type, C, NT, false, 2>(stage, half, 2, low, at, x, 8 * first + 16 + low, lane, acc);
-    } else {
-        int b = 0;
+    int b = 0;
 #pragma unroll 1
-        for (; b + 1 < count; b += 2)
-            dense_blocks<Type, C, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
-        if (b < count) dense_blocks<Type, C, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
-    }
+    for (; b + 1 < count; b += 2)
+        dense_blocks<Type, C, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+    if (b < count) dense_blocks<Type, C, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
 }
 
 // ---- A cluster's CTAs give each other their sums.
@@ -253,8 +244,7 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-/// A warp's sums to the CTAs that add them up, its chains (xor 16, one CTA: and 8) added. One CTA has all rows, those of
-/// a half of the tile one behind the other. Two CTAs: CTA r has rows 16 r .. + 15 of the
+/// A warp's sums to the CTAs that add them up, its chains (xor 16) added. Two CTAs: CTA r has rows 16 r .. + 15 of the
 /// tile; four: of rows 16 (r / 2) .. + 15 rows 4 (r % 2) .. + 3 and those eight further on. Product o is number
 /// o / kRows of the rows of x and row 8 (o % 2) + (o % kRows) / 2 of those of the CTA.
 template <int C, int NT>
@@ -262,23 +252,18 @@ __device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint3
                                           const DenseSums<C, NT>& acc) {
     using F = DenseFinish<C, NT>;
     const int g = lane / 4, t = lane % 4;
-    const auto cta = static_cast<uint32_t>(C == 4 ? 2 * (warp / 8) + g / 4 : C == 2 ? warp / 8 : 0);
+    const auto cta = static_cast<uint32_t>(C == 4 ? 2 * (warp / 8) + g / 4 : warp / 8);
     const uint32_t there = in_cta(barrier, cta),
                    to = in_cta(sums, cta) + 4 * ((rank * 8 + static_cast<uint32_t>(warp) % 8) * F::kPart +
-                                                 2 * t * F::kRows + 2 * (g % (F::kRows / 2)) +
-                                                 (C == 1 ? 16 * (static_cast<uint32_t>(warp) / 8) : 0));
+                                                 2 * t * F::kRows + 2 * (g % (F::kRows / 2)));
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             float v[2];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int i = c + 2 * h;
-                if constexpr (C == 4) v[h] = acc[0][nt][i];
-                else if constexpr (C == 2) v[h] = __fadd_rn(acc[0][nt][i], acc[1][nt][i]);
-                else v[h] = __fadd_rn(__fadd_rn(acc[0][nt][i], acc[2][nt][i]), __fadd_rn(acc[1][nt][i], acc[3][nt][i]));
-            }
+            for (int h = 0; h < 2; ++h)
+                v[h] = C == 4 ? acc[0][nt][c + 2 * h] : __fadd_rn(acc[0][nt][c + 2 * h], acc[4 / C - 1][nt][c + 2 * h]);
             send(to + 4 * (8 * nt + c) * F::kRows, v[0], v[1], there);
         }
 }
@@ -290,8 +275,7 @@ __device__ __forceinline__ float add_sums(const float* sums, int o, int k) {
     const auto low = [&](int l) {  // xor 16 (four CTAs), then xor 8
         const float* const from = sums + l * F::kPart + o;
         constexpr int kNext = 8 * F::kPart;
-        if constexpr (C == 1) return from[0];
-        else if constexpr (C == 2) return __fadd_rn(from[0], from[kNext]);
+        if constexpr (C == 2) return __fadd_rn(from[0], from[kNext]);
         else return __fadd_rn(__fadd_rn(from[0], from[2 * kNext]), __fadd_rn(from[kNext], from[3 * kNext]));
     };
     const auto four = [&](int l) { return __fadd_rn(low(l), low(l + 4)); };
