@@ -14,7 +14,7 @@
 // pdl_wait(); chunks with rows of the step are done row by row, since rows of a tree see different keys.
 //
 // Reached on an H200, 2026-11-22 (bench_gpu_decode_attention --heads-of 256, Q8_0, all three kernels): one row over 32K
-// keys 40 us, 38 %; 16 rows 205 us; 128 keys 14 us. What limits it is not known: a tile takes 2 us with an SM to itself
+// keys 37 us, 42 %; 16 rows 204 us; 128 keys 11 us. What limits it is not known: a tile takes 2 us with an SM to itself
 // and 4 with a second CTA beside it. Tried: scores and sums apart, three barriers a tile: the same for one row, 269 us
 // for 16.
 #include <algorithm>

@@ -3,18 +3,18 @@
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
 // (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s.
-// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 47.6 us, projections 18.7, o 10.2,
-// head 272; all products of a token 5.4 ms of 3.3. One after the other, as in a model, unlike ops take 25 % more.
-// What limits it is not known in this state; of an earlier one, instructions: twice those of the arithmetic, and one in
-// six cycles between two of a warp was a wait for code.
+// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 48 us, projections 20, o 10; a
+// chain of them as in a model 89 us (docs/results/qwen35.md).
+// What limits it is not known in this state. Not code: loops are short, and one function serves all ops. Chains of
+// kernels that overlap take longer than their ops alone.
 // Design: one CTA of eight warps an SM, in about half of its shared memory, so that the next kernel's CTA fits beside
-// it and fills its rings meanwhile. Each warp has a contiguous range of pairs of rows, and a ring of stages of its own
-// in shared memory: 5,120 or 3,072 columns of both rows, brought by bulk copies of which eight lanes ask for one each.
-// No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA normalises and quantises x,
-// all of whose loads go out at once. Gate and up: a pair is a row of each, and silu(gate) * up is what is stored. Float
-// matrices of a group (48 rows of beta) go to the last warps.
-// Tried: 12 warps a CTA (as fast), 16 (half as fast again: 64 registers); triggering the next kernel behind the wait
-// (the same).
+// it and fills its rings meanwhile. Each warp has a contiguous range of rows, two at a time, and a ring of stages of its
+// own in shared memory: up to 5,120 columns (Q6_K: 3,072) of both rows, brought by bulk copies of which eight lanes ask
+// for one each. No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA normalises and
+// quantises x, all of whose loads go out at once. Gate and up: a row of each, and silu(gate) * up is what is stored.
+// Float matrices of a group (48 rows of beta) go to the last warps.
+// Tried: loops unrolled for whole rows (chains 7 % slower), 12 warps a CTA (slower), 16 (64 registers: slower);
+// triggering the next kernel behind the wait (the same); weights by cp.async (9 % slower).
 #include <algorithm>
 
 #include "ops/decode_batch.cuh"

@@ -3,8 +3,9 @@
 //
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
 // sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need about 52, by count.
-// Measured (H200, 2026-11-22, bench_gpu_dense) at 8, 16 and 24 rows: gate, up and down 85, 111 and 143 us, o 15, 19 and
-// 22, head 477, 602 and 863. Not profiled in this state. 24 rows of x of 17,408 columns fit beside Q4_K alone.
+// Measured (H200, 2026-11-22, bench_gpu_dense) at 8, 16 and 24 rows: gate, up and down 83, 114 and 146 us, o 15, 20 and
+// 23, head 464, 607 and 831. ncu, gate and up, 16 rows: 108 instructions instead of 52, of which about 30 are what a
+// tile costs whatever its columns; 60 % of issue slots. 24 rows of x of 17,408 columns fit beside Q4_K alone.
 // Design: clusters of two CTAs (four where x is too long for two), an SM each, share tiles of 32 rows, each CTA a part
 // of the columns, so that x fits beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA
 // multiply; four more ask for weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the
