@@ -8,13 +8,13 @@
 // What limits it is not known in this state. Not code: loops are short, and one function serves all ops. Chains of
 // kernels that overlap take longer than their ops alone.
 // Design: one CTA of eight warps an SM, in about half of its shared memory, so that the next kernel's CTA fits beside
-// it and fills its rings meanwhile. Each warp has a contiguous range of rows, two at a time, and a ring of stages of its
-// own in shared memory: up to 5,120 columns (Q6_K: 3,072) of both rows, brought by bulk copies of which eight lanes ask
-// for one each. No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA normalises and
-// quantises x, all of whose loads go out at once. Gate and up: a row of each, and silu(gate) * up is what is stored.
-// Float matrices of a group (48 rows of beta) go to the last warps.
-// Tried: loops unrolled for whole rows (chains 7 % slower), 12 warps a CTA (slower), 16 (64 registers: slower);
-// triggering the next kernel behind the wait (the same); weights by cp.async (9 % slower).
+// it and fills its rings meanwhile. Each warp has a contiguous range of rows, two at a time, and a ring of stages of
+// its own in shared memory: up to 5,120 columns (Q6_K: 3,072) of both rows, brought by bulk copies of which eight lanes
+// ask for one each. No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA
+// normalises and quantises x, all of whose loads go out at once. Gate and up: a row of each, and silu(gate) * up is
+// what is stored. Float matrices of a group (48 rows of beta) go to the last warps. Tried: loops unrolled for whole
+// rows (chains 7 % slower), 12 warps a CTA (slower), 16 (64 registers: slower); triggering the next kernel behind the
+// wait (the same); weights by cp.async (9 % slower).
 #include <algorithm>
 
 #include "ops/decode_batch.cuh"
