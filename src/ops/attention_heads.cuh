@@ -70,6 +70,16 @@ inline KeyPlaces key_places(const KvView& view, const Batch& batch) {
 
 #ifdef __CUDACC__
 
+/// KvView::slot.
+template <class Load>
+__device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, int32_t ring, int32_t index) {
+    const auto i = static_cast<uint32_t>(index);
+    if (p.window > 0) return ring + static_cast<int32_t>(i % static_cast<uint32_t>(p.ring_rows));
+    const uint32_t page = i / static_cast<uint32_t>(p.page_rows), place = i - page * static_cast<uint32_t>(p.page_rows);
+    const auto first = static_cast<int32_t>(Load::one(p.page_table + int64_t{sequence} * p.max_pages + page));
+    return first * p.page_rows + static_cast<int32_t>(place);
+}
+
 template <int R>
 __device__ __forceinline__ void load_head(float (&x)[R], const float* from, int d) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -108,18 +118,33 @@ __device__ __forceinline__ void norm_head(float (&x)[R], const HeadNorm& norm, i
     norm_head(x, weight, norm, d);
 }
 
+/// The rotations of a position: this lane's of pairs lane, lane + 32, ...
+template <int R>
+struct RopeTurns {
+    float2 turn[R / 2];
+    __device__ __forceinline__ RopeTurns(const RopeParams& rope, int position) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+        for (int i = 0; i < R / 2; ++i)
+            if (lane + 32 * i < rope.half) turn[i] = rope_turn(position, rope.inv_freq[lane + 32 * i], rope.magnitude);
+    }
+};
+
 /// Any rotary width; `buffer`: d floats of shared memory of this warp alone.
 template <int R>
-__device__ __forceinline__ void rope_head(float (&x)[R], const RopeParams& rope, int position, int d, float* buffer) {
+__device__ __forceinline__ void rope_head(float (&x)[R], const RopeParams& rope, const RopeTurns<R>& turns, int d,
+                                          float* buffer) {
     if (rope.half == 0) return;
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int k = 0; k < R; ++k)
         if (32 * k + lane < d) buffer[32 * k + lane] = x[k];
     __syncwarp();
-    for (int j = lane; j < rope.half; j += 32) {
-        const float2 turned =
-            rope_rotate(buffer[j], buffer[j + rope.half], rope_turn(position, rope.inv_freq[j], rope.magnitude));
+#pragma unroll
+    for (int i = 0; i < R / 2; ++i) {
+        const int j = lane + 32 * i;
+        if (j >= rope.half) break;
+        const float2 turned = rope_rotate(buffer[j], buffer[j + rope.half], turns.turn[i]);
         buffer[j] = turned.x;
         buffer[j + rope.half] = turned.y;
     }
@@ -128,6 +153,10 @@ __device__ __forceinline__ void rope_head(float (&x)[R], const RopeParams& rope,
     for (int k = 0; k < R; ++k)
         if (32 * k + lane < d) x[k] = buffer[32 * k + lane];
     __syncwarp();
+}
+template <int R>
+__device__ __forceinline__ void rope_head(float (&x)[R], const RopeParams& rope, int position, int d, float* buffer) {
+    rope_head(x, rope, RopeTurns<R>(rope, position), d, buffer);
 }
 
 /// A state of online softmax over some keys, scores in units of log2: m = the largest, l = sum of 2^(s - m), and for

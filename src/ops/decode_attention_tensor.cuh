@@ -33,16 +33,6 @@ struct Shared : HeadShared {
     float2 ml[kAttentionWarps][kHeads];
 };
 
-/// KvView::slot.
-template <class Load>
-__device__ __forceinline__ int32_t find_slot(const KeyPlaces& p, int sequence, int32_t ring, int32_t index) {
-    const auto i = static_cast<uint32_t>(index);
-    if (p.window > 0) return ring + static_cast<int32_t>(i % static_cast<uint32_t>(p.ring_rows));
-    const uint32_t page = i / static_cast<uint32_t>(p.page_rows), place = i - page * static_cast<uint32_t>(p.page_rows);
-    const auto first = static_cast<int32_t>(Load::one(p.page_table + int64_t{sequence} * p.max_pages + page));
-    return first * p.page_rows + static_cast<int32_t>(place);
-}
-
 /// A slot's row of the head.
 __device__ __forceinline__ const unsigned char* slot_row(const unsigned char* head, int64_t slot_bytes, int32_t slot) {
     // Both factors have 32 bits, which the compiler forgets: one instruction, not five.

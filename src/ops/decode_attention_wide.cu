@@ -14,7 +14,7 @@
 // pdl_wait(); chunks with rows of the step are done row by row, since rows of a tree see different keys.
 //
 // Reached on an H200, 2026-11-22 (bench_gpu_decode_attention --heads-of 256, Q8_0, all three kernels): one row over 32K
-// keys 40 us, 38 %; 16 rows 205 us; 128 keys 14 us. What limits it is not known: a tile takes 2 us with an SM to itself
+// keys 37 us, 42 %; 16 rows 204 us; 128 keys 11 us. What limits it is not known: a tile takes 2 us with an SM to itself
 // and 4 with a second CTA beside it. Tried: scores and sums apart, three barriers a tile: the same for one row, 269 us
 // for 16.
 #include <algorithm>
@@ -39,14 +39,15 @@ struct PrepareArgs {
 constexpr int kPrepareWarps = 4;
 
 /// A query head, by a warp: prepared, scaled, as the B operand of the scores.
-__device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, int head, float* buffer) {
+__device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, int head,
+                                              const float (&weight)[kWideRegs], const RopeTurns<kWideRegs>& turns,
+                                              float* buffer) {
     const DecodeAttentionArgs& a = args.a;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    float x[kWideRegs], weight[kWideRegs];
-    load_norm(weight, a.q_norm, kWide);
+    float x[kWideRegs];
     load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
     norm_head(x, weight, a.q_norm, kWide);
-    rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), kWide, buffer);
+    rope_head(x, a.rope, turns, kWide, buffer);
     if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
 #pragma unroll
     for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);
@@ -71,20 +72,27 @@ __device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, 
     }
 }
 
+__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
+
+/// Norms, rotations and places before the wait: only projections are of this step.
 __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const __grid_constant__ PrepareArgs args) {
     __shared__ float buffers[kPrepareWarps][kWide];
     pdl_trigger();
-    pdl_wait();
     const int warp = static_cast<int>(threadIdx.x / 32), item = static_cast<int>(blockIdx.x) * kPrepareWarps + warp;
     const int row = item / args.parts, part = item % args.parts, head = part - args.a.heads;
-    if (row >= args.a.rows) return;
-    if (head < 0) prepare_query(args, row, part, buffers[warp]);
-    else append_head(args.append, row, head / 2, head % 2 != 0, buffers[warp]);
+    if (row >= args.a.rows) return pdl_wait();
+    const bool query = head < 0, values = !query && head % 2 != 0;
+    const int64_t slot = query ? 0 : append_slot<EarlyLoad>(args.append, row);
+    float weight[kWideRegs];
+    load_norm(weight, values ? HeadNorm{} : query ? args.a.q_norm : args.append.norm, kWide);
+    const RopeTurns<kWideRegs> turns(args.a.rope,
+                                     args.a.rope.half == 0 ? 0 : find_rotary_position<EarlyLoad>(args.a.places, row));
+    pdl_wait();
+    if (query) prepare_query(args, row, part, weight, turns, buffers[warp]);
+    else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
 }
 
 // ---- attend --------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
 
 /// A sequence's rows of this launch, and its work: first chunks that rows share, then each row's own.
 struct WideSequence {

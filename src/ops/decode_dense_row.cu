@@ -3,18 +3,18 @@
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
 // (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s.
-// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 47.6 us, projections 18.7, o 10.2,
-// head 272; all products of a token 5.4 ms of 3.3. One after the other, as in a model, unlike ops take 25 % more.
-// What limits it is not known in this state; of an earlier one, instructions: twice those of the arithmetic, and one in
-// six cycles between two of a warp was a wait for code.
+// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 48 us, projections 20, o 10; a
+// chain of them as in a model 89 us (docs/results/qwen35.md).
+// What limits it is not known in this state. Not code: loops are short, and one function serves all ops. Chains of
+// kernels that overlap take longer than their ops alone.
 // Design: one CTA of eight warps an SM, in about half of its shared memory, so that the next kernel's CTA fits beside
-// it and fills its rings meanwhile. Each warp has a contiguous range of pairs of rows, and a ring of stages of its own
-// in shared memory: 5,120 or 3,072 columns of both rows, brought by bulk copies of which eight lanes ask for one each.
-// No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA normalises and quantises x,
-// all of whose loads go out at once. Gate and up: a pair is a row of each, and silu(gate) * up is what is stored. Float
-// matrices of a group (48 rows of beta) go to the last warps.
-// Tried: 12 warps a CTA (as fast), 16 (half as fast again: 64 registers); triggering the next kernel behind the wait
-// (the same).
+// it and fills its rings meanwhile. Each warp has a contiguous range of rows, two at a time, and a ring of stages of
+// its own in shared memory: up to 5,120 columns (Q6_K: 3,072) of both rows, brought by bulk copies of which eight lanes
+// ask for one each. No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA
+// normalises and quantises x, all of whose loads go out at once. Gate and up: a row of each, and silu(gate) * up is
+// what is stored. Float matrices of a group (48 rows of beta) go to the last warps. Tried: loops unrolled for whole
+// rows (chains 7 % slower), 12 warps a CTA (slower), 16 (64 registers: slower); triggering the next kernel behind the
+// wait (the same); weights by cp.async (9 % slower).
 #include <algorithm>
 
 #include "ops/decode_batch.cuh"
@@ -29,6 +29,8 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
+constexpr int kRowWarps = 8, kRowCtas = 2;       // of a CTA; of an SM: this kernel's and the next one's
+constexpr int kStage = 160, kQ6Stage = 96;       // sub-blocks of a stage
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
 constexpr int kLeastSlots = 2, kMostSlots = 6;   // stages of a warp's ring
 constexpr int kDBytes = 64;                      // of a row's d of Q6_K in a stage: at most 56 are used
@@ -40,16 +42,16 @@ struct DenseMatrix {
     const char* scales;
     const char* d;  // planes_q6_k
     float* y;
-    int32_t rows, first;  // first pair
+    int32_t rows, first;  // first row, among those of the group
     DType type;
 };
 
 struct DenseRowArgs {
     DenseMatrix m[kMostPlanes];
     Matrix floats[kMostFloats];
-    int32_t matrices, pairs, plane_warps, float_rows, float_warps;
-    int32_t gate_up;                        // pair p is row p of m[0] and of m[1]; m[0].y gets silu(first) * second
-    int32_t pieces, tail;                   // stages of a pair; sub-blocks of the last of them
+    int32_t matrices, rows, plane_warps, float_rows, float_warps;
+    int32_t gate_up;                        // row p is row p of m[0] and of m[1]; m[0].y gets silu(first) * second
+    int32_t stage_groups, pieces, tail;     // sub-blocks of a stage; stages of a row; sub-blocks of the last of them
     int32_t slots, slot_bytes, slot_start;  // the rings lie at slot_start of shared memory
     ActLayout layout;
     ActSource x;
@@ -72,43 +74,42 @@ struct StageParts {
 
 #if __CUDA_ARCH__ >= 900
 
-/// The matrix of pair `pair`.
-__device__ __forceinline__ int matrix_of_pair(const DenseRowArgs& a, int pair) {
+/// The matrix of row `row` of the group.
+__device__ __forceinline__ int matrix_of_row(const DenseRowArgs& a, int row) {
     int i = 0;
     if (a.gate_up == 0)
 #pragma unroll
         for (int k = 1; k < kMostPlanes; ++k)
-            if (k < a.matrices && pair >= a.m[k].first) i = k;
+            if (k < a.matrices && row >= a.m[k].first) i = k;
     return i;
 }
-/// A warp's ring, and its walk over the stages that it asks for: lanes 0 to 7 have a part (nibbles, high bits, scales,
-/// d of Q6_K) of a row of the pair each. A stage is Steps x 1,024 columns, the last one of a row `tail` sub-blocks.
-template <int Steps>
+/// A warp's ring, and its walk over the stages that it asks for, two rows at a time (the last of a matrix may be
+/// alone): lanes 0 to 7 have a part (nibbles, high bits, scales, d of Q6_K) of a row each.
 struct DenseRing {
-    static constexpr int kLanes = 8, kGroups = 32 * Steps;
+    static constexpr int kLanes = 8;
     uint32_t slots, barriers;  // addresses; a barrier is eight bytes
-    int pair, end, piece = 0, slot = 0;
+    int row, end, piece = 0, slot = 0;
     // Of this lane, as far as the matrix goes:
-    int last = 0, stop = 0;      // the matrix's last pair; the last pair that has this lane's row
-    const char* from = nullptr;  // this lane's part of the next stage
-    int64_t skip = 0;            // bytes from the end of a row to the next pair's row
-    int each = 0, to = 0;        // bytes of a sub-block, place in the stage
-    bool d = false;              // a sub-block has a quarter of a byte
+    int matrix_end = 0, which = 0;  // the row behind the matrix's last or `end`; this lane's row of the two
+    const char* from = nullptr;     // this lane's part of the next stage
+    int64_t skip = 0;               // bytes from the end of a row to the next one's of this lane
+    int each = 0, to = 0;           // bytes of a sub-block, place in the stage
+    bool d = false;                 // a sub-block has a quarter of a byte
 
     __device__ __forceinline__ uint32_t barrier(int i) const { return barriers + 8 * i; }
     __device__ __forceinline__ void begin_matrix(const DenseRowArgs& a, int lane) {
-        const int which = lane / 4 % 2, part = lane % 4;
+        const int second = lane / 4 % 2, part = lane % 4;
         const bool both = a.gate_up != 0;
-        const DenseMatrix& m = both ? a.m[which] : a.m[matrix_of_pair(a, pair)];
-        last = both ? end : m.first + (m.rows + 1) / 2 - 1;
-        stop = !both && m.rows % 2 != 0 && which != 0 ? last - 1 : last;
-        const int64_t group = static_cast<int64_t>(both ? pair : 2 * (pair - m.first) + which) * a.layout.groups;
-        const int64_t stride = (both ? 0 : 1) * a.layout.groups;  // between the end of a row and the next pair's
-        const StageParts parts = StageParts::of(m.type, kGroups);
+        const DenseMatrix& m = both ? a.m[second] : a.m[matrix_of_row(a, row)];
+        matrix_end = both ? end : min(end, m.first + m.rows);
+        which = both ? 0 : second;
+        const int64_t group = static_cast<int64_t>(row - m.first + which) * a.layout.groups;
+        const int64_t stride = (both ? 0 : 1) * a.layout.groups;
+        const StageParts parts = StageParts::of(m.type, a.stage_groups);
         const bool q6 = m.type == DType::planes_q6_k;
         d = q6 && part == 3;
         each = part == 0 ? 16 : part == 2 ? 2 : part == 3 ? 0 : q6 ? 8 : m.type == DType::planes_q5_k ? 4 : 0;
-        to = which * parts.bytes + (part == 0 ? 0 : part == 1 ? parts.high : part == 2 ? parts.heads : parts.d);
+        to = second * parts.bytes + (part == 0 ? 0 : part == 1 ? parts.high : part == 2 ? parts.heads : parts.d);
         from = part == 3   ? m.d + group / 4
                : part == 2 ? m.scales + each * group
                            : (part == 1 ? m.high : m.data) + each * group;
@@ -117,7 +118,7 @@ struct DenseRing {
     /// Asks for the next stage. All lanes; there is one.
     __device__ __forceinline__ void ask(const DenseRowArgs& a, int lane) {
         const bool ends = piece + 1 == a.pieces;
-        const int n = ends ? a.tail : kGroups;
+        const int n = ends ? a.tail : a.stage_groups;
         if (lane < kLanes) {
             int bytes = each * n;
             const char* begin = from;
@@ -128,7 +129,7 @@ struct DenseRing {
                 from += n / 4;
                 bytes = (before + n / 4 + 15) & ~15;
             }
-            if (pair > stop) bytes = 0;
+            if (row + which >= matrix_end) bytes = 0;
             const uint32_t full = barrier(slot);
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
             if (bytes > 0)
@@ -143,7 +144,10 @@ struct DenseRing {
         if (!ends) return;
         piece = 0;
         from += skip;
-        if (++pair > last && pair < end) begin_matrix(a, lane);
+        row += a.gate_up != 0 ? 1 : 2;
+        if (row < matrix_end) return;
+        row = matrix_end;
+        if (row < end) begin_matrix(a, lane);
     }
     __device__ __forceinline__ void wait(int at, uint32_t parity) const {
         asm volatile(
@@ -154,13 +158,13 @@ struct DenseRing {
     }
 };
 
-/// acc[g] += sub-block i of both rows of a stage, number j + i of a row, times x.
+/// acc[g] += sub-block i of both rows of a stage, number j of a row, times x.
 template <DType Type>
 __device__ __forceinline__ void dot_sub_block(const char* stage, const StageParts& parts, int i, int j, int d_at,
                                               const KShifts& at, const char* staged, int groups, float (&acc)[2]) {
     constexpr bool kQ6 = Type == DType::planes_q6_k;
     KActs x;
-    if constexpr (Type != DType::planes_q5_k) x = k_acts<kQ6>(staged, groups, j + i);
+    if constexpr (Type != DType::planes_q5_k) x = k_acts<kQ6>(staged, groups, j);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
         const char* const row = stage + g * parts.bytes;
@@ -171,7 +175,7 @@ __device__ __forceinline__ void dot_sub_block(const char* stage, const StagePart
             put_words(raw, 4, *reinterpret_cast<const uint4*>(row + parts.heads + i / 8 * 16));
             raw[8] = *reinterpret_cast<const uint32_t*>(row + parts.high + 4 * i);
             float one[1] = {acc[g]};
-            dot_plane<AllPlanes, 1>(Type, Matrix{}, raw, j + i, groups, staged, 0, 1, one);
+            dot_plane<AllPlanes, 1>(Type, Matrix{}, raw, j, groups, staged, 0, 1, one);
             acc[g] = one[0];
         } else {
             uint2 high = {};
@@ -188,27 +192,20 @@ __device__ __forceinline__ void dot_sub_block(const char* stage, const StagePart
     }
 }
 
-/// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x. Whole steps have no
-/// branches between them, so that the loads of one go ahead of the arithmetic of the other.
-template <DType Type, int Steps>
-__device__ __forceinline__ void dot_stage(const char* stage, int n, int j, int d_at, const char* staged, int groups,
-                                          int lane, float (&acc)[2]) {
-    constexpr StageParts kParts = StageParts::of(Type, 32 * Steps);
+/// acc[g] += rows of a stage (n sub-blocks, the first of which is number j of the row) times x. A short loop: what runs
+/// once for each stage waits for instructions, if it is long.
+template <DType Type>
+__device__ __forceinline__ void dot_stage(const char* stage, const StageParts& parts, int n, int j, int d_at,
+                                          const char* staged, int groups, int lane, float (&acc)[2]) {
     const KShifts at(lane);
-    if (n == 32 * Steps) {
-#pragma unroll
-        for (int s = 0; s < Steps; ++s)
-            dot_sub_block<Type>(stage, kParts, 32 * s + lane, j, d_at, at, staged, groups, acc);
-    } else {
-        int i = lane;
-        if (n >= 64) {
-#pragma unroll
-            for (int s = 0; s < 2; ++s, i += 32)
-                dot_sub_block<Type>(stage, kParts, i, j, d_at, at, staged, groups, acc);
-        }
+    int i = lane;
 #pragma unroll 1
-        for (; i < n; i += 32) dot_sub_block<Type>(stage, kParts, i, j, d_at, at, staged, groups, acc);
-    }
+    for (; i - lane + 64 <= n; i += 64)
+#pragma unroll
+        for (int u = 0; u < 64; u += 32)
+            dot_sub_block<Type>(stage, parts, i + u, j + i + u, d_at, at, staged, groups, acc);
+#pragma unroll 1
+    for (; i < n; i += 32) dot_sub_block<Type>(stage, parts, i, j + i, d_at, at, staged, groups, acc);
 }
 
 /// stage_floats() for a long row that is not normalised: same bits, several loads at once. Behind pdl_wait().
@@ -227,29 +224,28 @@ __device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayo
 
 #endif  // __CUDA_ARCH__ >= 900
 
-template <int Steps>
-__global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+__global__ void __launch_bounds__(32 * kRowWarps, kRowCtas) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
-    __shared__ uint64_t barriers[kWarps][kMostSlots];
+    __shared__ uint64_t barriers[kRowWarps][kMostSlots];
     pdl_trigger();
     char* const staged = reinterpret_cast<char*>(dynamic);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int unit = warp * gridDim.x + blockIdx.x;
     const bool planes = unit < a.plane_warps;
-    const int begin = planes ? share(a.pairs, unit, a.plane_warps) : 0,
-              end = planes ? share(a.pairs, unit + 1, a.plane_warps) : 0;
+    const int begin = planes ? share(a.rows, unit, a.plane_warps) : 0,
+              end = planes ? share(a.rows, unit + 1, a.plane_warps) : 0;
     char* const slots = staged + a.slot_start + warp * a.slots * a.slot_bytes;
-    DenseRing<Steps> ring{static_cast<uint32_t>(__cvta_generic_to_shared(slots)),
-                          static_cast<uint32_t>(__cvta_generic_to_shared(barriers[warp])), begin, end};
+    DenseRing ring{static_cast<uint32_t>(__cvta_generic_to_shared(slots)),
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barriers[warp])), begin, end};
     if (lane < a.slots)
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(ring.barrier(lane)), "n"(ring.kLanes) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncwarp();
     if (begin < end) ring.begin_matrix(a, lane);
 #pragma unroll 1
-    for (int k = 0; k < a.slots && ring.pair < end; ++k) ring.ask(a, lane);
+    for (int k = 0; k < a.slots && ring.row < end; ++k) ring.ask(a, lane);
     float norm[kWholeRow][8] = {};
     if (threadIdx.x < kThreads) load_norms(a.x, a.layout.cols, norm);
     pdl_wait();
@@ -258,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_con
         if (first_ones) stage_int8(a.x, a.layout, 0, 1, staged);
     } else if (a.x.kind == ActKind::norm) {
         if (first_ones) stage_whole_row(a.x, reinterpret_cast<const float*>(a.x.rows), a.layout, norm, staged, partial);
-    } else {
+    } else if (first_ones) {
         stage_long_row(a.x, a.layout, staged);
     }
     __syncthreads();
@@ -295,16 +291,18 @@ __global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_con
     uint32_t parity = 0;
     const DenseMatrix* m = a.m;
     const char* second_d = nullptr;  // as seen from the first row's number
+    StageParts parts = {};
 #pragma unroll 1
-    for (int p = begin; p < end; ++p) {
+    for (int p = begin; p < end;) {
         if (p >= matrix_end) {
-            m = a.m + matrix_of_pair(a, p);
-            matrix_end = a.gate_up != 0 ? end : m->first + (m->rows + 1) / 2;
+            m = a.m + matrix_of_row(a, p);
+            matrix_end = a.gate_up != 0 ? end : min(end, m->first + m->rows);
             second_d = a.gate_up != 0 ? a.m[1].d : m->d + groups / 4;
+            parts = StageParts::of(m->type, a.stage_groups);
         }
-        const int row = a.gate_up != 0 ? p : 2 * (p - m->first);
+        const int row = p - m->first;
         const DType type = m->type;
-        const bool stores = lane % 16 == 0 && row + lane / 16 < m->rows;
+        const bool stores = lane % 16 == 0 && p + lane / 16 < matrix_end;
         const float old = a.residual != nullptr && stores ? a.residual[row + lane / 16] : 0.0f;
         int d_at = 0;  // where d of both rows lie in sixteen bytes, the second sixteen bits on
         if (type == DType::planes_q6_k) {
@@ -315,21 +313,21 @@ __global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_con
         float acc[2] = {0.0f, 0.0f};
         int j = 0;
 #pragma unroll 1
-        for (int piece = 1; piece <= a.pieces; ++piece, j += 32 * Steps) {
-            const int n = piece == a.pieces ? a.tail : 32 * Steps;
+        for (int piece = 1; piece <= a.pieces; ++piece, j += a.stage_groups) {
+            const int n = piece == a.pieces ? a.tail : a.stage_groups;
             const char* const stage = slots + slot * a.slot_bytes;
             ring.wait(slot, parity);
             if (type == DType::planes_q4_k) {
-                dot_stage<DType::planes_q4_k, Steps>(stage, n, j, 0, staged, groups, lane, acc);
+                dot_stage<DType::planes_q4_k>(stage, parts, n, j, 0, staged, groups, lane, acc);
             } else if (type == DType::planes_q5_k) {
-                dot_stage<DType::planes_q5_k, Steps>(stage, n, j, 0, staged, groups, lane, acc);
+                dot_stage<DType::planes_q5_k>(stage, parts, n, j, 0, staged, groups, lane, acc);
             } else {
                 const int d_here = (d_at + (j / 4) * 0x10001) & 0x000F000F;
-                dot_stage<DType::planes_q6_k, Steps>(stage, n, j, d_here, staged, groups, lane, acc);
+                dot_stage<DType::planes_q6_k>(stage, parts, n, j, d_here, staged, groups, lane, acc);
             }
             __syncwarp();  // the stage has been read
             if (++slot == a.slots) slot = 0, parity ^= 1;
-            if (ring.pair < end) ring.ask(a, lane);
+            if (ring.row < end) ring.ask(a, lane);
         }
         const float sum = reduce_lanes<2>(acc, lane);  // of row lane / 16
         if (a.gate_up != 0) {
@@ -339,6 +337,7 @@ __global__ void __launch_bounds__(kThreads, 2) dense_row_kernel(const __grid_con
             m->y[row + lane / 16] = sum;
             if (a.residual != nullptr) a.residual[row + lane / 16] = __fadd_rn(old, sum);
         }
+        p = a.gate_up != 0 ? p + 1 : min(p + 2, matrix_end);
     }
 #endif
 }
@@ -356,43 +355,38 @@ DenseMatrix dense_matrix(const Weight& w, float* y, int32_t first) {
 }
 
 /// Everything but matrices and floats is set here. False: rows this long do not fit.
-template <int Steps>
-bool launch_steps(Context& ctx, DenseRowArgs& a) {
+bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
+    a.layout = act_layout(cols, true, a.float_rows > 0);
+    a.x = x;
     // Two CTAs an SM, of this kernel and the next. Products that are added to x ask for more than half of the memory,
     // others for what is left beside that: along a chain they alternate, and no SM gets two CTAs of one kernel.
     const bool large = a.x.kind != ActKind::norm;
     const int64_t all = ctx.gpu->info().shared_bytes, fixed = 2 << 10;  // static, and what the system takes
-    const int64_t room = large ? kLarge : all + (1 << 10) - kLarge - 2 * fixed;
-    a.pieces = (a.layout.groups + 32 * Steps - 1) / (32 * Steps);
-    a.tail = a.layout.groups - (a.pieces - 1) * 32 * Steps;
+    const int64_t room = kRowCtas == 1 ? all - fixed : large ? kLarge : all + (1 << 10) - kLarge - 2 * fixed;
+    bool q6 = false;
+    for (int i = 0; i < a.matrices; ++i) q6 = q6 || a.m[i].type == DType::planes_q6_k;
+    a.stage_groups = std::min(q6 ? kQ6Stage : kStage, a.layout.groups);
+    a.pieces = (a.layout.groups + a.stage_groups - 1) / a.stage_groups;
+    a.tail = a.layout.groups - (a.pieces - 1) * a.stage_groups;
     a.slot_bytes = 0;
     for (int i = 0; i < a.matrices; ++i)
-        a.slot_bytes = std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, 32 * Steps).bytes);
+        a.slot_bytes = std::max(a.slot_bytes, 2 * StageParts::of(a.m[i].type, a.stage_groups).bytes);
     a.slot_start = (a.layout.bytes() + 127) / 128 * 128;
     a.slot_bytes = (a.slot_bytes + 127) / 128 * 128;
-    const int64_t slots = (room - a.slot_start) / (int64_t{kWarps} * a.slot_bytes);
+    const int64_t slots = (room - a.slot_start) / (int64_t{kRowWarps} * a.slot_bytes);
     a.slots = static_cast<int32_t>(std::clamp<int64_t>(slots, kLeastSlots, kMostSlots));
     const int64_t shared =
-        std::max<int64_t>(large ? kLarge : 0, a.slot_start + int64_t{kWarps} * a.slots * a.slot_bytes);
+        std::max<int64_t>(large ? kLarge : 0, a.slot_start + int64_t{kRowWarps} * a.slots * a.slot_bytes);
     if (shared + fixed > all) return false;
-    const int64_t units = a.pairs + a.float_rows, sms = ctx.gpu->info().sm_count;
-    const int64_t ctas = std::min(sms, (units + kWarps - 1) / kWarps), warps = ctas * kWarps;
-    a.float_warps = static_cast<int32_t>(std::min<int64_t>(a.float_rows, std::max<int64_t>(1, warps / 4)));
-    a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.pairs));
-    allow_shared(reinterpret_cast<const void*>(dense_row_kernel<Steps>), shared);
-    launch(*ctx.gpu, dense_row_kernel<Steps>, dim3(static_cast<unsigned>(ctas)), kThreads, static_cast<size_t>(shared),
+    const int64_t units = a.rows + a.float_rows, sms = ctx.gpu->info().sm_count;
+    const int64_t ctas = std::min(sms, (units + kRowWarps - 1) / kRowWarps), warps = ctas * kRowWarps;
+    a.float_warps = static_cast<int32_t>(std::min<int64_t>((a.float_rows + 1) / 2, std::max<int64_t>(1, warps / 4)));
+    a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.rows));
+    allow_shared(reinterpret_cast<const void*>(dense_row_kernel), shared);
+    launch(*ctx.gpu, dense_row_kernel, dim3(static_cast<unsigned>(ctas)), 32 * kRowWarps, static_cast<size_t>(shared),
            a);
     return true;
 }
-bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
-    a.layout = act_layout(cols, true, a.float_rows > 0);
-    a.x = x;
-    bool q6 = false;
-    for (int i = 0; i < a.matrices; ++i) q6 = q6 || a.m[i].type == DType::planes_q6_k;
-    // Five steps of both rows of a pair are a whole row of 5,120 columns; of Q6_K two such stages would be too much.
-    return !q6 && a.float_rows == 0 && cols != 6144 && cols > 3072 ? launch_steps<5>(ctx, a) : launch_steps<3>(ctx, a);
-}
-
 }  // namespace
 
 bool dense_weight(const Gpu& gpu, const Weight& w) {
@@ -411,8 +405,8 @@ bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::spa
         const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
                            w.scales == nullptr && w.rows > 0;
         if (dense_weight(*ctx.gpu, w) && a.matrices < kMostPlanes) {
-            a.m[a.matrices++] = dense_matrix(w, y[i].row(0), a.pairs);
-            a.pairs += static_cast<int32_t>((w.rows + 1) / 2);
+            a.m[a.matrices++] = dense_matrix(w, y[i].row(0), a.rows);
+            a.rows += static_cast<int32_t>(w.rows);
         } else if (plain && floats < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
             Matrix& m = a.floats[floats++] = matrix_of(w);
             m.y = y[i].row(0);
@@ -422,7 +416,7 @@ bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::spa
             return false;
         }
     }
-    if (a.pairs == 0) return false;
+    if (a.rows == 0) return false;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     return launch_row(ctx, a, x, cols);
 }
@@ -436,7 +430,7 @@ bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Wei
     a.m[0] = dense_matrix(gate, out, 0);
     a.m[1] = dense_matrix(up, nullptr, 0);
     a.matrices = 2;
-    a.pairs = static_cast<int32_t>(gate.rows);
+    a.rows = static_cast<int32_t>(gate.rows);
     a.gate_up = 1;
     return launch_row(ctx, a, x, cols);
 }

@@ -3,8 +3,9 @@
 //
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
 // sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need about 52, by count.
-// Measured (H200, 2026-11-22, bench_gpu_dense) at 8, 16 and 24 rows: gate, up and down 85, 111 and 143 us, o 15, 19 and
-// 22, head 477, 602 and 863. Not profiled in this state. 24 rows of x of 17,408 columns fit beside Q4_K alone.
+// Measured (H200, 2026-11-22, bench_gpu_dense) at 8, 16 and 24 rows: gate, up and down 83, 114 and 146 us, o 15, 20 and
+// 23, head 464, 607 and 831. ncu, gate and up, 16 rows: 108 instructions instead of 52, of which about 30 are what a
+// tile costs whatever its columns; 60 % of issue slots. 24 rows of x of 17,408 columns fit beside Q4_K alone.
 // Design: clusters of two CTAs (four where x is too long for two), an SM each, share tiles of 32 rows, each CTA a part
 // of the columns, so that x fits beside a deep ring even where a row of it has 17,408 columns. Sixteen warps of a CTA
 // multiply; four more ask for weights, from before pdl_wait() on. When a tile is done, its sums go to the CTAs of the
@@ -17,7 +18,9 @@
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
+#include "ops/decode_dense_float.cuh"
 #include "ops/decode_dense_tile.cuh"
+#include "ops/decode_float.h"
 #include "ops/row_math.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -46,6 +49,7 @@ struct DenseTileArgs {
     int32_t layout_groups, most_groups;    // sub-blocks of a row, and of a CTA's share at most
     ActSource x;                           // kinds staged, int8
     float* residual;
+    DenseFloats floats;
 };
 
 struct DensePrepareArgs {
@@ -274,6 +278,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostDenseStages + 3];  // of the ring; sums there (two), sums read
+    __shared__ alignas(16) float results[kDenseWarps / 4][kFloatPair * kFloatX * 4];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int row0 = cluster % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
@@ -352,6 +357,9 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
         before = tile;
     }
     if (before >= 0) finish(before, turn - 1);
+    if (a.floats.pairs > 0)  // for the CTAs that have the fewest tiles
+        multiply_floats(a.floats, a.x, (step - 1 - first_tile) * C + share.rank, step * C, row0, count,
+                        results[warp / 4]);
 #endif
 }
 
@@ -418,7 +426,8 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
-        DensePrepareArgs p = {x, act_layout(cols, true, false), nullptr};
+        DensePrepareArgs p = {x, act_layout(cols, true, a.floats.pairs > 0), nullptr};
+        a.floats.bytes = p.layout.float_bytes;
         a.x.kind = ActKind::staged;
         a.x.stride = p.layout.bytes();
         p.out = static_cast<char*>(ctx.arena->allocate(n * a.x.stride));
@@ -449,9 +458,19 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        if (!dense_weight(*ctx.gpu, w)) return false;
-        a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
-        a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
+        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
+                           w.scales == nullptr && w.rows > 0;
+        if (dense_weight(*ctx.gpu, w)) {
+            a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
+            a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
+        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+            FloatMatrix& m = a.floats.m[a.floats.matrices++] = float_matrix_of(matrix_of(w));
+            m.y = y[i].row(0);
+            m.first = a.floats.pairs;
+            a.floats.pairs += (m.rows + kFloatPair - 1) / kFloatPair;
+        } else {
+            return false;
+        }
     }
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     return a.matrices > 0 && multiply_tiles(ctx, a, x, cols, n);

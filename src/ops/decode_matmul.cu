@@ -97,16 +97,29 @@ void launch_group(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std
     launch(*ctx.gpu, kernel, grid, kThreads, static_cast<size_t>(shared), a);
 }
 
-/// Matrices of types that have tiles. decode_mma.cu is made for rows of 2,048 columns and for small matrices.
+/// decode_mma.cu is made for rows of 2,048 columns and for small matrices.
+bool small_tiles(int64_t cols, int64_t rows) { return cols % 2048 == 0 && (cols <= 2048 || rows < 4096); }
+
+/// Matrices that have tiles and a few float rows beside them (beta and alpha of Gated DeltaNet), in one kernel.
+bool multiply_mixed(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual) {
+    constexpr int64_t kFew = 256;
+    int64_t rows = 0, float_rows = 0;
+    for (const Weight* w : weights) (is_planes(w->dtype) ? rows : float_rows) += w->rows;
+    return n > 1 && rows > 0 && float_rows > 0 && float_rows <= kFew && !small_tiles(cols, rows) &&
+           dense_multiply(ctx, x, cols, n, weights, y, residual);
+}
+
+/// Matrices of types that have tiles.
 bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
     int64_t rows = 0;
     for (const Weight* w : weights) rows += w->rows;
-    const bool large = cols > 2048 && rows >= 4096, whole = cols % 2048 == 0;
-    if (whole && !large && many_multiply(ctx, x, cols, n, weights, y, residual)) return true;
-    if (whole && !large && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
+    const bool small = small_tiles(cols, rows);
+    if (small && many_multiply(ctx, x, cols, n, weights, y, residual)) return true;
+    if (small && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
     return dense_multiply(ctx, x, cols, n, weights, y, residual) ||
-           (whole && large && tile_multiply(ctx, x, cols, n, weights, y, residual));
+           (!small && cols % 2048 == 0 && tile_multiply(ctx, x, cols, n, weights, y, residual));
 }
 
 }  // namespace
@@ -200,6 +213,7 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         return;
     if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
+    if (multiply_mixed(ctx, x, cols, n, weights, y, residual)) return;
     std::vector<const Weight*> tiled, other;
     std::vector<Tensor> tiled_y, other_y;
     for (size_t i = 0; i < weights.size(); ++i) {

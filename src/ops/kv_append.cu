@@ -18,7 +18,11 @@ __global__ void __launch_bounds__(32 * kWarps) kv_append_kernel(const __grid_con
     const int64_t item = int64_t{blockIdx.x} * kWarps + warp;
     const int row = static_cast<int>(item / (2 * a.kv_heads)), part = static_cast<int>(item % (2 * a.kv_heads));
     if (row >= a.rows) return;
-    append_head(a, row, part / 2, part % 2 != 0, buffers[warp]);
+    const bool values = part % 2 != 0;
+    float weight[kMostHeadDim / 32];
+    load_norm(weight, values ? HeadNorm{} : a.norm, a.d);
+    const RopeTurns<kMostHeadDim / 32> turns(a.rope, values || a.rope.half == 0 ? 0 : a.places.rotary_position(row));
+    append_head(a, row, append_slot<PlainLoad>(a, row), part / 2, values, weight, turns, buffers[warp]);
 }
 
 }  // namespace

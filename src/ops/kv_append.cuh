@@ -32,19 +32,35 @@ void launch_kv_append(Context& ctx, const KvAppendArgs& args);
 
 #ifdef __CUDACC__
 
+/// The slot of a row.
+template <class Load>
+__device__ __forceinline__ int64_t append_slot(const KvAppendArgs& a, int row) {
+    const auto read = [](const int32_t* p) { return static_cast<int32_t>(Load::one(p)); };
+    const int sequence = read(a.places.row_sequence + row);
+    const int index = read(a.places.committed + sequence) + row - read(a.places.row_begin + sequence);
+    const int32_t ring = a.places.window > 0 ? read(a.places.state_slot + sequence) * a.places.ring_rows : 0;
+    return find_slot<Load>(a.places, sequence, ring, index);
+}
+
+/// KeyPlaces::rotary_position.
+template <class Load>
+__device__ __forceinline__ int find_rotary_position(const KeyPlaces& p, int row) {
+    const auto position = static_cast<int32_t>(Load::one(p.positions + row));
+    return position + (p.gaps != nullptr ? static_cast<int32_t>(Load::one(p.gaps + row)) : 0);
+}
+
 /// K or V of one head of one row: prepared, encoded, stored. By a warp; `buffer`: kMostHeadDim floats of its own in
-/// shared memory.
-__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int head, bool values, float* buffer) {
-    const int sequence = a.places.row_sequence[row];
-    const int index = a.places.committed[sequence] + row - a.places.row_begin[sequence];
-    const int64_t slot = a.places.slot(sequence, a.places.ring_begin(sequence), index);
+/// shared memory. weight: load_norm of a.norm.
+__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int64_t slot, int head, bool values,
+                                            const float (&weight)[kMostHeadDim / 32],
+                                            const RopeTurns<kMostHeadDim / 32>& turns, float* buffer) {
     const DType type = values ? a.v_dtype : a.k_dtype;
     const int64_t stride = values ? a.v_stride : a.k_stride;
     float x[kMostHeadDim / 32];
     load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
     if (!values) {
-        norm_head(x, a.norm, a.d);
-        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), a.d, buffer);
+        norm_head(x, weight, a.norm, a.d);
+        rope_head(x, a.rope, turns, a.d, buffer);
     }
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
     auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);

@@ -21,8 +21,11 @@ constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 3
 constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};  // each kernel
 using Results = std::vector<std::vector<float>>;
 
-/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage.
-constexpr int64_t kWidths[] = {256, 768, 2304, 5120, 6144, 17408}, kFewWidths[] = {768, 5120};
+/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
+constexpr struct Shape {
+    int64_t cols, rows;
+} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5120, 101}, {6144, 101}, {17408, 101}, {2304, 4213}},
+  kFewShapes[] = {{768, 20}, {5120, 20}};
 
 struct World {
     OpContext op{1, int64_t{64} << 20};
@@ -78,8 +81,7 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const int64_t cols : fewer<std::span<const int64_t>>(kWidths, kFewWidths)) {
-            const int64_t rows = fewer(101, 20);
+        for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kShapes, kFewShapes)) {
             const Weight w = world.weight(type, rows, cols, 11);
             world.compare(fmt::format("{} {}", dtype_name(type), cols), cols,
                           [&](Context& ctx, const std::vector<float>& x, int64_t n) {
@@ -132,6 +134,7 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
         int64_t d, ff;
     };
     for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 768), fewer(2816, 256)},
+                          Case{DType::q4_k, DType::q4_k, fewer(1280, 256), fewer(2048, 256)},
                           Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
                           Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 1280)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
