@@ -8,10 +8,10 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and decode_group.cu if
-// it has kernels for the types and shapes; else the same kernels for each row, weights that rows share come from L2
-// (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not known before the router
-// has ended.
+// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group_router.cu from three on, and
+// decode_group.cu if it has kernels for the types and shapes; else the same kernels for each row, weights that rows
+// share come from L2 (blockIdx.y = row). Limits: latency of three dependent kernels; the experts' addresses are not
+// known before the router has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -20,6 +20,7 @@
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
+#include "ops/decode_line.h"
 #include "ops/decode_moe.cuh"
 #include "ops/decode_route.cuh"
 
@@ -256,7 +257,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         layer.shared_gate = matrix_of(w_gate);
         layer.shared_up = matrix_of(w_up);
         auto* out = static_cast<float*>(ctx.arena->allocate(act.stride));
-        if (!float_gate_up(ctx, x, cols, w_gate, w_up, out) && !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
+        if (!line_gate_up(ctx, x, cols, w_gate, w_up, out) && !float_gate_up(ctx, x, cols, w_gate, w_up, out) &&
+            !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
             launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
     } else if (!dense()) {
