@@ -14,8 +14,27 @@ namespace {
 
 constexpr int64_t kProfiledSteps = 8;
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+/// One repeat: its rate and, if asked for, energy.
+class Stretch {
+  public:
+    explicit Stretch(const BenchOptions& o)
+        : energy_(o.energy), joules_(energy_ != nullptr ? energy_->joules() : 0), start_(Clock::now()) {}
+    void end(int64_t tokens, BenchRow& row) const {
+        const auto count = static_cast<double>(tokens);
+        row.rates.push_back(count / std::chrono::duration<double>(Clock::now() - start_).count());
+        if (energy_ != nullptr) row.joules.push_back((energy_->joules() - joules_) / count);
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    const GpuEnergy* energy_;
+    double joules_;
+    Clock::time_point start_;
+};
+
+void sort_repeats(BenchRow& row) {
+    std::sort(row.rates.begin(), row.rates.end());
+    std::sort(row.joules.begin(), row.joules.end());
 }
 
 /// Takes bytes, flops and (if timed) ops of a profile over `passes` prompts or steps.
@@ -177,6 +196,8 @@ std::string BenchRow::name() const {
 
 double BenchRow::median() const { return rates.empty() ? 0 : rates[rates.size() / 2]; }
 
+double BenchRow::joules_each() const { return joules.empty() ? 0 : joules[joules.size() / 2]; }
+
 double BenchRow::spread() const { return median() == 0 ? 0 : (rates.back() - rates.front()) / median(); }
 
 double BenchRow::seconds() const {
@@ -207,12 +228,12 @@ BenchRow bench_prefill(Session& session, const BenchOptions& o, int64_t prompt) 
     }
     for (int i = 0; i < o.repeat && !interrupted(); ++i) {
         if (count) count->start(0);
-        const auto start = std::chrono::steady_clock::now();
+        const Stretch stretch(o);
         if (!prefill(ids)) break;
-        row.rates.push_back(static_cast<double>(prompt) / seconds_since(start));
+        stretch.end(prompt, row);
         if (count) take(*count, 1, false, row);
     }
-    std::sort(row.rates.begin(), row.rates.end());
+    sort_repeats(row);
     count.reset();
     if (!o.profile || interrupted()) return row;
     OpProfile profile(session.runner().context(), OpProfile::Mode::time);
@@ -239,11 +260,11 @@ BenchRow bench_decode(Session& session, const BenchOptions& o, int64_t wanted) {
     for (int i = -1; i < o.repeat && !interrupted(); ++i) {
         if (!rewind()) break;
         const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;  // warm-up first
-        const auto start = std::chrono::steady_clock::now();
+        const Stretch stretch(o);
         decode(session, forced, steps);
-        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(steps) / seconds_since(start));
+        if (i >= 0 && !interrupted()) stretch.end(steps, row);
     }
-    std::sort(row.rates.begin(), row.rates.end());
+    sort_repeats(row);
     if (interrupted() || !rewind()) return row;
     observe_decode(
         session.runner().context(), o, depth, 1, [&](int64_t steps) { decode(session, forced, steps); }, row);
@@ -257,11 +278,11 @@ BenchRow bench_verify(Session& session, const BenchOptions& o, int64_t depth, in
     Together one(session, depth, rows, 1);
     for (int i = -1; i < o.repeat && !interrupted(); ++i) {
         const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;
-        const auto start = std::chrono::steady_clock::now();
+        const Stretch stretch(o);
         one.verify(rows, steps);
-        if (i >= 0 && !interrupted()) row.rates.push_back(static_cast<double>(steps * rows) / seconds_since(start));
+        if (i >= 0 && !interrupted()) stretch.end(steps * rows, row);
     }
-    std::sort(row.rates.begin(), row.rates.end());
+    sort_repeats(row);
     if (interrupted()) return row;
     BenchOptions at_depth = o;
     at_depth.gen = 0;  // every step is in the same place
@@ -276,13 +297,12 @@ BenchRow bench_batch(Session& session, const BenchOptions& o, int64_t depth, int
     Together batch(session, depth, std::max(o.gen, 1 + kProfiledSteps), sequences);
     for (int i = -1; i < o.repeat && !interrupted(); ++i) {
         const int64_t steps = i < 0 ? std::min<int64_t>(o.gen, 16) : o.gen;
-        const auto start = std::chrono::steady_clock::now();
+        const Stretch stretch(o);
         batch.decode(steps);
-        if (i >= 0 && !interrupted())
-            row.rates.push_back(static_cast<double>(steps * sequences) / seconds_since(start));
+        if (i >= 0 && !interrupted()) stretch.end(steps * sequences, row);
         batch.rewind(depth);
     }
-    std::sort(row.rates.begin(), row.rates.end());
+    sort_repeats(row);
     if (interrupted()) return row;
     observe_decode(
         batch.runner().context(), o, depth, sequences, [&](int64_t steps) { batch.decode(steps); }, row);

@@ -7,6 +7,7 @@
 
 #include "apps/op_profile.h"
 #include "engine/session.h"
+#include "tensor/gpu_energy.h"
 
 namespace riptide::apps {
 
@@ -17,7 +18,8 @@ std::vector<int32_t> made_up_tokens(int64_t count, int64_t vocab_size, int64_t l
 struct BenchOptions {
     int64_t gen = 64;  // tokens to decode, for each sequence
     int repeat = 3;
-    bool profile = false;  // an extra pass for BenchRow::ops
+    bool profile = false;               // an extra pass for BenchRow::ops
+    const GpuEnergy* energy = nullptr;  // for BenchRow::joules, if wanted
 };
 
 /// One line of the bench. All tokens fed are made up, and each decoded row's most likely token is found all the same.
@@ -33,11 +35,13 @@ struct BenchRow {
     double flops = 0;  // the same
     std::vector<OpProfile::Line> ops;  // if asked for: of the prompt, or of the mean step
     double ops_seconds = 0;
+    std::vector<double> joules;  // of a token in each repeat, sorted; empty: not asked for
 
     std::string name() const;
     double median() const;
-    double spread() const;   // (largest - smallest) / median
-    double seconds() const;  // of the prompt, or of a step, at the median
+    double joules_each() const;  // at the median; 0: not asked for
+    double spread() const;       // (largest - smallest) / median
+    double seconds() const;      // of the prompt, or of a step, at the median
 };
 
 /// Prefills `prompt` tokens from an empty sequence to the logits behind the last.

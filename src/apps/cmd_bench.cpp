@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "apps/bench_rows.h"
 #include "apps/bench_scorer.h"
@@ -23,7 +24,7 @@ struct Options {
     ScorerFlags scorer;
     std::vector<int64_t> prompts = {512}, depths = {0}, batches, verify_rows;
     std::string frontier;
-    bool as_json = false;
+    bool as_json = false, energy = false;
 };
 
 constexpr const char* kFrontiers = "128,1024,4096,16384,32768,65536,131072";
@@ -82,6 +83,8 @@ void print_header(Session& session, const Roof& roof) {
                "time", "read", "GB/s", "TFLOP/s", "of roof");
 }
 
+constexpr double kLeastSeconds = 1;  // of a repeat whose energy is measured
+
 std::string duration(double seconds) {
     return seconds < 1e-2 ? fmt::format("{:.1f} us", seconds * 1e6) : fmt::format("{:.1f} ms", seconds * 1e3);
 }
@@ -94,6 +97,12 @@ void print_row(const BenchRow& row, const Roof& roof) {
                row.median(), 100 * row.spread(), duration(seconds), human_bytes(static_cast<int64_t>(row.bytes)),
                row.bytes / seconds * 1e-9, row.flops / seconds * 1e-12,
                share > 0 ? fmt::format("{:.0f}%", 100 * share) : "");
+    if (!row.joules.empty())
+        fmt::print("  energy: {:.4g} J a token ({:.4g} .. {:.4g}), {:.0f} W{}\n", row.joules_each(), row.joules.front(),
+                   row.joules.back(), row.joules_each() * row.median(),
+                   static_cast<double>(row.tokens) / row.median() < kLeastSeconds
+                       ? "; repeats of less than a second say little, because the driver counts in steps"
+                       : "");
     std::fflush(stdout);
 }
 
@@ -128,6 +137,7 @@ json::object to_json(const BenchRow& row, const Roof& roof) {
                         {"gb_s", seconds > 0 ? row.bytes / seconds * 1e-9 : 0},
                         {"tflop_s", seconds > 0 ? row.flops / seconds * 1e-12 : 0},
                         {"roof_share", roof.share(row)}};
+    if (!row.joules.empty()) out["joules"] = json::value_from(row.joules);
     if (row.ops.empty()) return out;
     json::array ops;
     for (const OpProfile::Line& line : row.ops)
@@ -169,6 +179,12 @@ int bench(const Options& o) {
         return bench_serve(o.model, o.serve, load, o.prompts, o.batches, o.as_json);
     }
     const auto session = open_session(o.model);
+    std::optional<GpuEnergy> energy;
+    BenchOptions how = o.bench;
+    if (o.energy) {
+        RT_CHECK(session->gpu() != nullptr, ErrorKind::usage, "--energy is measured on a GPU: use --device cuda");
+        how.energy = &energy.emplace(*session->gpu());
+    }
     const std::vector<int64_t> batches = o.batches.empty() ? std::vector<int64_t>{1} : o.batches;
     std::vector<int64_t> prompts = o.prompts, depths = o.depths;
     if (!o.frontier.empty()) prompts = depths = frontiers(o.frontier, session->context_length());
@@ -183,16 +199,16 @@ int bench(const Options& o) {
     };
     if (!o.as_json) print_header(*session, roof);
     for (const int64_t prompt : prompts)
-        if (!interrupted()) show(bench_prefill(*session, o.bench, prompt));
+        if (!interrupted()) show(bench_prefill(*session, how, prompt));
     for (const int64_t depth : depths)
         for (const int64_t sequences : batches) {
             if (interrupted()) break;
-            show(sequences == 1 ? bench_decode(*session, o.bench, depth)
-                                : bench_batch(*session, o.bench, std::max<int64_t>(1, depth), sequences));
+            show(sequences == 1 ? bench_decode(*session, how, depth)
+                                : bench_batch(*session, how, std::max<int64_t>(1, depth), sequences));
         }
     for (const int64_t depth : depths)
         for (const int64_t n : o.verify_rows)
-            if (!interrupted()) show(bench_verify(*session, o.bench, std::max<int64_t>(1, depth), n));
+            if (!interrupted()) show(bench_verify(*session, how, std::max<int64_t>(1, depth), n));
     if (o.as_json) print_json(*session, roof, rows);
     else if (o.bench.profile)
         fmt::print(
@@ -235,6 +251,9 @@ void add_bench(CLI::App& app, Action& action) {
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
     CLI::Option* profile =
         cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
+    CLI::Option* energy = cmd->add_flag("--energy", options->energy,
+                                        "Show the joules of a token by the driver's count for the whole GPU; "
+                                        "repeats should take a second or more (--gen)");
     cmd->add_flag("--json", options->as_json, "Print JSON");
     CLI::Option* random = cmd->add_option(
         "--random-weights", options->model.random_weights,
@@ -242,9 +261,10 @@ void add_bench(CLI::App& app, Action& action) {
         "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
     add_serve_flags(*cmd, options->serve);
-    for (CLI::Option* option : {depth, frontier, profile, random, verify}) options->serve.option->excludes(option);
+    for (CLI::Option* option : {depth, frontier, profile, random, verify, energy})
+        options->serve.option->excludes(option);
     add_scorer_flags(*cmd, options->scorer);
-    for (CLI::Option* option : {depth, frontier, verify, options->serve.option})
+    for (CLI::Option* option : {depth, frontier, verify, energy, options->serve.option})
         options->scorer.option->excludes(option);
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense"})
         cmd->get_option(flag)->group("");  // help is one screen

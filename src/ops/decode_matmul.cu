@@ -16,6 +16,7 @@
 #include "ops/decode_float.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
+#include "ops/decode_line.h"
 #include "ops/decode_many.h"
 #include "ops/decode_matmul.cuh"
 #include "ops/decode_mma.h"
@@ -208,7 +209,8 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     for (const Weight* w : weights) check_weight(*w, cols);
     if (n == 0) return;
     if (n == 1 &&
-        (lean_multiply(ctx, x, cols, weights, y, residual) || float_multiply(ctx, x, cols, 1, weights, y, residual) ||
+        (lean_multiply(ctx, x, cols, weights, y, residual) || line_multiply(ctx, x, cols, weights, y, residual) ||
+         float_multiply(ctx, x, cols, 1, weights, y, residual) ||
          dense_multiply_row(ctx, x, cols, weights, y, residual)))
         return;
     if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;

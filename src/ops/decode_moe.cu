@@ -20,6 +20,7 @@
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
+#include "ops/decode_line.h"
 #include "ops/decode_moe.cuh"
 #include "ops/decode_route.cuh"
 
@@ -256,7 +257,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         layer.shared_gate = matrix_of(w_gate);
         layer.shared_up = matrix_of(w_up);
         auto* out = static_cast<float*>(ctx.arena->allocate(act.stride));
-        if (!float_gate_up(ctx, x, cols, w_gate, w_up, out) && !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
+        if (!line_gate_up(ctx, x, cols, w_gate, w_up, out) && !float_gate_up(ctx, x, cols, w_gate, w_up, out) &&
+            !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
             launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
     } else if (!dense()) {

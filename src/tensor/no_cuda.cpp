@@ -1,6 +1,7 @@
 // What tensor/gpu.h means in a build without CUDA.
 #include "base/error.h"
 #include "tensor/gpu.h"
+#include "tensor/gpu_energy.h"
 #include "tensor/gpu_thread.h"
 #include "tensor/host_memory.h"
 
@@ -71,5 +72,10 @@ GpuTimer::~GpuTimer() = default;
 void GpuTimer::start() { no_cuda(); }
 void GpuTimer::stop() { no_cuda(); }
 double GpuTimer::milliseconds() { no_cuda(); }
+
+GpuEnergy::GpuEnergy(const Gpu&) { no_cuda(); }
+GpuEnergy::~GpuEnergy() = default;
+GpuEnergy::GpuEnergy(GpuEnergy&&) noexcept = default;
+double GpuEnergy::joules() const { no_cuda(); }
 
 }  // namespace riptide

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <set>
 
@@ -38,6 +40,38 @@ TEST(RandomCheckpoint, every_layout_is_a_model_that_runs) {
         }
         EXPECT_LT(least, most) << type;
         EXPECT_LT(most - least, 1000) << type;
+    }
+}
+
+TEST(RandomCheckpoint, a_hybrid_of_real_sizes_decodes_ahead_what_it_decodes_step_by_step) {
+    RT_GPU_ONLY();
+    SessionOptions o;
+    o.context = 512;
+    o.gpu = test_gpu()->options();
+    o.model.decode = DecodeKind::chain;
+    const auto session = [&] { return Session(random_checkpoint("qwen3.5-0.8b:bf16", 2), o); };
+    Session ahead = session(), steps = session();
+    std::vector<int32_t> prompt(5);
+    std::iota(prompt.begin(), prompt.end(), 300);
+    ahead.prefill(prompt);
+    steps.prefill(prompt);
+    int32_t token = 7;
+    // The answer ends where somebody says so, at odd and even numbers of steps, with steps under way behind it.
+    for (const int64_t answer : {1, 2, 3, 4, 7, 20, 90}) {
+        std::vector<int32_t> seen, expected;
+        ahead.decode_ahead(token, answer == 4 ? answer : 300, [&](int32_t next) {
+            seen.push_back(next);
+            return std::ssize(seen) < answer;
+        });
+        for (int32_t next = token; std::ssize(expected) < answer;) {
+            const std::span<const float> logits = steps.decode(next);
+            next = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+            expected.push_back(next);
+        }
+        ASSERT_EQ(seen, expected) << answer;
+        const std::span<const float> a = ahead.decode(seen.back()), b = steps.decode(seen.back());
+        ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << answer;
+        token = static_cast<int32_t>(1000 + answer);
     }
 }
 

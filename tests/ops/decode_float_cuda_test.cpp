@@ -46,6 +46,12 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
         {{kBf16, kF32, kF16}, {7, 5, 33}, 97},
         {{kF32, kF32}, {3, 2}, 20},                                   // fewer than four rows
         {{kBf16, kBf16, kBf16, kBf16, kBf16}, {9, 9, 9, 9, 9}, 256},  // more than four matrices
+        {{kBf16, kBf16, kBf16, kBf16}, {6144, 2048, 16, 16}, 1024},
+        {{kBf16, kBf16, kF32, kF32}, {6144, 2048, 16, 16}, 1024},
+        {{kBf16, kF32, kF32}, {67, 5, 33}, 1032},
+        {{kBf16, kBf16, kBf16}, {515, 4, 129}, 1016},
+        {{kBf16, kBf16}, {67, 1021}, 8},
+        {{kBf16, kBf16}, {3000, 5}, 1032},
         {{kBf16}, {40000}, 264},                                      // more rounds than one
         {{kFloat8}, {70001}, 272},
     };
@@ -76,7 +82,7 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
 TEST(DecodeFloat, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const WeightKind& kind : {kBf16, kF16, kFloat8, kFloat8Blocks, kFloat8Rows})
-        for (const auto& [rows, cols] : {std::pair{2048, 6144}, {2048, 8192}, {1027, 4112}, {67, 4112}, {4, 64}}) {
+        for (const auto& [rows, cols] : {std::pair{2048, 6144}, {2048, 8192}, {1024, 2048}, {1027, 3584}, {67, 2056}, {7, 4096}, {1027, 4112}, {67, 4112}, {4, 64}}) {
             if (brief_counts() && rows > 100) continue;
             OpContext op(1, int64_t{16} << 20);
             const Weight o = placed(op, kind, rows, cols, 11);
@@ -94,15 +100,16 @@ TEST(DecodeFloat, the_output_projection_has_the_bits_of_the_general_kernels) {
 TEST(DecodeFloat, dense_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const WeightKind& kind : {kBf16, kFloat8Blocks, kFloat8, kF32})
-        for (const int64_t ff : brief<int64_t>({333, 512, 2050}, 1)) {
-            constexpr int64_t kHidden = 320;
+        for (const auto& [ff, hidden] : {std::pair{512, 320}, {2050, 320}, {333, 320}, {3584, 1024}, {40, 2040}}) {
+            if (brief_counts() && ff > 3000) continue;
+            const int64_t width = hidden;
             OpContext op(1, int64_t{16} << 20);
-            const Weight gate = placed(op, kind, ff, kHidden, 1), up = placed(op, kind, ff, kHidden, 2),
-                         down = placed(op, kind, kHidden, ff, 3);
-            const ops::Norm norm = {op.floats(normals(kHidden, 5)), 1e-6f};
-            expect_alone(fmt::format("{}, {}", kind.name(), ff), kHidden, [&](const auto& x) {
+            const Weight gate = placed(op, kind, ff, width, 1), up = placed(op, kind, ff, width, 2),
+                         down = placed(op, kind, width, ff, 3);
+            const ops::Norm norm = {op.floats(normals(static_cast<size_t>(width), 5)), 1e-6f};
+            expect_alone(fmt::format("{}, {}", kind.name(), ff), width, [&](const auto& x) {
                 op.poison();
-                Tensor t = op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                Tensor t = op.tensor(x, {std::ssize(x) / width, width});
                 const Tensor y = ops::swiglu_ffn_add(op.ctx, t, norm, gate, up, down);
                 return Results{values_of(y), values_of(t)};
             });
