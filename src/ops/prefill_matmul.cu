@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "ops/cuda.h"
+#include "ops/prefill_fp8.h"
 #include "ops/prefill_gemm.h"
 
 namespace riptide::ops::cuda::prefill {
@@ -110,12 +111,16 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
         results.push_back(ctx.alloc(DType::f32, {x.rows(), w->rows}));
     }
     if (x.rows() == 0) return results;
+    if (residual != nullptr) residual->int8 = nullptr;
+    if (has_fp8(weights)) {
+        fp8_matmul_group(ctx, x, norm, weights, results, residual);
+        return results;
+    }
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);
     to_bf16(*ctx.gpu, x, norm.weight.empty() ? nullptr : norm.weight.data(), norm.eps, a, k, nullptr);
     multiply(ctx, a, x.rows(), k, weights, results, residual);
-    if (residual != nullptr) residual->int8 = nullptr;
     return results;
 }
 
@@ -128,6 +133,11 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
     RT_ASSERT(w_gate.rows == w_up.rows && (!add || w_down.rows == x.shape[1]));
     const Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
+    if (fp8_swiglu_fits(w_gate, w_up, w_down)) {
+        fp8_swiglu_ffn(ctx, x, norm, w_gate, w_up, w_down, y, add ? &x : nullptr);
+        if (add) x.int8 = nullptr;
+        return y;
+    }
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64), width = round_up(w_gate.rows, 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);
