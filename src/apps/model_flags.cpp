@@ -50,6 +50,10 @@ void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
         ->check(CLI::IsMember({"auto", "chain", "persistent"}))
         ->capture_default_str()
         ->group("");  // told by bench: help is one screen
+    cmd.add_option("--prefill", flags.prefill,
+                   "Prompts on a GPU: bf16 | fp8 (Hopper: faster, a byte of memory a weight more, rounded to e4m3)")
+        ->check(CLI::IsMember({"bf16", "fp8"}))
+        ->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
@@ -130,6 +134,7 @@ SessionOptions session_options(const ModelFlags& flags) {
         options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
     }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
+    options.model.prefill = flags.prefill == "fp8" ? PrefillKind::fp8 : PrefillKind::bf16;
     options.model.decode = flags.decode == "chain"        ? DecodeKind::chain
                            : flags.decode == "persistent" ? DecodeKind::persistent
                                                           : DecodeKind::automatic;

@@ -69,34 +69,37 @@ __global__ void __launch_bounds__(kThreads) to_fp8_kernel(const __grid_constant_
     }
 }
 
-bool may_take(const Weight& w) { return w.fp8 != nullptr; }
-
 /// In the arena.
 Fp8Rows alloc_rows(Context& ctx, int64_t rows, int64_t cols) {
     return {static_cast<uint8_t*>(ctx.arena->allocate(rows * cols)),
             static_cast<float*>(ctx.arena->allocate(4 * rows * (cols / kFp8Cols)))};
 }
 
-/// results[i] = A W_i^T, as many weights in one product as it takes.
+/// results[i] = A W_i^T of the weights that have copies, as many in one product as it takes.
 void multiply(Context& ctx, const Fp8Rows& a, int64_t n, int64_t k, std::span<const Weight* const> weights,
               std::span<const Tensor> results, Tensor* residual) {
     RT_ASSERT(residual == nullptr || (weights.size() == 1 && residual->contiguous()));
-    for (size_t first = 0; first < weights.size(); first += Fp8Problem::kMost) {
-        Fp8Problem problem;
-        problem.a = a;
-        problem.rows = static_cast<int>(n);
-        problem.k = static_cast<int>(k);
-        OutF32 out;
-        int begin = 0;
-        for (size_t i = first; i < std::min(weights.size(), first + Fp8Problem::kMost); ++i) {
-            const Weight& w = *weights[i];
-            problem.b[problem.matrices++] = fp8_of(w);
-            out.add(results[i].row(0), begin, static_cast<int>(w.rows), w.rows,
-                    residual == nullptr ? nullptr : residual->row(0));
-            begin += static_cast<int>(round_up(w.rows, 128));
-        }
-        gemm_fp8(*ctx.gpu, problem, out);
+    Fp8Problem problem;
+    problem.a = a;
+    problem.rows = static_cast<int>(n);
+    problem.k = static_cast<int>(k);
+    OutF32 out;
+    int begin = 0;
+    const auto flush = [&] {
+        if (problem.matrices > 0) gemm_fp8(*ctx.gpu, problem, out);
+        problem.matrices = begin = 0;
+        out = {};
+    };
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Weight& w = *weights[i];
+        if (w.fp8 == nullptr) continue;
+        problem.b[problem.matrices++] = fp8_of(w);
+        out.add(results[i].row(0), begin, static_cast<int>(w.rows), w.rows,
+                residual == nullptr ? nullptr : residual->row(0));
+        begin += static_cast<int>(round_up(w.rows, 128));
+        if (problem.matrices == Fp8Problem::kMost) flush();
     }
+    flush();
 }
 
 }  // namespace
@@ -112,10 +115,6 @@ void to_fp8(const Gpu& gpu, const Tensor& x, const float* norm_weight, float eps
            RowArgs{from, x.row_stride, static_cast<int>(x.shape[1]), norm_weight, eps, to, f32, vectors});
 }
 
-bool has_fp8(std::span<const Weight* const> weights) {
-    return std::all_of(weights.begin(), weights.end(), [](const Weight* w) { return may_take(*w); });
-}
-
 void fp8_matmul_group(Context& ctx, const Tensor& x, const Norm& norm, std::span<const Weight* const> weights,
                       std::span<const Tensor> results, Tensor* residual) {
     const ArenaScope scope(*ctx.arena);
@@ -125,8 +124,7 @@ void fp8_matmul_group(Context& ctx, const Tensor& x, const Norm& norm, std::span
 }
 
 bool fp8_swiglu_fits(const Weight& w_gate, const Weight& w_up, const Weight& w_down) {
-    const Weight* const all[] = {&w_gate, &w_up, &w_down};
-    return has_fp8(all) && w_gate.rows % 128 == 0;
+    return w_gate.fp8 != nullptr && w_up.fp8 != nullptr && w_down.fp8 != nullptr && w_gate.rows % 128 == 0;
 }
 
 void fp8_swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,

@@ -112,15 +112,22 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
     }
     if (x.rows() == 0) return results;
     if (residual != nullptr) residual->int8 = nullptr;
-    if (has_fp8(weights)) {
+    std::vector<const Weight*> others;  // without a copy in FP8
+    std::vector<Tensor> others_results;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        if (weights[i]->fp8 != nullptr) continue;
+        others.push_back(weights[i]);
+        others_results.push_back(results[i]);
+    }
+    if (others.size() < weights.size()) {
         fp8_matmul_group(ctx, x, norm, weights, results, residual);
-        return results;
+        if (others.empty()) return results;
     }
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);
     to_bf16(*ctx.gpu, x, norm.weight.empty() ? nullptr : norm.weight.data(), norm.eps, a, k, nullptr);
-    multiply(ctx, a, x.rows(), k, weights, results, residual);
+    multiply(ctx, a, x.rows(), k, others, others_results, residual);
     return results;
 }
 

@@ -178,6 +178,7 @@ void WeightStore::finish() {
 
 void WeightStore::add_fp8(std::span<Weight* const> weights) {
     for (Weight* w : weights) {
+        if (!*w) continue;
         std::vector<Weight> one{*w};
         add_fp8(one);
         *w = one[0];

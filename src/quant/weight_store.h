@@ -39,8 +39,8 @@ class WeightStore {
     /// Waits until all is in place. REQUIRED before the first step.
     void finish();
 
-    /// Gives placed weights their copies for FP8 prefill (quant/fp8_copy.h), where there is such a form; experts get
-    /// theirs one behind the other. REQUIRES a GPU, and finish() before it. Cost: a byte of device memory for a weight.
+    /// Gives placed weights their copies for FP8 prefill (quant/fp8_copy.h), where there is such a form; those that are
+    /// empty get none; experts get theirs one behind the other. REQUIRES a GPU, and finish() before it. Cost: a byte of device memory for a weight.
     void add_fp8(std::span<Weight* const> weights);
     void add_fp8(std::vector<Weight>& experts);
 
