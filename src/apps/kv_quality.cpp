@@ -162,7 +162,8 @@ std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std:
     Reference reference;
     std::vector<KvQuality> rows = {measure(flags, kReference, pieces, needles, true, reference)};
     for (const std::string& kv : types)
-        if (kv != kReference || flags.prefill != "bf16") rows.push_back(measure(flags, kv, pieces, needles, false, reference));
+        if (kv != kReference || flags.prefill != "bf16")
+            rows.push_back(measure(flags, kv, pieces, needles, false, reference));
     return rows;
 }
 

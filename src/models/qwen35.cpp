@@ -291,7 +291,8 @@ std::optional<Tensor> Qwen35::forward_at_once(Context& ctx, const Batch& batch, 
 /// Router, norms and DeltaNet's decay and beta stay as they are, and so does the head, which few rows ask for.
 void Qwen35::add_fp8() {
     for (Layer& w : layers_) {
-        Weight* const matrices[] = {&w.wq, &w.wk, &w.wv, &w.wo, &w.in_qkv, &w.in_z, &w.out, &w.w_gate, &w.w_up, &w.w_down};
+        Weight* const matrices[] = {&w.wq,   &w.wk,  &w.wv,     &w.wo,   &w.in_qkv,
+                                    &w.in_z, &w.out, &w.w_gate, &w.w_up, &w.w_down};
         store_.add_fp8(matrices);
         for (auto* stack : {&w.experts.gate, &w.experts.up, &w.experts.down}) store_.add_fp8(*stack);
     }

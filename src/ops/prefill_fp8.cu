@@ -1,7 +1,7 @@
 // The FP8 path's other pieces: rows of activations to e4m3, and the dense ops (prefill_fp8_moe.cu has the sparse one).
 //
-// to_fp8: bytes: 4 in + 1 out (+ 4) for a value; a block for a row, read twice, the second time from L1. Sixteen threads
-// have a block of 128 columns.
+// to_fp8: bytes: 4 in + 1 out (+ 4) for a value; a block for a row, read twice, the second time from L1. Sixteen
+// threads have a block of 128 columns.
 #include <algorithm>
 #include <vector>
 

@@ -19,9 +19,9 @@ namespace riptide::ops::cuda::prefill {
 
 namespace {
 
-constexpr int kStepK = kFp8Cols;            // 128 bytes: one swizzle row
+constexpr int kStepK = kFp8Cols;                // 128 bytes: one swizzle row
 constexpr int kHalf = 128, kTileN = 2 * kHalf;  // rows of B
-constexpr int kBox = 128 * kStepK;          // of A, of a half of B
+constexpr int kBox = 128 * kStepK;              // of A, of a half of B
 constexpr int kStage = 3 * kBox, kStages = 4;
 constexpr int kShared = kStages * kStage + 1024 + 128;  // 1024: the base is rounded up; 128: barriers
 constexpr int kThreads = 3 * 128;
@@ -38,6 +38,7 @@ struct Work {
     };
     Matrix b[Fp8Problem::kMost], shared[2];
     int matrices, shared_expert;  // -1: none
+    bool ordered;
 };
 struct Maps {
     CUtensorMap a, b[Fp8Problem::kMost], shared[2];
@@ -56,13 +57,13 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[64], uint64_t a, uint64_t b
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
         "}, %64, %65, p, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
-          "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]),
-          "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
-          "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63])
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(add));
 }
 
@@ -105,8 +106,9 @@ __device__ __forceinline__ void produce(const Maps& maps, const Work& work, uint
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 if (from[h].map < 0) continue;
-                const CUtensorMap* map =
-                    from[h].map < Fp8Problem::kMost ? &maps.b[from[h].map] : &maps.shared[from[h].map - Fp8Problem::kMost];
+                const CUtensorMap* map = from[h].map < Fp8Problem::kMost
+                                             ? &maps.b[from[h].map]
+                                             : &maps.shared[from[h].map - Fp8Problem::kMost];
                 load_box(to + kBox * (1 + h), map, ready, step * kStepK, from[h].row);
             }
         }
@@ -125,10 +127,29 @@ __device__ __forceinline__ const float* b_scales(const Work& work, const Source&
     return m.scales + int64_t{min(group, last)} * steps;
 }
 
+/// Lets the two warpgroups issue their products in turns.
+struct Turns {
+    bool ordered;
+    int group;
+    __device__ __forceinline__ void begin() const {
+        if (ordered && group == 1) give(0);
+    }
+    __device__ __forceinline__ void wait() const {
+        if (ordered) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+    }
+    __device__ __forceinline__ void pass() const {
+        if (ordered) give(1 - group);
+    }
+    __device__ __forceinline__ static void give(int to) {
+        asm volatile("bar.arrive %0, 256;" ::"r"(1 + to) : "memory");
+    }
+};
+
 /// Sums of one tile for the 64 rows of a warpgroup. `i`: steps so far.
 template <class Out>
 __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, const Tile& tile, int row, uint32_t& i,
-                                         uint32_t a, uint32_t b, uint32_t full, uint32_t empty, bool leader) {
+                                         const Turns& turns, uint32_t a, uint32_t b, uint32_t full, uint32_t empty,
+                                         bool leader) {
     const int steps = work.p.k / kStepK;
     const Source from[2] = {source_of<Out>(work, tile, 0), source_of<Out>(work, tile, 1)};
     const bool both = from[1].map >= 0;
@@ -155,10 +176,12 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, 
                            db = rows_descriptor(b + stage * kStage + static_cast<uint32_t>(h) * kBox);
             const float t0 = sb[h][0][step], t1 = sb[h][1][step];
             float d[64];
+            turns.wait();
             wgmma_fence();
 #pragma unroll
             for (int part = 0; part < kStepK / 32; ++part) wgmma_fp8(d, da + 2 * part, db + 2 * part, part > 0);
             wgmma_commit();
+            turns.pass();
             wgmma_wait<0>();
             pin(d);
             if (leader && (h == 1 || !both)) barrier_arrive(empty + 8 * stage);
@@ -211,8 +234,8 @@ __device__ __forceinline__ void store(const float (&sum)[2][64], const GemmProbl
         uint8_t* y = out.y.values + at * out.cols + tile.n / 2 + 4 * (lane % 4);
 #pragma unroll
         for (int i = 0; i < 32; i += 4)  // sixteen columns further on
-            *reinterpret_cast<uint32_t*>(y + 4 * i) = pack_e4m3(act[i] * inverse, act[i + 1] * inverse,
-                                                                act[i + 2] * inverse, act[i + 3] * inverse);
+            *reinterpret_cast<uint32_t*>(y + 4 * i) =
+                pack_e4m3(act[i] * inverse, act[i + 1] * inverse, act[i + 2] * inverse, act[i + 3] * inverse);
     }
 }
 
@@ -225,6 +248,8 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
     const bool leader = lane == 0;
     const int tiles = tile_count(p, kTileN), steps = p.k / kStepK;
     const uint32_t a = stages + static_cast<uint32_t>(group) * (kBox / 2), b = stages + kBox;
+    const Turns turns{work.ordered, group};
+    turns.begin();
     uint32_t i = 0;
     for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
         const Tile tile = tile_at(p, kTileN, t);
@@ -233,12 +258,13 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
             for (int step = 0; step < steps; ++step, ++i) {
                 barrier_wait(full + 8 * (i % kStages), i / kStages & 1);
                 if (leader) barrier_arrive(empty + 8 * (i % kStages));
+                for (int h = 0; h < (source_of<Out>(work, tile, 1).map < 0 ? 1 : 2); ++h) turns.wait(), turns.pass();
             }
             continue;
         }
         const int row = first + 16 * warp + lane / 4;
         float sum[2][64];
-        multiply<Out>(sum, work, tile, row, i, a, b, full, empty, leader);
+        multiply<Out>(sum, work, tile, row, i, turns, a, b, full, empty, leader);
         store(sum, p, out, tile, row, lane);
     }
 }
@@ -318,6 +344,7 @@ void start(const Gpu& gpu, const Fp8Problem& problem, const Out& out) {
     work.p = {nullptr, nullptr, problem.rows, n, problem.k, problem.plan, 0, experts};
     work.a_scales = problem.a.scales;
     work.matrices = problem.matrices;
+    work.ordered = problem.ordered;
     work.shared_expert = shared ? experts - 1 : -1;
     const int64_t tiles = int64_t{ceil_div(problem.rows, kTileM) + (grouped ? experts : 0)} * ceil_div(n, kTileN);
     const auto kernel = gemm_fp8_kernel<Out>;

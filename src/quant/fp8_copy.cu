@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
     if (w.high != nullptr) w.high = static_cast<const char*>(w.high) + offset;
     const int64_t rows = fp8_rows(w.rows), across = w.cols / kFp8Cols;
     const int inside = static_cast<int>(threadIdx.x) / 4;
-    const int64_t row = int64_t{blockIdx.y} * kFp8Rows + inside, col = int64_t{blockIdx.x} * kFp8Cols + threadIdx.x % 4 * 32;
+    const int64_t row = int64_t{blockIdx.y} * kFp8Rows + inside,
+                  col = int64_t{blockIdx.x} * kFp8Cols + threadIdx.x % 4 * 32;
     float v[2][16] = {};
     float largest = 0.0f;
     const bool keep = keeps_codes(w);

@@ -190,7 +190,8 @@ void WeightStore::add_fp8(std::vector<Weight>& experts) {
     if (experts.empty() || !has_fp8_form(experts[0])) return;
     const Weight& first = experts[0];
     const auto count = static_cast<int64_t>(experts.size());
-    const int64_t stride = count < 2 ? 0 : static_cast<const char*>(experts[1].data) - static_cast<const char*>(first.data);
+    const int64_t stride =
+        count < 2 ? 0 : static_cast<const char*>(experts[1].data) - static_cast<const char*>(first.data);
     const int64_t values = fp8_rows(first.rows) * first.cols, scales = fp8_scales(first.rows, first.cols);
     std::byte* const memory = impl_->allocate(count * values);
     auto* const scale = reinterpret_cast<float*>(impl_->allocate(count * scales * 4));

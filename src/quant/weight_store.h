@@ -40,7 +40,8 @@ class WeightStore {
     void finish();
 
     /// Gives placed weights their copies for FP8 prefill (quant/fp8_copy.h), where there is such a form; those that are
-    /// empty get none; experts get theirs one behind the other. REQUIRES a GPU, and finish() before it. Cost: a byte of device memory for a weight.
+    /// empty get none; experts get theirs one behind the other. REQUIRES a GPU, and finish() before it. Cost: a byte of
+    /// device memory for a weight.
     void add_fp8(std::span<Weight* const> weights);
     void add_fp8(std::vector<Weight>& experts);
 

@@ -47,7 +47,8 @@ std::unique_ptr<Session> open(PrefillKind prefill, int32_t chunk) {
 /// Some of this file.
 std::vector<int32_t> some_text(const Session& session) {
     const Tokenizer tokenizer = Tokenizer::from_gguf(session.checkpoint().metadata(), demo_path());
-    std::vector<int32_t> ids = tokenizer.encode(read_file(source_dir() + "/tests/models/fp8_prefill_test.cpp", 1 << 20));
+    std::vector<int32_t> ids =
+        tokenizer.encode(read_file(source_dir() + "/tests/models/fp8_prefill_test.cpp", 1 << 20));
     ids.resize(std::min<size_t>(ids.size(), 1000));
     return ids;
 }
@@ -65,7 +66,8 @@ TEST(Fp8Prefill, chunks_do_not_change_a_bit) {
     EXPECT_NE(all_logits(*open(PrefillKind::bf16, 1024), ids), all) << "nothing was rounded";
 }
 
-// e4m3 has four digits: a relative error of at most 2^-4, and uniform, of both operands of every product but the head's.
+// e4m3 has four digits: a relative error of at most 2^-4, and uniform, of both operands of every product but the
+// head's.
 TEST(Fp8Prefill, logits_are_those_of_bf16_within_the_rounding) {
     if (test_gpu() == nullptr || !test_gpu()->hopper()) GTEST_SKIP() << "needs a Hopper GPU";
     const auto wide = open(PrefillKind::bf16, 1024), narrow = open(PrefillKind::fp8, 1024);
