@@ -291,7 +291,7 @@ Fp8Rows random_fp8(Device& d, int64_t rows, int64_t cols) {
     return to;
 }
 
-void product_fp8(benchmark::State& state, int64_t n, int64_t k, bool residual, bool ordered) {
+void product_fp8(benchmark::State& state, int64_t n, int64_t k, bool residual) {
     Device d;
     const int64_t rows = state.range(0);
     const Fp8Weights w(d, n, k, false);
@@ -302,13 +302,12 @@ void product_fp8(benchmark::State& state, int64_t n, int64_t k, bool residual, b
     problem.a = random_fp8(d, rows, k);
     problem.b[0] = fp8_of(w.w[0]), problem.matrices = 1;
     problem.rows = static_cast<int>(rows), problem.k = static_cast<int>(k);
-    problem.ordered = ordered;
     measure(state, d, [&] { gemm_fp8(*d.gpu, problem, out); });
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(rows * n * k));
 }
 
 /// All experts at once, without a shared one.
-void experts_fp8(benchmark::State& state, bool first, bool ordered) {
+void experts_fp8(benchmark::State& state, bool first) {
     Device d;
     const int64_t rows = state.range(0), slots = rows * kTopK, n = first ? kWidth : kHidden,
                   k = first ? kHidden : kWidth;
@@ -320,7 +319,6 @@ void experts_fp8(benchmark::State& state, bool first, bool ordered) {
     problem.rows = static_cast<int>(slots), problem.k = static_cast<int>(k);
     problem.plan = sort_routing(d.ctx, random_routing(d, rows), kExperts, false).plan;
     problem.experts = kExperts;
-    problem.ordered = ordered;
     void* y = d.arena.allocate(4 * slots * n);
     const OutFp8 act{{static_cast<uint8_t*>(y), static_cast<float*>(d.arena.allocate(4 * slots * (n / 128)))},
                      static_cast<int>(n)};
@@ -456,13 +454,10 @@ int main(int argc, char** argv) {
     add_rows("dense/qkvg", dense_from_planes, true);
     add_rows("dense/o", dense_from_planes, false);
     add_rows("fp8/rows_norm", rows_to_fp8, true);
-    for (const bool ordered : {false, true}) {
-        const std::string name = ordered ? "ordered" : "free";
-        add_rows(("fp8/q_8192x2048/" + name).c_str(), product_fp8, 8192, 2048, false, ordered);
-        add_rows(("fp8/o_2048x8192_residual/" + name).c_str(), product_fp8, 2048, 8192, true, ordered);
-        add_rows(("fp8/experts_gate_up/" + name).c_str(), experts_fp8, true, ordered);
-        add_rows(("fp8/experts_down/" + name).c_str(), experts_fp8, false, ordered);
-    }
+    add_rows("fp8/q_8192x2048", product_fp8, 8192, 2048, false);
+    add_rows("fp8/o_2048x8192_residual", product_fp8, 2048, 8192, true);
+    add_rows("fp8/experts_gate_up", experts_fp8, true);
+    add_rows("fp8/experts_down", experts_fp8, false);
     add_rows("op/router_f32", op_router, DType::f32);
     add_rows("op/router_bf16", op_router, DType::bf16);
     add_rows("op/norm_qkvg", op_qkv);

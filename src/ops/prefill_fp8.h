@@ -43,7 +43,6 @@ struct Fp8Problem {
     int k = 0;     // a multiple of 128
     GroupPlan plan;
     int experts = 0;  // with the shared one
-    bool ordered = false;
 };
 
 /// swiglu_value(gate, up) as Fp8Rows; columns come in 128s.

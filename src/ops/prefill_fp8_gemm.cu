@@ -39,7 +39,6 @@ struct Work {
     Matrix b[Fp8Problem::kMost], shared[2];
     int matrices, shared_expert;  // -1: none
     int tile_n;                   // kTileN, or kHalf: tiles without a second half; OutF32
-    bool ordered;
 };
 struct Maps {
     CUtensorMap a, b[Fp8Problem::kMost], shared[2];
@@ -128,29 +127,10 @@ __device__ __forceinline__ const float* b_scales(const Work& work, const Source&
     return m.scales + int64_t{min(group, last)} * steps;
 }
 
-/// Lets the two warpgroups issue their products in turns.
-struct Turns {
-    bool ordered;
-    int group;
-    __device__ __forceinline__ void begin() const {
-        if (ordered && group == 1) give(0);
-    }
-    __device__ __forceinline__ void wait() const {
-        if (ordered) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-    }
-    __device__ __forceinline__ void pass() const {
-        if (ordered) give(1 - group);
-    }
-    __device__ __forceinline__ static void give(int to) {
-        asm volatile("bar.arrive %0, 256;" ::"r"(1 + to) : "memory");
-    }
-};
-
 /// Sums of one tile for the 64 rows of a warpgroup. `i`: steps so far.
 template <class Out>
 __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, const Tile& tile, int row, uint32_t& i,
-                                         const Turns& turns, uint32_t a, uint32_t b, uint32_t full, uint32_t empty,
-                                         bool leader) {
+                                         uint32_t a, uint32_t b, uint32_t full, uint32_t empty, bool leader) {
     const int steps = work.p.k / kStepK;
     const Source from[2] = {source_of<Out>(work, tile, 0), source_of<Out>(work, tile, 1)};
     const bool both = from[1].map >= 0;
@@ -177,12 +157,10 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, 
                            db = rows_descriptor(b + stage * kStage + static_cast<uint32_t>(h) * kBox);
             const float t0 = sb[h][0][step], t1 = sb[h][1][step];
             float d[64];
-            turns.wait();
             wgmma_fence();
 #pragma unroll
             for (int part = 0; part < kStepK / 32; ++part) wgmma_fp8(d, da + 2 * part, db + 2 * part, part > 0);
             wgmma_commit();
-            turns.pass();
             wgmma_wait<0>();
             pin(d);
             if (leader && (h == 1 || !both)) barrier_arrive(empty + 8 * stage);
@@ -249,8 +227,6 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
     const bool leader = lane == 0;
     const int tiles = tile_count(p, work.tile_n), steps = p.k / kStepK;
     const uint32_t a = stages + static_cast<uint32_t>(group) * (kBox / 2), b = stages + kBox;
-    const Turns turns{work.ordered, group};
-    turns.begin();
     uint32_t i = 0;
     for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
         const Tile tile = tile_at(p, work.tile_n, t);
@@ -259,13 +235,12 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
             for (int step = 0; step < steps; ++step, ++i) {
                 barrier_wait(full + 8 * (i % kStages), i / kStages & 1);
                 if (leader) barrier_arrive(empty + 8 * (i % kStages));
-                for (int h = 0; h < (source_of<Out>(work, tile, 1).map < 0 ? 1 : 2); ++h) turns.wait(), turns.pass();
             }
             continue;
         }
         const int row = first + 16 * warp + lane / 4;
         float sum[2][64];
-        multiply<Out>(sum, work, tile, row, i, turns, a, b, full, empty, leader);
+        multiply<Out>(sum, work, tile, row, i, a, b, full, empty, leader);
         store(sum, work, out, tile, row, lane);
     }
 }
@@ -345,7 +320,6 @@ void start(const Gpu& gpu, const Fp8Problem& problem, const Out& out) {
     work.p = {nullptr, nullptr, problem.rows, n, problem.k, problem.plan, 0, experts};
     work.a_scales = problem.a.scales;
     work.matrices = problem.matrices;
-    work.ordered = problem.ordered;
     work.shared_expert = shared ? experts - 1 : -1;
     const int64_t down = int64_t{ceil_div(problem.rows, kTileM)} + (grouped ? experts : 0);  // at most
     // Rounds of the chip times clocks of a step: narrow tiles where wide ones would leave multiprocessors idle.

@@ -44,11 +44,10 @@ std::unique_ptr<Session> open(PrefillKind prefill, int32_t chunk) {
     return Session::open(demo_path(), options);
 }
 
-/// Some of this file.
+/// Some C++.
 std::vector<int32_t> some_text(const Session& session) {
     const Tokenizer tokenizer = Tokenizer::from_gguf(session.checkpoint().metadata(), demo_path());
-    std::vector<int32_t> ids =
-        tokenizer.encode(read_file(source_dir() + "/tests/models/fp8_prefill_test.cpp", 1 << 20));
+    std::vector<int32_t> ids = tokenizer.encode(read_file(source_dir() + "/tests/models/demo_test.cpp", 1 << 20));
     ids.resize(std::min<size_t>(ids.size(), 1000));
     return ids;
 }

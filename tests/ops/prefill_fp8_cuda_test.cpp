@@ -101,7 +101,6 @@ void expect_product(int rows, std::vector<int64_t> widths, int64_t k, bool whole
         out.add(results.back().row(0), begin, static_cast<int>(width), width);
         begin += static_cast<int>(round_up(width, 128));
     }
-    problem.ordered = rows % 2 == 1;
     gemm_fp8(*op.ctx.gpu, problem, out);
     for (size_t i = 0; i < widths.size(); ++i) {
         const std::vector<float> got = values_of(results[i]);
@@ -204,7 +203,6 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
     gemm_fp8(*op.ctx.gpu, problem, out);
     problem.b[0] = gate.matrix_on(op, ff), problem.b[1] = up.matrix_on(op, ff);
     problem.shared[0] = shared_gate.matrix_on(op, ff), problem.shared[1] = shared_up.matrix_on(op, ff);
-    problem.ordered = true;
     problem.matrices = 2;
     auto* codes = upload(op, std::vector<uint8_t>(static_cast<size_t>(slots * ff + 64), 0x7F));
     auto* scales = upload(op, std::vector<float>(static_cast<size_t>(slots * (ff / 128) + 64), kUntouched));
