@@ -6,7 +6,10 @@
 // columns and each half, four m64n128k32 into 64 registers, which are then added in f32, times the scales, to the sums
 // of the half (2 x 64 registers: 256 columns at once would need 256 for sums alone and 128 more). While one warpgroup
 // adds, the other multiplies. A step is 1024 clocks of products; shared memory: 144 KB, 1152 clocks (A is read once
-// for each half). A warpgroup whose rows all lie behind the end of the tile's expert multiplies nothing.
+// for each half). Reached (H200, 2026-11-22): 963 TFLOP/s for 8,192 rows of [8192, 2048], 890 for [2048, 8192]; experts
+// of 256 rows 742 (gate and up) and 443 (down: four steps a tile, then its stores). Tried: turns of the two warpgroups
+// through named barriers: nothing. A warpgroup whose rows all lie behind the end of the tile's expert multiplies
+// nothing.
 #include <algorithm>
 
 #include "base/error.h"

@@ -2,6 +2,8 @@
 //
 // FLOPs: 6 n (top_k + shared) d ff. Bytes: one for a weight of each expert that has rows (805 M a layer of Laguna XS.2:
 // 0.19 ms at 4.3 TB/s), which bounds it up to some 2000 rows; nothing is decoded. Rows to their slots: a byte a value.
+// A layer of 4,096 rows takes 826 us (bf16: 1,190), one of 8,192 1,532 us (2,233; H200, 2026-11-22): about half of it
+// the products, the rest router, moves and the sums of f32 slots.
 #include <algorithm>
 
 #include "base/error.h"
