@@ -33,7 +33,8 @@ inline bool on_hopper() { return test_gpu() != nullptr && test_gpu()->hopper(); 
 inline void add_copies(OpContext& op, std::vector<Weight>& w) {
     const auto count = static_cast<int64_t>(w.size());
     const int64_t values = fp8_rows(w[0].rows) * w[0].cols, scales = fp8_scales(w[0].rows, w[0].cols);
-    const int64_t stride = count < 2 ? 0 : static_cast<const char*>(w[1].data) - static_cast<const char*>(w[0].data);
+    const int64_t apart = static_cast<const char*>(w.back().data) - static_cast<const char*>(w.front().data),
+                  stride = count < 2 ? 0 : apart / (count - 1);
     auto* codes = static_cast<uint8_t*>(op.ctx.arena->allocate(count * values));
     auto* plane = static_cast<float*>(op.ctx.arena->allocate(4 * count * scales));
     write_fp8(*op.ctx.gpu, w[0], count, stride, codes, plane);
