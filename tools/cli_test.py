@@ -68,6 +68,7 @@ def help_and_usage():
     bad(64, "--scorer", "run", "--prompt", "x", "--show-kept")
     bad(64, "--keep", "run", "--prompt", "x", "--keep", "0")
     bad(64, "--keep", "chat", "--message", "x", "--keep", "much")
+    bad(64, "on a GPU only", "run", "--device", "cpu", "--prompt", "x", "--prefill", "fp8")
     bad(64, "--compress-above", "run", "--prompt", "x", "--compress-above", "-1")
     bad(66, "no-scorer", "run", "--prompt", "x", "--scorer", "no-scorer.gguf")
 

@@ -266,7 +266,7 @@ void add_bench(CLI::App& app, Action& action) {
     add_scorer_flags(*cmd, options->scorer);
     for (CLI::Option* option : {depth, frontier, verify, energy, options->serve.option})
         options->scorer.option->excludes(option);
-    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense"})
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed"})
         cmd->get_option(flag)->group("");  // help is one screen
     cmd->get_option("--decode")->group("Options");
     cmd->get_option("--delta")->group("Options");

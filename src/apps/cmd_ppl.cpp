@@ -130,8 +130,10 @@ void add_ppl(CLI::App& app, Action& action) {
     cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    cmd->add_option("--kv-types", options->kv_types,
-                    "Compare these K/V types with f16 in a Markdown table: perplexity, KL, needles")
+    cmd->add_option(
+           "--kv-types", options->kv_types,
+           "Compare these K/V types with f16 in a Markdown table: perplexity, KL, needles; with --prefill fp8: "
+           "they with it, f16 without")
         ->delimiter(',');
     cmd->add_option("--needles", options->needles,
                     "With --kv-types: JSON array of {prompt, answer}; an answer counts if the greedy text contains it");

@@ -172,7 +172,8 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_option("--grammar", options->grammar,
                     "File with a grammar in EBNF (see docs/constraints.md): the text is its root");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
-    cmd->get_option("--portable")->group("");  // for tests: help is one screen
+    for (const char* flag : {"--portable", "--yarn-attention-factor"})  // told by ppl: help is one screen
+        cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
         "  riptide run model.gguf -f main.py --temperature 0\n"

@@ -265,7 +265,7 @@ void add_serve(CLI::App& app, Action& action) {
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     for (const char* flag :
-         {"--portable", "--compress-above", "--compress-positions"})  // told by run: help is one screen
+         {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions"})  // told by run, ppl
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

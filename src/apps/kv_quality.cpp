@@ -111,6 +111,7 @@ int64_t count_found(Session& session, std::span<const Needle> needles, const std
 KvQuality measure(ModelFlags flags, const std::string& kv, std::span<const std::vector<int32_t>> pieces,
                   std::span<const Needle> needles, bool filling, Reference& reference) {
     flags.kv = kv;
+    if (filling) flags.prefill = "bf16";
     const auto session = open_session(flags);
     const SessionOptions& o = session->options();
     double bytes = 0, values = 0;
@@ -124,7 +125,7 @@ KvQuality measure(ModelFlags flags, const std::string& kv, std::span<const std::
     RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring K/V in {}", kv);
     const auto n = static_cast<double>(sum.tokens);
     const double more = sum.more / n, variance = std::max(0.0, sum.more_squared / n - more * more);
-    return {.kv = kv,
+    return {.kv = flags.prefill == "bf16" ? kv : kv + ", prefill " + flags.prefill,
             .bits = 8 * bytes / values,
             .tokens = sum.tokens,
             .perplexity = std::exp(sum.loss / n),
@@ -161,7 +162,8 @@ std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std:
     Reference reference;
     std::vector<KvQuality> rows = {measure(flags, kReference, pieces, needles, true, reference)};
     for (const std::string& kv : types)
-        if (kv != kReference) rows.push_back(measure(flags, kv, pieces, needles, false, reference));
+        if (kv != kReference || flags.prefill != "bf16")
+            rows.push_back(measure(flags, kv, pieces, needles, false, reference));
     return rows;
 }
 

@@ -35,9 +35,9 @@ struct KvQuality {
     bool measurably_worse(const KvQuality& reference) const;
 };
 
-/// One entry for each of `types`, behind the reference, f16, which comes first. `pieces` are scored each from an empty
-/// context. Keeps the reference's logits in memory: 4 bytes for each token and entry of the vocabulary. Throws Error if
-/// interrupted.
+/// One entry for each of `types`, behind the reference, f16 with prefill in bf16, which comes first. `pieces` are
+/// scored each from an empty context. Keeps the reference's logits in memory: 4 bytes for each token and entry of the
+/// vocabulary. Throws Error if interrupted.
 std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std::vector<int32_t>> pieces,
                                           std::span<const Needle> needles, const std::vector<std::string>& types);
 

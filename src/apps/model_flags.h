@@ -13,7 +13,7 @@ namespace riptide::apps {
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, kv = "auto", device = "auto", memory_budget, decode = "auto";
+    std::string model, kv = "auto", device = "auto", memory_budget, decode = "auto", prefill = "bf16";
     std::string random_weights;  // see random_checkpoint(); empty: MODEL
     int threads = 0;
     int gpu = 0;

@@ -214,6 +214,7 @@ void Machine::make_runner() {
     weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
                                 gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);
     if (gpu_ && gpu_->options().portable) weights_name_ += " portable";
+    if (options_.model.prefill == PrefillKind::fp8) weights_name_ += " prefill fp8";
     if (reloads_ > 0 && file_facts(checkpoint_->path()).empty())  // no date tells images in memory apart
         weights_name_ += fmt::format(" {:x} {}", std::random_device()(), reloads_);
 }

@@ -191,7 +191,17 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
                           .window = sliding ? static_cast<int32_t>(config_.sliding_window) : 0});
     }
     bind.finish();
+    if (options.prefill == PrefillKind::fp8) add_fp8();
     count(bind.binder());
+}
+
+/// Router and norms stay as they are, and so does the head, which few rows ask for.
+void Laguna::add_fp8() {
+    for (Layer& w : layers_) {
+        Weight* const matrices[] = {&w.wq, &w.wk, &w.wv, &w.wo, &w.wg, &w.w_gate, &w.w_up, &w.w_down};
+        store_.add_fp8(matrices);
+        for (auto* stack : {&w.experts.gate, &w.experts.up, &w.experts.down}) store_.add_fp8(*stack);
+    }
 }
 
 Workspace Laguna::workspace() const {

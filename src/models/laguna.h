@@ -42,6 +42,7 @@ class Laguna final : public Model {
 
     void bind_attention(WeightLoader& bind, int64_t l);
     void bind_feed_forward(WeightLoader& bind, int64_t l);
+    void add_fp8();
     void count(const Binder& bind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;

@@ -111,11 +111,18 @@ enum class DecodeKind : uint8_t {
     persistent,  // in one launch; load_model throws an Error that says why, if it cannot
 };
 
+/// What the prefill family multiplies on a GPU.
+enum class PrefillKind : uint8_t {
+    bf16,
+    fp8,  // e4m3 copies of the layers' weights, a byte each, by activations rounded to e4m3: Hopper
+};
+
 struct ModelOptions {
     DecodeKind decode = DecodeKind::automatic;
     /// Prompts go through recurrent state in chunks of rows where the GPU can (ops/gated_delta.h): faster, and a row's
     /// bits then depend on where its step begins.
     bool delta_by_chunks = false;
+    PrefillKind prefill = PrefillKind::bf16;
     /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this value.
     double yarn_attention_factor = -1.0;
     /// Where the weights go; null: they stay in the checkpoint's mapping.

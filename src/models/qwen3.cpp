@@ -118,8 +118,17 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
         layers_.size(),
         {.kind = StateSpec::Kind::paged, .num_kv_heads = config_.num_key_value_heads, .head_dim = config_.head_dim});
     bind.finish();
+    if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);
     count(bind.binder());
+}
+
+/// Router and norms stay as they are, and so does the head, which few rows ask for.
+void Qwen3::add_fp8() {
+    for (Layer& w : layers_) {
+        Weight* const matrices[] = {&w.wq, &w.wk, &w.wv, &w.wo, &w.w_gate, &w.w_up, &w.w_down};
+        store_.add_fp8(matrices);
+    }
 }
 
 Workspace Qwen3::workspace() const {

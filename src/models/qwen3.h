@@ -57,6 +57,7 @@ class Qwen3 final : public Model {
 
   private:
     void bind_layer(WeightLoader& bind, int64_t l);
+    void add_fp8();
     void count(const Binder& bind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;

@@ -225,6 +225,7 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
     if (!gguf_)
         for (const char* beside : {"model.visual.", "mtp.", "model.mtp."}) bind.skip(beside);
     bind.finish();
+    if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);
     count(bind.binder());
     if (options.gpu != nullptr && options.decode != DecodeKind::chain) make_persistent(*options.gpu, options.decode);
@@ -286,6 +287,16 @@ std::optional<Tensor> Qwen35::forward_at_once(Context& ctx, const Batch& batch, 
     for (const KvView& view : states.kv) page_rows = std::max<int64_t>(page_rows, view.page_rows);
     if (!decodes_at_once(states.kv, batch.max_pages * page_rows)) return {};
     return persistent_->run(ctx, batch, states.kv, states.delta, states.delta_mode, states.next_slot);
+}
+
+/// Router, norms and DeltaNet's decay and beta stay as they are, and so does the head, which few rows ask for.
+void Qwen35::add_fp8() {
+    for (Layer& w : layers_) {
+        Weight* const matrices[] = {&w.wq,   &w.wk,  &w.wv,     &w.wo,   &w.in_qkv,
+                                    &w.in_z, &w.out, &w.w_gate, &w.w_up, &w.w_down};
+        store_.add_fp8(matrices);
+        for (auto* stack : {&w.experts.gate, &w.experts.up, &w.experts.down}) store_.add_fp8(*stack);
+    }
 }
 
 Workspace Qwen35::workspace() const {

@@ -58,6 +58,7 @@ class Qwen35 final : public Model {
     void bind_attention(WeightLoader& bind, int64_t l);
     void bind_delta(WeightLoader& bind, int64_t l);
     void bind_feed_forward(WeightLoader& bind, int64_t l);
+    void add_fp8();
     void count(const Binder& bind);
     void make_persistent(Gpu& gpu, DecodeKind kind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.

@@ -50,6 +50,12 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
              "the YaRN attention factor is {}, expected more than 0 and at most 100", options.yarn_attention_factor);
     RT_CHECK(!is_dflash(checkpoint), "{}: is a DFlash drafter, which proposes tokens for a model and is none itself",
              checkpoint.path());
+    if (options.prefill == PrefillKind::fp8) {
+        RT_CHECK(options.gpu != nullptr, ErrorKind::usage, "--prefill fp8: it runs on a GPU only");
+        RT_CHECK(options.gpu->hopper(), ErrorKind::usage,
+                 "--prefill fp8: it needs a Hopper GPU (compute capability 9.0) and no --portable; {} has {}.{}",
+                 options.gpu->info().name, options.gpu->info().major, options.gpu->info().minor);
+    }
     const std::string name = architecture_of(checkpoint);
     std::vector<std::string> known;
     for (const Architecture& architecture : kArchitectures) {

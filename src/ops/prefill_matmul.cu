@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "ops/cuda.h"
+#include "ops/prefill_fp8.h"
 #include "ops/prefill_gemm.h"
 
 namespace riptide::ops::cuda::prefill {
@@ -110,12 +111,23 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
         results.push_back(ctx.alloc(DType::f32, {x.rows(), w->rows}));
     }
     if (x.rows() == 0) return results;
+    if (residual != nullptr) residual->int8 = nullptr;
+    std::vector<const Weight*> others;  // without a copy in FP8
+    std::vector<Tensor> others_results;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        if (weights[i]->fp8 != nullptr) continue;
+        others.push_back(weights[i]);
+        others_results.push_back(results[i]);
+    }
+    if (others.size() < weights.size()) {
+        fp8_matmul_group(ctx, x, norm, weights, results, residual);
+        if (others.empty()) return results;
+    }
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);
     to_bf16(*ctx.gpu, x, norm.weight.empty() ? nullptr : norm.weight.data(), norm.eps, a, k, nullptr);
-    multiply(ctx, a, x.rows(), k, weights, results, residual);
-    if (residual != nullptr) residual->int8 = nullptr;
+    multiply(ctx, a, x.rows(), k, others, others_results, residual);
     return results;
 }
 
@@ -128,6 +140,11 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
     RT_ASSERT(w_gate.rows == w_up.rows && (!add || w_down.rows == x.shape[1]));
     const Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
+    if (fp8_swiglu_fits(w_gate, w_up, w_down)) {
+        fp8_swiglu_ffn(ctx, x, norm, w_gate, w_up, w_down, y, add ? &x : nullptr);
+        if (add) x.int8 = nullptr;
+        return y;
+    }
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64), width = round_up(w_gate.rows, 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);

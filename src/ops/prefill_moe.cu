@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "ops/cuda.h"
+#include "ops/prefill_fp8.h"
 #include "ops/prefill_moe.h"
 
 namespace riptide::ops::cuda::prefill {
@@ -211,6 +212,12 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     const Tensor y = ctx.alloc(DType::f32, {x.rows(), x.shape[1]});
     if (x.rows() == 0) return y;
     const ArenaScope scope(*ctx.arena);
+    if (fp8_experts_fit(weights, shared)) {
+        const Fp8Slots slots = alloc_fp8_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
+        to_fp8(*ctx.gpu, x, nullptr, 0, slots.rows, nullptr);
+        fp8_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
+        return y;
+    }
     const Slots slots = alloc_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
     to_bf16(*ctx.gpu, x, nullptr, 0, slots.rows(), slots.k, nullptr);
     run_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
@@ -232,15 +239,22 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}), ctx.alloc(DType::f32, {n, router.top_k})};
     if (n == 0) return result;
     const ArenaScope scope(*ctx.arena);
-    const Slots slots = alloc_slots(ctx, n, router.top_k, d);
     float* h = result.y.row(0);  // until the sum comes there
-    to_bf16(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows(), slots.k, h);
-    router_logits(ctx, *router.w, h, n, result.logits);
-    const Routing routing =
-        route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
     // `routing` is given back at the end of the scope: the result is a copy.
-    run_experts(ctx, slots, routing, &result.routing, weights, shared, result.y, &x);
+    const auto choose = [&] {
+        router_logits(ctx, *router.w, h, n, result.logits);
+        return route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+    };
     x.int8 = nullptr;
+    if (fp8_experts_fit(weights, shared)) {
+        const Fp8Slots slots = alloc_fp8_slots(ctx, n, router.top_k, d);
+        to_fp8(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows, h);
+        fp8_experts(ctx, slots, choose(), &result.routing, weights, shared, result.y, &x);
+    } else {
+        const Slots slots = alloc_slots(ctx, n, router.top_k, d);
+        to_bf16(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows(), slots.k, h);
+        run_experts(ctx, slots, choose(), &result.routing, weights, shared, result.y, &x);
+    }
     return result;
 }
 

@@ -1,5 +1,6 @@
 // What quant/weight_upload.h means in a build without CUDA: nothing can open the Gpu that it needs.
 #include "base/error.h"
+#include "quant/fp8_copy.h"
 #include "quant/weight_upload.h"
 
 namespace riptide {
@@ -15,5 +16,7 @@ WeightUpload::~WeightUpload() = default;
 void WeightUpload::matrix(const Weight&, const Placement&, const Weight&) { no_cuda(); }
 void WeightUpload::bytes(const void*, int64_t, void*) { no_cuda(); }
 void WeightUpload::finish() { no_cuda(); }
+
+void write_fp8(Gpu&, const Weight&, int64_t, int64_t, void*, float*) { no_cuda(); }
 
 }  // namespace riptide

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "quant/fp8_copy.h"
 #include "quant/placement.h"
 #include "quant/weight_upload.h"
 #include "tensor/host_memory.h"
@@ -173,6 +174,32 @@ void WeightStore::finish() {
     impl_->upload->finish();
     impl_->upload.reset();
     impl_->floats.clear();
+}
+
+void WeightStore::add_fp8(std::span<Weight* const> weights) {
+    for (Weight* w : weights) {
+        if (!*w) continue;
+        std::vector<Weight> one{*w};
+        add_fp8(one);
+        *w = one[0];
+    }
+}
+
+void WeightStore::add_fp8(std::vector<Weight>& experts) {
+    RT_ASSERT(impl_->gpu != nullptr && impl_->upload == nullptr);
+    if (experts.empty() || !has_fp8_form(experts[0])) return;
+    const Weight& first = experts[0];
+    const auto count = static_cast<int64_t>(experts.size());
+    const int64_t stride =
+        count < 2 ? 0 : static_cast<const char*>(experts[1].data) - static_cast<const char*>(first.data);
+    const int64_t values = fp8_rows(first.rows) * first.cols, scales = fp8_scales(first.rows, first.cols);
+    std::byte* const memory = impl_->allocate(count * values);
+    auto* const scale = reinterpret_cast<float*>(impl_->allocate(count * scales * 4));
+    write_fp8(*impl_->gpu, first, count, stride, memory, scale);
+    for (int64_t e = 0; e < count; ++e) {
+        experts[static_cast<size_t>(e)].fp8 = memory + e * values;
+        experts[static_cast<size_t>(e)].fp8_scales = scale + e * scales;
+    }
 }
 
 int64_t WeightStore::device_bytes() const { return impl_->device_bytes; }

@@ -39,6 +39,12 @@ class WeightStore {
     /// Waits until all is in place. REQUIRED before the first step.
     void finish();
 
+    /// Gives placed weights their copies for FP8 prefill (quant/fp8_copy.h), where there is such a form; those that are
+    /// empty get none; experts get theirs one behind the other. REQUIRES a GPU, and finish() before it. Cost: a byte of
+    /// device memory for a weight.
+    void add_fp8(std::span<Weight* const> weights);
+    void add_fp8(std::vector<Weight>& experts);
+
     /// Device memory taken; 0 on the CPU.
     int64_t device_bytes() const;
     /// One sentence for each type that was converted: "q3_k: 40 matrices stored as f16 (no GPU kernels for q3_k)".

@@ -33,6 +33,7 @@ Weight Weight::slice_rows(int64_t begin, int64_t count) const {
     Weight part = *this;
     part.data = row(begin);
     part.rows = count;
+    part.fp8 = nullptr;
     if (scales != nullptr) {
         const int64_t per_row = (cols + scale_cols - 1) / scale_cols;
         part.scales = static_cast<const char*>(scales) + begin / scale_rows * per_row * dtype_info(scale_dtype).block_bytes;

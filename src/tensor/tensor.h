@@ -68,6 +68,8 @@ struct Weight {
     int64_t scale_cols = 1;
     float scale = 1.0f;
     const void* high = nullptr;  // plane types: the bits above the low four (quant/planes.h)
+    const void* fp8 = nullptr;   // a copy for FP8 prefill, and its scales (quant/fp8_copy.h), if there is one
+    const float* fp8_scales = nullptr;
 
     explicit operator bool() const { return data != nullptr; }
     const void* row(int64_t r) const { return static_cast<const char*>(data) + r * row_bytes; }
