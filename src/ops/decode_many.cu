@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
             }
             before = tile;
         }
-        ring.used(lane);
+        ring.used();
         ring.advance();
         if constexpr (kTeams == 2) ring.advance();
         if constexpr (C == 1) {
