@@ -9,13 +9,6 @@ namespace riptide::ops {
 
 #ifdef __CUDACC__
 
-/// amax / 127, for finite values from 2^-100 on: the bits of the division (all were compared) in three instructions.
-__device__ __forceinline__ float over_127(float amax) {
-    constexpr float kInverse = 1.0f / 127.0f;
-    const float q = __fmul_rn(amax, kInverse);
-    return __fmaf_rn(__fmaf_rn(-127.0f, q, amax), kInverse, q);
-}
-
 /// What quantising 32 values to an ActRow needs to know of them.
 struct ActGroup {
     float inverse, d;
@@ -23,7 +16,7 @@ struct ActGroup {
         const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
         const float amax = __uint_as_float(largest);
         inverse = finite && !zero ? __fdiv_rn(127.0f, amax) : 0.0f;
-        d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : over_127(amax);
+        d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : __fdiv_rn(amax, 127.0f);
     }
     __device__ __forceinline__ int code(float v) const {
         return inverse == 0.0f ? 0 : __float2int_rn(__fmul_rn(v, inverse));

@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #ifdef __CUDACC__
-#include "ops/act_group.cuh"
 #include "ops/row_math.cuh"
 #endif
 #include "ops/decode_load.cuh"
@@ -126,7 +125,7 @@ __device__ __forceinline__ void put8(const ActLayout& l, char* row, int c, const
         const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
         const float amax = __uint_as_float(largest);
         const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
-        const float d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : over_127(amax);
+        const float d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : amax / 127.0f;
         uint32_t words[2] = {0, 0};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

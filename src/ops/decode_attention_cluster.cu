@@ -7,8 +7,6 @@
 //     results meet in the shared memory of the cluster; CTA r merges and finishes query heads r, r + size, ...
 //   - K and V of the window are loaded before pdl_wait(): all but the row's own were complete before the step began
 //     (embed_kernel lets later kernels start only then), and so were positions and slots.
-//   - What follows the wait is one chain, so it does nothing else: addresses are known before, two warps have the row's
-//     own K and V, query heads become operands in the warp that prepared them.
 // What limits it: projections from L2, norm and rotation, scores, softmax, two exchanges: one after the other. Tried:
 // clusters of 16 for full layers; the chip runs only seven at once, one CTA an SM, and they were slower.
 #include "ops/decode_attention_meeting.cuh"
@@ -18,24 +16,19 @@ namespace riptide::ops {
 namespace {
 
 constexpr int kMostRows = 8;
-/// Eight for steps and query heads; two more for the row's own K and V, which would come behind query heads in two of
-/// the eight: everything else waits for them.
-constexpr int kWarps = kAttentionWarps + 2;
 
 template <DType TK, DType TV>
-__global__ void __launch_bounds__(32 * kWarps, 2)
+__global__ void __launch_bounds__(kThreads, 2)
     cluster_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
 #ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
     __shared__ alignas(16) Meeting meeting;
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
+    cluster_arrive();
     HeadNorms norms;
     load_norms(a, norms);
     Item item = find_row<EarlyLoad>(a, pair / a.kv_heads, pair % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, a.places.window));
-    if (threadIdx.x == 0) expect_states(a, meeting, cluster, rank, chunks);
-    __syncwarp();
-    cluster_arrive();
     StepLoads<TK, TV> loads;
     if (rank < chunks) {
         item.chunk = key_chunk(item.position, a.places.window, rank);
@@ -47,15 +40,15 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
     const int local = static_cast<int>(threadIdx.x / 32) * cluster + rank;  // the query head that this warp will finish
     const float* gates = find_gate(a, item, local);
     asm volatile("" : "+l"(gates));
-    const OneChunk<kWarps> heads(a, item);
+    const OneChunk heads(a, item);
     __syncthreads();
     pdl_wait();
     const float4 projected = load_gate(a, gates, local);
     SoftmaxState<4> state = {};
     if (rank < chunks) state = attend_chunk<true>(a, s, item, norms, true, loads, heads);
     send_state(a, meeting, cluster, rank, chunks, state);
-    if (local >= a.heads / a.kv_heads) return;
-    const float4 gate = gate_factors(a, projected);
+    float4 gate = {};
+    if (local < a.heads / a.kv_heads) gate = gate_factors(a, projected);
     state = receive_states(meeting, cluster, chunks);
     finish<TV>(a, s, item, local, state, gate);
 #endif
@@ -66,8 +59,7 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     int cluster = 1;
     while (cluster < a.most_chunks) cluster *= 2;
     launch_clusters(*ctx.gpu, cluster_attention_kernel<TK, TV>,
-                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(32 * kWarps), 0, cluster, a,
-                    cluster);
+                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), 0, cluster, a, cluster);
 }
 
 }  // namespace

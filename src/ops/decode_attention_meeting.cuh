@@ -17,34 +17,28 @@ constexpr int kMostCluster = 8;
 struct Meeting {
     float x[kHeads][kD];
     float2 ml[kHeads];
-    uint64_t arrived;
 };
 
-/// By one thread, before the cluster's barrier: this CTA is number `rank` and finishes heads rank, rank + cluster, ...
-__device__ __forceinline__ void expect_states(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
-                                              int chunks) {
-    const int heads = (a.heads / a.kv_heads - rank + cluster - 1) / cluster;
-    constexpr int kBytes = sizeof(float) * kD + sizeof(float2);
-    init_arrivals(&meeting.arrived, max(heads, 0) * chunks * kBytes);
-}
-/// By all CTAs of a cluster, which have arrived at its barrier since expect_states(): CTA r has the state of chunk r of
-/// `chunks`, which attend_chunk() gave. Behind this comes receive_states().
+/// By all CTAs of a cluster, which have arrived at its barrier before: CTA r has the state of chunk r of `chunks`,
+/// which attend_chunk() gave. Behind this comes receive_states().
 __device__ __forceinline__ void send_state(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
                                            int chunks, const SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     cluster_wait();  // all CTAs of the cluster have started
-    if (rank >= chunks || warp >= a.heads / a.kv_heads) return;
-    const int slot = warp / cluster * cluster + rank, to = warp % cluster;
-    const uint32_t arrived = in_cta(&meeting.arrived, to);
-    store_there(in_cta(&meeting.x[slot][4 * lane], to), make_float4(state.x[0], state.x[1], state.x[2], state.x[3]),
-                arrived);
-    if (lane == 0) store_there(in_cta(&meeting.ml[slot], to), make_float2(state.m, state.l), arrived);
+    if (rank < chunks && warp < a.heads / a.kv_heads) {
+        const int slot = warp / cluster * cluster + rank;
+        store_there(in_cta(&meeting.x[slot][4 * lane], warp % cluster),
+                    make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
+        if (lane == 0) store_there(in_cta(&meeting.ml[slot], warp % cluster), make_float2(state.m, state.l));
+    }
+    cluster_arrive();
 }
-/// All chunks' states of query head warp * cluster + rank, merged, by the warps that have such a head.
+/// All chunks' states of query head warp * cluster + rank, merged, if there is such a head.
 __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting, int cluster, int chunks) {
     const int lane = static_cast<int>(threadIdx.x % 32), first = static_cast<int>(threadIdx.x / 32) * cluster;
-    wait_for_arrivals(&meeting.arrived);
+    cluster_wait();
     SoftmaxState<4> state = {};
+    if (first >= kHeads) return state;
     // merge(), chunk after chunk, but for the factors, which do not wait for one another.
     float2 ml[kMostCluster], by[kMostCluster];
 #pragma unroll
@@ -97,19 +91,10 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
     __syncthreads();
     if (last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    // Lane i has m and l of chunk i, and the factors that merge() of it takes: those do not wait for one another.
-    // Sixteen chunks' sums at once: each time is a round trip to L2.
+    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
     constexpr int kAtOnce = 16;
     const float2 ml = __ldcg(
         reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
-    float most = ml.x;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-        const float other = __shfl_up_sync(kAllLanes, most, by);
-        if (lane >= by) most = fmaxf(most, other);
-    }
-    const float before = __shfl_up_sync(kAllLanes, most, 1);
-    const float old = fast_exp2(__fsub_rn(before, most)), add = fast_exp2(__fsub_rn(ml.x, most));
     for (int first = 0; first < chunks; first += kAtOnce) {
         float4 x[kAtOnce];
 #pragma unroll
@@ -119,20 +104,13 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const float l = __shfl_sync(kAllLanes, ml.y, first + i), by = __shfl_sync(kAllLanes, old, first + i),
-                        in = __shfl_sync(kAllLanes, add, first + i);
-            if (first + i == 0) {
-                state = {0.0f, l, {x[i].x, x[i].y, x[i].z, x[i].w}};
-            } else if (first + i < chunks) {
-                state.l = __fmaf_rn(l, in, __fmul_rn(state.l, by));
-                state.x[0] = __fmaf_rn(x[i].x, in, __fmul_rn(state.x[0], by));
-                state.x[1] = __fmaf_rn(x[i].y, in, __fmul_rn(state.x[1], by));
-                state.x[2] = __fmaf_rn(x[i].z, in, __fmul_rn(state.x[2], by));
-                state.x[3] = __fmaf_rn(x[i].w, in, __fmul_rn(state.x[3], by));
-            }
+            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
+                                          __shfl_sync(kAllLanes, ml.y, first + i),
+                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
+            if (first + i == 0) state = next;
+            else if (first + i < chunks) merge(state, next);
         }
     }
-    state.m = __shfl_sync(kAllLanes, most, chunks - 1);
     return true;
 }
 

@@ -30,11 +30,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
     Item item = find_row<EarlyLoad>(a, 0, cluster % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, 0));
     const bool meets = chunks <= kCluster && chunk < kCluster, mine = chunk < chunks;
-    if (meets) {
-        if (threadIdx.x == 0) expect_states(a, meet.meeting, kCluster, rank, chunks);
-        __syncwarp();
-        cluster_arrive();
-    }
+    if (meets) cluster_arrive();
     StepLoads<TK, TV> loads;
     if (mine) {
         item.chunk = key_chunk(item.position, 0, chunk);
@@ -46,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
     const int local = meets ? warp * kCluster + rank : warp;  // the query head that this warp will finish
     const float* gates = find_gate(a, item, local);
     asm volatile("" : "+l"(gates));
-    const OneChunk<> heads(a, item);
+    const OneChunk heads(a, item);
     __syncthreads();
     pdl_wait();
     if (!mine && !meets) return;
@@ -55,8 +51,8 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
     if (mine) state = attend_chunk<false>(a, s, item, norms, true, loads, heads);
     if (meets) send_state(a, meet.meeting, kCluster, rank, chunks, state);
     else if (!exchange(a, meet.last, item.head, chunk, chunks, state)) return;
-    if (local >= a.heads / a.kv_heads) return;
-    const float4 gate = gate_factors(a, projected);
+    float4 gate = {};
+    if (local < a.heads / a.kv_heads) gate = gate_factors(a, projected);
     if (meets) state = receive_states(meet.meeting, kCluster, chunks);
     finish<TV>(a, s, item, local, state, gate);
 #endif

@@ -208,21 +208,19 @@ struct OwnRow {
     }
 };
 
-/// The same for a CTA that has one chunk and prepares its queries, of kWarps warps: knows above pdl_wait() what it
-/// loads behind it.
-template <int kWarps = kAttentionWarps>
+/// The same for a CTA that has one chunk and prepares its queries: knows above pdl_wait() what it loads behind it.
 struct OneChunk : OwnRow {
-    const float* from[kHeadTasks<kWarps>];
+    const float* from[kHeadTasks<kAttentionWarps>];
 
     __device__ __forceinline__ OneChunk(const DecodeAttentionArgs& a, const Item& item) {
-        find_heads<kWarps>(a, item, true, from);
+        find_heads<kAttentionWarps>(a, item, true, from);
 #pragma unroll
         for (const float*& p : from) asm volatile("" : "+l"(p));  // here, not where it is used
     }
     template <DType TK, DType TV>
     __device__ __forceinline__ void prepare(const DecodeAttentionArgs& a, Shared& s, const Item& item,
                                             const HeadNorms& norms, bool) const {
-        prepare_heads<TK, TV, kWarps>(a, s, item, norms, true, from);
+        prepare_heads<TK, TV>(a, s, item, norms, true, from);
     }
 };
 

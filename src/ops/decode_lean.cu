@@ -74,7 +74,6 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
     float norm[8];
     const bool normed = a.x.kind == ActKind::norm, stages = threadIdx.x < kThreads;
     if (normed && stages) lean_weights8(a.x.norm, threadIdx.x, norm);
-    pdl_trigger();  // what the next kernel, attention, reads ahead is little
     // While the kernel before this one ends: everything that needs the weights alone.
     float2 by[G][S], by6[G6][S];
     if (batch.count > 0) {
@@ -83,6 +82,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_once_kernel(const __grid
         else lean_row_scales<false, S, G>(batch.aux4(), lane, by);
     }
     pdl_wait();
+    pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one still waits for
     if (normed) {
         LeanNormRow x;
         if (stages) x.load(reinterpret_cast<const float*>(a.x.rows), threadIdx.x, partial);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
         scales[k * 32 + lane] =
             lean_scales<false>({headers + k % kLeanWarps * kHeaders, kGroups, 1}, 32 * (k / kLeanWarps) + lane, at);
     pdl_wait();
-    pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one still waits for
+    pdl_trigger();  // see lean_once_kernel
     const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
     if (a.x.kind == ActKind::int8) lean_stage_int8<kGroups>(a.x.rows, false, staged);
     else lean_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
