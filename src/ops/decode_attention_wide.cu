@@ -223,15 +223,14 @@ __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
             if (args.prepares) {
                 const DecodeAttentionArgs& a = args.a;
                 const int position = a.rope.half == 0 ? 0 : early_rotation(a.places, w.first);
-                const bool appends = static_cast<int>(threadIdx.x / 32) == kAppendK;
-                const HeadTools tools(appends ? args.append.norm : a.q_norm, a.rope, position);
+                const HeadTools tools(a.q_norm, a.rope, position);  // most CTAs have one item, all of them one head
                 const bool ahead = w.chunk * kWideChunk + min(w.keys, 2 * kTile) <= w.committed;
                 if (ahead) stage_tile(a, s, w, 0), stage_tile(a, s, w, 1);
                 pdl_wait();
                 waited = true;
                 if (w.first * a.kv_heads + w.head != prepared) prepare_queries(args, one, w, tools, position);
                 prepared = w.first * a.kv_heads + w.head;
-                append_own(args, one, w, tools, position);
+                append_own(args, one, w);
                 if (!ahead) {
                     __syncthreads();
                     stage_tile(a, s, w, 0), stage_tile(a, s, w, 1);
@@ -416,8 +415,7 @@ void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t s
     WideArgs args{.a = a};
     auto* const queries = static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));
     args.queries = queries;
-    args.prepares =
-        append != nullptr && a.rows == sequences && a.rows <= kPrepareInside && a.heads <= kAppendK * a.kv_heads;
+    args.prepares = append != nullptr && a.rows == sequences && a.rows <= kPrepareInside;
     if (args.prepares) args.append = *append;
     else launch_prepare(ctx, a, append, queries);
     args.sequences = static_cast<int>(sequences);

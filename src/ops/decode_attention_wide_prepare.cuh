@@ -110,18 +110,12 @@ __device__ __forceinline__ void prepare_queries(const WideArgs& args, WideGroups
     __syncwarp();
 }
 
-/// The warps that append K and V of a row: the last two, which have no queries to prepare unless there are many.
-constexpr int kAppendK = kWideThreads / 32 - 2, kAppendV = kAppendK + 1;
-
-/// Appends K and V of the row, if this chunk ends with its own key. tools: of the warp that appends K, K's.
-__device__ __forceinline__ void append_own(const WideArgs& args, WideGroups<1>& s, const WideWork& w,
-                                           const HeadTools& tools, int position) {
+/// Two warps append K and V of the row, if this chunk ends with its own key.
+__device__ __forceinline__ void append_own(const WideArgs& args, WideGroups<1>& s, const WideWork& w) {
+    constexpr int kLast = kWideThreads / 32 - 1;
     const int warp = static_cast<int>(threadIdx.x / 32);
-    if (warp < kAppendK || w.chunk * kWideChunk + w.keys <= w.committed) return;
-    const KvAppendArgs& a = args.append;
-    append_prepared(a, w.first, w.head, warp == kAppendV, [&](float(&x)[kWideRegs]) {
-        if (warp == kAppendK) tools.apply(x, a.norm, a.rope, position, s.buffers[warp]);
-    });
+    if (warp < kLast - 1 || w.chunk * kWideChunk + w.keys <= w.committed) return;
+    append_head(args.append, w.first, w.head, warp == kLast, s.buffers[warp]);
     __threadfence_block();
 }
 

@@ -32,10 +32,9 @@ void launch_kv_append(Context& ctx, const KvAppendArgs& args);
 
 #ifdef __CUDACC__
 
-/// K or V of one head of one row: prepare(x), encoded, stored. By a warp.
-template <class Prepare>
-__device__ __forceinline__ void append_prepared(const KvAppendArgs& a, int row, int head, bool values,
-                                                const Prepare& prepare) {
+/// K or V of one head of one row: prepared, encoded, stored. By a warp; `buffer`: kMostHeadDim floats of its own in
+/// shared memory.
+__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int head, bool values, float* buffer) {
     const int sequence = a.places.row_sequence[row];
     const int index = a.places.committed[sequence] + row - a.places.row_begin[sequence];
     const int64_t slot = a.places.slot(sequence, a.places.ring_begin(sequence), index);
@@ -43,20 +42,14 @@ __device__ __forceinline__ void append_prepared(const KvAppendArgs& a, int row, 
     const int64_t stride = values ? a.v_stride : a.k_stride;
     float x[kMostHeadDim / 32];
     load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
-    prepare(x);
+    if (!values) {
+        norm_head(x, a.norm, a.d);
+        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), a.d, buffer);
+    }
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
     auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);
     rows += slot * (values ? a.v_slot_bytes : a.k_slot_bytes) + head * kv_row_bytes(type, a.d);
     kv_encode_lanes(type, x, a.d, rows);
-}
-
-/// The same with norm and rope for K. `buffer`: kMostHeadDim floats of the warp's own in shared memory.
-__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int head, bool values, float* buffer) {
-    append_prepared(a, row, head, values, [&](float(&x)[kMostHeadDim / 32]) {
-        if (values) return;
-        norm_head(x, a.norm, a.d);
-        rope_head(x, a.rope, a.rope.half == 0 ? 0 : a.places.rotary_position(row), a.d, buffer);
-    });
 }
 
 #endif
