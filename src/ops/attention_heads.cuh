@@ -136,12 +136,6 @@ __device__ __forceinline__ void rope_head(float (&x)[R], const RopeParams& rope,
                                           float* buffer) {
     if (rope.half == 0) return;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    if (rope.half == 32) {  // this lane has both
-        const float2 turned = rope_rotate(x[0], x[1], turns.turn[0]);
-        x[0] = turned.x;
-        x[1] = turned.y;
-        return;
-    }
 #pragma unroll
     for (int k = 0; k < R; ++k)
         if (32 * k + lane < d) buffer[32 * k + lane] = x[k];

@@ -6,14 +6,12 @@
 // (row, query head) pairs (all products twice, for both parts of 32-bit numbers).
 //
 // Design. Three kernels: prepare (a warp for each head: queries to the two 16-bit parts that mma takes; K and V
-// appended), attend, merge (also gate and int8). With one row a sequence attend prepares by itself
-// (decode_attention_wide_prepare.cuh): norms, rotation and the first keys are there before the wait. A CTA of attend
-// has a chunk of 512 keys of one KV head and up to 8, 32 or 96 pairs; 64 keys at a time are copied to shared memory as
-// they are stored, one tile ahead. Scores: a warp has 16 keys and half of each head, or every second group of eight
-// pairs; weights: a warp has one pair of each group; values: a warp has 32 of the 256 elements and all keys. So a value
-// is decoded once for all rows, and sums stay in registers. Chunks whose keys were all committed before the step serve
-// rows together and are asked for above pdl_wait(); chunks with rows of the step are done row by row, since rows of a
-// tree see different keys.
+// appended), attend, merge (also gate and int8). A CTA of attend has a chunk of 512 keys of one KV head and up to 8, 32
+// or 96 pairs; 64 keys at a time are copied to shared memory as they are stored, one tile ahead. Scores: a warp has 16
+// keys and half of each head, or every second group of eight pairs; weights: a warp has one pair of each group; values:
+// a warp has 32 of the 256 elements and all keys. So a value is decoded once for all rows, and sums stay in registers.
+// Chunks whose keys were all committed before the step serve rows together and are asked for above
+// pdl_wait(); chunks with rows of the step are done row by row, since rows of a tree see different keys.
 //
 // Reached on an H200, 2026-11-22 (bench_gpu_decode_attention --heads-of 256, Q8_0, all three kernels): one row over 32K
 // keys 37 us, 42 %; 16 rows 204 us; 128 keys 11 us. What limits it is not known: a tile takes 2 us with an SM to itself
@@ -21,15 +19,78 @@
 // for 16.
 #include <algorithm>
 
-#include "ops/decode_attention_wide_prepare.cuh"
+#include "ops/decode_attention_wide.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
-/// Rows of one sequence each whose heads the kernel that attends prepares, once for each chunk.
-constexpr int kPrepareInside = 8;
 constexpr int64_t kPartialBytes = int64_t{128} << 20;  // of the rows that are done at a time, unless one needs more
+
+// ---- prepare -------------------------------------------------------------------------------------------------------
+
+struct PrepareArgs {
+    DecodeAttentionArgs a;
+    KvAppendArgs append;
+    int parts;  // of a row: query heads, then K and V of each KV head, if they are appended
+    uint4* queries;
+};
+
+constexpr int kPrepareWarps = 4;
+
+/// A query head, by a warp: prepared, scaled, as the B operand of the scores.
+__device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, int head,
+                                              const float (&weight)[kWideRegs], const RopeTurns<kWideRegs>& turns,
+                                              float* buffer) {
+    const DecodeAttentionArgs& a = args.a;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float x[kWideRegs];
+    load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
+    norm_head(x, weight, a.q_norm, kWide);
+    rope_head(x, a.rope, turns, kWide, buffer);
+    if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
+#pragma unroll
+    for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);
+    __syncwarp();
+    uint4* const to = args.queries + (int64_t{row} * a.heads + head) * (kQuerySteps * 4);
+#pragma unroll
+    for (int i = lane; i < kQuerySteps * 4; i += 32) {
+        const int step = i / 4;
+        const ScoreColumn c = score_column(step % 8, i % 4);
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = buffer[128 * (step / 8) + kv_unit_element(a.k_dtype, c.unit, c.first + j)];
+        uint4 f;
+        if (a.k_dtype == DType::bf16) {
+            split_pair<true>(v[0], v[1], f.x, f.z);
+            split_pair<true>(v[2], v[3], f.y, f.w);
+        } else {
+            split_pair<false>(v[0], v[1], f.x, f.z);
+            split_pair<false>(v[2], v[3], f.y, f.w);
+        }
+        to[i] = f;
+    }
+}
+
+__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
+
+/// Norms, rotations and places before the wait: only projections are of this step.
+__global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const __grid_constant__ PrepareArgs args) {
+    __shared__ float buffers[kPrepareWarps][kWide];
+    pdl_trigger();
+    const int warp = static_cast<int>(threadIdx.x / 32), item = static_cast<int>(blockIdx.x) * kPrepareWarps + warp;
+    const int row = item / args.parts, part = item % args.parts, head = part - args.a.heads;
+    if (row >= args.a.rows) return pdl_wait();
+    const bool query = head < 0, values = !query && head % 2 != 0;
+    const int64_t slot = query ? 0 : append_slot<EarlyLoad>(args.append, row);
+    float weight[kWideRegs];
+    load_norm(weight, values ? HeadNorm{} : query ? args.a.q_norm : args.append.norm, kWide);
+    const RopeTurns<kWideRegs> turns(args.a.rope,
+                                     args.a.rope.half == 0 ? 0 : find_rotary_position<EarlyLoad>(args.a.places, row));
+    pdl_wait();
+    if (query) prepare_query(args, row, part, weight, turns, buffers[warp]);
+    else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
+}
 
 // ---- attend --------------------------------------------------------------------------------------------------------
 
@@ -214,31 +275,10 @@ __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
     const int items = s.first_unit[args.sequences] * args.a.kv_heads;
     const int group = args.a.heads / args.a.kv_heads;
     bool waited = false;
-    int prepared = -1;  // the row and head whose queries lie here
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
         const WideWork w = find_work(args, s, item);
         if (w.keys <= 0) continue;
         find_slots(args, s, w);
-        if constexpr (kGroups == 1) {
-            if (args.prepares) {
-                const DecodeAttentionArgs& a = args.a;
-                const bool appends = static_cast<int>(threadIdx.x / 32) == kAppendK;
-                const HeadTools tools(a, appends ? args.append.norm : a.q_norm, w.first);
-                const bool ahead = w.chunk * kWideChunk + min(w.keys, 2 * kTile) <= w.committed;
-                if (ahead) stage_tile(a, s, w, 0), stage_tile(a, s, w, 1);
-                pdl_wait();
-                waited = true;
-                if (w.first * a.kv_heads + w.head != prepared) prepare_queries(args, one, w, tools);
-                prepared = w.first * a.kv_heads + w.head;
-                append_own(args, one, w, tools);
-                if (!ahead) {
-                    __syncthreads();
-                    stage_tile(a, s, w, 0), stage_tile(a, s, w, 1);
-                }
-                attend_wide(args, s, one, w, 1);
-                continue;
-            }
-        }
         // What was committed before the step may be asked for before what this step has stored is there.
         if (!waited && w.chunk * kWideChunk + min(w.keys, 2 * kTile) > w.committed) {
             pdl_wait();
@@ -415,10 +455,7 @@ void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t s
     WideArgs args{.a = a};
     auto* const queries = static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));
     args.queries = queries;
-    args.prepares =
-        append != nullptr && a.rows == sequences && a.rows <= kPrepareInside && a.heads <= kAppendK * a.kv_heads;
-    if (args.prepares) args.append = *append;
-    else launch_prepare(ctx, a, append, queries);
+    launch_prepare(ctx, a, append, queries);
     args.sequences = static_cast<int>(sequences);
     args.most_chunks = static_cast<int>(std::max<int64_t>(1, (a.most_keys + kWideChunk - 1) / kWideChunk));
     const int64_t chunks = int64_t{a.heads} * args.most_chunks, row_bytes = chunks * (kWide * 4 + 8);

@@ -31,8 +31,6 @@ struct WideArgs {
     int sequences = 0;
     int shared_rows = 1;  // of a sequence, that read its keys together
     int most_chunks = 1;
-    bool prepares = false;  // one row a sequence: queries, K and V come as the projections left them
-    KvAppendArgs append;    // if it prepares
     __device__ __forceinline__ int64_t chunk_at(int row, int head, int chunk) const {
         return (int64_t{row - row0} * a.heads + head) * most_chunks + chunk;
     }
@@ -62,7 +60,6 @@ struct WideGroups {
     alignas(16) unsigned char weights[kGroups][kTileSteps][kWeightStep];
     float scores[kGroups == 1 ? 2 : kGroups][8][kScoreStride];  // one group: of each half of the head
     float factors[kGroups][8];
-    float buffers[kGroups == 1 ? kWideThreads / 32 : 1][kWide];  // of a warp that prepares a head
 };
 
 /// 16 bytes to shared memory while the caller goes on; K and V of earlier steps: allowed above pdl_wait().

@@ -9,7 +9,12 @@
 // decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them accumulator `part` of the
 // canonical order. A lane needs the same columns of x for all rows: it loads and normalises them itself, in registers.
 // Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the products, one barrier, the
-// sums.
+// sums. These kernels let the next one start at once.
+//
+// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 789 us with them;
+// from wait to wait 8.7, 1.8, 4.5 and 4.9 us. What limits is not known; suspected: a kernel's x waits in the queue
+// behind the next one's weights, and shared memory holds the weights of two kernels, not three.
+// Tried: a pass over the code before the wait (814 us where it was 798); triggers behind the wait (6 % slower).
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
@@ -106,7 +111,7 @@ enum class LineKind {
 template <int Windows, int Quads, LineKind Kind>
 __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_constant__ LineArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
-    constexpr int kBatch = Windows * kQuadRows * 128;  // uint4
+    constexpr int kStage = Windows * kQuadRows * kThreadCount;  // uint4
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[Quads][8];
@@ -114,24 +119,25 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     const int pieces = a.cols / 8;
     const int begin = part_of(a.batches, blockIdx.x, gridDim.x), end = part_of(a.batches, blockIdx.x + 1, gridDim.x);
     const int most = (a.batches + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    auto* const results = reinterpret_cast<float*>(dynamic + most * kBatch);        // [batch][row][part]
+    const int rounds = (most + Quads - 1) / Quads;
+    auto* const results = reinterpret_cast<float*>(dynamic + rounds * kStage);      // [batch][row][part]
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
-    const auto ask = [&](int i) {  // the i-th batch of the CTA
-        const int b = begin + i;
+    const auto ask = [&](int b, int stage) {
         if (b < end) {
             const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
             const int64_t row = kPairs ? 2 * b : batch_row(m, b);
             const char* const from = m.data + row * m.row_bytes + 16 * piece;
             const char* const other = kPairs ? a.m[1].data + row * m.row_bytes + 16 * piece : nullptr;
-            uint4* const to = dynamic + i * kBatch + piece;
+            uint4* const to = dynamic + stage * kStage + t;
             if (kSingles && m.type == DType::f32) {
 #pragma unroll
                 for (int w = 0; w < 2 * Windows; ++w)
                     if (w * kWindowPieces + piece < 2 * pieces)
 #pragma unroll
                         for (int g = 0; g < 2; ++g)
-                            copy_async16(to + (2 * w + g) * 128, from + g * m.row_bytes + w * (16 * kWindowPieces));
+                            copy_async16(to + (2 * w + g) * kThreadCount,
+                                         from + g * m.row_bytes + w * (16 * kWindowPieces));
             } else {
 #pragma unroll
                 for (int w = 0; w < Windows; ++w)
@@ -139,14 +145,14 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 #pragma unroll
                         for (int g = 0; g < kQuadRows; ++g) {
                             const char* at = kPairs && g >= 2 ? other + (g - 2) * m.row_bytes : from + g * m.row_bytes;
-                            copy_async16(to + (w * kQuadRows + g) * 128, at + w * (16 * kWindowPieces));
+                            copy_async16(to + (w * kQuadRows + g) * kThreadCount, at + w * (16 * kWindowPieces));
                         }
             }
         }
         copy_async_commit();
     };
 #pragma unroll
-    for (int k = 0; k < kRounds; ++k) ask(k * Quads + quad);
+    for (int k = 0; k < kRounds; ++k) ask(begin + k * Quads + quad, k);
 
     LineX<Windows> norm;
     const bool normed = a.x.kind == ActKind::norm;
@@ -195,7 +201,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 #pragma unroll 1
     for (int k = 0; begin + k * Quads + quad < end; ++k) {
         copy_async_wait_but<kRounds - 1>();
-        const uint4* const from = dynamic + (k * Quads + quad) * kBatch + piece;
+        const uint4* const from = dynamic + k * kStage + t;
         float acc[kQuadRows] = {};
         const int b = begin + k * Quads + quad;
         if (kSingles && b >= a.singles_from) {
@@ -206,7 +212,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
                 const float4 v = singles[c];
 #pragma unroll
                 for (int g = 0; g < 2; ++g) {
-                    const uint4 raw = from[(2 * w + g) * 128];
+                    const uint4 raw = from[(2 * w + g) * kThreadCount];
                     acc[g] = fma4(make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z),
                                               __uint_as_float(raw.w)),
                                   v, acc[g]);
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
                 if (w * kWindowPieces + piece < pieces)
 #pragma unroll
                     for (int g = 0; g < kQuadRows; ++g) {
-                        const uint4 raw = from[(w * kQuadRows + g) * 128];
+                        const uint4 raw = from[(w * kQuadRows + g) * kThreadCount];
                         const float4 low = {bf16_low(raw.x), bf16_high(raw.x), bf16_low(raw.y), bf16_high(raw.y)},
                                      high = {bf16_low(raw.z), bf16_high(raw.z), bf16_low(raw.w), bf16_high(raw.w)};
                         const float(&v)[8] = x.v[w];
@@ -261,7 +267,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
     const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
     if (rounds > kMostRounds<Windows, Quads>) return false;
-    const int64_t need = most * (Windows * kTileBytes * 128 + kQuadRows * int64_t{sizeof(float4)}) +
+    const int64_t need = rounds * Windows * kTileBytes * 128 * Quads + rounds * Quads * kQuadRows * 16 +
                          (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
     const int64_t shared = std::max(need, kShares[Quads / 4]), room = ctx.gpu->info().shared_bytes - (2 << 10);
     if (shared > room) return false;
