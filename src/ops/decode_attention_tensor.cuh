@@ -119,22 +119,25 @@ __device__ __forceinline__ void split_pair(float a, float b, uint32_t& high, uin
     }
 }
 
-/// The A operand of the scores, by the warps of the CTA.
-template <DType TK, int kWarps = kAttentionWarps>
-__device__ __forceinline__ void make_q_fragments(const DecodeAttentionArgs& a, HeadShared& s) {
-    const int lane = static_cast<int>(threadIdx.x % 32), head = lane / 4;
-#pragma unroll
-    for (int step = static_cast<int>(threadIdx.x / 32); step < 8; step += kWarps) {
-        const ScoreColumn c = score_column(step, lane % 4);
-        float x[4] = {};
-        if (head < a.heads / a.kv_heads)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = s.q[head][kv_unit_element(TK, c.unit, c.first + i)];
-        uint4 f;
-        split_pair<TK == DType::bf16>(x[0], x[1], f.x, f.y);
-        split_pair<TK == DType::bf16>(x[2], x[3], f.z, f.w);
-        s.q_fragments[step][lane] = f;
-    }
+/// The A operand of the scores: the part of query head `head` of s.q, by the warp that wrote it there.
+template <DType TK>
+__device__ __forceinline__ void make_q_fragments(HeadShared& s, int head) {
+    const int step = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
+    const ScoreColumn c = score_column(step, t);
+    __syncwarp();
+    const float4 x = *reinterpret_cast<const float4*>(&s.q[head][kv_unit_element(TK, c.unit, c.first)]);  // and on
+    uint4 f;
+    split_pair<TK == DType::bf16>(x.x, x.y, f.x, f.y);
+    split_pair<TK == DType::bf16>(x.z, x.w, f.z, f.w);
+    s.q_fragments[step][4 * head + t] = f;
+}
+/// Those of the heads that a group lacks, by the warps of the CTA.
+template <int kWarps = kAttentionWarps>
+__device__ __forceinline__ void clear_q_fragments(HeadShared& s, int group) {
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int head = group + warp; head < kHeads; head += kWarps)
+        s.q_fragments[lane / 4][4 * head + lane % 4] = make_uint4(0, 0, 0, 0);
 }
 
 /// Scores of 16 keys: this lane's head is lane / 4, its keys 2 t, 2 t + 1 (p[0], p[1]), 2 t + 8, 2 t + 9 (p[2], p[3]).
