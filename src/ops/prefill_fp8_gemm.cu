@@ -41,7 +41,6 @@ struct Work {
     };
     Matrix b[Fp8Problem::kMost], shared[2];
     int matrices, shared_expert;  // -1: none
-    int tile_n;                   // kTileN, or kHalf: tiles without a second half; OutF32
 };
 struct Maps {
     CUtensorMap a, b[Fp8Problem::kMost], shared[2];
@@ -83,7 +82,7 @@ __device__ __forceinline__ Source source_of(const Work& work, const Tile& tile, 
         return {half + (shared ? Fp8Problem::kMost : 0), expert * work.b[half].rows + tile.n / 2};
     } else {
         const int n = tile.n + half * kHalf;
-        if (n >= work.p.n || half * kHalf >= work.tile_n) return {-1, 0};
+        if (n >= work.p.n) return {-1, 0};
         int i = 0;
         while (i + 1 < work.matrices && n >= work.b[i + 1].begin) ++i;
         return {i + (shared ? Fp8Problem::kMost : 0), expert * work.b[i].rows + n - work.b[i].begin};
@@ -95,10 +94,10 @@ template <class Out>
 __device__ __forceinline__ void produce(const Maps& maps, const Work& work, uint32_t stages, uint32_t full,
                                         uint32_t empty) {
     const GemmProblem& p = work.p;
-    const int tiles = tile_count(p, work.tile_n), steps = p.k / kStepK;
+    const int tiles = tile_count(p, kTileN), steps = p.k / kStepK;
     uint32_t i = 0;  // steps so far, through all tiles
     for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
-        const Tile tile = tile_at(p, work.tile_n, t);
+        const Tile tile = tile_at(p, kTileN, t);
         const Source from[2] = {source_of<Out>(work, tile, 0), source_of<Out>(work, tile, 1)};
         const uint32_t bytes = from[1].map < 0 ? 2 * kBox : 3 * kBox;
         for (int step = 0; step < steps; ++step, ++i) {
@@ -176,14 +175,14 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, 
 
 // store: what a thread does with its sums. row: its first one; the second is 8 further on.
 
-__device__ __forceinline__ void store(const float (&sum)[2][64], const Work& work, const OutF32& out, const Tile& tile,
-                                      int row, int lane) {
+__device__ __forceinline__ void store(const float (&sum)[2][64], const GemmProblem& p, const OutF32& out,
+                                      const Tile& tile, int row, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (row + 8 * half >= tile.row_end) continue;
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            if (tile.n + 64 * c >= work.p.n || 64 * c >= work.tile_n) continue;
+            if (tile.n + 64 * c >= p.n) continue;
             float v[16];
 #pragma unroll
             for (int j = 0; j < 16; ++j) v[j] = sum[c / 2][4 * (8 * (c % 2) + j / 2) + 2 * half + j % 2];
@@ -192,8 +191,8 @@ __device__ __forceinline__ void store(const float (&sum)[2][64], const Work& wor
     }
 }
 
-__device__ __forceinline__ void store(const float (&sum)[2][64], const Work&, const OutFp8& out, const Tile& tile,
-                                      int row, int lane) {
+__device__ __forceinline__ void store(const float (&sum)[2][64], const GemmProblem& p, const OutFp8& out,
+                                      const Tile& tile, int row, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float act[32], largest = 0.0f;
@@ -228,11 +227,11 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
     const GemmProblem& p = work.p;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
     const bool leader = lane == 0;
-    const int tiles = tile_count(p, work.tile_n), steps = p.k / kStepK;
+    const int tiles = tile_count(p, kTileN), steps = p.k / kStepK;
     const uint32_t a = stages + static_cast<uint32_t>(group) * (kBox / 2), b = stages + kBox;
     uint32_t i = 0;
     for (int t = static_cast<int>(blockIdx.x); t < tiles; t += static_cast<int>(gridDim.x)) {
-        const Tile tile = tile_at(p, work.tile_n, t);
+        const Tile tile = tile_at(p, kTileN, t);
         const int first = tile.row + 64 * group;
         if (first >= tile.row_end) {
             for (int step = 0; step < steps; ++step, ++i) {
@@ -244,7 +243,7 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
         const int row = first + 16 * warp + lane / 4;
         float sum[2][64];
         multiply<Out>(sum, work, tile, row, i, a, b, full, empty, leader);
-        store(sum, work, out, tile, row, lane);
+        store(sum, p, out, tile, row, lane);
     }
 }
 
@@ -324,13 +323,7 @@ void start(const Gpu& gpu, const Fp8Problem& problem, const Out& out) {
     work.a_scales = problem.a.scales;
     work.matrices = problem.matrices;
     work.shared_expert = shared ? experts - 1 : -1;
-    const int64_t down = int64_t{ceil_div(problem.rows, kTileM)} + (grouped ? experts : 0);  // at most
-    // Rounds of the chip times clocks of a step: narrow tiles where wide ones would leave multiprocessors idle.
-    const auto clocks = [&](int wide, int64_t step) {
-        return ceil_div(static_cast<int>(down * ceil_div(n, wide)), gpu.info().sm_count) * step;
-    };
-    work.tile_n = !kSwiglu && clocks(kHalf, 640) < clocks(kTileN, 1152) ? kHalf : kTileN;
-    const int64_t tiles = down * ceil_div(n, work.tile_n);
+    const int64_t tiles = int64_t{ceil_div(problem.rows, kTileM) + (grouped ? experts : 0)} * ceil_div(n, kTileN);
     const auto kernel = gemm_fp8_kernel<Out>;
     RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
