@@ -9,7 +9,8 @@ loads not. Checked for every kernel, in its PTX, and in its machine code too whe
   - it waits (names in NO_WAIT excepted);
   - no read-only load at all, but for the table inside sincosf(): none may be used on activations, ids or K/V;
   - before the wait only loads that say what they are: of weights (past L1, as load_weights() and load_weight16/32/64() make
-    them; asynchronous copies to shared memory), or of results older than the kernel before (.cg: see gate_up_kernel);
+    them; asynchronous copies to shared memory), of results older than the kernel before (.cg: see gate_up_kernel), or of words
+    that are asked for until they are there (.relaxed: decode_lean_route.cuh);
   - no store, atomic or reduction to global memory before the wait.
 """
 import pathlib
@@ -19,7 +20,7 @@ import subprocess
 import sys
 
 # Kernels launched without programmatic dependence.
-NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel")
+NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_copy")
 
 PTX = {
     "start": re.compile(r"^\s*(?:\.visible|\.weak)?\s*\.entry\s+(\w+)"),
@@ -27,7 +28,7 @@ PTX = {
     "wait": "griddepcontrol.wait",
     "readonly": re.compile(r"\bld\.global(\.\w+)*\.nc\b|\bld\.global\.nc"),
     "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async(?!\.(commit|wait|mbarrier)))"),
-    "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|cp\.async\.(cg|bulk)"),
+    "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|ld\.relaxed\.gpu|cp\.async\.(cg|bulk)"),
     "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|red\.(?!shared|async))"),
 }
 SASS = {
