@@ -272,10 +272,8 @@ void add_bench(CLI::App& app, Action& action) {
     cmd->get_option("--delta")->group("Options");
     cmd->footer(
         "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
-        "  riptide bench --random-weights laguna-xs.2:fp8 --gen 128 --kv f16\n"
         "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
-        "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --prompt 32768,131072\n"
         "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --target laguna-xs.2:q4_k_m --prompt 131072\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "
         "same. "
