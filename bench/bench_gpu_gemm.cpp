@@ -2,105 +2,17 @@
 // expansion of weights to bf16, the products alone, and whole ops. Argument: rows. Time is the device's (GpuTimer).
 // Counters: TFLOPs, or weights/s (in T), and for the expansion GB/s in and out. Inputs: random_fill weights,
 // activations in [-1, 1], a random routing. Medians: --benchmark_repetitions=5 --benchmark_report_aggregates_only.
-#include <benchmark/benchmark.h>
-
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "bench/gemm_device.h"
 #include "ops/cuda.h"
-#include "ops/prefill_fp8.h"
-#include "ops/prefill_gemm.h"
-#include "ops/prefill_moe.h"
-#include "quant/random_fill.h"
-#include "quant/weight_store.h"
 
 namespace {
 
 using namespace riptide;
+using namespace riptide::bench;
 using namespace riptide::ops::cuda::prefill;
-
-constexpr int64_t kHidden = 2048, kExperts = 256, kWidth = 512, kTopK = 8;
-
-struct Device {
-    std::unique_ptr<Gpu> gpu = Gpu::open();
-    Arena arena{int64_t{5} << 30, gpu.get()};
-    WeightStore store{gpu.get()};
-    std::vector<std::vector<std::byte>> host;
-    Context ctx;
-
-    Device() {
-        ctx.gpu = gpu.get();
-        ctx.family = Family::prefill;
-        ctx.arena = &arena;
-    }
-    Weight random_host(DType type, int64_t rows, int64_t cols) {
-        Weight w;
-        w.dtype = type;
-        w.rows = rows;
-        w.cols = cols;
-        w.row_bytes = row_bytes(type, cols);
-        host.emplace_back(static_cast<size_t>(w.bytes()));
-        random_fill(type, host.back().data(), rows * cols, 0.02f, host.size());
-        w.data = host.back().data();
-        return w;
-    }
-    Weight matrix(DType type, int64_t rows, int64_t cols) {
-        const Weight w = store.matrix(random_host(type, rows, cols));
-        store.finish();
-        return w;
-    }
-    /// All in memory of their own on the device; eight different contents.
-    std::vector<Weight> experts(DType type, int64_t rows, int64_t cols) {
-        std::vector<Weight> all;
-        for (int64_t e = 0; e < kExperts; ++e)
-            all.push_back(e < 8 ? random_host(type, rows, cols) : all[static_cast<size_t>(e % 8)]);
-        all = store.experts(all);
-        store.finish();
-        return all;
-    }
-    Tensor rows(int64_t n, int64_t cols) {
-        std::vector<float> values(static_cast<size_t>(n * cols));
-        std::mt19937 random(7);
-        for (float& v : values) v = static_cast<float>(random()) * 0x1p-31f - 1.0f;
-        const Tensor x = ctx.alloc(DType::f32, {n, cols});
-        gpu->to_device(x.data, values.data(), 4 * n * cols);
-        return x;
-    }
-};
-
-ops::Routing random_routing(Device& d, int64_t n) {
-    std::vector<int32_t> chosen(static_cast<size_t>(n * kTopK));
-    std::vector<float> weights(chosen.size(), 0.125f);
-    std::mt19937 random(9);
-    for (int32_t& e : chosen) e = static_cast<int32_t>(random() % kExperts);
-    const ops::Routing r{kTopK, d.ctx.alloc(DType::i32, {n, kTopK}), d.ctx.alloc(DType::f32, {n, kTopK})};
-    d.gpu->to_device(r.experts.data, chosen.data(), 4 * n * kTopK);
-    d.gpu->to_device(r.weights.data, weights.data(), 4 * n * kTopK);
-    return r;
-}
-
-/// Runs `body` under the device's clock; what it allocates is given back each time.
-template <class Body>
-void measure(benchmark::State& state, Device& d, const Body& body) {
-    GpuTimer timer(*d.gpu);
-    const auto run = [&] {
-        const ArenaScope scope(d.arena);
-        body();
-    };
-    for (int i = 0; i < 3; ++i) run();
-    for (auto _ : state) {
-        timer.start();
-        run();
-        timer.stop();
-        state.SetIterationTime(timer.milliseconds() * 1e-3);
-    }
-}
-
-void rate(benchmark::State& state, const char* name, double each) {
-    state.counters[name] = benchmark::Counter(each * 1e-12, benchmark::Counter::kIsIterationInvariantRate);
-}
 
 void expansion(benchmark::State& state, DType type, int64_t rows, int64_t cols, double bytes) {
     Device d;
@@ -271,77 +183,6 @@ void experts_from_planes(benchmark::State& state, Product which, How how) {
     rate(state, "TB/s", static_cast<double>((kExperts + 1) * n * k) * each);
 }
 
-/// A random e4m3 copy of q4_k weights.
-struct Fp8Weights {
-    std::vector<Weight> w;
-    Fp8Weights(Device& d, int64_t rows, int64_t cols, bool experts) {
-        if (experts) w = d.experts(DType::q4_k, rows, cols);
-        else w = {d.matrix(DType::q4_k, rows, cols)};
-        d.store.add_fp8(w);
-    }
-};
-Fp8Rows random_fp8(Device& d, int64_t rows, int64_t cols) {
-    const Fp8Rows to = {static_cast<uint8_t*>(d.arena.allocate(rows * cols)),
-                        static_cast<float*>(d.arena.allocate(4 * rows * (cols / 128)))};
-    const ArenaScope scope(d.arena);
-    const int64_t each = std::min<int64_t>(rows, 4096);
-    const Tensor x = d.rows(each, cols);
-    for (int64_t i = 0; i < rows; i += each)
-        to_fp8(*d.gpu, x, nullptr, 0, {to.values + i * cols, to.scales + i * (cols / 128)}, nullptr);
-    return to;
-}
-
-void product_fp8(benchmark::State& state, int64_t n, int64_t k, bool residual) {
-    Device d;
-    const int64_t rows = state.range(0);
-    const Fp8Weights w(d, n, k, false);
-    const Tensor y = d.ctx.alloc(DType::f32, {rows, n}), x = d.rows(rows, n);
-    OutF32 out;
-    out.add(y.row(0), 0, static_cast<int>(n), n, residual ? x.row(0) : nullptr);
-    Fp8Problem problem;
-    problem.a = random_fp8(d, rows, k);
-    problem.b[0] = fp8_of(w.w[0]), problem.matrices = 1;
-    problem.rows = static_cast<int>(rows), problem.k = static_cast<int>(k);
-    measure(state, d, [&] { gemm_fp8(*d.gpu, problem, out); });
-    rate(state, "TFLOP/s", 2.0 * static_cast<double>(rows * n * k));
-}
-
-/// All experts at once, without a shared one.
-void experts_fp8(benchmark::State& state, bool first) {
-    Device d;
-    const int64_t rows = state.range(0), slots = rows * kTopK, n = first ? kWidth : kHidden,
-                  k = first ? kHidden : kWidth;
-    const Fp8Weights one(d, n, k, true), two(d, n, k, true);
-    Fp8Problem problem;
-    problem.a = random_fp8(d, slots, k);
-    problem.b[0] = fp8_of(one.w[0]), problem.b[1] = fp8_of(two.w[0]);
-    problem.matrices = first ? 2 : 1;
-    problem.rows = static_cast<int>(slots), problem.k = static_cast<int>(k);
-    problem.plan = sort_routing(d.ctx, random_routing(d, rows), kExperts, false).plan;
-    problem.experts = kExperts;
-    void* y = d.arena.allocate(4 * slots * n);
-    const OutFp8 act{{static_cast<uint8_t*>(y), static_cast<float*>(d.arena.allocate(4 * slots * (n / 128)))},
-                     static_cast<int>(n)};
-    OutF32 out;
-    out.add(static_cast<float*>(y), 0, static_cast<int>(n), n);
-    measure(state, d, [&] {
-        if (first) gemm_fp8(*d.gpu, problem, act);
-        else gemm_fp8(*d.gpu, problem, out);
-    });
-    rate(state, "TFLOP/s", (first ? 4.0 : 2.0) * static_cast<double>(slots * n * k));
-}
-
-void rows_to_fp8(benchmark::State& state, bool norm) {
-    Device d;
-    const int64_t rows = state.range(0);
-    const Tensor x = d.rows(rows, kHidden);
-    const std::span<const float> weight = d.store.floats(std::vector<float>(kHidden, 1.0f));
-    d.store.finish();
-    const Fp8Rows to = random_fp8(d, rows, kHidden);
-    measure(state, d, [&] { to_fp8(*d.gpu, x, norm ? weight.data() : nullptr, 1e-6f, to, nullptr); });
-    rate(state, "TB/s", 5.0 * static_cast<double>(rows * kHidden));
-}
-
 /// q, k, v and gate, or o with its residual: expanded and multiplied.
 void dense_from_planes(benchmark::State& state, bool qkvg) {
     Device d;
@@ -415,25 +256,6 @@ void op_router(benchmark::State& state, DType type) {
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(state.range(0) * kExperts * kHidden));
 }
 
-template <class... Args>
-void add(const char* name, Args... args) {
-    benchmark::RegisterBenchmark(name, args...)->UseManualTime()->Iterations(20)->Unit(benchmark::kMicrosecond);
-}
-template <class... Args>
-void add_rows(const char* name, Args... args) {
-    benchmark::RegisterBenchmark(name, args...)
-        ->UseManualTime()
-        ->Iterations(20)
-        ->Unit(benchmark::kMicrosecond)
-        ->Arg(256)
-        ->Arg(512)
-        ->Arg(1024)
-        ->Arg(2048)
-        ->Arg(4096)
-        ->Arg(8192)
-        ->Arg(16384);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -453,11 +275,6 @@ int main(int argc, char** argv) {
     }
     add_rows("dense/qkvg", dense_from_planes, true);
     add_rows("dense/o", dense_from_planes, false);
-    add_rows("fp8/rows_norm", rows_to_fp8, true);
-    add_rows("fp8/q_8192x2048", product_fp8, 8192, 2048, false);
-    add_rows("fp8/o_2048x8192_residual", product_fp8, 2048, 8192, true);
-    add_rows("fp8/experts_gate_up", experts_fp8, true);
-    add_rows("fp8/experts_down", experts_fp8, false);
     add_rows("op/router_f32", op_router, DType::f32);
     add_rows("op/router_bf16", op_router, DType::bf16);
     add_rows("op/norm_qkvg", op_qkv);

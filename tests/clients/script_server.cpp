@@ -43,9 +43,9 @@ std::vector<ScriptLine> read_script(const std::string& path) {
 int run(int argc, char** argv) {
     RT_CHECK(argc >= 3 && argc % 2 == 1, ErrorKind::usage,
              "usage: script_server CHECKPOINT SCRIPT.json [--name value]");
-    std::map<std::string, int64_t> set = {{"--port", 0},        {"--ctx", 32768},   {"--row-us", 0},
-                                          {"--step-us", 0},     {"--load-ms", 0},   {"--max-running", 8},
-                                          {"--max-queue", 512}, {"--kv-tokens", 0}, {"--log", 1}};
+    std::map<std::string, int64_t> set = {
+        {"--port", 0},        {"--ctx", 32768},     {"--row-us", 0},    {"--step-us", 0}, {"--load-ms", 0},
+        {"--max-running", 8}, {"--max-queue", 512}, {"--kv-tokens", 0}, {"--log", 1},     {"--cache", 1}};
     for (int i = 3; i + 1 < argc; i += 2) {
         RT_CHECK(set.contains(argv[i]), ErrorKind::usage, "{}: no such setting", argv[i]);
         set[argv[i]] = std::stoll(argv[i + 1]);
@@ -64,6 +64,7 @@ int run(int argc, char** argv) {
     engine_options.chunk_rows = 512;
     engine_options.max_running = static_cast<int32_t>(set["--max-running"]);
     engine_options.max_queue = static_cast<int32_t>(set["--max-queue"]);
+    engine_options.prefix_cache = set["--cache"] != 0;
     engine_options.kv_tokens = set["--kv-tokens"] > 0 ? set["--kv-tokens"] : 4 * script.context;
 
     server::ServerOptions options;
