@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds a preset and fails on any compiler warning.
+# Builds a preset, or only the targets named behind it, and fails on any compiler warning.
 set -uo pipefail
 log=$(mktemp)
-cmake --build --preset "$1" -- -k 0 2>&1 | tee "$log"
+preset=$1
+shift
+cmake --build --preset "$preset" ${*:+--target "$@"} -- -k 0 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 if grep -q 'warning:' "$log"; then
   echo "the build printed warnings"

@@ -37,7 +37,8 @@ stage "coding agents from npm" tests/clients/agents.py build/cpu/riptide build/c
 grep -h -e skipped -e "turn 2" -e "agents," build/stage.log || true
 if [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
   stage "configure cuda" cmake --preset cuda
-  stage "build cuda (sm_90a), no warnings" tools/build_clean.sh cuda
+  # The program and one test binary: the tests' own sources have been compiled for the CPU above.
+  stage "build cuda (sm_90a), no warnings" tools/build_clean.sh cuda riptide test_ops
   stage "cuda: loads behind the wait" tools/check_pdl_order.py build/cuda
 else
   echo "cuda build                         skipped: no nvcc here (the CUDA toolkit is not in Debian)"
