@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "ops/prefill_fp8.h"
 #include "ops/prefill_gemm.cuh"
-#include "ops/prefill_gemm_hopper.cuh"
+#include "ops/prefill_gemm_ring.cuh"
 #include "tensor/fp8.cuh"
 
 namespace riptide::ops::cuda::prefill {
@@ -25,10 +25,7 @@ namespace {
 constexpr int kStepK = kFp8Cols;                // 128 bytes: one swizzle row
 constexpr int kHalf = 128, kTileN = 2 * kHalf;  // rows of B
 constexpr int kBox = 128 * kStepK;              // of A, of a half of B
-constexpr int kStage = 3 * kBox, kStages = 4;
-constexpr int kShared = kStages * kStage + 1024 + 128;  // 1024: the base is rounded up; 128: barriers
-constexpr int kThreads = 3 * 128;
-[[maybe_unused]] constexpr int kConsumerWarps = 8;
+using Ring = GemmRing<4, 3 * kBox>;
 
 /// What the kernel needs of a problem.
 struct Work {
@@ -101,8 +98,8 @@ __device__ __forceinline__ void produce(const Maps& maps, const Work& work, uint
         const Source from[2] = {source_of<Out>(work, tile, 0), source_of<Out>(work, tile, 1)};
         const uint32_t bytes = from[1].map < 0 ? 2 * kBox : 3 * kBox;
         for (int step = 0; step < steps; ++step, ++i) {
-            const uint32_t stage = i % kStages, to = stages + stage * kStage, ready = full + 8 * stage;
-            barrier_wait(empty + 8 * stage, (i / kStages & 1) ^ 1);  // the first round passes at once
+            const uint32_t stage = i % Ring::kCount, to = stages + stage * Ring::kStage, ready = full + 8 * stage;
+            barrier_wait(empty + 8 * stage, (i / Ring::kCount & 1) ^ 1);  // the first round passes at once
             barrier_expect(ready, bytes);
             load_box(to, &maps.a, ready, step * kStepK, tile.row);
 #pragma unroll
@@ -149,14 +146,14 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, 
 #pragma unroll
         for (int j = 0; j < 64; ++j) sum[h][j] = 0.0f;
     for (int step = 0; step < steps; ++step, ++i) {
-        const uint32_t stage = i % kStages;
+        const uint32_t stage = i % Ring::kCount;
         const float s0 = sa[0][step], s1 = sa[1][step];
-        barrier_wait(full + 8 * stage, i / kStages & 1);
+        barrier_wait(full + 8 * stage, i / Ring::kCount & 1);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (h == 1 && !both) continue;
-            const uint64_t da = rows_descriptor(a + stage * kStage),
-                           db = rows_descriptor(b + stage * kStage + static_cast<uint32_t>(h) * kBox);
+            const uint64_t da = rows_descriptor(a + stage * Ring::kStage),
+                           db = rows_descriptor(b + stage * Ring::kStage + static_cast<uint32_t>(h) * kBox);
             const float t0 = sb[h][0][step], t1 = sb[h][1][step];
             float d[64];
             wgmma_fence();
@@ -234,10 +231,7 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
         const Tile tile = tile_at(p, kTileN, t);
         const int first = tile.row + 64 * group;
         if (first >= tile.row_end) {
-            for (int step = 0; step < steps; ++step, ++i) {
-                barrier_wait(full + 8 * (i % kStages), i / kStages & 1);
-                if (leader) barrier_arrive(empty + 8 * (i % kStages));
-            }
+            pass_stages<Ring>(steps, i, full, empty, leader);
             continue;
         }
         const int row = first + 16 * warp + lane / 4;
@@ -250,34 +244,16 @@ __device__ __forceinline__ void consume(const Work& work, const Out& out, uint32
 #endif
 
 template <class Out>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Ring::kThreads, 1)
     gemm_fp8_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
                     const __grid_constant__ Out out) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ uint8_t memory[];
-    const uint32_t stages = (shared_address(memory) + 1023u) & ~1023u;
-    const uint32_t full = stages + kStages * kStage, empty = full + 8 * kStages;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < kStages; ++s) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, kConsumerWarps);
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
-    pdl_wait();
-    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 128), 0);
-    if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
-            asm volatile("fence.proxy.async.global;" ::: "memory");  // earlier kernels wrote A with plain stores
-            produce<Out>(maps, work, stages, full, empty);
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        consume<Out>(work, out, stages, full, empty, group - 1);
-    }
+    run_gemm_ring<Ring>(
+        [&](uint32_t stages, uint32_t full, uint32_t empty) { produce<Out>(maps, work, stages, full, empty); },
+        [&](uint32_t stages, uint32_t full, uint32_t empty, int group) {
+            consume<Out>(work, out, stages, full, empty, group);
+        });
 #else
     pdl_wait();
     __trap();  // never launched there
@@ -324,10 +300,7 @@ void start(const Gpu& gpu, const Fp8Problem& problem, const Out& out) {
     work.matrices = problem.matrices;
     work.shared_expert = shared ? experts - 1 : -1;
     const int64_t tiles = int64_t{ceil_div(problem.rows, kTileM) + (grouped ? experts : 0)} * ceil_div(n, kTileN);
-    const auto kernel = gemm_fp8_kernel<Out>;
-    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-    const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
-    launch(gpu, kernel, grid, kThreads, kShared, maps, work, out);
+    launch_gemm_ring<Ring>(gpu, gemm_fp8_kernel<Out>, tiles, maps, work, out);
 }
 
 }  // namespace

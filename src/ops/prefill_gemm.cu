@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "ops/prefill_gemm.cuh"
-#include "ops/prefill_gemm_hopper.cuh"
+#include "ops/prefill_gemm_ring.cuh"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -21,8 +21,6 @@ namespace {
 
 constexpr int kTileK = 64;  // 128 bytes: one swizzle row
 constexpr int kStageA = kTileM * kTileK * 2;
-constexpr int kThreads = 3 * 128;
-[[maybe_unused]] constexpr int kConsumerWarps = 8;
 
 struct Maps {
     CUtensorMap a, b;
@@ -30,11 +28,10 @@ struct Maps {
 
 /// Stages of tiles kN wide.
 template <int kN>
-struct Ring {
-    static constexpr int kCount = kN == 256 ? 4 : kN == 128 ? 6 : 8;
-    static constexpr int kStage = kStageA + kN * kTileK * 2;
-    static constexpr int kShared = kCount * kStage + 1024 + 128;  // 1024: the base is rounded up; 128: barriers
-};
+using Ring = GemmRing<kN == 256   ? 4
+                      : kN == 128 ? 6
+                                  : 8,
+                      kStageA + kN * kTileK * 2>;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -110,10 +107,7 @@ __device__ __forceinline__ void consume(const GemmProblem& p, const Out& out, ui
         const Tile tile = tile_at(p, kN, t);
         const int row = tile.row + 64 * group;
         if (row >= tile.row_end) {
-            for (int step = 0; step < steps; ++step, ++i) {
-                barrier_wait(full + 8 * (i % Ring<kN>::kCount), i / Ring<kN>::kCount & 1);
-                if (leader) barrier_arrive(empty + 8 * (i % Ring<kN>::kCount));
-            }
+            pass_stages<Ring<kN>>(steps, i, full, empty, leader);
             continue;
         }
         float d[kN / 2];
@@ -125,34 +119,16 @@ __device__ __forceinline__ void consume(const GemmProblem& p, const Out& out, ui
 #endif
 
 template <int kN, class Out>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Ring<kN>::kThreads, 1)
     gemm_hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ GemmProblem p,
                        const __grid_constant__ Out out) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ uint8_t memory[];
-    const uint32_t stages = (shared_address(memory) + 1023u) & ~1023u;
-    const uint32_t full = stages + Ring<kN>::kCount * Ring<kN>::kStage, empty = full + 8 * Ring<kN>::kCount;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < Ring<kN>::kCount; ++s) {
-            barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, kConsumerWarps);
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
-    pdl_wait();
-    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 128), 0);
-    if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
-            asm volatile("fence.proxy.async.global;" ::: "memory");  // earlier kernels wrote A and B with plain stores
-            produce<kN>(maps, p, stages, full, empty);
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        consume<kN>(p, out, stages, full, empty, group - 1);
-    }
+    run_gemm_ring<Ring<kN>>(
+        [&](uint32_t stages, uint32_t full, uint32_t empty) { produce<kN>(maps, p, stages, full, empty); },
+        [&](uint32_t stages, uint32_t full, uint32_t empty, int group) {
+            consume<kN>(p, out, stages, full, empty, group);
+        });
 #else
     pdl_wait();
     __trap();  // never launched there
@@ -162,10 +138,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int kN, class Out>
 void launch_wide(const Gpu& gpu, const GemmProblem& p, const Out& out, int experts, int64_t tiles) {
     const Maps maps = {bf16_boxes(p.a, p.rows, p.k, kTileM), bf16_boxes(p.b, int64_t{p.n} * experts, p.k, kN)};
-    const auto kernel = gemm_hopper_kernel<kN, Out>;
-    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<kN>::kShared));
-    const auto grid = static_cast<unsigned>(tiles < gpu.info().sm_count ? tiles : gpu.info().sm_count);
-    launch(gpu, kernel, grid, kThreads, Ring<kN>::kShared, maps, p, out);
+    launch_gemm_ring<Ring<kN>>(gpu, gemm_hopper_kernel<kN, Out>, tiles, maps, p, out);
 }
 
 }  // namespace
