@@ -205,25 +205,20 @@ __device__ __forceinline__ void lean_reduce(const float (&acc)[G], int lane, con
 struct LeanFetch {
     uint64_t* barrier;
 
-    /// All lanes, before any copy: `bytes` are to come. `mine`: in one lane.
-    __device__ __forceinline__ void begin(bool mine, int bytes) const {
-#if __CUDA_ARCH__ >= 900
-        if (mine) {
-            const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-        }
-        __syncwarp();
-#endif
-    }
-    /// The same by one thread; the caller synchronises with all that copy or wait.
+    /// By one thread, before any copy: `bytes` are to come. The caller synchronises with all that copy or wait.
     __device__ __forceinline__ void init(int bytes) const {
 #if __CUDA_ARCH__ >= 900
         const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+#endif
+    }
+    /// The same by all lanes of a warp that copies and waits alone. `mine`: in one lane.
+    __device__ __forceinline__ void begin(bool mine, int bytes) const {
+#if __CUDA_ARCH__ >= 900
+        if (mine) init(bytes);
+        __syncwarp();
 #endif
     }
     /// By one lane; addresses and bytes are multiples of 16.
