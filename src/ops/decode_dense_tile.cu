@@ -363,23 +363,6 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 #endif
 }
 
-/// Clusters of a kernel that the device runs at a time. (Where the number of SMs of a part of the chip is no multiple
-/// of four, some stay empty.)
-int64_t most_clusters(const void* kernel, int cluster, int64_t shared) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(cluster));
-    config.blockDim = dim3(kDenseThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(shared);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    RT_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-    return clusters;
-}
-
 /// Divides the shared memory. False: x does not fit.
 template <int C, int NT>
 bool plan_dense(const Context& ctx, DenseTileArgs& a) {
@@ -406,7 +389,7 @@ bool launch_dense(Context& ctx, DenseTileArgs& a) {
     const auto kernel = dense_tile_kernel<C, NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, shared);
+    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, kDenseThreads, shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
                     static_cast<size_t>(shared), C, a);

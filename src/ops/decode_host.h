@@ -28,6 +28,9 @@ ActSource prepare_rows(Context& ctx, const ActSource& source, const ActLayout& l
 /// Throws Error if one does not fit next to `other` bytes of shared memory.
 int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, int64_t n);
 
+/// Clusters of so many CTAs of a kernel that the device runs at a time.
+int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shared_bytes);
+
 /// y[i] = weights[i] x, f32 [n, rows]; residual += y[0] (one weight). x: f32 or int8 rows.
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual);

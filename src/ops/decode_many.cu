@@ -300,22 +300,6 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
 #endif
 }
 
-/// Clusters that the device runs at a time.
-int64_t most_clusters(const void* kernel, int64_t shared) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(4);
-    config.blockDim = dim3(kManyThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(shared);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {4, 1, 1};
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    RT_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-    return clusters;
-}
-
 template <int NT, int C, int B>
 bool launch_many(Context& ctx, ManyArgs& a, const ActSource& x) {
     using S = ManyShape<NT, C, B>;
@@ -326,8 +310,8 @@ bool launch_many(Context& ctx, ManyArgs& a, const ActSource& x) {
     const auto kernel = many_kernel<NT, C, B>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     a.row_blocks = (a.n + S::kRows - 1) / S::kRows;
-    const int64_t most =
-        C == 1 ? ctx.gpu->info().sm_count : most_clusters(reinterpret_cast<const void*>(kernel), shared);
+    const int64_t most = C == 1 ? ctx.gpu->info().sm_count
+                                : most_clusters(reinterpret_cast<const void*>(kernel), 4, kManyThreads, shared);
     const int64_t each = std::min<int64_t>(a.tiles, most / a.row_blocks);
     if (each == 0) return false;
     const ActLayout layout = act_layout(a.cols, true, false);

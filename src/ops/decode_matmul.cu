@@ -203,6 +203,21 @@ int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, 
     return static_cast<int32_t>(std::min({n, int64_t{kStageRows}, fit}));
 }
 
+int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shared_bytes) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    RT_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    return clusters;
+}
+
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
