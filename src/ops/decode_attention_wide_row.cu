@@ -1,14 +1,15 @@
 // Decode attention for heads of 256, one row for each sequence: plain decoding. Bits: decode_attention_wide.cuh.
 //
-// Bytes and FLOPs: decode_attention_wide.cu. At a few hundred keys all of it is latency: 200 keys of Q8_0 are 109 KB for
-// each KV head.
+// Bytes and FLOPs: decode_attention_wide.cu. At a few hundred keys all of it is latency: 200 keys of Q8_0 are 109 KB
+// for each KV head.
 //
-// Design. One kernel does what decode_attention_wide.cu does in three: a CTA has a chunk of 512 keys of one KV head, its
-// eight warps prepare the queries and append K and V by themselves, and where the chunk is the row's only one they gate
-// it and write it out. Several tiles of 64 keys (a part) are scored between two barriers, weighed between two and added
-// between two, so that a chunk takes a third of the barriers of a pipeline of single tiles; only the running maximum and
-// the sums go tile by tile. A part's K follows when the one before it is scored, its V when that is added. All keys but
-// the row's own were there before the step and are asked for above pdl_wait(); its own key is encoded in shared memory.
+// Design. One kernel does what decode_attention_wide.cu does in three: a CTA has a chunk of 512 keys of one KV head,
+// its eight warps prepare the queries and append K and V by themselves, and where the chunk is the row's only one they
+// gate it and write it out. Several tiles of 64 keys (a part) are scored between two barriers, weighed between two and
+// added between two, so that a chunk takes a third of the barriers of a pipeline of single tiles; only the running
+// maximum and the sums go tile by tile. A part's K follows when the one before it is scored, its V when that is added.
+// All keys but the row's own were there before the step and are asked for above pdl_wait(); its own key is encoded in
+// shared memory.
 #include <algorithm>
 
 #include "ops/decode_attention_wide.cuh"
@@ -103,6 +104,16 @@ __device__ __forceinline__ void stage_part(unsigned char (*to)[kStagedRow<T>], c
         if (piece >= kPieces) piece -= kPieces, ++key;
     }
 }
+/// K or V of keys [first, end) of the chunk to L2.
+template <DType T>
+__device__ __forceinline__ void prefetch_rows(const unsigned char* head, int64_t slot_bytes, const int32_t* slots,
+                                              int first, int end) {
+    constexpr int kBytes = static_cast<int>(kv_row_bytes(T, kWide)), kLine = 128, kLines = (kBytes + kLine - 1) / kLine;
+    for (int i = first * kLines + static_cast<int>(threadIdx.x); i < end * kLines; i += kWideThreads)
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(slot_row(head, slot_bytes, slots[i / kLines]) + i % kLines * kLine));
+}
+
 /// The row's own key to its place, and behind it as far as a step of keys reaches: weights of zero need finite values.
 template <DType T>
 __device__ __forceinline__ void place_own(unsigned char (*to)[kStagedRow<T>], const unsigned char* own, int key) {
@@ -145,8 +156,7 @@ __device__ __forceinline__ void finish_row(const DecodeAttentionArgs& a, const W
     for (int k = 0; k < kWideRegs; ++k) {
         if (a.gate != nullptr) o[k] = __fmul_rn(o[k], a.gate_sigmoid ? sigmoid(gate[k]) : softplus(gate[k]));
         a.out[w.row * cols + head * kWide + 32 * k + lane] = o[k];
-        if (a.out8 != nullptr)
-            put_act_group(a.out8 + w.row * ActRow::bytes(cols), cols, head * kWideRegs + k, o[k]);
+        if (a.out8 != nullptr) put_act_group(a.out8 + w.row * ActRow::bytes(cols), cols, head * kWideRegs + k, o[k]);
     }
 }
 
@@ -235,11 +245,16 @@ __global__ void __launch_bounds__(kWideThreads, 2) wide_row_kernel(const __grid_
             s.slots[i] = find_slot<EarlyLoad>(a.places, w.row, 0, w.chunk * kWideChunk + i);
         __syncthreads();
         constexpr int kPartKeys = kTiles * kTile;
-        const int there = min(kPartKeys, w.own < 0 ? w.keys : w.own);
-        stage_part<TK>(s.k, a.k_cache + w.head * kv_row_bytes(TK, kWide), a.k_slot_bytes, s.slots, there);
+        const int all = w.own < 0 ? w.keys : w.own, there = min(kPartKeys, all);
+        const unsigned char *const k = a.k_cache + w.head * kv_row_bytes(TK, kWide), *const v = a.v_cache +
+                                                                                                w.head * kv_row_bytes(
+                                                                                                             TV, kWide);
+        stage_part<TK>(s.k, k, a.k_slot_bytes, s.slots, there);
         stage_commit();
-        stage_part<TV>(s.v, a.v_cache + w.head * kv_row_bytes(TV, kWide), a.v_slot_bytes, s.slots, there);
+        stage_part<TV>(s.v, v, a.v_slot_bytes, s.slots, there);
         stage_commit();
+        prefetch_rows<TK>(k, a.k_slot_bytes, s.slots, kPartKeys, all);
+        prefetch_rows<TV>(v, a.v_slot_bytes, s.slots, kPartKeys, all);
         // A warp has a query head, K or V; with more than six heads two warps have two.
         const bool fresh = prepared != w.row * a.kv_heads + w.head;
         const int parts = w.own >= 0 ? group + 2 : group;
@@ -263,9 +278,8 @@ __global__ void __launch_bounds__(kWideThreads, 2) wide_row_kernel(const __grid_
             if (part != warp) norm_of(part);
             if (part < group) {
                 if (fresh)
-                    prepare_query(a, w.row, w.head * group + part, weight, turns, buffer, [&s, part](int i, uint4 f) {
-                        s.queries[0][i / 4][4 * part + i % 4] = f;
-                    });
+                    prepare_query(a, w.row, w.head * group + part, weight, turns, buffer,
+                                  [&s, part](int i, uint4 f) { s.queries[0][i / 4][4 * part + i % 4] = f; });
             } else if (part == group) {
                 make_own<TK>(args, w, false, s.slots[w.own], weight, turns, buffer, s.own_k);
             } else {
@@ -294,7 +308,8 @@ bool takes_wide_rows(const Gpu& gpu, const DecodeAttentionArgs& a, int64_t seque
 }
 
 void launch_wide_rows(Context& ctx, const WideArgs& wide, const KvAppendArgs* append) {
-    WideRowArgs args{.wide = wide, .append = append != nullptr ? *append : KvAppendArgs{}, .appends = append != nullptr};
+    WideRowArgs args{
+        .wide = wide, .append = append != nullptr ? *append : KvAppendArgs{}, .appends = append != nullptr};
     args.wide.a.places.parent = nullptr;  // a single row has no ancestors in its step
     const GpuInfo& gpu = ctx.gpu->info();
     const int kv_heads = wide.a.kv_heads;
