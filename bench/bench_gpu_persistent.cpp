@@ -74,8 +74,8 @@ std::vector<double> time_steps(Gpu& gpu, Run& run, int repeats) {
     return us;
 }
 
-/// Answers of 1 to 9 tokens that the device decodes ahead of the host, and the same tokens fed one by one, in turns with
-/// the last step kept and dropped; how many left the same state.
+/// Answers of 1 to 9 tokens that the device decodes ahead of the host, and the same tokens fed one by one, in turns
+/// with the last step kept and dropped; how many left the same state.
 int ahead_of_host(Run& ahead, Run& by_steps, int32_t token) {
     GpuDecoder decoder(*ahead.model, *ahead.cache, ahead.runner->context(), ahead.runner->device_batch(), 1);
     int same = 0;

@@ -60,9 +60,9 @@ void DeltaStates::add_layer(const StateSpec& spec, size_t layer, int64_t slots, 
 }
 
 bool DeltaStates::can_follow() const {
-    return any_ && layers_.front().stash_rows >= 2 && std::all_of(layers_.begin(), layers_.end(), [this](const DeltaView& view) {
-               return ops::delta_follows(context_.gpu, view);
-           });
+    return any_ && layers_.front().stash_rows >= 2 &&
+           std::all_of(layers_.begin(), layers_.end(),
+                       [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); });
 }
 
 int32_t DeltaStates::acquire_spare() {

@@ -43,8 +43,7 @@ GpuDecoder::Recurrent GpuDecoder::runs_ahead() const {
     return cache_.delta().can_follow() ? Recurrent::follows : Recurrent::waits;
 }
 
-void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced,
-                       Recurrent state) {
+void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, Recurrent state) {
     RT_ASSERT(state == Recurrent::waits || (rows.size() == 1 && state == runs_ahead()));
     RT_ASSERT(pending() == 0 && std::ssize(forced) <= kForced && !rows.empty() && std::ssize(rows) <= sequences_);
     const int64_t size = std::ssize(forced);

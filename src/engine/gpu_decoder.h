@@ -46,10 +46,10 @@ class GpuDecoder {
     void start_answer(int64_t slot, const ops::SampleStart& start) { slots_.start(slot, start); }
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
-    /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be committed
-    /// before the next: one launch for each begin(); or (`state`, one row) steps run ahead, no more than one beyond the
-    /// one whose token is asked for. For measurements `forced` are fed in turn, to all rows, instead of what was drawn
-    /// (at most kForced).
+    /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be
+    /// committed before the next: one launch for each begin(); or (`state`, one row) steps run ahead, no more than one
+    /// beyond the one whose token is asked for. For measurements `forced` are fed in turn, to all rows, instead of what
+    /// was drawn (at most kForced).
     void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {},
                Recurrent state = Recurrent::waits);
     /// How recurrent state lets steps of one row run ahead.

@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const 
     if (query) {
         uint4* const to = args.queries + (int64_t{row} * args.a.heads + part) * (kQuerySteps * 4);
         prepare_query(args.a, row, part, weight, turns, buffers[warp], [to](int i, uint4 f) { to[i] = f; });
-    }
-    else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
+    } else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
 }
 
 // ---- attend --------------------------------------------------------------------------------------------------------

@@ -410,8 +410,8 @@ __device__ __forceinline__ void value_fragments(const unsigned char (*rows)[kSta
 /// x <- x * factors + weights V over N groups. Lane 4 g + t: x[q][i] holds elements 2 i (x[0], x[1]) and 2 i + 1 of the
 /// lane's four for pairs 2 t and 2 t + 1 of group q.
 template <bool kBf16, int N, int kGroups>
-__device__ __forceinline__ void add_groups(const WideTile<kGroups>& s, int first,
-                                           const uint32_t (&v)[kTileSteps][2][4], int steps, float (*x)[2][4]) {
+__device__ __forceinline__ void add_groups(const WideTile<kGroups>& s, int first, const uint32_t (&v)[kTileSteps][2][4],
+                                           int steps, float (*x)[2][4]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int q = 0; q < N; ++q) {

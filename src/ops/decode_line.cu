@@ -301,8 +301,7 @@ bool line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
 
 bool line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
     if (!suits(*ctx.gpu, x, cols) || gate.dtype != DType::bf16 || up.dtype != DType::bf16 || gate.rows != up.rows ||
-        gate.rows % 2 != 0 || gate.rows == 0 || gate.row_bytes != 2 * cols ||
-        up.row_bytes != 2 * cols)
+        gate.rows % 2 != 0 || gate.rows == 0 || gate.row_bytes != 2 * cols || up.row_bytes != 2 * cols)
         return false;
     LineArgs a;
     a.m[0] = float_matrix_of(matrix_of(gate));

@@ -63,7 +63,8 @@ void check_input(const GatedDeltaInput& in, const DeltaView& view, const Batch& 
     RT_ASSERT(std::ssize(in.decay) == view.value_heads && std::ssize(in.dt_bias) == view.value_heads);
     if (mode == DeltaMode::stash) RT_ASSERT(view.stash != nullptr && view.stash_rows >= n);
     else RT_ASSERT(batch.parent.empty());
-    if (mode == DeltaMode::follow) RT_ASSERT(view.stash != nullptr && view.stash_rows >= 2 * n && n == batch.sequences());
+    if (mode == DeltaMode::follow)
+        RT_ASSERT(view.stash != nullptr && view.stash_rows >= 2 * n && n == batch.sequences());
 }
 
 /// The convolution's inputs of one row's path: its own, its ancestors', then the slot's.

@@ -79,13 +79,14 @@ __device__ __forceinline__ void catch_up(const DeltaArgs& a, const DeltaPlace& a
             s.last_key[i] = i < z.key_dim ? __uint_as_float(EarlyLoad::one(heads + at.key * z.key_dim + i)) : 0.0f;
         }
     const float* const gates = last + a.kept.stride - 2 * z.value_heads + at.h;
-    const float decay = __uint_as_float(EarlyLoad::one(gates)), beta = __uint_as_float(EarlyLoad::one(gates + z.value_heads));
+    const float decay = __uint_as_float(EarlyLoad::one(gates)),
+                beta = __uint_as_float(EarlyLoad::one(gates + z.value_heads));
     const uint4 v = load_weights(heads + z.keys() + at.h * z.value_dim + own);
     __syncthreads();
-    tile.template step<false>(nullptr, s.last_key,
-                              make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                                          __uint_as_float(v.w)),
-                              make_float4(decay, beta, 0.0f, 0.0f));
+    tile.template step<false>(
+        nullptr, s.last_key,
+        make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)),
+        make_float4(decay, beta, 0.0f, 0.0f));
     tile.store(state, z.key_dim, z.value_dim, z.value_dim - own);
 }
 
@@ -94,8 +95,7 @@ __device__ __forceinline__ void keep_last_input(const DeltaArgs& a, const DeltaP
                                                 const float* inputs) {
     DeltaPlace before = at;
     before.committed = held;
-    for (int c = static_cast<int>(threadIdx.x % 32); c < d; c += 32)
-        delta_put_input(a, before, first + c, inputs[c]);
+    for (int c = static_cast<int>(threadIdx.x % 32); c < d; c += 32) delta_put_input(a, before, first + c, inputs[c]);
 }
 
 /// What a head of q, k or v needs but for the row's own inputs, by a warp. first: its first channel. last: the inputs

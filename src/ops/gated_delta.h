@@ -27,10 +27,11 @@ struct GatedDeltaInput {
 enum class DeltaMode : uint8_t {
     stash,   // it stays as it is; the rows go to the stash, for gated_delta_commit
     update,  // all rows are committed: plain decoding, prompts. REQUIRES chains (batch.parent empty)
-    follow,  // one row for each sequence, which is stashed; the row that such a step stashed before joins the state first
+    follow,  // one row for each sequence, which is stashed; the row that such a step stashed before joins the state
+             // first
 };
-/// Of a step that follows: the row of the stash for sequence s of the step and a position. The next step may write while
-/// the one before it is read.
+/// Of a step that follows: the row of the stash for sequence s of the step and a position. The next step may write
+/// while the one before it is read.
 inline constexpr int64_t delta_follow_row(int64_t s, int64_t position) { return 2 * s + position % 2; }
 
 /// Rows of any sequences, chains or (stash) trees by batch.parent. For row r with the tokens t_0 .. t_p = r of its
@@ -48,8 +49,9 @@ inline constexpr int64_t delta_follow_row(int64_t s, int64_t position) { return 
 /// sequence's state is lost. follow: held[s], on the device, is the number of tokens that the slot describes,
 /// committed[s] or one less: then the row of the stash of that position (delta_follow_row) is committed first, as
 /// gated_delta_commit would. So steps may be put behind each other unseen: what the last one was given is not yet part
-/// of the state. REQUIRES delta_follows(), stash_rows >= 2 sequences. On a GPU states are read before earlier kernels of the step have ended: what wrote them
-/// must have been complete when the step's first kernel let others start (embed; tensor/launch.cuh).
+/// of the state. REQUIRES delta_follows(), stash_rows >= 2 sequences. On a GPU states are read before earlier kernels
+/// of the step have ended: what wrote them must have been complete when the step's first kernel let others start
+/// (embed; tensor/launch.cuh).
 ///
 /// Determinism: the value of a row, and the state behind it, is a function of the inputs on its path, bit for bit: the
 /// same as a node of a tree, in a chain, alone, in any chunk, in any batch, on any thread count; and update has the
