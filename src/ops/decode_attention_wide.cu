@@ -38,6 +38,42 @@ struct PrepareArgs {
 
 constexpr int kPrepareWarps = 4;
 
+/// A query head, by a warp: prepared, scaled, as the B operand of the scores.
+__device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, int head,
+                                              const float (&weight)[kWideRegs], const RopeTurns<kWideRegs>& turns,
+                                              float* buffer) {
+    const DecodeAttentionArgs& a = args.a;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float x[kWideRegs];
+    load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
+    norm_head(x, weight, a.q_norm, kWide);
+    rope_head(x, a.rope, turns, kWide, buffer);
+    if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
+#pragma unroll
+    for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);
+    __syncwarp();
+    uint4* const to = args.queries + (int64_t{row} * a.heads + head) * (kQuerySteps * 4);
+#pragma unroll
+    for (int i = lane; i < kQuerySteps * 4; i += 32) {
+        const int step = i / 4;
+        const ScoreColumn c = score_column(step % 8, i % 4);
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = buffer[128 * (step / 8) + kv_unit_element(a.k_dtype, c.unit, c.first + j)];
+        uint4 f;
+        if (a.k_dtype == DType::bf16) {
+            split_pair<true>(v[0], v[1], f.x, f.z);
+            split_pair<true>(v[2], v[3], f.y, f.w);
+        } else {
+            split_pair<false>(v[0], v[1], f.x, f.z);
+            split_pair<false>(v[2], v[3], f.y, f.w);
+        }
+        to[i] = f;
+    }
+}
+
+__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
+
 /// Norms, rotations and places before the wait: only projections are of this step.
 __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const __grid_constant__ PrepareArgs args) {
     __shared__ float buffers[kPrepareWarps][kWide];
@@ -52,10 +88,8 @@ __global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const 
     const RopeTurns<kWideRegs> turns(args.a.rope,
                                      args.a.rope.half == 0 ? 0 : find_rotary_position<EarlyLoad>(args.a.places, row));
     pdl_wait();
-    if (query) {
-        uint4* const to = args.queries + (int64_t{row} * args.a.heads + part) * (kQuerySteps * 4);
-        prepare_query(args.a, row, part, weight, turns, buffers[warp], [to](int i, uint4 f) { to[i] = f; });
-    } else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
+    if (query) prepare_query(args, row, part, weight, turns, buffers[warp]);
+    else append_head(args.append, row, slot, head / 2, values, weight, turns, buffers[warp]);
 }
 
 // ---- attend --------------------------------------------------------------------------------------------------------
@@ -169,6 +203,36 @@ __device__ __forceinline__ void load_queries(const WideArgs& args, WideGroups<kG
     }
 }
 
+/// The chunk's states to device memory.
+template <DType TV, int kGroups>
+__device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork& w, const float (&m)[kGroups],
+                                            const float (&l)[kGroups], const float (&x)[kGroups][2][4]) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = args.a.heads / args.a.kv_heads, pairs = w.rows * group;
+    const auto place = [&](int pair) {
+        return args.chunk_at(w.first + pair / group, w.head * group + pair % group, w.chunk);
+    };
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) {
+        if (8 * q >= pairs) break;
+        const float sum = warp_sum(l[q]);
+        if (lane == 0 && 8 * q + warp < pairs) args.ml[place(8 * q + warp)] = {m[q], sum};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int pair = 8 * q + 2 * (lane % 4) + c;
+            if (pair >= pairs) continue;
+            float* to = args.sums + place(pair) * kWide + 32 * warp;
+            if constexpr (TV == DType::q4_0) {
+                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c]};
+                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 2)) = {x[q][1][c], x[q][1][2 + c]};
+            } else {
+                *reinterpret_cast<float4*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c],
+                                                                                        x[q][1][c], x[q][1][2 + c]};
+            }
+        }
+    }
+}
+
 /// A chunk whose first two tiles are on their way and whose queries are on their way to shared memory. Between two
 /// barriers the values of a tile are added and the next tile's scores are made.
 template <DType TK, DType TV, int kGroups>
@@ -259,7 +323,6 @@ __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_
     const int row = args.row0 + static_cast<int>(blockIdx.x) / a.heads, head = static_cast<int>(blockIdx.x) % a.heads;
     const int chunks = early(a.places.positions + row) / kWideChunk + 1;
     pdl_wait();
-    if (args.merged && chunks == 1) return;
     const int mine = thread / (kWide / 4), four = thread % (kWide / 4);
     const float2* ml = args.ml + args.chunk_at(row, head, 0);
     const float4* sums = reinterpret_cast<const float4*>(args.sums + args.chunk_at(row, head, 0) * kWide) + four;
@@ -390,13 +453,9 @@ bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
 void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append) {
     const ArenaScope scope(*ctx.arena);
     WideArgs args{.a = a};
-    args.merged = takes_wide_rows(*ctx.gpu, a, sequences);
-    if (!args.merged) {
-        auto* const queries =
-            static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));
-        args.queries = queries;
-        launch_prepare(ctx, a, append, queries);
-    }
+    auto* const queries = static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));
+    args.queries = queries;
+    launch_prepare(ctx, a, append, queries);
     args.sequences = static_cast<int>(sequences);
     args.most_chunks = static_cast<int>(std::max<int64_t>(1, (a.most_keys + kWideChunk - 1) / kWideChunk));
     const int64_t chunks = int64_t{a.heads} * args.most_chunks, row_bytes = chunks * (kWide * 4 + 8);
@@ -406,13 +465,8 @@ void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t s
     const int64_t rows = (std::min<int64_t>(a.rows, together) + sequences - 1) / sequences;
     for (args.row0 = 0; args.row0 < a.rows; args.row0 += together) {
         args.rows = std::min(together, a.rows - args.row0);
-        if (args.merged) {
-            launch_wide_rows(ctx, args, append);
-            if (args.most_chunks == 1) continue;
-        } else {
-            with_kv_types(a.k_dtype, a.v_dtype,
-                          [&](auto k, auto v) { launch_types<k, v>(ctx, args, rows * (a.heads / a.kv_heads)); });
-        }
+        with_kv_types(a.k_dtype, a.v_dtype,
+                      [&](auto k, auto v) { launch_types<k, v>(ctx, args, rows * (a.heads / a.kv_heads)); });
         launch(*ctx.gpu, wide_merge_kernel, dim3(static_cast<unsigned>(args.rows * a.heads)), dim3(kMergeThreads), 0,
                args);
     }

@@ -22,8 +22,6 @@ constexpr int kQuerySteps = kWide / 16;    // of a score
 constexpr int kScoreStride = kTile + 4;    // floats of a row of scores, padded against bank conflicts
 constexpr int kWeightStep = 32 * 16 + 32;  // bytes of a group's weights for 16 keys, padded likewise
 
-}  // namespace
-
 struct WideArgs {
     DecodeAttentionArgs a;
     const uint4* queries = nullptr;  // [row][head][kQuerySteps][4]: what lane 4 g + t of a group takes of head g
@@ -33,20 +31,10 @@ struct WideArgs {
     int sequences = 0;
     int shared_rows = 1;  // of a sequence, that read its keys together
     int most_chunks = 1;
-    bool merged = false;  // rows with one chunk: by who attends
     __device__ __forceinline__ int64_t chunk_at(int row, int head, int chunk) const {
         return (int64_t{row - row0} * a.heads + head) * most_chunks + chunk;
     }
 };
-
-/// Whether a launch has a kernel of its own for its rows: one row for each sequence (decode_attention_wide_row.cu).
-bool takes_wide_rows(const Gpu& gpu, const DecodeAttentionArgs& a, int64_t sequences);
-/// All parts but the merging of rows with more than one chunk.
-void launch_wide_rows(Context& ctx, const WideArgs& args, const KvAppendArgs* append);
-
-namespace {
-
-__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
 
 // ---- shared memory -------------------------------------------------------------------------------------------------
 
@@ -65,16 +53,13 @@ struct WideShared {
     int32_t first_unit[kMostDecodeRows + 1];  // of each sequence; a unit is an item of all KV heads
     int32_t path[kMostDecodeRows];
 };
-/// A tile's scores and weights. kGroups: of eight (row, query head) pairs each.
+/// kGroups: of eight (row, query head) pairs each.
 template <int kGroups>
-struct WideTile {
+struct WideGroups {
+    uint4 queries[kGroups][kQuerySteps][32];
     alignas(16) unsigned char weights[kGroups][kTileSteps][kWeightStep];
     float scores[kGroups == 1 ? 2 : kGroups][8][kScoreStride];  // one group: of each half of the head
     float factors[kGroups][8];
-};
-template <int kGroups>
-struct WideGroups : WideTile<kGroups> {
-    uint4 queries[kGroups][kQuerySteps][32];
 };
 
 /// 16 bytes to shared memory while the caller goes on; K and V of earlier steps: allowed above pdl_wait().
@@ -134,41 +119,6 @@ __device__ __forceinline__ void stage_tile(const DecodeAttentionArgs& a, WideSha
                        count);
     }
     stage_commit();
-}
-
-// ---- queries -------------------------------------------------------------------------------------------------------
-
-/// A query head, by a warp: prepared, scaled, as the B operand of the scores: put(4 step + t, what lane 4 g + t takes).
-template <class Put>
-__device__ __forceinline__ void prepare_query(const DecodeAttentionArgs& a, int row, int head,
-                                              const float (&weight)[kWideRegs], const RopeTurns<kWideRegs>& turns,
-                                              float* buffer, const Put& put) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    float x[kWideRegs];
-    load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
-    norm_head(x, weight, a.q_norm, kWide);
-    rope_head(x, a.rope, turns, kWide, buffer);
-    if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
-#pragma unroll
-    for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < kQuerySteps * 4; i += 32) {
-        const int step = i / 4;
-        const ScoreColumn c = score_column(step % 8, i % 4);
-        float v[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = buffer[128 * (step / 8) + kv_unit_element(a.k_dtype, c.unit, c.first + j)];
-        uint4 f;
-        if (a.k_dtype == DType::bf16) {
-            split_pair<true>(v[0], v[1], f.x, f.z);
-            split_pair<true>(v[2], v[3], f.y, f.w);
-        } else {
-            split_pair<false>(v[0], v[1], f.x, f.z);
-            split_pair<false>(v[2], v[3], f.y, f.w);
-        }
-        put(i, f);
-    }
 }
 
 // ---- scores --------------------------------------------------------------------------------------------------------
@@ -292,7 +242,7 @@ __device__ __forceinline__ float warp_largest(float x) {
 
 /// Scores to weights and factors, in shared memory; m, l: of head `warp` of a group, l this lane's part.
 template <bool kBf16, int kGroups>
-__device__ __forceinline__ void weigh_group(WideTile<kGroups>& s, int q, int left, float& m, float& l) {
+__device__ __forceinline__ void weigh_group(WideGroups<kGroups>& s, int q, int left, float& m, float& l) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     float2 x = *reinterpret_cast<const float2*>(&s.scores[q][warp][2 * lane]);
     if constexpr (kGroups == 1) {
@@ -314,7 +264,7 @@ __device__ __forceinline__ void weigh_group(WideTile<kGroups>& s, int q, int lef
     to[2] = low;
 }
 template <bool kBf16, int kGroups>
-__device__ __forceinline__ void weigh_tile(WideTile<kGroups>& s, int left, int groups, float (&m)[kGroups],
+__device__ __forceinline__ void weigh_tile(WideGroups<kGroups>& s, int left, int groups, float (&m)[kGroups],
                                            float (&l)[kGroups]) {
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
@@ -410,8 +360,8 @@ __device__ __forceinline__ void value_fragments(const unsigned char (*rows)[kSta
 /// x <- x * factors + weights V over N groups. Lane 4 g + t: x[q][i] holds elements 2 i (x[0], x[1]) and 2 i + 1 of the
 /// lane's four for pairs 2 t and 2 t + 1 of group q.
 template <bool kBf16, int N, int kGroups>
-__device__ __forceinline__ void add_groups(const WideTile<kGroups>& s, int first, const uint32_t (&v)[kTileSteps][2][4],
-                                           int steps, float (*x)[2][4]) {
+__device__ __forceinline__ void add_groups(const WideGroups<kGroups>& s, int first,
+                                           const uint32_t (&v)[kTileSteps][2][4], int steps, float (*x)[2][4]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int q = 0; q < N; ++q) {
@@ -440,7 +390,7 @@ __device__ __forceinline__ void add_groups(const WideTile<kGroups>& s, int first
     }
 }
 template <bool kBf16, int kGroups>
-__device__ __forceinline__ void add_tile(const WideTile<kGroups>& s, const uint32_t (&v)[kTileSteps][2][4], int steps,
+__device__ __forceinline__ void add_tile(const WideGroups<kGroups>& s, const uint32_t (&v)[kTileSteps][2][4], int steps,
                                          int groups, float (&x)[kGroups][2][4]) {
     constexpr int kTogether = kGroups == 1 ? 1 : kGroupBlock;
 #pragma unroll
@@ -448,43 +398,6 @@ __device__ __forceinline__ void add_tile(const WideTile<kGroups>& s, const uint3
         if (q >= groups) break;
         if (steps == kTileSteps) add_groups<kBf16, kTogether>(s, q, v, kTileSteps, x + q);
         else add_groups<kBf16, kTogether>(s, q, v, steps, x + q);
-    }
-}
-
-/// A group's sums to at(pair) [kWide], pairs below `pairs`.
-template <DType TV, class At>
-__device__ __forceinline__ void put_sums(const float (&x)[2][4], int pairs, const At& at) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        const int pair = 2 * (lane % 4) + c;
-        if (pair >= pairs) continue;
-        float* to = at(pair) + 32 * warp;
-        if constexpr (TV == DType::q4_0) {
-            *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 0)) = {x[0][c], x[0][2 + c]};
-            *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 2)) = {x[1][c], x[1][2 + c]};
-        } else {
-            *reinterpret_cast<float4*>(to + wide_value_element(TV, lane / 4, 0)) = {x[0][c], x[0][2 + c], x[1][c],
-                                                                                    x[1][2 + c]};
-        }
-    }
-}
-
-/// The chunk's states to device memory.
-template <DType TV, int kGroups>
-__device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork& w, const float (&m)[kGroups],
-                                            const float (&l)[kGroups], const float (&x)[kGroups][2][4]) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int group = args.a.heads / args.a.kv_heads, pairs = w.rows * group;
-    const auto place = [&](int pair) {
-        return args.chunk_at(w.first + pair / group, w.head * group + pair % group, w.chunk);
-    };
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q) {
-        if (8 * q >= pairs) break;
-        const float sum = warp_sum(l[q]);
-        if (lane == 0 && 8 * q + warp < pairs) args.ml[place(8 * q + warp)] = {m[q], sum};
-        put_sums<TV>(x[q], pairs - 8 * q, [&](int pair) { return args.sums + place(8 * q + pair) * kWide; });
     }
 }
 

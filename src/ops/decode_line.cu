@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
+    pdl_trigger();
     __shared__ float partial[Quads][8];
     __shared__ uint64_t barriers[Quads][kRounds];
     const int t = threadIdx.x, lane = t % 32, part = t / 32 % 4, quad = t / 128, piece = part * 32 + lane;
@@ -141,7 +142,6 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
     asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");  // barriers are ready
-    pdl_trigger();
     pdl_wait();
     LineX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
@@ -233,10 +233,6 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 
 using LineKernel = void (*)(LineArgs);
 
-/// Shared memory to ask for at least, of two and of four quads: it keeps a second CTA of the same kernel off the SM,
-/// but leaves room for the kernels in front and behind.
-constexpr int64_t kShares[] = {int64_t{64} << 10, int64_t{116} << 10};
-
 template <int Windows, int Quads>
 bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
@@ -244,13 +240,13 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
     if (rounds > kMostRounds<Windows, Quads>) return false;
     const int64_t need = rounds * Quads * kQuadRows * (int64_t{2} * a.cols + 16) +
                          (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
-    const int64_t shared = std::max(need, kShares[Quads / 4]), room = ctx.gpu->info().shared_bytes - (2 << 10);
-    if (shared > room) return false;
+    const int64_t room = ctx.gpu->info().shared_bytes - (2 << 10);
+    if (need > room) return false;
     const LineKernel kernel = kind == LineKind::pairs     ? line_kernel<Windows, Quads, LineKind::pairs>
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(shared), a);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
     return true;
 }
 

@@ -49,12 +49,12 @@ __device__ __forceinline__ int find_rotary_position(const KeyPlaces& p, int row)
     return position + (p.gaps != nullptr ? static_cast<int32_t>(Load::one(p.gaps + row)) : 0);
 }
 
-/// K or V of one head of one row: prepared and encoded to `to`. By a warp; `buffer`: kMostHeadDim floats of its own in
+/// K or V of one head of one row: prepared, encoded, stored. By a warp; `buffer`: kMostHeadDim floats of its own in
 /// shared memory. weight: load_norm of a.norm.
-__device__ __forceinline__ void encode_head(const KvAppendArgs& a, int row, int head, bool values, DType type,
+__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int64_t slot, int head, bool values,
                                             const float (&weight)[kMostHeadDim / 32],
-                                            const RopeTurns<kMostHeadDim / 32>& turns, float* buffer,
-                                            unsigned char* to) {
+                                            const RopeTurns<kMostHeadDim / 32>& turns, float* buffer) {
+    const DType type = values ? a.v_dtype : a.k_dtype;
     const int64_t stride = values ? a.v_stride : a.k_stride;
     float x[kMostHeadDim / 32];
     load_head(x, (values ? a.v : a.k) + row * stride + int64_t{head} * a.d, a.d);
@@ -63,17 +63,9 @@ __device__ __forceinline__ void encode_head(const KvAppendArgs& a, int row, int 
         rope_head(x, a.rope, turns, a.d, buffer);
     }
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);
-    kv_encode_lanes(type, x, a.d, to);
-}
-
-/// The same, stored.
-__device__ __forceinline__ void append_head(const KvAppendArgs& a, int row, int64_t slot, int head, bool values,
-                                            const float (&weight)[kMostHeadDim / 32],
-                                            const RopeTurns<kMostHeadDim / 32>& turns, float* buffer) {
-    const DType type = values ? a.v_dtype : a.k_dtype;
     auto* rows = static_cast<unsigned char*>(values ? a.v_cache : a.k_cache);
     rows += slot * (values ? a.v_slot_bytes : a.k_slot_bytes) + head * kv_row_bytes(type, a.d);
-    encode_head(a, row, head, values, type, weight, turns, buffer, rows);
+    kv_encode_lanes(type, x, a.d, rows);
 }
 
 #endif
