@@ -4,17 +4,17 @@
 // Bytes of Qwen3.5-0.8B in bf16, a layer: first projections 16.8 MB (attention 10.5), out 4.2, gate and up 14.7, down
 // 7.3; floor at 4.65 TB/s 3.6, 0.9, 3.2 and 1.6 us; a chain of kernels that fetch before they wait 0.95 us more each.
 //
-// Design. A CTA's share of the weights is 32 to 128 KB, so that all of it is asked for before the wait: each lane
-// copies to shared memory the sixteen bytes that it will multiply itself, so that no barrier is needed for them. As in
-// decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them accumulator `part` of the
+// Design. A CTA's share of the weights is 32 to 128 KB, so that all of it is asked for before the wait, by bulk copies
+// of four rows each: copies by all lanes (cp.async) stand in front of the loads of the other kernels on the SM, whose x
+// then came up to 4 us late. As in decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them accumulator `part` of the
 // canonical order. A lane needs the same columns of x for all rows: it loads and normalises them itself, in registers.
 // Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the products, one barrier, the
-// sums. These kernels let the next one start at once.
+// sums. These kernels let the next one start first thing.
 //
-// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 789 us with them;
-// from wait to wait 8.7, 1.8, 4.5 and 4.9 us. What limits is not known; suspected: a kernel's x waits in the queue
-// behind the next one's weights, and shared memory holds the weights of two kernels, not three.
-// Tried: a pass over the code before the wait (814 us where it was 798); triggers behind the wait (6 % slower).
+// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 774 us with bulk copies, 754 with
+// the trigger in front of them, 750 without a floor under the shared memory that is asked for.
+// With copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and up before the
+// wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
