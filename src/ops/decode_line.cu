@@ -6,10 +6,10 @@
 //
 // Design. A CTA's share of the weights is 32 to 128 KB, so that all of it is asked for before the wait, by bulk copies
 // of four rows each: copies by all lanes (cp.async) stand in front of the loads of the other kernels on the SM, whose x
-// then came up to 4 us late. As in decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them accumulator `part` of the
-// canonical order. A lane needs the same columns of x for all rows: it loads and normalises them itself, in registers.
-// Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the products, one barrier, the
-// sums. These kernels let the next one start first thing.
+// then came up to 4 us late. As in decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them
+// accumulator `part` of the canonical order. A lane needs the same columns of x for all rows: it loads and normalises
+// them itself, in registers. Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the
+// products, one barrier, the sums. These kernels let the next one start first thing.
 //
 // Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 774 us with bulk copies, 754 with
 // the trigger in front of them, 750 without a floor under the shared memory that is asked for.
