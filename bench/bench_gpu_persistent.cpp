@@ -74,10 +74,35 @@ std::vector<double> time_steps(Gpu& gpu, Run& run, int repeats) {
     return us;
 }
 
+/// Answers of 1 to 9 tokens that the device decodes ahead of the host, and the same tokens fed one by one, in turns
+/// with the last step kept and dropped; how many left the same state.
+int ahead_of_host(Run& ahead, Run& by_steps, int32_t token) {
+    GpuDecoder decoder(*ahead.model, *ahead.cache, ahead.runner->context(), ahead.runner->device_batch(), 1);
+    int same = 0;
+    for (int64_t answer = 1; answer < 10; ++answer) {
+        const bool drop = answer % 2 == 0;
+        SequenceState& s = *ahead.sequence;
+        RT_ASSERT(s.try_reserve(answer + 1) && decoder.runs_ahead() == GpuDecoder::Recurrent::follows);
+        const DecodeRow row{&s, token};
+        decoder.begin(std::span(&row, 1), GpuDecoder::Draw::largest, {}, GpuDecoder::Recurrent::follows);
+        for (int64_t i = 0; i < answer; ++i) {
+            if (i == 0) decoder.launch();
+            if (i + 1 < answer || drop) decoder.launch();
+            by_steps.step(std::span(&token, 1), Family::decode);
+            token = decoder.next()[0];
+        }
+        decoder.end();
+        s.commit_followed(answer, decoder.launched());
+        same += s.length() == by_steps.sequence->length() && s.save() == by_steps.sequence->save() ? 1 : 0;
+    }
+    return same;
+}
+
 int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vector<std::vector<int>>& ahead) {
     const auto gpu = Gpu::open({});
     const auto checkpoint = apps::random_checkpoint(shape, 0);
-    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps),
+    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps + 64),
+        by_steps(*gpu, *checkpoint, DecodeKind::chain, depth + steps + 64),
         once(*gpu, *checkpoint, DecodeKind::persistent, depth + steps);
     std::mt19937 random(3);
     std::vector<int32_t> tokens(static_cast<size_t>(depth));
@@ -86,11 +111,13 @@ int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vec
     for (size_t at = 0; at < tokens.size(); at += 512) {
         const std::span<const int32_t> part = std::span(tokens).subspan(at, std::min<size_t>(512, tokens.size() - at));
         chain.step(part, Family::prefill);
+        by_steps.step(part, Family::prefill);
         once.step(part, Family::prefill);
     }
     int64_t same = 0;
     for (int64_t t = 0; t < steps; ++t) {
         const auto token = static_cast<int32_t>(random() % vocab);
+        by_steps.step(std::span(&token, 1), Family::decode);
         const std::vector<float> a = values(*gpu, chain.step(std::span(&token, 1), Family::decode)),
                                  b = values(*gpu, once.step(std::span(&token, 1), Family::decode));
         if (std::memcmp(a.data(), b.data(), a.size() * 4) == 0) {
@@ -104,6 +131,7 @@ int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vec
     }
     fmt::print("{} of {} steps have the same logits, bit for bit; same state: {}\n", same, steps,
                chain.sequence->save() == once.sequence->save());
+    fmt::print("{} of 9 answers decoded ahead of the host leave the same state\n", ahead_of_host(chain, by_steps, 17));
     const auto report = [&](const std::string& name, Run& run) {
         const std::vector<double> us = time_steps(*gpu, run, 60);
         fmt::print("{:40} {:8.1f} us a step ({:.1f} .. {:.1f})\n", name, us[us.size() / 2], us.front(), us.back());

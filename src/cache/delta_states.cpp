@@ -59,6 +59,12 @@ void DeltaStates::add_layer(const StateSpec& spec, size_t layer, int64_t slots, 
     layers_.push_back(view);
 }
 
+bool DeltaStates::can_follow() const {
+    return any_ && layers_.front().stash_rows >= 2 &&
+           std::all_of(layers_.begin(), layers_.end(),
+                       [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); });
+}
+
 int32_t DeltaStates::acquire_spare() {
     if (free_spares_.empty())
         fail(ErrorKind::unavailable, "the state of more than {} sequences would be overwritten in one step", spares_);

@@ -111,6 +111,26 @@ int32_t SequenceState::begin_turns() {
     return step_.spare;
 }
 
+void SequenceState::begin_follow() {
+    DeltaStates& delta = cache_->delta();
+    RT_ASSERT(delta.can_follow() && reserved_ > 0);
+    commit_delta({});
+    step_ = {.number = delta.step(), .rows = reserved_, .mode = ops::DeltaMode::follow};
+}
+
+void SequenceState::commit_followed(int64_t rows, int64_t run) {
+    DeltaStates& delta = cache_->delta();
+    RT_ASSERT(rows >= 0 && rows <= reserved_ && (run == rows || run == rows + 1));
+    RT_ASSERT(step_.mode == ops::DeltaMode::follow && step_.number == delta.step());
+    if (run == rows && rows > 0) {
+        const int64_t last = length_ + rows - 1;
+        const auto row = static_cast<int32_t>(ops::delta_follow_row(0, last));
+        delta.commit(slot_, last, {&row, 1});
+    }
+    end_rows();
+    keep(rows);
+}
+
 void SequenceState::end_rows() {
     if (step_.spare >= 0) cache_->delta().release_spare(step_.spare);
     step_ = {};
@@ -129,7 +149,7 @@ void SequenceState::commit_delta(std::span<const int32_t> path) {
         RT_ASSERT(path.empty() || std::ssize(path) == step_.committed);
         return end_rows();
     }
-    RT_ASSERT(path.empty() || step_.rows > 0);
+    RT_ASSERT(path.empty() || (step_.rows > 0 && step_.mode != ops::DeltaMode::follow));
     if (step_.turns) {
         if (path.size() % 2 != 0) cache_->delta().copy(step_.spare, slot_);
     } else if (step_.mode == ops::DeltaMode::update) {

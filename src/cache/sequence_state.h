@@ -62,6 +62,14 @@ class SequenceState {
     /// begin_rows.
     int32_t begin_turns();
 
+    /// Steps of one row each follow that a device runs by itself, this sequence the first of their batch: each is
+    /// stashed, and joins the state at the beginning of the next (ops::DeltaMode::follow). To be ended by
+    /// commit_followed(). REQUIRES can_follow() of the cache's states.
+    void begin_follow();
+    /// Keeps the first `rows` of the `run` steps that were run since begin_follow(): rows or rows + 1, since all but
+    /// the last are part of the state.
+    void commit_followed(int64_t rows, int64_t run);
+
     /// Does to the recurrent state what commit(path) will do, now: for who stashes another step before commit, which
     /// must then keep the same rows. Does nothing without recurrent state.
     void commit_state(std::span<const int32_t> path);

@@ -23,7 +23,7 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
                    "step counter"),
       one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
       drawn_slots_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
-      next_slot_(context.gpu, sizeof(int32_t), "slot of the next state") {
+      ahead_word_(context.gpu, sizeof(int32_t), "place of the recurrent state") {
     for (RecordedSteps* kind : {&largest_, &sampled_, &forward_})
         for (auto& steps : *kind) steps.resize(static_cast<size_t>(sequences));
     const std::vector<int32_t> zeros(kMostDraws);
@@ -35,14 +35,16 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
     row_slots_ = {slots, static_cast<size_t>(sequences)};
 }
 
-bool GpuDecoder::can_take_turns() const {
+GpuDecoder::Recurrent GpuDecoder::runs_ahead() const {
     const KvCache& cache = cache_;
-    return cache_.delta().any() &&
-           model_.decodes_at_once(cache.views(), device_batch_.pages() * cache.options().page_rows);
+    if (!cache_.delta().any()) return Recurrent::waits;
+    if (model_.decodes_at_once(cache.views(), device_batch_.pages() * cache.options().page_rows))
+        return Recurrent::turns;
+    return cache_.delta().can_follow() ? Recurrent::follows : Recurrent::waits;
 }
 
-void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, bool turns) {
-    RT_ASSERT(!turns || rows.size() == 1);
+void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, Recurrent state) {
+    RT_ASSERT(state == Recurrent::waits || (rows.size() == 1 && state == runs_ahead()));
     RT_ASSERT(pending() == 0 && std::ssize(forced) <= kForced && !rows.empty() && std::ssize(rows) <= sequences_);
     const int64_t size = std::ssize(forced);
     begin_words_.resize(sizeof size + rows.size() * sizeof(int32_t));
@@ -61,16 +63,21 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
     gapped_ = !device_batch_.upload(builder_.build(step_)).gaps.empty();
-    in_turns_ = turns;
-    if (turns) {
-        const int32_t next = rows[0].sequence->begin_turns();
-        context_.gpu->to_device(next_slot_.data(), &next, sizeof next);
-    }
+    state_ = state;
     cache_.delta().begin_step();
-    for (size_t r = 0; r < rows.size() && !turns; ++r)
-        rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
+    if (state == Recurrent::waits) {
+        for (size_t r = 0; r < rows.size(); ++r)
+            rows[r].sequence->begin_rows(static_cast<int64_t>(r), 1, ops::DeltaMode::stash);
+    } else {
+        SequenceState& sequence = *rows[0].sequence;
+        auto word = static_cast<int32_t>(sequence.length());
+        if (state == Recurrent::turns) word = sequence.begin_turns();
+        else sequence.begin_follow();
+        context_.gpu->to_device(ahead_word_.data(), &word, sizeof word);
+    }
     rows_ = std::ssize(rows);
     draw_ = draw;
+    begun_ = launched_;
 }
 
 void GpuDecoder::launch() {
@@ -78,26 +85,31 @@ void GpuDecoder::launch() {
     const bool sampled = draw_ == Draw::sampled;
     context_.family = Family::decode;
     RecordedSteps& kinds = sampled ? sampled_ : largest_;
-    RecordedStep& step = in_turns_ ? turns_[gapped_][sampled] : kinds[gapped_][static_cast<size_t>(rows_ - 1)];
-    std::span<const int32_t> next_slot;
-    if (in_turns_) next_slot = {reinterpret_cast<const int32_t*>(next_slot_.data()), 1};
+    const bool waits = state_ == Recurrent::waits;
+    RecordedStep& step = waits ? kinds[gapped_][static_cast<size_t>(rows_ - 1)] : ahead_[gapped_][sampled];
     step.run(context_, [&] {
         const Batch& batch = device_batch_.batch();
+        const std::span<const int32_t> word(reinterpret_cast<const int32_t*>(ahead_word_.data()), 1);
         States states{cache_.views(), cache_.delta().views()};
-        if (in_turns_) states.delta_mode = ops::DeltaMode::update;
-        states.next_slot = next_slot;
+        if (state_ == Recurrent::turns) {
+            states.delta_mode = ops::DeltaMode::update;
+            states.next_slot = word;
+        } else if (state_ == Recurrent::follows) {
+            states.delta_mode = ops::DeltaMode::follow;
+            states.held = word;
+        }
         const Tensor logits = model_.forward(context_, batch, states);
         const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
                                                     row_slots_.first(static_cast<size_t>(rows_)))
                                       : ops::most_likely(context_, logits);
-        ops::advance(context_, tokens, batch, ring_, next_slot);
+        ops::advance(context_, tokens, batch, ring_, states.next_slot, states.held);
         return tokens;
     });
     ++launched_;
 }
 
 void GpuDecoder::forward() {
-    RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && !in_turns_);
+    RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && state_ == Recurrent::waits);
     context_.family = Family::decode;
     logits_ = forward_[gapped_][static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         return model_.forward(context_, device_batch_.batch(), {cache_.views(), cache_.delta().views()});

@@ -35,18 +35,27 @@ class GpuDecoder {
         largest,  // the largest logit
         sampled,  // by the parameters and the history that start_answer() gave each row's slot: ops/sample.h
     };
+    /// What becomes of recurrent state while steps run.
+    enum class Recurrent {
+        waits,    // nothing, or there is none
+        turns,    // SequenceState::begin_turns
+        follows,  // SequenceState::begin_follow, to be ended by commit_followed(.., launched())
+    };
     /// Begins an answer in a slot. What is drawn for the slot joins its history. REQUIRES nothing pending. Throws what
     /// SampleSlots::start does.
     void start_answer(int64_t slot, const ops::SampleStart& start) { slots_.start(slot, start); }
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
-    /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be committed
-    /// before the next: one launch for each begin(); or (`turns`, one row, can_take_turns()) steps run ahead as
-    /// SequenceState::begin_turns says, so that no more than one may be launched beyond the one whose token is asked
-    /// for. For measurements `forced` are fed in turn, to all rows, instead of what was drawn (at most kForced).
-    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {}, bool turns = false);
-    /// Whether recurrent state lets steps of one row run ahead.
-    bool can_take_turns() const;
+    /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be
+    /// committed before the next: one launch for each begin(); or (`state`, one row) steps run ahead, no more than one
+    /// beyond the one whose token is asked for. For measurements `forced` are fed in turn, to all rows, instead of what
+    /// was drawn (at most kForced).
+    void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {},
+               Recurrent state = Recurrent::waits);
+    /// How recurrent state lets steps of one row run ahead.
+    Recurrent runs_ahead() const;
+    /// Steps since begin().
+    int64_t launched() const { return launched_ - begun_; }
     /// Starts one more step.
     void launch();
     /// A step in two, for answers of a given form: what may be drawn next depends on what was drawn last, which the
@@ -94,8 +103,8 @@ class GpuDecoder {
     /// [rows - 1]; of rows without and with gaps (Batch::gaps)
     using RecordedSteps = std::array<std::vector<RecordedStep>, 2>;
     RecordedSteps largest_, sampled_, forward_;
-    RecordedStep turns_[2][2];  // one row without and with gaps: largest, sampled
-    bool in_turns_ = false;
+    RecordedStep ahead_[2][2];  // one row without and with gaps: largest, sampled; as runs_ahead() says
+    Recurrent state_ = Recurrent::waits;
     Draw draw_ = Draw::largest;
     bool gapped_ = false;       // of the running begin()
     int64_t rows_ = 0;  // of the running begin()
@@ -110,9 +119,9 @@ class GpuDecoder {
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
     DeviceMemory drawn_slots_;            // of draw_rows
-    DeviceMemory next_slot_;              // that the next step in turns writes
+    DeviceMemory ahead_word_;             // of turns: the slot that the next step writes; of others: States::held
     std::vector<int32_t> tokens_, drawn_;
-    int64_t launched_ = 0, taken_ = 0;
+    int64_t launched_ = 0, taken_ = 0, begun_ = 0;
 };
 
 }  // namespace riptide

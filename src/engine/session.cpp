@@ -197,22 +197,25 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
     const auto draw = sampling != nullptr ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest;
     if (sampling != nullptr) decoder_->start_answer(0, *sampling);
     // Rows reserved at a time, so that the rings hold them, and steps that the device may be ahead.
-    constexpr int64_t kSpan = 256, kAhead = 3, kAheadInTurns = 2;
-    const bool turns = !allowed && decoder_->can_take_turns() && !runner_->context().on_op && !runner_->context().tap;
-    const int64_t ahead = turns ? kAheadInTurns : kAhead;
+    constexpr int64_t kSpan = 256, kAhead = 3, kAheadWithState = 2;
+    using Recurrent = GpuDecoder::Recurrent;
+    const bool alone = !allowed && !runner_->context().on_op && !runner_->context().tap;
+    const Recurrent state = alone ? decoder_->runs_ahead() : Recurrent::waits;
+    const int64_t ahead = state == Recurrent::waits ? kAhead : kAheadWithState;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {
-        // Recurrent state is committed step by step, or lies in two slots by turns.
-        const int64_t most = cache_->delta().any() && !turns ? 1 : kSpan;
+        // Recurrent state is committed step by step, unless the device does it by itself.
+        const int64_t most = cache_->delta().any() && state == Recurrent::waits ? 1 : kSpan;
         const int64_t span = std::min({most, steps, context_ - sequence_->length(), int64_t{options_.chunk_rows}});
         RT_ASSERT(sequence_->try_reserve(span));
         int64_t fed = 0, launched = 0;
         const auto settle = [&] {
             decoder_->end();
-            sequence_->commit_prefix(fed);
+            if (state == Recurrent::follows) sequence_->commit_followed(fed, decoder_->launched());
+            else sequence_->commit_prefix(fed);
         };
         const DecodeRow row{&*sequence_, token};
-        decoder_->begin(std::span(&row, 1), draw, forced, turns);
+        decoder_->begin(std::span(&row, 1), draw, forced, state);
         try {
             if (allowed) decoder_->forward();
             while (more && fed < span) {

@@ -52,6 +52,7 @@ struct States {
     /// update, one row, a model that decodes_at_once(): [1] the slot that the state behind the row goes to, in place of
     /// the row's own, which stays as it is. On the device.
     std::span<const int32_t> next_slot = {};
+    std::span<const int32_t> held = {};  // follow: ops::gated_delta
 };
 
 /// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind layer

@@ -61,7 +61,8 @@ void Qwen35::linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& b
                                   .dt_bias = w.dt_bias,
                                   .norm = {w.delta_norm, eps}};
     const Tensor o =                                                       // S <- e^g S + k (beta (v - e^g S^T k))^T;
-        ops::gated_delta(ctx, in, states.delta[i], batch, states.delta_mode);  // o = RMSNorm(S^T q) * silu(z)
+        ops::gated_delta(ctx, in, states.delta[i], batch, states.delta_mode,  // o = RMSNorm(S^T q) * silu(z)
+                         states.held);
     const Tensor y = ops::matmul_add(ctx, w.out, o, x);                    // y = Wo o; x <- x + y
     ctx.observe("attn_out", static_cast<int>(l), y);
 }

@@ -24,8 +24,9 @@ struct TokenRing {
 /// 1; next[r] goes to the ring, and *ring.step += 1. A negative next[r], the sampler's "no token", is reported as it
 /// is, and token 0 is fed: steps that run ahead stay harmless. next: i32 [n] in device memory. GPU only; one kernel.
 /// next_slot [n]: changes places with batch.state_slot, for steps that leave their state there; empty: none do.
-/// REQUIRES batch and next_slot in device memory (they are written), n <= 1024, no tree.
+/// held [n] = committed[r] as the step had it, for steps that follow (DeltaMode::follow); empty: none do.
+/// REQUIRES batch, next_slot and held in device memory (they are written), n <= 1024, no tree.
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
-             std::span<const int32_t> next_slot = {});
+             std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
 
 }  // namespace riptide::ops

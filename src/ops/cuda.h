@@ -49,7 +49,9 @@ void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 // gated_delta.cu.
-Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
+                   std::span<const int32_t> held);
+bool delta_follows(const DeltaView& view);
 void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths);
 // Rounds of guessing ahead (draft_round.cu, kv_compact.cu).
 void begin_round(Context& ctx, const RoundState& state);

@@ -4,21 +4,22 @@
 // Bytes of Qwen3.5-0.8B in bf16, a layer: first projections 16.8 MB (attention 10.5), out 4.2, gate and up 14.7, down
 // 7.3; floor at 4.65 TB/s 3.6, 0.9, 3.2 and 1.6 us; a chain of kernels that fetch before they wait 0.95 us more each.
 //
-// Design. A CTA's share of the weights is 32 to 128 KB, so that all of it is asked for before the wait: each lane
-// copies to shared memory the sixteen bytes that it will multiply itself, so that no barrier is needed for them. As in
-// decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them accumulator `part` of the
-// canonical order. A lane needs the same columns of x for all rows: it loads and normalises them itself, in registers.
-// Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the products, one barrier, the
-// sums. These kernels let the next one start at once.
+// Design. A CTA's share of the weights is 32 to 128 KB, so that all of it is asked for before the wait, by bulk copies
+// of four rows each: copies by all lanes (cp.async) stand in front of the loads of the other kernels on the SM, whose x
+// then came up to 4 us late. As in decode_float.cuh four warps (a quad) have four rows at a time, warp `part` of them
+// accumulator `part` of the canonical order. A lane needs the same columns of x for all rows: it loads and normalises
+// them itself, in registers. Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the
+// products, one barrier, the sums. These kernels let the next one start first thing.
 //
-// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 789 us with them;
-// from wait to wait 8.7, 1.8, 4.5 and 4.9 us. What limits is not known; suspected: a kernel's x waits in the queue
-// behind the next one's weights, and shared memory holds the weights of two kernels, not three.
-// Tried: a pass over the code before the wait (814 us where it was 798); triggers behind the wait (6 % slower).
+// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 774 us with bulk copies, 754 with
+// the trigger in front of them, 750 without a floor under the shared memory that is asked for.
+// With copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and up before the
+// wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
+#include "ops/decode_lean.cuh"
 #include "ops/decode_line.h"
 #include "ops/decode_moe.cuh"
 #include "ops/row_math.cuh"
@@ -28,7 +29,6 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kLineMatrices = 4;
-constexpr int kTileBytes = kQuadRows * 16;  // of a lane: its pieces of a batch of rows and a window of columns
 /// Batches of a quad: CTAs take up to 128 KB of weights.
 template <int Windows, int Quads>
 constexpr int kMostRounds = 16 / (Windows * Quads);
@@ -43,18 +43,6 @@ struct LineArgs {
     float* out = nullptr;       // of pairs
 };
 
-__device__ __forceinline__ void copy_async_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-/// Until at most `Pending` groups of this thread are under way.
-template <int Pending>
-__device__ __forceinline__ void copy_async_wait_but() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-#endif
-}
 __device__ __forceinline__ void load_eight(const float* from, float (&v)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
@@ -111,49 +99,37 @@ enum class LineKind {
 template <int Windows, int Quads, LineKind Kind>
 __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_constant__ LineArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
-    constexpr int kStage = Windows * kQuadRows * kThreadCount;  // uint4
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
+    pdl_trigger();
     __shared__ float partial[Quads][8];
+    __shared__ uint64_t barriers[Quads][kRounds];
     const int t = threadIdx.x, lane = t % 32, part = t / 32 % 4, quad = t / 128, piece = part * 32 + lane;
     const int pieces = a.cols / 8;
     const int begin = part_of(a.batches, blockIdx.x, gridDim.x), end = part_of(a.batches, blockIdx.x + 1, gridDim.x);
     const int most = (a.batches + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
     const int rounds = (most + Quads - 1) / Quads;
-    auto* const results = reinterpret_cast<float*>(dynamic + rounds * kStage);      // [batch][row][part]
+    const int stage = kQuadRows * pieces;  // uint4, of a batch
+    auto* const results = reinterpret_cast<float*>(dynamic + rounds * Quads * stage);  // [batch][row][part]
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
-    const auto ask = [&](int b, int stage) {
-        if (b < end) {
+    // The quad's first thread asks for its batches: rows that lie behind each other, f32 or bf16, have one length.
+    if (t % 128 == 0)
+#pragma unroll
+        for (int k = 0; k < kRounds; ++k) {
+            const int b = begin + k * Quads + quad;
+            if (b >= end) break;
             const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
-            const int64_t row = kPairs ? 2 * b : batch_row(m, b);
-            const char* const from = m.data + row * m.row_bytes + 16 * piece;
-            const char* const other = kPairs ? a.m[1].data + row * m.row_bytes + 16 * piece : nullptr;
-            uint4* const to = dynamic + stage * kStage + t;
-            if (kSingles && m.type == DType::f32) {
-#pragma unroll
-                for (int w = 0; w < 2 * Windows; ++w)
-                    if (w * kWindowPieces + piece < 2 * pieces)
-#pragma unroll
-                        for (int g = 0; g < 2; ++g)
-                            copy_async16(to + (2 * w + g) * kThreadCount,
-                                         from + g * m.row_bytes + w * (16 * kWindowPieces));
+            const LeanFetch fetch{&barriers[quad][k]};
+            uint4* const to = dynamic + (k * Quads + quad) * stage;
+            fetch.init(16 * stage);
+            if constexpr (kPairs) {
+                fetch.copy(to, m.data + int64_t{2 * b} * m.row_bytes, 8 * stage);
+                fetch.copy(to + stage / 2, a.m[1].data + int64_t{2 * b} * m.row_bytes, 8 * stage);
             } else {
-#pragma unroll
-                for (int w = 0; w < Windows; ++w)
-                    if (w * kWindowPieces + piece < pieces)
-#pragma unroll
-                        for (int g = 0; g < kQuadRows; ++g) {
-                            const char* at = kPairs && g >= 2 ? other + (g - 2) * m.row_bytes : from + g * m.row_bytes;
-                            copy_async16(to + (w * kQuadRows + g) * kThreadCount, at + w * (16 * kWindowPieces));
-                        }
+                fetch.copy(to, m.data + int64_t{batch_row(m, b)} * m.row_bytes, 16 * stage);
             }
         }
-        copy_async_commit();
-    };
-#pragma unroll
-    for (int k = 0; k < kRounds; ++k) ask(begin + k * Quads + quad, k);
-
     LineX<Windows> norm;
     const bool normed = a.x.kind == ActKind::norm;
     if (normed)
@@ -165,7 +141,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     // Thread t stores the t-th row of the CTA.
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
-    pdl_trigger();
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");  // barriers are ready
     pdl_wait();
     LineX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
@@ -200,8 +176,8 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 
 #pragma unroll 1
     for (int k = 0; begin + k * Quads + quad < end; ++k) {
-        copy_async_wait_but<kRounds - 1>();
-        const uint4* const from = dynamic + k * kStage + t;
+        LeanFetch{&barriers[quad][k]}.wait();
+        const uint4* const from = dynamic + (k * Quads + quad) * stage + piece;
         float acc[kQuadRows] = {};
         const int b = begin + k * Quads + quad;
         if (kSingles && b >= a.singles_from) {
@@ -212,7 +188,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
                 const float4 v = singles[c];
 #pragma unroll
                 for (int g = 0; g < 2; ++g) {
-                    const uint4 raw = from[(2 * w + g) * kThreadCount];
+                    const uint4 raw = from[2 * g * pieces + w * kWindowPieces];
                     acc[g] = fma4(make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z),
                                               __uint_as_float(raw.w)),
                                   v, acc[g]);
@@ -224,7 +200,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
                 if (w * kWindowPieces + piece < pieces)
 #pragma unroll
                     for (int g = 0; g < kQuadRows; ++g) {
-                        const uint4 raw = from[(w * kQuadRows + g) * kThreadCount];
+                        const uint4 raw = from[g * pieces + w * kWindowPieces];
                         const float4 low = {bf16_low(raw.x), bf16_high(raw.x), bf16_low(raw.y), bf16_high(raw.y)},
                                      high = {bf16_low(raw.z), bf16_high(raw.z), bf16_low(raw.w), bf16_high(raw.w)};
                         const float(&v)[8] = x.v[w];
@@ -232,7 +208,6 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
                         acc[g] = fma4(high, {v[4], v[5], v[6], v[7]}, acc[g]);
                     }
         }
-        copy_async_commit();  // an empty group, for the count above
         const float sum = reduce_lanes<kQuadRows>(acc, lane);
         if (lane % 8 == 0) results[((k * Quads + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
     }
@@ -258,24 +233,20 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 
 using LineKernel = void (*)(LineArgs);
 
-/// Shared memory to ask for at least, of two and of four quads: it keeps a second CTA of the same kernel off the SM,
-/// but leaves room for the kernels in front and behind.
-constexpr int64_t kShares[] = {int64_t{64} << 10, int64_t{116} << 10};
-
 template <int Windows, int Quads>
 bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
     const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
     if (rounds > kMostRounds<Windows, Quads>) return false;
-    const int64_t need = rounds * Windows * kTileBytes * 128 * Quads + rounds * Quads * kQuadRows * 16 +
+    const int64_t need = rounds * Quads * kQuadRows * (int64_t{2} * a.cols + 16) +
                          (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
-    const int64_t shared = std::max(need, kShares[Quads / 4]), room = ctx.gpu->info().shared_bytes - (2 << 10);
-    if (shared > room) return false;
+    const int64_t room = ctx.gpu->info().shared_bytes - (2 << 10);
+    if (need > room) return false;
     const LineKernel kernel = kind == LineKind::pairs     ? line_kernel<Windows, Quads, LineKind::pairs>
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(shared), a);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
     return true;
 }
 
@@ -307,7 +278,8 @@ bool line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
     bool singles = false;
     for (const Weight* w : weights) {
         const bool single = w->dtype == DType::f32;
-        if ((w->dtype != DType::bf16 && !single) || (singles && !single) || !float_matrix(*w) || w->rows < kQuadRows)
+        if ((w->dtype != DType::bf16 && !single) || (singles && !single) || !float_matrix(*w) || w->rows < kQuadRows ||
+            w->row_bytes != cols * (single ? 4 : 2))
             return false;
         FloatMatrix& m = a.m[a.matrices] = float_matrix_of(matrix_of(*w));
         m.y = y[static_cast<size_t>(a.matrices++)].row(0);
@@ -325,7 +297,7 @@ bool line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
 
 bool line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
     if (!suits(*ctx.gpu, x, cols) || gate.dtype != DType::bf16 || up.dtype != DType::bf16 || gate.rows != up.rows ||
-        gate.rows % 2 != 0 || gate.rows == 0 || gate.row_bytes != up.row_bytes)
+        gate.rows % 2 != 0 || gate.rows == 0 || gate.row_bytes != 2 * cols || up.row_bytes != 2 * cols)
         return false;
     LineArgs a;
     a.m[0] = float_matrix_of(matrix_of(gate));

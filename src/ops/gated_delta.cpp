@@ -63,6 +63,8 @@ void check_input(const GatedDeltaInput& in, const DeltaView& view, const Batch& 
     RT_ASSERT(std::ssize(in.decay) == view.value_heads && std::ssize(in.dt_bias) == view.value_heads);
     if (mode == DeltaMode::stash) RT_ASSERT(view.stash != nullptr && view.stash_rows >= n);
     else RT_ASSERT(batch.parent.empty());
+    if (mode == DeltaMode::follow)
+        RT_ASSERT(view.stash != nullptr && view.stash_rows >= 2 * n && n == batch.sequences());
 }
 
 /// The convolution's inputs of one row's path: its own, its ancestors', then the slot's.
@@ -305,19 +307,34 @@ void replay(const DeltaView& view, const DeltaPaths& paths, int64_t sequence, in
     advance_conv(view, slot, committed, paths.count[s], begin, end, [&](int64_t i) { return rows.inputs(path[i]); });
 }
 
+/// Commits what is stashed of the positions that the slots do not hold.
+void catch_up(Context& ctx, const DeltaView& view, const Batch& batch, std::span<const int32_t> held) {
+    std::vector<int32_t> count, rows;
+    for (size_t s = 0; s < held.size(); ++s) {
+        count.push_back(batch.committed[s] - held[s]);
+        RT_ASSERT(count.back() == 0 || count.back() == 1);
+        rows.push_back(static_cast<int32_t>(delta_follow_row(static_cast<int64_t>(s), held[s])));
+    }
+    gated_delta_commit(ctx, {&view, 1}, {batch.state_slot, held, count, rows, 1});
+}
+
 }  // namespace
 
-Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode) {
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
+                   std::span<const int32_t> held) {
     check_input(in, view, batch, mode);
+    RT_ASSERT(std::ssize(held) == (mode == DeltaMode::follow ? batch.sequences() : 0));
     announce_delta(ctx, "gated_delta", view, batch, mode);
-    if (ctx.gpu != nullptr) return cuda::gated_delta(ctx, in, view, batch, mode);
+    if (ctx.gpu != nullptr) return cuda::gated_delta(ctx, in, view, batch, mode, held);
+    const bool follow = mode == DeltaMode::follow;
+    if (follow) catch_up(ctx, view, batch, held);
     const int64_t n = batch.rows(), dk = view.key_dim, dv = view.value_dim;
     Tensor out = ctx.alloc(DType::f32, {n, view.value_heads * dv});
     const ArenaScope scope(*ctx.arena);
     const Tensor q = ctx.alloc(DType::f32, {n, view.key_heads * dk});
     const bool stash = mode == DeltaMode::stash;
     const DeltaRows rows(view, stash ? view.stash : ctx.alloc(DType::f32, {n, view.stash_floats()}).row(0), q.row(0),
-                         stash);
+                         mode != DeltaMode::update);
     const int64_t parts = view.key_heads + view.value_heads;
     parallel_rows(ctx, n * parts, (dk + dv) * (view.conv_width + 16), [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i)
@@ -331,15 +348,20 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
             const int64_t sequence = i / view.value_heads, h = i % view.value_heads;
             const auto s = static_cast<size_t>(sequence);
             scan.run(sequence, h, mode);
-            if (stash) continue;
+            if (mode != DeltaMode::update) continue;
             const int64_t first = batch.row_begin[s];
             const auto [from, to] = share(view, h);
             advance_conv(view, batch.state_slot[s], batch.committed[s], batch.row_begin[s + 1] - first, from, to,
                          [&](int64_t j) { return in.qkv.row(first + j); });
         }
     });
+    for (int64_t r = 0; r < n && follow; ++r)
+        std::copy_n(rows.inputs(r), view.stash_floats(),
+                    view.stash + delta_follow_row(r, batch.committed[static_cast<size_t>(r)]) * view.stash_floats());
     return out;
 }
+
+bool delta_follows(const Gpu* gpu, const DeltaView& view) { return gpu == nullptr || cuda::delta_follows(view); }
 
 int64_t delta_chunk_bytes(const DeltaView& view) {
     // 16 chunks: k and q of 64 rows as pairs of bf16, in rows of 136; two triangles of 64 rows of 72, and three vectors.

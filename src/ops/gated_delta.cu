@@ -25,6 +25,7 @@ constexpr int kMostDim = 128;  // of a head here
 constexpr int kParts = 3;      // q, k, v
 
 struct RowShared {
+    alignas(16) float last_key[kMostDim];                       // of the row that joins the state first
     float4 weights[kParts][kMostDim];                           // of the convolution, the oldest tap first
     alignas(16) float older[kParts][kDeltaTaps - 1][kMostDim];  // inputs, the newest first
     alignas(16) float head[kParts][kMostDim];
@@ -48,9 +49,59 @@ __device__ __forceinline__ void fetched() {
     __syncwarp();
 }
 
-/// What a head of q, k or v needs but for the row's own inputs, by a warp. first: its first channel.
-__device__ __forceinline__ void fetch_older(const DeltaArgs& a, const DeltaPlace& at, int part, int first, int d,
-                                            RowShared& s) {
+/// Of a step that follows another: the row of the stash that the slot does not hold yet, or null, and where the step's
+/// own row goes.
+struct DeltaLast {
+    const float* row = nullptr;
+    int held, to;
+
+    __device__ __forceinline__ DeltaLast(const DeltaArgs& a, const DeltaPlace& at)
+        : held(at.committed), to(static_cast<int>(at.first)) {
+        if (a.held == nullptr) return;
+        held = delta_early(a.held + at.sequence);
+        to = static_cast<int>(delta_follow_row(at.sequence, at.committed));
+        if (held < at.committed) row = a.kept.at + delta_follow_row(at.sequence, held) * a.kept.stride;
+    }
+};
+
+/// That row joins the state: in registers, and in the slot, which no kernel reads until this one has ended. Above
+/// pdl_wait(). Called by all threads.
+template <int kRows>
+__device__ __forceinline__ void catch_up(const DeltaArgs& a, const DeltaPlace& at, const float* last, int own,
+                                         float* state, DeltaTile<kRows>& tile, RowShared& s) {
+    const DeltaSizes& z = a.sizes;
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const float* const heads = last + a.kept.heads_at;
+    if (warp == kParts)
+#pragma unroll
+        for (int c = 0; c < kMostDim / 32; ++c) {
+            const int i = lane + 32 * c;
+            s.last_key[i] = i < z.key_dim ? __uint_as_float(EarlyLoad::one(heads + at.key * z.key_dim + i)) : 0.0f;
+        }
+    const float* const gates = last + a.kept.stride - 2 * z.value_heads + at.h;
+    const float decay = __uint_as_float(EarlyLoad::one(gates)),
+                beta = __uint_as_float(EarlyLoad::one(gates + z.value_heads));
+    const uint4 v = load_weights(heads + z.keys() + at.h * z.value_dim + own);
+    __syncthreads();
+    tile.template step<false>(
+        nullptr, s.last_key,
+        make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)),
+        make_float4(decay, beta, 0.0f, 0.0f));
+    tile.store(state, z.key_dim, z.value_dim, z.value_dim - own);
+}
+
+/// The inputs of that row's convolution to the slot, by the warp that fetched them.
+__device__ __forceinline__ void keep_last_input(const DeltaArgs& a, const DeltaPlace& at, int held, int first, int d,
+                                                const float* inputs) {
+    DeltaPlace before = at;
+    before.committed = held;
+    for (int c = static_cast<int>(threadIdx.x % 32); c < d; c += 32) delta_put_input(a, before, first + c, inputs[c]);
+}
+
+/// What a head of q, k or v needs but for the row's own inputs, by a warp. first: its first channel. last: the inputs
+/// of the position before, if they are not in the slot.
+__device__ __forceinline__ void fetch_older(const DeltaArgs& a, const DeltaPlace& at, const float* last, int part,
+                                            int first, int d, RowShared& s) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const DeltaSizes& z = a.sizes;
     const float* conv = a.conv + at.slot * z.conv_floats + first;
@@ -58,17 +109,18 @@ __device__ __forceinline__ void fetch_older(const DeltaArgs& a, const DeltaPlace
     for (int i = 0; i < kDeltaTaps - 1; ++i) {
         const int position = at.committed - 1 - i;
         if (position >= 0) {
-            if (4 * lane < d)
-                fetch16(&s.older[part][i][4 * lane], conv + int64_t{position % kDeltaTaps} * z.channels + 4 * lane);
+            const float* from =
+                i == 0 && last != nullptr ? last + first : conv + int64_t{position % kDeltaTaps} * z.channels;
+            if (4 * lane < d) fetch16(&s.older[part][i][4 * lane], from + 4 * lane);
         } else {
             for (int c = lane; c < d; c += 32) s.older[part][i][c] = 0.0f;
         }
     }
 }
 
-/// q, k or v of the row, by the warp that fetched what is older: to shared memory.
-__device__ __forceinline__ void prepare_part(const DeltaArgs& a, const DeltaPlace& at, int part, int first, int d,
-                                             RowShared& s) {
+/// q, k or v of the row, by the warp that fetched what is older: to shared memory, and to row `to` of what is kept.
+__device__ __forceinline__ void prepare_part(const DeltaArgs& a, const DeltaPlace& at, int to, int part, int first,
+                                             int d, RowShared& s) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const float* from = a.qkv.row(at.first) + first;
     float newest[kMostDim / 32], x[kMostDim / 32];
@@ -94,12 +146,12 @@ __device__ __forceinline__ void prepare_part(const DeltaArgs& a, const DeltaPlac
 #pragma unroll
     for (int c = 0; c < kMostDim / 32; ++c) s.head[part][lane + 32 * c] = x[c];  // behind d: zeros
     if (!writes) return;
-    float* const kept = a.kept.at + at.first * a.kept.stride + a.kept.heads_at - a.sizes.keys() + first;
+    float* const kept = a.kept.at + to * a.kept.stride + a.kept.heads_at - a.sizes.keys() + first;
 #pragma unroll
     for (int c = 0; c < kMostDim / 32; ++c) {
         const int i = lane + 32 * c;
         if (i >= d) break;
-        delta_keep_input(a, at, at.first, first + i, newest[c]);
+        delta_keep_input(a, at, to, first + i, newest[c]);
         if (part > 0 && a.kept.at != nullptr) kept[i] = x[c];
     }
 }
@@ -116,12 +168,13 @@ __global__ void __launch_bounds__(4 * kMostDim, 2) delta_row_kernel(const __grid
     at.find(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x));
     const int own = warp * kWarpColumns + DeltaTile<kRows>::first_column();
     float* state = a.state + at.slot * z.state_elements + int64_t{at.h} * z.key_dim * z.value_dim + own;
+    const DeltaLast last(a, at);
     DeltaTile<kRows> tile;
-    if (at.committed == 0) tile.clear();
+    if (last.held == 0) tile.clear();
     else tile.load(state, z.key_dim, z.value_dim, z.value_dim - own);
     const int part = warp, d = part == 2 ? z.value_dim : z.key_dim;
     const int first = part == 0 ? at.key * d : part == 1 ? z.keys() + at.key * d : 2 * z.keys() + at.h * d;
-    if (part < kParts) fetch_older(a, at, part, first, d, s);
+    if (part < kParts) fetch_older(a, at, last.row, part, first, d, s);
     // The last warps will finish 32 elements each.
     const int finishes = 32 * (warps - 1 - warp) + lane;
     const bool finisher = finishes < z.value_dim;
@@ -129,13 +182,20 @@ __global__ void __launch_bounds__(4 * kMostDim, 2) delta_row_kernel(const __grid
     if (finisher) norm = __uint_as_float(EarlyLoad::one(a.norm + finishes));
     const float dt_bias = __uint_as_float(EarlyLoad::one(a.dt_bias + at.h)),
                 decay = __uint_as_float(EarlyLoad::one(a.decay + at.h));
+    if (last.row != nullptr) {
+        catch_up(a, at, last.row, own, state, tile, s);
+        if (part < kParts) {
+            fetched();
+            if (part == 2 || z.writes_keys(at.h)) keep_last_input(a, at, last.held, first, d, s.older[part][0]);
+        }
+    }
     pdl_wait();
     if (finisher) gate = delta_gate(a.z.row(at.first)[at.h * z.value_dim + finishes]);
     if (part < kParts) {
-        prepare_part(a, at, part, first, d, s);
+        prepare_part(a, at, last.to, part, first, d, s);
     } else if (part == kParts && lane == 0) {
         s.gates = delta_gates(a, at.first, at.h, dt_bias, decay);
-        delta_keep_gates(a, at.first, at.h, s.gates);
+        delta_keep_gates(a, last.to, at.h, s.gates);
     }
     __syncthreads();
     const float4 v = *reinterpret_cast<const float4*>(s.head[2] + own);
@@ -153,12 +213,16 @@ __global__ void __launch_bounds__(4 * kMostDim, 2) delta_row_kernel(const __grid
     if (a.out8 != nullptr) put_act_group(a.out8 + at.first * ActRow::bytes(cols), cols, i / 32, y);
 }
 
-/// One row for each sequence, in sizes whose pieces of 16 bytes are whole.
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+/// Sizes whose pieces of 16 bytes are whole.
+bool suits_one_row(const DeltaView& view) {
+    return view.conv_width == kDeltaTaps && view.key_dim % 32 == 0 && view.key_dim <= kMostDim &&
+           view.value_dim % 32 == 0 && view.value_dim <= kMostDim && aligned(view.conv);
+}
+/// One row for each sequence.
 bool takes_one_row(const DeltaView& view, const GatedDeltaInput& in, const Batch& batch) {
-    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-    return batch.rows() == batch.sequences() && view.conv_width == kDeltaTaps && view.key_dim % 32 == 0 &&
-           view.key_dim <= kMostDim && view.value_dim % 32 == 0 && view.value_dim <= kMostDim &&
-           aligned(in.conv.data()) && aligned(view.conv);
+    return batch.rows() == batch.sequences() && suits_one_row(view) && aligned(in.conv.data());
 }
 
 void launch_row(const Gpu& gpu, const DeltaArgs& a, const DeltaView& view, int64_t sequences) {
@@ -173,7 +237,12 @@ DeltaMatrix matrix(const Tensor& t) { return {t.row(0), t.row_stride}; }
 
 namespace cuda {
 
-Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode) {
+bool delta_follows(const DeltaView& view) {
+    return suits_one_row(view) && view.value_heads % 2 == 0 && aligned(view.stash);  // rows of the stash too
+}
+
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
+                   std::span<const int32_t> held) {
     check_delta_sizes(view);
     RT_ASSERT(batch.parent.empty() || batch.rows() <= kDeltaTreeRows);
     const int64_t n = batch.rows(), heads = view.value_heads;
@@ -204,6 +273,8 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
     a.parent = batch.parent.empty() ? nullptr : batch.parent.data();
     a.update = mode == DeltaMode::update;
     if (!a.update) a.kept = {view.stash, view.stash_floats(), static_cast<int>(view.channels()), true};
+    RT_ASSERT(held.empty() || (delta_follows(view) && takes_one_row(view, in, batch)));
+    a.held = held.empty() ? nullptr : held.data();
     if (takes_one_row(view, in, batch)) {
         a.one_row = a.update;
         launch_row(*ctx.gpu, a, view, batch.sequences());

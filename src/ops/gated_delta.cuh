@@ -76,6 +76,7 @@ struct DeltaArgs {
     const int32_t* committed;
     const int32_t* state_slot;
     const int32_t* parent;  // null: chains
+    const int32_t* held;    // [sequences] tokens that slots describe: DeltaMode::follow; null: committed
     bool update;            // the state is written
     bool one_row;           // update by delta_row_kernel: it keeps the convolution's inputs too
     bool by_chunks;         // update by launch_delta_chunks

@@ -27,7 +27,12 @@ struct GatedDeltaInput {
 enum class DeltaMode : uint8_t {
     stash,   // it stays as it is; the rows go to the stash, for gated_delta_commit
     update,  // all rows are committed: plain decoding, prompts. REQUIRES chains (batch.parent empty)
+    follow,  // one row for each sequence, which is stashed; the row that such a step stashed before joins the state
+             // first
 };
+/// Of a step that follows: the row of the stash for sequence s of the step and a position. The next step may write
+/// while the one before it is read.
+inline constexpr int64_t delta_follow_row(int64_t s, int64_t position) { return 2 * s + position % 2; }
 
 /// Rows of any sequences, chains or (stash) trees by batch.parent. For row r with the tokens t_0 .. t_p = r of its
 /// path:
@@ -41,8 +46,12 @@ enum class DeltaMode : uint8_t {
 /// REQUIRES every sequence to have a row; in stash mode view.stash_rows >= n. On a GPU: at most 256 rows if there are
 /// trees; throws Error if key_dim > 256 or conv_width > 4. Reads the slots of the step's sequences. stash: writes
 /// nothing but the stash. update: writes the slots and not the stash; should the step fail behind this op, the
-/// sequence's state is lost. On a GPU states are read before earlier kernels of the step have ended: what wrote them
-/// must have been complete when the step's first kernel let others start (embed; tensor/launch.cuh).
+/// sequence's state is lost. follow: held[s], on the device, is the number of tokens that the slot describes,
+/// committed[s] or one less: then the row of the stash of that position (delta_follow_row) is committed first, as
+/// gated_delta_commit would. So steps may be put behind each other unseen: what the last one was given is not yet part
+/// of the state. REQUIRES delta_follows(), stash_rows >= 2 sequences. On a GPU states are read before earlier kernels
+/// of the step have ended: what wrote them must have been complete when the step's first kernel let others start
+/// (embed; tensor/launch.cuh).
 ///
 /// Determinism: the value of a row, and the state behind it, is a function of the inputs on its path, bit for bit: the
 /// same as a node of a tree, in a chain, alone, in any chunk, in any batch, on any thread count; and update has the
@@ -57,7 +66,11 @@ enum class DeltaMode : uint8_t {
 /// Cost: 8 n Hv dk dv FLOPs; S is read (update: and written) once for each sequence: 3.15 MB at 48 heads of 128 x 128.
 /// Source: Yang et al. 2024, arXiv 2412.06464; transformers, Qwen3NextGatedDeltaNet (qwen3_next, qwen3_5) with
 /// torch_recurrent_gated_delta_rule.
-Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode);
+Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
+                   std::span<const int32_t> held = {});
+
+/// Whether layers of these sizes can follow: always on the CPU; on a GPU keys and values of up to 128 in whole 32s.
+bool delta_follows(const Gpu* gpu, const DeltaView& view);
 
 /// Bytes of temporaries that chunks take besides those of rows; 0 without view.by_chunks.
 int64_t delta_chunk_bytes(const DeltaView& view);

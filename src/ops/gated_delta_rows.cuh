@@ -43,18 +43,21 @@ __device__ __forceinline__ DeltaTaps delta_taps(const DeltaArgs& a, const DeltaP
     return taps;
 }
 
+/// An input of the convolution to the slot, where it is that of the sequence's next token. No tap of this row or the
+/// next is overwritten: that is the column of W rows ago.
+__device__ __forceinline__ void delta_put_input(const DeltaArgs& a, const DeltaPlace& at, int channel, float u) {
+    const DeltaSizes& z = a.sizes;
+    float* conv = a.conv + at.slot * z.conv_floats + channel;
+    if (at.committed == 0)
+        for (int i = 0; i < z.width; ++i) conv[int64_t{i} * z.channels] = 0.0f;
+    conv[int64_t{at.committed % z.width} * z.channels] = u;
+}
+
 /// What a block keeps of an input of the convolution: for the stash, or as the sequence's only row in the slot.
 __device__ __forceinline__ void delta_keep_input(const DeltaArgs& a, const DeltaPlace& at, int row, int channel,
                                                  float u) {
-    const DeltaSizes& z = a.sizes;
-    if (a.kept.inputs) {
-        a.kept.at[row * a.kept.stride + channel] = u;
-    } else if (a.one_row) {
-        float* conv = a.conv + at.slot * z.conv_floats + channel;
-        if (at.committed == 0)
-            for (int i = 0; i < z.width; ++i) conv[int64_t{i} * z.channels] = 0.0f;
-        conv[int64_t{at.committed % z.width} * z.channels] = u;  // no tap of this row: that is the column of W rows ago
-    }
+    if (a.kept.inputs) a.kept.at[row * a.kept.stride + channel] = u;
+    else if (a.one_row) delta_put_input(a, at, channel, u);
 }
 
 /// A head of q or k that the lanes hold, element lane + 32 c in x[c]: squares, in the order of the elements.

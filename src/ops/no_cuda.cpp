@@ -25,7 +25,10 @@ Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, st
 }
 void PersistentDecode::tune(std::span<const int>) { no_cuda(); }
 
-void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) { no_cuda(); }
+void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>,
+             std::span<const int32_t>) {
+    no_cuda();
+}
 Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool,
               const SampleMasks&) {
     no_cuda();
@@ -50,7 +53,11 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
-Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode) { no_cuda(); }
+Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode,
+                   std::span<const int32_t>) {
+    no_cuda();
+}
+bool delta_follows(const DeltaView&) { no_cuda(); }
 void gated_delta_commit(Context&, std::span<const DeltaView>, const DeltaPaths&) { no_cuda(); }
 void sparse_attention(Context&, const AttentionInput&, const KvView&, const Batch&, const SparseOptions&,
                       SparseResult&) {

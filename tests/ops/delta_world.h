@@ -90,14 +90,14 @@ class DeltaWorld {
 
     /// Feeds tokens to several sequences in one step and gives back the outputs, one vector for each row in order.
     DeltaRowsOut step(const std::vector<DeltaSequence*>& sequences, const std::vector<std::vector<DeltaToken>>& fed,
-                      ops::DeltaMode mode) {
+                      ops::DeltaMode mode, const std::vector<int32_t>& held = {}) {
         build(sequences, fed);
         op_.poison();
         std::vector<uint64_t> ids;
         for (const std::vector<DeltaToken>& tokens : fed)
             for (const DeltaToken& token : tokens) ids.push_back(token.id);
         const ops::GatedDeltaInput in = input(ids);
-        out = ops::gated_delta(op_.ctx, in, view, op_.batch(batch), mode);
+        out = ops::gated_delta(op_.ctx, in, view, op_.batch(batch), mode, op_.ints(held));
         if (mode == ops::DeltaMode::update)
             for (size_t s = 0; s < fed.size(); ++s) sequences[s]->committed += static_cast<int32_t>(fed[s].size());
         const std::vector<float> all = values_of(out);

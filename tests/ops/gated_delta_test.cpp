@@ -7,6 +7,7 @@
 namespace riptide {
 namespace {
 
+using ops::delta_follows;
 using ops::DeltaMode;
 
 std::vector<DeltaShape> shapes() {
@@ -97,6 +98,43 @@ TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
             now = world.slot_of(s);
             world.commit({&s}, {{}});
             expect_same_bits(world.slot_of(s), now, "an empty path");
+        }
+}
+
+TEST(gated_delta, steps_that_follow_have_the_bits_of_steps_that_are_committed_one_by_one) {
+    std::vector<DeltaShape> all = shapes();
+    for (const DeltaShape& shape : real_shapes()) all.push_back(shape);
+    all.push_back({.key_heads = 1, .value_heads = 6, .key_dim = 96, .value_dim = 32, .heads = DeltaHeads::tiled});
+    for (DeltaShape& shape : all)
+        for (const size_t before : brief<size_t>({0, 1, 2, 3, 9}, 2)) {
+            OpContext op(2, int64_t{16} << 20);
+            shape.slots = 4;
+            DeltaWorld world(op, shape, 3);
+            if (!delta_follows(op.ctx.gpu, world.view)) continue;
+            DeltaSequence a = world.sequence(), b = world.sequence();
+            world.feed(a, delta_ids(before, 4), 5);
+            world.feed(b, delta_ids(5, 6), 5);
+            DeltaSequence plain_a = world.copy(a), plain_b = world.copy(b);
+            const std::vector<uint64_t> ids = delta_ids(7, 5), others = delta_ids(7, 8);
+            const std::string what = fmt::format("{} behind {}", shape_name(shape), before);
+            std::vector<int32_t> held = {a.committed, b.committed};
+            for (size_t i = 0; i < ids.size(); ++i) {
+                const DeltaRowsOut rows =
+                    world.step({&a, &b}, {{{ids[i], -1}}, {{others[i], -1}}}, DeltaMode::follow, held);
+                if (plain_a.committed > 0) expect_same_bits(world.slot_of(a), world.slot_of(plain_a), what.c_str());
+                const DeltaRowsOut expected_a = world.feed(plain_a, {ids[i]}, 1),
+                                   expected_b = world.feed(plain_b, {others[i]}, 1);
+                expect_same({rows[0]}, expected_a, what);
+                expect_same({rows[1]}, expected_b, what);
+                held = {a.committed++, b.committed++};
+            }
+            const auto last = [](int64_t s, DeltaSequence& of) {
+                return std::vector{static_cast<int32_t>(ops::delta_follow_row(s, --of.committed))};
+            };
+            const std::vector<int32_t> last_a = last(0, a), last_b = last(1, b);
+            world.commit({&a, &b}, {last_a, last_b});
+            expect_same_bits(world.slot_of(a), world.slot_of(plain_a), what.c_str());
+            expect_same_bits(world.slot_of(b), world.slot_of(plain_b), what.c_str());
         }
 }
 
