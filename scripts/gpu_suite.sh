@@ -87,8 +87,8 @@ fi
 for tool in memcheck racecheck; do
   has $tool || continue
   sanitize $tool ops test_ops '*'
-  sanitize $tool engine test_engine 'SampleCuda.*:*GpuSession*laguna_xs2'
-  sanitize $tool models test_models '*greedy*:*Rounded*xs2'
+  sanitize $tool engine test_engine 'SampleCuda.*:SampleMask.*:*GpuSession*laguna_xs2'
+  sanitize $tool models test_models '*greedy*:*Rounded*xs2:*PersistentTest*'
   [ $tool = memcheck ] || continue
   sanitize $tool quant test_quant '*'
   sanitize $tool cache test_cache 'kv_transfer*:prefix_cache.evicted*'

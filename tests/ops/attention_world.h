@@ -72,16 +72,22 @@ class AttentionWorld {
     /// Nothing is committed.
     std::vector<std::vector<float>> step(const std::vector<WorldSequence*>& sequences,
                                          const std::vector<std::vector<FedToken>>& fed) {
-        build(sequences, fed);
-        op_.poison();
         std::vector<float> q;
-        std::vector<FedToken> all;
-        for (const std::vector<FedToken>& tokens : fed) all.insert(all.end(), tokens.begin(), tokens.end());
-        for (const FedToken& token : all) append(q, token.id * 3, shape_.heads, 1.0f);
+        for (const std::vector<FedToken>& tokens : fed)
+            for (const FedToken& token : tokens) append(q, token.id * 3, shape_.heads, 1.0f);
+        place(sequences, fed);
         query = op_.tensor(q, {batch.rows(), shape_.heads, shape_.head_dim});
-        store(all);
         out = ops::attention(op_.ctx, query, view, device_batch, scale());
         return rows_of(out);
+    }
+
+    /// Makes the batch of a step and stores its K and V, for tests with projections of their own.
+    void place(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
+        build(sequences, fed);
+        op_.poison();
+        std::vector<FedToken> all;
+        for (const std::vector<FedToken>& tokens : fed) all.insert(all.end(), tokens.begin(), tokens.end());
+        store(all);
     }
 
     static std::vector<std::vector<float>> rows_of(const Tensor& t) {
@@ -121,9 +127,7 @@ class AttentionWorld {
             std::vector<FedToken> fed;
             for (size_t i = begin; i < std::min(ids.size(), begin + step); ++i)
                 fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
-            build({&s}, {fed});
-            op_.poison();
-            store(fed);
+            place({&s}, {fed});
             s.committed += static_cast<int32_t>(fed.size());
         }
     }
