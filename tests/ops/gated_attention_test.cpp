@@ -127,7 +127,9 @@ TEST(gated_attention, sigmoid_attention_equals_its_parts) {
         for (const DType type : brief<DType>({DType::q8_0, DType::f16, DType::tq3_0}, 1))
             for (const int64_t d : {256, 128})
                 for (const size_t rows : fewer<std::vector<size_t>>({1, 3, 20}, {1, 9})) {
-                    const WorldShape shape{.heads = 12, .kv_heads = 2, .head_dim = d, .k_dtype = type, .v_dtype = type};
+                    const int64_t heads = fewer(12, 6);
+                    const WorldShape shape{
+                        .heads = heads, .kv_heads = heads / 6, .head_dim = d, .k_dtype = type, .v_dtype = type};
                     OpContext op(family), other(family);
                     AttentionWorld fused(op, shape, 1), apart(other, shape, 1);
                     WorldSequence s = fused.sequence(), t = apart.sequence();
@@ -136,16 +138,16 @@ TEST(gated_attention, sigmoid_attention_equals_its_parts) {
                     fused.place({&s}, {chain_of(rows)});
                     apart.place({&t}, {chain_of(rows)});
                     const auto n = static_cast<int64_t>(rows);
-                    const std::vector<float> beside = normals(static_cast<size_t>(n * 12 * 2 * d), 9);
+                    const std::vector<float> beside = normals(static_cast<size_t>(n * heads * 2 * d), 9);
                     ops::AttentionInput in = random_input(op, shape, n, &rope, true, 0);
-                    in.q = op.tensor(beside, {n, 12, 2 * d});
+                    in.q = op.tensor(beside, {n, heads, 2 * d});
                     const Tensor found = ops::sigmoid_attention(op.ctx, in, fused.view, fused.device_batch);
                     ops::AttentionInput plain = random_input(other, shape, n, &rope, true, 0);
                     const ops::HeadsAndGates parts =
-                        ops::split_gates(other.ctx, other.tensor(beside, {n, 12 * 2 * d}), 12);
-                    plain.q = parts.heads.view({n, 12, d});
+                        ops::split_gates(other.ctx, other.tensor(beside, {n, heads * 2 * d}), heads);
+                    plain.q = parts.heads.view({n, heads, d});
                     Tensor expected = ops::gated_attention(other.ctx, plain, apart.view, apart.device_batch);
-                    ops::mul_sigmoid(other.ctx, expected, parts.gates, 12);
+                    ops::mul_sigmoid(other.ctx, expected, parts.gates, heads);
                     expect_same_rows(AttentionWorld::rows_of(found), AttentionWorld::rows_of(expected),
                                      shape_name(shape) + fmt::format(", {} rows, {}", rows, family_name(family)));
                 }

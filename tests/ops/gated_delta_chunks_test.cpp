@@ -76,7 +76,7 @@ TEST(gated_delta_chunks, a_row_does_not_depend_on_its_company) {
     RT_GPU_ONLY();
     OpContext op(2, int64_t{256} << 20);
     op.ctx.family = Family::prefill;
-    DeltaShape shape = chunked({.key_heads = 2, .value_heads = 4, .value_dim = 128});
+    DeltaShape shape = chunked({.key_heads = fewer(2, 1), .value_heads = fewer(4, 2), .value_dim = 128});
     shape.slots = 16;
     DeltaWorld world(op, shape, 5);
     const std::vector<size_t> lengths = {70, 1, 64, fewer<size_t>(600, 130)};
