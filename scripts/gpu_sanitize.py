@@ -38,6 +38,13 @@ class Result:
         self.name, self.kind, self.seconds, self.reports = name, "limit", 0.0, []
 
 
+def times_of(path):
+    """Of a file of --times: {name: (seconds, kind)}."""
+    with open(path) as file:
+        rows = [re.match(r" *([\d.]+) (.{8,}?) +(\S+)$", line) for line in file]
+    return {row[3]: (float(row[1]), row[2].strip()) for row in rows if row}
+
+
 REPORT = re.compile(r"^========= (?:(?:Error|Warning): Race reported .*|    ?and (?:Read|Write) access .*|Invalid .*|"
                     r"Uninitialized .*|Barrier error .*|Program hit .*|    Address .*|    at .*|Internal Sanitizer Error.*)")
 
@@ -50,8 +57,10 @@ class Worker:
 
     def run(self, names):
         """Results of the tests that began, and the names of those that did not."""
+        # Left alone, every racecheck takes threads for all cores of the host.
+        own = ["--racecheck-num-workers", "1"] if self.options.tool == "racecheck" else []
         command = ["compute-sanitizer", "--tool", self.options.tool, "--error-exitcode", "9", "--print-limit", "20",
-                   *self.options.tool_arguments.split(), self.options.binary, "--device", "cuda",
+                   *own, *self.options.tool_arguments.split(), self.options.binary, "--device", "cuda",
                    f"--gtest_filter={':'.join(names)}", *self.arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    errors="replace", start_new_session=True)
@@ -113,8 +122,9 @@ def main():
     parser.add_argument("--filter", default="*", help="as --gtest_filter")
     parser.add_argument("--leave-out", default="", help="patterns, by colons: tests that run no kernels of interest")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--group", type=int, default=6, help="the most tests for one process")
-    parser.add_argument("--first", default="", help="file with names, one a line: these first, in that order")
+    parser.add_argument("--group", type=float, default=12, help="expected seconds of a process of several tests")
+    parser.add_argument("--expected", nargs="*", default=[], help="files of --times: longest first")
+    parser.add_argument("--last", nargs="*", default=[], help="files of --times: what was clean there comes last")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one test")
     parser.add_argument("--seconds", type=float, default=480, help="for everything: later tests are left out")
     parser.add_argument("--times", default="", help="file for the seconds of each test")
@@ -128,20 +138,24 @@ def main():
     left_out = options.leave_out.split(":")
     names = [name for name in tests_of(options.binary, options.filter)
              if not any(fnmatch.fnmatch(name, pattern) for pattern in left_out)]
-    if options.first:
-        with open(options.first) as file:
-            order = {name.strip(): i for i, name in enumerate(file)}
-        names.sort(key=lambda name: order.get(name, len(order)))
+    expected = collections.defaultdict(lambda: options.group / 4)
+    for path in options.expected:
+        for name, (seconds, kind) in times_of(path).items():
+            if kind != "left out":
+                expected[name] = seconds if kind in ("clean", "skipped") else max(40, 2 * seconds)
+    last = {name for path in options.last for name, (_, kind) in times_of(path).items() if kind in ("clean", "skipped")}
+    names.sort(key=lambda name: (name in last, -expected[name]))
 
-    # Guided: large groups first, single tests last, so that all workers end at about the same time.
     pending, lock, results = collections.deque(names), threading.Lock(), []
     worker = Worker(options, sys.argv[cut + 1:], end)
 
     def work():
         while end - time.monotonic() > 3:
             with lock:
-                count = max(1, min(options.group, len(pending) // (2 * options.jobs)))
-                group = [pending.popleft() for _ in range(min(count, len(pending)))]
+                group, sum_of = [], 0.0
+                while pending and (not group or sum_of + expected[pending[0]] <= options.group):
+                    sum_of += expected[pending[0]]
+                    group.append(pending.popleft())
             if not group:
                 return
             done, rest = worker.run(group)

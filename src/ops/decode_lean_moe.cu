@@ -194,10 +194,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     const bool routed = slot < a.route.top_k;
     char* memory = reinterpret_cast<char*>(dynamic);
     char* shared_memory = memory + 2 * pair_bytes(kHalf);
-    if (t < 3) {
-        const LeanFetch fetch{barriers + t};
-        fetch.init(t == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
-    }
+    if (t == 0)
+        for (int i = 0; i < 3; ++i)
+            LeanFetch{barriers + i}.init(i == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
     // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
     // expert.
     const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;

@@ -183,8 +183,7 @@ __device__ __forceinline__ void sum_tile(float (&d)[kN / 2], int spans, Worker<R
         const SpanScales<S> scales(from, me.place.row, span, spans, me.t);
         if (scales.quick) add_span<kN, true>(d, fragment, me, from, scales);
         else add_span<kN, false>(d, fragment, me, from, scales);
-        __syncwarp();
-        if (me.leader) barrier_arrive(me.at.empty_span + 8 * me.span.stage);
+        me.at.give_back_span(me.span.stage, me.leader);
         me.span.next();
     }
     wgmma_wait<0>();

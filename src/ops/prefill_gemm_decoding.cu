@@ -54,7 +54,7 @@ __device__ __forceinline__ void decode(const GemmProblem& p, const Layout<Ring<T
                 __syncwarp();
                 if (leader) barrier_arrive(at.full_b + 8 * out.stage);
             }
-            if (leader) barrier_arrive(at.empty_span + 8 * in.stage);
+            at.give_back_span(in.stage, leader);
         }
     });
 }

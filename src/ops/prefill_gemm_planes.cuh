@@ -57,6 +57,8 @@ constexpr RowOrder order_of() {
 template <class S>
 struct Layout {
     uint32_t a, b, spans, full_a, empty_a, full_b, empty_b, full_span, empty_span;
+    /// Every lane says that it has read a span, as race checkers want it; for those that no checker sees one does.
+    static constexpr bool kAllLanes = Span<S::kType>::kSixBits;
     __device__ __forceinline__ explicit Layout(uint32_t base)
         : a(base),
           b(a + S::kStagesA * S::kStageA),
@@ -67,12 +69,17 @@ struct Layout {
           empty_b(full_b + 8 * S::kStagesB),
           full_span(empty_b + 8 * S::kStagesB),
           empty_span(full_span + 8 * S::kStagesSpan) {}
+    /// All lanes: their warp has read this span.
+    __device__ __forceinline__ void give_back_span(int stage, bool leader) const {
+        if constexpr (!kAllLanes) __syncwarp();
+        if (kAllLanes || leader) barrier_arrive(empty_span + 8 * stage);
+    }
     /// By one thread, once.
     __device__ __forceinline__ void init(int warps) const {
         for (int s = 0; s < S::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
         for (int s = 0; s < S::kStagesB; ++s) barrier_init(full_b + 8 * s, warps), barrier_init(empty_b + 8 * s, warps);
         for (int s = 0; s < S::kStagesSpan; ++s)
-            barrier_init(full_span + 8 * s, 1), barrier_init(empty_span + 8 * s, warps);
+            barrier_init(full_span + 8 * s, 1), barrier_init(empty_span + 8 * s, kAllLanes ? 32 * warps : warps);
         barrier_init_fence();
     }
 };

@@ -33,7 +33,7 @@ struct World {
         o.page_rows = 16;
         o.pages = 160;
         o.max_sequences = 2;
-        o.max_step_rows = 64;
+        o.max_step_rows = fewer(64, 1040);
         cache = std::make_unique<KvCache>(model->state_specs(), o, gpu);
         runner = std::make_unique<Runner>(*model, *cache, nullptr);
         sequence = std::make_unique<SequenceState>(*cache);
@@ -83,8 +83,16 @@ TEST_P(PersistentTest, one_launch_has_the_bits_of_the_ops) {
     ASSERT_TRUE(once.model->decodes_at_once());
     ASSERT_FALSE(chain.model->decodes_at_once());
     std::mt19937 random(7);
-    for (size_t t = 0; t < GetParam().tokens; ++t) {
-        const auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
+    const auto draw = [&] {
+        return static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
+    };
+    if (brief_counts()) {  // what comes before the steps that are judged, at once; long contexts are of two chunks
+        std::vector<int32_t> prompt(GetParam().tokens > 1000 ? 1030 : 20);
+        std::ranges::generate(prompt, draw);
+        for (World* world : {&chain, &once}) world->step(prompt, Family::prefill);
+    }
+    for (size_t t = 0; t < fewer<size_t>(GetParam().tokens, 2); ++t) {
+        const int32_t token = draw();
         const std::vector<float> expected = chain.step(std::span(&token, 1)), seen = once.step(std::span(&token, 1));
         ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [](float x) { return std::isfinite(x); })) << "token " << t;
         ASSERT_TRUE(same_bytes(seen, expected)) << "logits behind token " << t;
@@ -100,7 +108,7 @@ TEST_P(PersistentTest, steps_of_one_row_and_of_more_take_turns) {
     World chain(*checkpoint, DecodeKind::chain, GetParam().kv, test_gpu());
     World once(*checkpoint, DecodeKind::persistent, GetParam().kv, test_gpu());
     std::mt19937 random(8);
-    for (int step = 0; step < 60; ++step) {
+    for (int step = 0; step < fewer(60, 4); ++step) {
         std::vector<int32_t> tokens(random() % 2 == 0 ? 1 : 1 + random() % 20);
         for (int32_t& token : tokens)
             token = static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
@@ -124,7 +132,7 @@ TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not
     chain->prefill(prompt);
     once->prefill(prompt);
     int32_t token = 7;
-    for (int64_t answer = 1; answer < 40; ++answer) {
+    for (int64_t answer = 1; answer < fewer(40, 3); ++answer) {
         // The answer ends where somebody says so, at odd and even numbers of steps, with steps under way behind it.
         std::vector<int32_t> seen[2];
         for (const auto& [which, to] : {std::pair{chain.get(), &seen[0]}, std::pair{once.get(), &seen[1]}})

@@ -217,16 +217,17 @@ TEST(attention, sees_exactly_the_committed_window_the_ancestors_and_itself) {
 
 TEST(attention, a_long_context_cut_over_threads_equals_one_thread) {
     // Two tiles of 72 heads: too few for six threads, so pieces run apart, and five fill the buffer: two rounds.
-    const WorldShape shape{.heads = 72, .kv_heads = 8, .head_dim = 64, .page_rows = 64, .capacity = 40};
+    const WorldShape shape{
+        .heads = fewer(72, 18), .kv_heads = fewer(8, 2), .head_dim = 64, .page_rows = 64, .capacity = 40};
     for (const Family family : test_families()) {
         OpContext many(family, 6), one(family, 1);
         AttentionWorld a(many, shape, 1), b(one, shape, 2);
         WorldSequence s = a.sequence(), t = b.sequence();
-        std::vector<uint64_t> ids = token_ids(fewer(2400, 700), 50);
+        std::vector<uint64_t> ids = token_ids(fewer(2400, 540), 50);
         a.fill(s, ids, 800);
         b.fill(t, ids, 800);
-        ids = token_ids(32, 51);
-        expect_same_rows(a.feed(s, ids, 32), b.feed(t, ids, 1), "2400 keys");
+        ids = token_ids(fewer(32, 12), 51);
+        expect_same_rows(a.feed(s, ids, 32), b.feed(t, ids, 1), "cut");
     }
 }
 

@@ -75,13 +75,19 @@ class AttentionWorld {
         build(sequences, fed);
         op_.poison();
         std::vector<float> q;
-        std::vector<FedToken> all;
-        for (const std::vector<FedToken>& tokens : fed) all.insert(all.end(), tokens.begin(), tokens.end());
-        for (const FedToken& token : all) append(q, token.id * 3, shape_.heads, 1.0f);
+        for (const std::vector<FedToken>& tokens : fed)
+            for (const FedToken& token : tokens) append(q, token.id * 3, shape_.heads, 1.0f);
         query = op_.tensor(q, {batch.rows(), shape_.heads, shape_.head_dim});
-        store(all);
+        store(fed);
         out = ops::attention(op_.ctx, query, view, device_batch, scale());
         return rows_of(out);
+    }
+
+    /// Makes the batch of a step and stores its K and V, for tests with projections of their own.
+    void place(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
+        build(sequences, fed);
+        op_.poison();
+        store(fed);
     }
 
     static std::vector<std::vector<float>> rows_of(const Tensor& t) {
@@ -121,9 +127,7 @@ class AttentionWorld {
             std::vector<FedToken> fed;
             for (size_t i = begin; i < std::min(ids.size(), begin + step); ++i)
                 fed.push_back({ids[i], static_cast<int32_t>(i - begin) - 1});
-            build({&s}, {fed});
-            op_.poison();
-            store(fed);
+            place({&s}, {fed});
             s.committed += static_cast<int32_t>(fed.size());
         }
     }
@@ -177,12 +181,13 @@ class AttentionWorld {
     }
 
     /// K and V of the rows of `batch`.
-    void store(const std::vector<FedToken>& fed) {
+    void store(const std::vector<std::vector<FedToken>>& fed) {
         std::vector<float> k, v;
-        for (const FedToken& token : fed) {
-            append(k, token.id * 3 + 1, shape_.kv_heads, shape_.key_scale);
-            append(v, token.id * 3 + 2, shape_.kv_heads, 1.0f);
-        }
+        for (const std::vector<FedToken>& tokens : fed)
+            for (const FedToken& token : tokens) {
+                append(k, token.id * 3 + 1, shape_.kv_heads, shape_.key_scale);
+                append(v, token.id * 3 + 2, shape_.kv_heads, 1.0f);
+            }
         const int64_t n = batch.rows();
         device_batch = op_.batch(batch);
         ops::kv_append(op_.ctx, view, op_.tensor(k, {n, shape_.kv_heads, shape_.head_dim}),

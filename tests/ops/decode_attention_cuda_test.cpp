@@ -84,7 +84,7 @@ class Layer {
     Layer(const WorldShape& shape, uint64_t seed) : op(Family::decode), world(op, shape, seed), shape_(shape) {}
 
     Rows step(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
-        world.step(sequences, fed);  // makes the batch; what it stores is overwritten
+        world.place(sequences, fed);  // makes the batch; what it stores is overwritten
         ops::AttentionInput in;
         std::vector<float> q, k, v, gate;
         const auto add = [](std::vector<float>& to, int64_t count, uint64_t seed) {

@@ -133,10 +133,10 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
         DType up, down;
         int64_t d, ff;
     };
-    for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 768), fewer(2816, 256)},
+    for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 512), fewer(2816, 256)},
                           Case{DType::q4_k, DType::q4_k, fewer(1280, 256), fewer(2048, 256)},
                           Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
-                          Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 1280)}}) {
+                          Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 768)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};

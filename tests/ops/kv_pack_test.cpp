@@ -105,7 +105,7 @@ const std::vector<Layer> kSmall{{0, 2, 32}, {7, 1, 64}, {-1, 0, 0}, {30, 3, 32},
 /// More arrays than one launch takes.
 std::vector<Layer> many_layers() {
     std::vector<Layer> layers;
-    for (int i = 0; i < 80; ++i) layers.push_back({i % 2 == 0 ? 0 : 5 + i % 3, 1 + i % 2, 32});
+    for (int i = 0; i < 2 * 33; ++i) layers.push_back({i % 2 == 0 ? 0 : 5 + i % 3, 1 + i % 2, 32});
     return layers;
 }
 
@@ -128,6 +128,7 @@ std::vector<Case> cases() {
 TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) {
     for (const Case& c : cases())
         for (const int64_t length : fewer<std::vector<int64_t>>({0, 1, 5, 31, 63, 64, 70, 100, 128, 1000}, {5, 70})) {
+            if (brief_counts() && c.layers.size() > 60 && length == 5) continue;  // its copies take longest
             PackWorld world(c.layers, c.k, c.v);
             const std::vector<std::string> before = world.now();
             std::string expected;
@@ -171,6 +172,7 @@ TEST(kv_pack, packed_pages_are_their_first_tokens_and_come_back_into_any_pages) 
         for (const size_t count :
              fewer<std::vector<size_t>>({0, 1, 5, 66}, {5, 66}))  // more pages than one launch takes
             for (const int64_t rows : fewer<std::vector<int64_t>>({1, 3, kPageRows}, {3})) {
+                if (brief_counts() && c.layers.size() > 60 && count == 5) continue;
                 PackWorld world(c.layers, c.k, c.v);
                 const std::vector<std::string> before = world.now();
                 std::vector<int32_t> pages(kPages);

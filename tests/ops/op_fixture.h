@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "ops/batch.h"
+#include "quant/placement.h"
 #include "quant/weight_store.h"
 #include "tensor/context.h"
 #include "tests/test_device.h"
@@ -77,6 +79,8 @@ class OpContext {
     /// Weights of one shape and type, placed one after the other.
     std::vector<Weight> experts(const std::vector<Weight>& host) {
         if (ctx.gpu == nullptr) return host;
+        if (brief_counts())
+            if (std::vector<Weight> placed = brought(host); !placed.empty()) return placed;
         stores_.push_back(std::make_unique<WeightStore>(ctx.gpu));  // each its own: a store knows matrices by address
         std::vector<Weight> placed;
         if (host.size() == 1) placed.push_back(stores_.back()->matrix(host.front()));
@@ -87,6 +91,32 @@ class OpContext {
     Context ctx;
 
   private:
+    /// The bytes that a store's kernels would make, made by the host and brought over in one copy: a store has streams,
+    /// pinned memory and a launch for each matrix, which a tool that slows them down takes a second to see, and
+    /// tests/quant has a test of. Equal matrices are made once. Empty: what a store would convert.
+    std::vector<Weight> brought(const std::vector<Weight>& host) {
+        std::vector<Placement> plans;
+        for (const Weight& w : host) {
+            plans.push_back(plan_placement(w));
+            if (!same_layout(plans.back(), plans[0]) || w.scale != host[0].scale) return {};
+        }
+        const auto stride = static_cast<size_t>(plans[0].bytes());
+        std::vector<std::byte> memory(stride * host.size() + 15);
+        std::byte* const base =
+            reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
+        std::map<const void*, std::byte*> made;
+        for (size_t e = 0; e < host.size(); ++e) {
+            const auto [at, fresh] = made.try_emplace(host[e].data, base + e * stride);
+            if (fresh) place_on_host(host[e], plans[e], at->second);
+            else std::memcpy(base + e * stride, at->second, stride);
+        }
+        weights_.emplace_back(ctx.gpu, static_cast<int64_t>(stride * host.size()), "weights");
+        ctx.gpu->to_device(weights_.back().data(), base, weights_.back().bytes());
+        std::vector<Weight> placed;
+        for (size_t e = 0; e < host.size(); ++e) placed.push_back(plans[e].at(weights_.back().data() + e * stride));
+        return placed;
+    }
+
     template <class T>
     void copy_in(void* to, const T* from, size_t count) {
         if (count == 0) return;
@@ -105,6 +135,7 @@ class OpContext {
     Arena arena_, inputs_;
     int64_t bytes_;
     std::vector<std::unique_ptr<WeightStore>> stores_;
+    std::vector<DeviceMemory> weights_;
 };
 
 /// Rows of one step that every kernel family takes: the decode family of a GPU takes 256.

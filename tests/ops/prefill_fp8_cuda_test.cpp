@@ -127,14 +127,14 @@ TEST(PrefillFp8, equals_the_product_in_double) {
         expect_product(65, {40, 64, 130, 256}, 2048, whole);
         expect_product(129, {320}, 512, whole);
         expect_product(300, {700, 48}, 384, whole);
-        expect_product(2500, {96}, 640, whole);
+        if (!brief_counts()) expect_product(2500, {96}, 640, whole);
     }
 }
 
 TEST(PrefillFp8, a_row_does_not_see_the_others) {
     RT_HOPPER_ONLY();
-    const int rows = 700;
-    const int64_t k = 1152, columns = 4224;
+    const int rows = fewer(700, 260);
+    const int64_t k = fewer(1152, 384), columns = fewer(4224, 1088);
     OpContext op(1, int64_t{128} << 20);
     const Operand a(rows, k, 1, 1, false), b(columns, k, 64, 2, false);
     Fp8Problem problem;
@@ -156,8 +156,8 @@ TEST(PrefillFp8, a_row_does_not_see_the_others) {
     };
     const std::vector<float> all = run(0, rows);
     EXPECT_EQ(run(0, rows), all) << "the same twice";
-    for (const int count : {1, 64, 129, 511})
-        for (const int first : {0, 37, rows - count})
+    for (const int count : brief<int>({1, 64, 511, 129}, 2))
+        for (const int first : brief<int>({37, 0, rows - count}, 1))
             if (first + count <= rows) {
                 const std::vector<float> some = run(first, count);
                 ASSERT_TRUE(same_bits(some.data(), all.data() + first * columns, some.size())) << first << " " << count;
