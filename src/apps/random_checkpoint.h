@@ -12,7 +12,15 @@ namespace riptide::apps {
 /// official layout, feed-forward layers in e4m3 with a scale for each 128 x 128 block, all else in bf16. All tensors of
 /// a type are overlapping views of one buffer of seeded values: layers resemble each other, a device's copies of them
 /// are apart all the same. The vocabulary is made up. Memory: a little more than the largest tensor of each type.
+/// Skewed routing: the routers' biases fall off exponentially over the experts, in another order in each layer, so that
+/// a few experts take most rows: about 160 of 256 experts count, by the perplexity of how often each is chosen (a
+/// trained Laguna XS.2: 158), and rows share as many as the published ones do that are 24 % alike; else biases are zero.
 /// Throws Error (usage) that names what is known.
-std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads);
+std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads, bool skewed_routing = false);
+
+/// A DFlash drafter, in the same way: SHAPE:TYPE, of which SHAPE is laguna-xs.2 (that of Laguna-XS.2-speculator.dflash:
+/// five layers, a head of 32,000 words, blocks of 8) or laguna-tiny. TYPE: q8_0 if left out, or what quantize makes
+/// drafters of; fc and the head are q8_0 at least.
+std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads);
 
 }  // namespace riptide::apps
