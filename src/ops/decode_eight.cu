@@ -32,7 +32,7 @@ struct EightMatrix {
 };
 
 struct EightArgs {
-    EightMatrix m[kMaxMatrices];
+    EightMatrix m[kEightMatrices];
     int32_t matrices, tiles, chunks;  // chunks: stages of a tile
     int32_t n, row_blocks, stages, x_stride;
     ActLayout layout;
@@ -185,7 +185,7 @@ bool eight_weight(const Gpu& gpu, const Weight& w) {
 
 bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    RT_ASSERT(weights.size() <= kMaxMatrices);
+    RT_ASSERT(weights.size() <= kEightMatrices);
     EightArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];

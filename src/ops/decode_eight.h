@@ -7,11 +7,13 @@
 
 namespace riptide::ops::cuda::decode {
 
+constexpr size_t kEightMatrices = 16;  // in one launch
+
 /// Whether the kernel can run on this device and multiply this weight: int8 with an f16 scale for each 32 columns,
 /// columns a multiple of 2,048.
 bool eight_weight(const Gpu& gpu, const Weight& w);
 
-/// y and residual as in multiply_into. REQUIRES eight_weight() of all, at most kMaxMatrices. False: rows this long do
+/// y and residual as in multiply_into. REQUIRES eight_weight() of all, at most kEightMatrices. False: rows this long do
 /// not fit in shared memory; nothing was done.
 bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual);

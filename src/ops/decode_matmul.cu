@@ -235,10 +235,11 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     struct Kind {
         bool (*multiplied)(Context&, const ActSource&, int64_t, int64_t, std::span<const Weight* const>,
                            std::span<const Tensor>, Tensor*);
+        size_t most = kMaxMatrices;  // in one launch
         std::vector<const Weight*> w = {};
         std::vector<Tensor> y = {};
     };
-    Kind kinds[] = {{multiply_tiled}, {eight_multiply}, {float_multiply}};
+    Kind kinds[] = {{multiply_tiled}, {eight_multiply, kEightMatrices}, {float_multiply}};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Gpu& gpu = *ctx.gpu;
         const bool tiles = n > 1 && (tile_weight(gpu, *weights[i]) || dense_weight(gpu, *weights[i]));
@@ -249,11 +250,14 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     for (const Kind& kind : kinds) {
         const std::span<const Weight* const> w = kind.w;
         const std::span<const Tensor> to = kind.y;
-        for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
-            const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
+        for (size_t i = 0; i < w.size(); i += kind.most) {
+            const size_t count = std::min(kind.most, w.size() - i);
             if (n > 1 && kind.multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual))
                 continue;
-            launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
+            for (size_t j = i; j < i + count; j += kMaxMatrices) {
+                const size_t few = std::min<size_t>(kMaxMatrices, i + count - j);
+                launch_group(ctx, x, cols, n, w.subspan(j, few), to.subspan(j, few), residual);
+            }
         }
     }
 }
