@@ -167,6 +167,9 @@ DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<
     std::ranges::sort(ascending);
     RT_CHECK(ascending.back() + DflashDrafter::kAheadRows < session.context_length(), ErrorKind::usage,
              "--depth {}: the context holds {} tokens", ascending.back(), session.context_length());
+    for (const StateSpec& spec : session.model().state_specs())
+        RT_CHECK(spec.kind != StateSpec::Kind::delta, ErrorKind::usage,
+                 "--drafter: {} has recurrent layers, whose state would run away from its K/V", session.model().info().name);
     Rounds rounds(session, std::move(drafter), ascending.back());
     const Dflash& model = rounds.drafter().model();
     DraftBench bench{model.info().name, model.block_size(), model.info().bytes_per_token, {}};

@@ -204,8 +204,9 @@ Tensor DraftRounds::measured_round(const ops::DraftPlan& plan, bool drafted) {
 }
 
 void DraftRounds::launch(const ops::DraftPlan& plan, Measured how) {
-    RT_ASSERT(pending() < kMostPending && plan.rows > 1 && plan.rows <= kRows && !cache_.delta().any());
+    RT_ASSERT(pending() < kMostPending && plan.rows > 1 && plan.rows <= kRows);
     context_.family = Family::decode;
+    if (cache_.delta().any()) cache_.delta().begin_step();
     const bool drafted = how == Measured::with_drafter;
     measured_[{plan.rows, drafted}].run(context_, [&] { return measured_round(plan, drafted); });
     pending_.push_back(plan.rows);
