@@ -266,9 +266,10 @@ void add_bench(CLI::App& app, Action& action) {
         "Time a drafter's pass in the rounds that a GPU runs by itself, with each of --verify-rows: random (a full-size "
         "one for the model, in q8_0), random:SHAPE:TYPE, demo, or a DFlash drafter's file or folder");
     CLI::Option* routing = cmd->add_option("--routing", options->model.random_routing,
-                                           "Experts of --random-weights (Laguna) are chosen: uniform | skewed, as "
-                                           "trained routers do")
-                               ->check(CLI::IsMember({"uniform", "skewed"}))
+                                           "How rows of --random-weights choose experts: alike (rows of a text choose "
+                                           "much the same) | uniform (each by itself) | skewed (so too, some experts "
+                                           "more often, as trained routers do)")
+                               ->check(CLI::IsMember({"alike", "uniform", "skewed"}))
                                ->capture_default_str();
     CLI::Option* profile =
         cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");

@@ -25,6 +25,7 @@ constexpr int64_t kFloat8Block = 128;
 constexpr int64_t kStepBlocks = 32;         // between the beginnings of tensors: keeps every type aligned to 32 bytes
 constexpr int64_t kRandomBlocks = 1 << 20;  // drawn; more repeat them
 constexpr float kSigma = 0.0221f;           // 1 / sqrt(2048): keeps activations near unit size
+constexpr float kLargeSigma = 64.0f;        // of embeddings that outweigh all that layers add to them
 constexpr uint64_t kSeed = 1;
 
 struct PlannedTensor {
@@ -33,6 +34,7 @@ struct PlannedTensor {
     DType type;
     float value = 0;            // vectors and scales: of all their elements
     std::vector<float> values;  // a vector's own
+    float sigma = kSigma;       // of a matrix
 };
 
 int64_t blocks_of(const PlannedTensor& t) {
@@ -58,7 +60,8 @@ std::vector<float> skewed_bias(const LayoutTensor& t) {
     return values;
 }
 
-std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::string& type, bool skewed) {
+std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::string& type,
+                                        RandomRouting routing) {
     const bool float8 = type == "fp8";
     std::vector<PlannedTensor> planned;
     for (const LayoutTensor& t : layout_tensors(shape)) {
@@ -75,7 +78,9 @@ std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::stri
         const bool norm = t.name.find("norm.weight") != std::string::npos;
         const float decay = t.name.ends_with(".ssm_a") ? -1.0f : 0.0f;  // of recurrent state: else it never fades
         planned.push_back({t.name, t.shape, stored, norm ? 1.0f : decay, {}});
-        if (skewed && t.name.ends_with("exp_probs_b.bias")) planned.back().values = skewed_bias(t);
+        const bool skewed = routing == RandomRouting::skewed && t.name.ends_with("exp_probs_b.bias");
+        if (skewed) planned.back().values = skewed_bias(t);
+        if (routing != RandomRouting::alike && t.name == "token_embd.weight") planned.back().sigma = kLargeSigma;
     }
     return planned;
 }
@@ -202,7 +207,7 @@ class RandomCheckpoint : public Checkpoint {
             if (is_constant(t)) {
                 data = constant(t);
             } else {
-                Pool& pool = pools_.at(t.type);
+                Pool& pool = pools_.at({t.type, t.sigma});
                 data = pool.bytes.data() + pool.next * each;
                 pool.next += kStepBlocks;
             }
@@ -222,6 +227,7 @@ class RandomCheckpoint : public Checkpoint {
     void check_intact() const override {}
 
   private:
+    using Kind = std::pair<DType, float>;  // type and sigma
     struct Pool {
         std::vector<std::byte> bytes;
         int64_t blocks = 0, next = 0;
@@ -230,21 +236,22 @@ class RandomCheckpoint : public Checkpoint {
     static bool is_constant(const PlannedTensor& t) { return t.shape.size() == 1 || t.value != 0; }
 
     void fill(const std::vector<PlannedTensor>& planned, int threads) {
-        std::map<DType, int64_t> count;
+        std::map<Kind, int64_t> count;
         for (const PlannedTensor& t : planned) {
             if (is_constant(t)) continue;
-            Pool& pool = pools_[t.type];
+            Pool& pool = pools_[{t.type, t.sigma}];
             pool.blocks = std::max(pool.blocks, blocks_of(t));
-            ++count[t.type];
+            ++count[{t.type, t.sigma}];
         }
         ThreadPool workers(threads);
-        for (auto& [type, pool] : pools_) {
-            pool.blocks += count[type] * kStepBlocks;
+        for (auto& [kind, pool] : pools_) {
+            pool.blocks += count[kind] * kStepBlocks;
+            const DType type = kind.first;
             const DTypeInfo& info = dtype_info(type);
             const int64_t each = info.block_bytes, drawn = std::min(pool.blocks, kRandomBlocks), piece = 4096;
             pool.bytes.resize(static_cast<size_t>(pool.blocks * each));
             std::byte* const to = pool.bytes.data();
-            const float sigma = type == DType::f8_e4m3 ? 1.0f : kSigma;
+            const float sigma = type == DType::f8_e4m3 ? 1.0f : kind.second;
             const int64_t elements = info.block_elements;
             workers.parallel_for((drawn + piece - 1) / piece, 1, [&](int64_t begin, int64_t end, int) {
                 for (int64_t p = begin; p < end; ++p)
@@ -274,7 +281,7 @@ class RandomCheckpoint : public Checkpoint {
     std::string path_;
     std::vector<std::byte> image_;
     std::unique_ptr<Checkpoint> facts_;
-    std::map<DType, Pool> pools_;
+    std::map<Kind, Pool> pools_;
     std::vector<std::vector<std::byte>> constants_;
     std::vector<TensorInfo> tensors_;
     std::map<std::string, size_t, std::less<>> index_;
@@ -282,14 +289,14 @@ class RandomCheckpoint : public Checkpoint {
 
 }  // namespace
 
-std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads, bool skewed_routing) {
+std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads, RandomRouting routing) {
     const size_t colon = what.find(':');
     const std::string type = colon == std::string::npos ? "q4_k_m" : what.substr(colon + 1);
     if (type != "fp8") quant_mix_file_type(type);  // throws for unknown ones
     const GgufLayout& shape = find_synth_shape(what.substr(0, colon));
-    RT_CHECK(!skewed_routing || shape.architecture == "laguna", ErrorKind::usage,
+    RT_CHECK(routing != RandomRouting::skewed || shape.architecture == "laguna", ErrorKind::usage,
              "skewed routing: {} has no routers with biases", shape.name);
-    return std::make_unique<RandomCheckpoint>(model_facts(shape), plan_tensors(shape, type, skewed_routing),
+    return std::make_unique<RandomCheckpoint>(model_facts(shape), plan_tensors(shape, type, routing),
                                               "random:" + what, threads);
 }
 

@@ -161,6 +161,20 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
     }
 }
 
+/// CTA (row, piece of 8 * kThreads columns).
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(const float* gate, const float* up, ActLayout layout, char* out) {
+    pdl_trigger();
+    pdl_wait();
+    const int c = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * layout.cols;
+    float g[8], u[8];
+    load8(gate + at, c, layout.cols, g);
+    load8(up + at, c, layout.cols, u);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) g[i] = 8 * c + i < layout.cols ? swiglu_value(g[i], u[i]) : 0.0f;
+    put8(layout, out + static_cast<int64_t>(blockIdx.x) * layout.bytes(), c, g);
+}
+
 template <int NT>
 bool launch_eight(Context& ctx, EightArgs& a) {
     const int64_t fixed = 2 * partial_bytes(NT, kUsers) + int64_t{8} * NT * a.x_stride;
@@ -181,6 +195,20 @@ bool eight_weight(const Gpu& gpu, const Weight& w) {
     return gpu.info().major >= 8 && !gpu.options().portable && w.dtype == DType::planes_int8 && w.scale == 1.0f &&
            w.scale_dtype == DType::f16 && w.scale_cols == 32 && w.scale_rows == 1 && w.cols % kCols == 0 &&
            w.cols > 0 && w.rows > 0;
+}
+
+ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
+    ActSource staged;
+    const ActLayout layout = act_layout(gate.shape[1], true, false);
+    staged.kind = ActKind::staged;
+    staged.stride = layout.bytes();
+    auto* out = static_cast<char*>(ctx.arena->allocate(gate.rows() * staged.stride));
+    staged.rows = out;
+    constexpr int64_t kPiece = 8 * kThreads;
+    launch(*ctx.gpu, swiglu_kernel,
+           dim3(static_cast<unsigned>(gate.rows()), static_cast<unsigned>((layout.cols + kPiece - 1) / kPiece)), kThreads, 0,
+           gate.row(0), up.row(0), layout, out);
+    return staged;
 }
 
 bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,

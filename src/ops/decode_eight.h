@@ -18,4 +18,7 @@ bool eight_weight(const Gpu& gpu, const Weight& w);
 bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual);
 
+/// Staged rows (ActKind::staged, int8 parts) of silu(gate) * up, f32 [n, cols] each: swiglu and prepare_rows in one.
+ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
+
 }  // namespace riptide::ops::cuda::decode

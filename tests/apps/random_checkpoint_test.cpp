@@ -103,7 +103,7 @@ TEST(RandomCheckpoint, skewed_routers_prefer_other_experts_in_each_layer) {
         std::memcpy(values.data(), t->bytes.data(), t->bytes.size());
         return values;
     };
-    const auto skewed = random_checkpoint("laguna-xs.2:q4_k_m", 2, true), even = random_checkpoint("laguna-tiny", 2);
+    const auto skewed = random_checkpoint("laguna-xs.2:q4_k_m", 2, RandomRouting::skewed), even = random_checkpoint("laguna-tiny", 2);
     for (const float v : bias(*even, "blk.1.exp_probs_b.bias")) EXPECT_EQ(v, 0);
     const std::vector<float> one = bias(*skewed, "blk.1.exp_probs_b.bias"), two = bias(*skewed, "blk.2.exp_probs_b.bias");
     EXPECT_NE(one, two);
@@ -114,7 +114,7 @@ TEST(RandomCheckpoint, skewed_routers_prefer_other_experts_in_each_layer) {
         EXPECT_GE(*std::min_element(b.begin(), b.end()), 0);
         EXPECT_GT(*std::max_element(b.begin(), b.end()), 0.15);
     }
-    EXPECT_THROW(random_checkpoint("qwen3-0.6b:q8_0", 1, true), Error);
+    EXPECT_THROW(random_checkpoint("qwen3-0.6b:q8_0", 1, RandomRouting::skewed), Error);
 }
 
 TEST(RandomCheckpoint, a_drafter_fits_its_model_and_its_pass_is_timed) {

@@ -11,7 +11,7 @@ namespace {
 
 class DflashDrafterTest : public ::testing::TestWithParam<std::string> {
   protected:
-    Fixture fixture{"laguna_xs2"};
+    Fixture fixture{target_of(GetParam())};
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
     std::unique_ptr<Session> session = fixture.session(32);
 
@@ -39,7 +39,7 @@ class DflashDrafterTest : public ::testing::TestWithParam<std::string> {
     }
 };
 INSTANTIATE_TEST_SUITE_P(All, DflashDrafterTest,
-                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna"), fixture_name);
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"), fixture_name);
 
 TEST_P(DflashDrafterTest, drafts_change_no_answer) {
     GenerateRequest r = request(prompt, 90);
