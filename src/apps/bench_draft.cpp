@@ -24,12 +24,12 @@ class Rounds {
         : cache_(session.model().state_specs(), options(session, deepest), session.gpu(), threads(session)),
           runner_(session.model(), cache_, threads(session)),
           ids_(made_up_tokens(deepest + 1, session.model().info().vocab_size)),
-          drafter_(std::make_shared<DflashDrafter>(
-              std::move(checkpoint), DraftTarget{.model = &session.model(),
-                                                 .gpu = session.gpu(),
-                                                 .threads = threads(session),
-                                                 .context = deepest + DflashDrafter::kAheadRows,
-                                                 .chunk_rows = kChunk})),
+          drafter_(std::make_shared<DflashDrafter>(std::move(checkpoint),
+                                                   DraftTarget{.model = &session.model(),
+                                                               .gpu = session.gpu(),
+                                                               .threads = threads(session),
+                                                               .context = deepest + DflashDrafter::kAheadRows,
+                                                               .chunk_rows = kChunk})),
           rounds_(session.model(), cache_, runner_.context(), drafter_),
           state_(cache_) {}
 
@@ -169,7 +169,8 @@ DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<
              "--depth {}: the context holds {} tokens", ascending.back(), session.context_length());
     for (const StateSpec& spec : session.model().state_specs())
         RT_CHECK(spec.kind != StateSpec::Kind::delta, ErrorKind::usage,
-                 "--drafter: {} has recurrent layers, whose state would run away from its K/V", session.model().info().name);
+                 "--drafter: {} has recurrent layers, whose state would run away from its K/V",
+                 session.model().info().name);
     Rounds rounds(session, std::move(drafter), ascending.back());
     const Dflash& model = rounds.drafter().model();
     DraftBench bench{model.info().name, model.block_size(), model.info().bytes_per_token, {}};

@@ -1,13 +1,14 @@
 // Attention of a drafter's block on tensor cores: heads of 128 with K and V in f16 on Hopper. For block_attention.cu,
 // which has all else.
 //
-// Bytes: K and V of a KV head once for all its query heads and up to 16 rows and heads together: 16.8 MB a layer of Laguna
-// XS.2's drafter at 4,096 tokens, 3.6 us at 4.65 TB/s; 4 FLOPs for each of 16 rows, 16.8 MB / 2: twice that for the two
-// halves of f32 (below), about 1 us. Design: a cluster of eight CTAs has one KV head and 16 (row, query head) pairs; chunk
-// c of 64 keys belongs to CTA c mod 8 and its warp c / 8 mod 8, which keeps a state of its own; the states of a CTA are
-// added in order of warps, then those of the cluster in order of CTAs. Fragments are loaded from global memory in 16-byte
-// pieces: columns of Q K^T may be summed in any order, and columns of V may come out in any. Queries and probabilities
-// are the sum of two f16 values each, so that products have f32's precision (2^-22); K and V are f16 as they are.
+// Bytes: K and V of a KV head once for all its query heads and up to 16 rows and heads together: 16.8 MB a layer of
+// Laguna XS.2's drafter at 4,096 tokens, 3.6 us at 4.65 TB/s; 4 FLOPs for each of 16 rows, 16.8 MB / 2: twice that for
+// the two halves of f32 (below), about 1 us. Design: a cluster of eight CTAs has one KV head and 16 (row, query head)
+// pairs; chunk c of 64 keys belongs to CTA c mod 8 and its warp c / 8 mod 8, which keeps a state of its own; the states
+// of a CTA are added in order of warps, then those of the cluster in order of CTAs. Fragments are loaded from global
+// memory in 16-byte pieces: columns of Q K^T may be summed in any order, and columns of V may come out in any. Queries
+// and probabilities are the sum of two f16 values each, so that products have f32's precision (2^-22); K and V are f16
+// as they are.
 #include "ops/attention_heads.cuh"
 #include "ops/block_attention_tensor.h"
 #include "ops/cluster_memory.cuh"
@@ -44,7 +45,8 @@ __device__ __forceinline__ void split(float a, float b, uint32_t& high, uint32_t
     low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-/// A warp's queries: rows lane / 4 and lane / 4 + 8 of the pairs. Lane t of four has elements 32 s + 8 t .. + 7, step 2 s
+/// A warp's queries: rows lane / 4 and lane / 4 + 8 of the pairs. Lane t of four has elements 32 s + 8 t .. + 7, step 2
+/// s
 /// + h of the product elements 8 t + 4 h .. + 3 of them. Scaled by a power of two, so that halves lose nothing.
 struct Queries {
     uint32_t high[8][4], low[8][4];
@@ -80,8 +82,8 @@ struct Queries {
     }
 };
 
-/// What a warp knows of its keys; rows and columns as mma's results: element e of tile j is row lane / 4 + 8 (e / 2) and
-/// element 16 (2 t + e % 2) + j of V.
+/// What a warp knows of its keys; rows and columns as mma's results: element e of tile j is row lane / 4 + 8 (e / 2)
+/// and element 16 (2 t + e % 2) + j of V.
 struct State {
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
     float x[16][4] = {};
@@ -299,8 +301,8 @@ namespace cuda {
 bool block_attention_tensor(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale,
                             Tensor& out) {
     const int64_t heads = q.shape[1], kv_heads = view.num_kv_heads, group = heads / kv_heads;
-    if (!ctx.gpu->hopper() || !ctx.gpu->programmatic() || ctx.gpu->options().portable || view.head_dim != kDim || view.k_dtype != DType::f16 ||
-        view.v_dtype != DType::f16)
+    if (!ctx.gpu->hopper() || !ctx.gpu->programmatic() || ctx.gpu->options().portable || view.head_dim != kDim ||
+        view.k_dtype != DType::f16 || view.v_dtype != DType::f16)
         return false;
     const BlockTensorArgs args = {
         .places = key_places(view, batch),

@@ -1,11 +1,12 @@
 // Q8_0 matrices times 2 to 256 rows: each weight is read once for up to 16 rows. What a drafter's block is made of.
 //
-// Bytes: those of the weights, 1.0625 each, for each 16 rows (the first time from memory, then from L2). For a drafter of
-// Laguna XS.2: q, k, v 8.9 MB, o 4.5, gate and up 35.7, down 17.8, head 69.6, fc 22.3 MB: at 4.65 TB/s 1.9, 1.0, 7.7,
-// 3.8, 15.0 and 4.8 us. Design: decode_mma.cu's, whose sums and rings these are (decode_tile.cuh): a CTA of 16 warps an
-// SM takes every gridDim.x-th tile of 16 rows of the whole group, warp w of it the sub-blocks j with j mod 16 = w, by
-// mma.m16n8k32.s8; four more warps ask for its stages (2,048 columns of a tile), from before pdl_wait() on. Weights need
-// no decoding: about 22 instructions for a sub-block, 16 rows of weights and 8 of x. Bits: those of decode_dot.cuh.
+// Bytes: those of the weights, 1.0625 each, for each 16 rows (the first time from memory, then from L2). For a drafter
+// of Laguna XS.2: q, k, v 8.9 MB, o 4.5, gate and up 35.7, down 17.8, head 69.6, fc 22.3 MB: at 4.65
+// TB/s 1.9, 1.0, 7.7, 3.8, 15.0 and 4.8 us. Design: decode_mma.cu's, whose sums and rings these are (decode_tile.cuh):
+// a CTA of 16 warps an SM takes every gridDim.x-th tile of 16 rows of the whole group, warp w of it the sub-blocks j
+// with j mod 16 = w, by mma.m16n8k32.s8; four more warps ask for its stages (2,048 columns of a tile), from before
+// pdl_wait() on. Weights need no decoding: about 22 instructions for a sub-block, 16 rows of weights and 8 of x. Bits:
+// those of decode_dot.cuh.
 #include "ops/decode_eight.h"
 
 #include <algorithm>
@@ -162,7 +163,8 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
 }
 
 /// CTA (row, piece of 8 * kThreads columns).
-__global__ void __launch_bounds__(kThreads) swiglu_kernel(const float* gate, const float* up, ActLayout layout, char* out) {
+__global__ void __launch_bounds__(kThreads)
+    swiglu_kernel(const float* gate, const float* up, ActLayout layout, char* out) {
     pdl_trigger();
     pdl_wait();
     const int c = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
@@ -206,8 +208,8 @@ ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     staged.rows = out;
     constexpr int64_t kPiece = 8 * kThreads;
     launch(*ctx.gpu, swiglu_kernel,
-           dim3(static_cast<unsigned>(gate.rows()), static_cast<unsigned>((layout.cols + kPiece - 1) / kPiece)), kThreads, 0,
-           gate.row(0), up.row(0), layout, out);
+           dim3(static_cast<unsigned>(gate.rows()), static_cast<unsigned>((layout.cols + kPiece - 1) / kPiece)),
+           kThreads, 0, gate.row(0), up.row(0), layout, out);
     return staged;
 }
 

@@ -22,8 +22,9 @@ AbResult short_ab(const std::string& model, const std::string& drafter) {
     AbOptions options;
     options.sampling.temperature = 0;
     options.sampling.max_tokens = 200;  // a cycle of the grammar has 122
-    return run_ab(*session, ab_prompts(session->checkpoint(), folder(model) + "/ab.jsonl", 8),
-                  ab_modes(drafter, {3, 7}, {8}), options, [](int64_t, int64_t) {}, nullptr);
+    return run_ab(
+        *session, ab_prompts(session->checkpoint(), folder(model) + "/ab.jsonl", 8), ab_modes(drafter, {3, 7}, {8}),
+        options, [](int64_t, int64_t) {}, nullptr);
 }
 
 TEST(AbHybrid, guesses_of_repeated_text_help_and_change_nothing) {
@@ -40,8 +41,7 @@ TEST(AbHybrid, guesses_of_repeated_text_help_and_change_nothing) {
 TEST(AbHybrid, prompts_as_text_are_the_tokens_that_prompts_json_has) {
     const auto checkpoint = open_checkpoint(folder("qwen35_tied") + "/model.safetensors");
     const std::vector<AbPrompt> prompts = ab_prompts(*checkpoint, folder("qwen35_tied") + "/ab.jsonl", 100);
-    const json::value parsed =
-        parse_json(read_file(folder("qwen35_tied") + "/prompts.json", 1 << 20), "prompts.json");
+    const json::value parsed = parse_json(read_file(folder("qwen35_tied") + "/prompts.json", 1 << 20), "prompts.json");
     const json::array& asked = parsed.at("prompts").as_array();
     EXPECT_EQ(prompts.at(0).tokens, std::vector<int32_t>{3});
     EXPECT_EQ(prompts.at(5).tokens, json::value_to<std::vector<int32_t>>(asked.at(3).at("tokens")));
