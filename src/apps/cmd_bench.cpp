@@ -161,15 +161,15 @@ void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>&
     json::array list;
     for (const BenchRow& row : rows) list.push_back(to_json(row, roof));
     json::object out = {{"model", session.model().info().name},
-                              {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
-                              {"threads", session.threads()},
-                              {"kv", kv_name(session)},
-                              {"chunk", session.options().chunk_rows},
-                              {"context", session.context_length()},
-                              {"bytes_per_token", session.model().info().bytes_per_token},
-                              {"read_bandwidth_gb_s", roof.bytes_per_second * 1e-9},
-                              {"tensor_tflop_s", roof.flops_per_second * 1e-12},
-                              {"rows", list}};
+                        {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
+                        {"threads", session.threads()},
+                        {"kv", kv_name(session)},
+                        {"chunk", session.options().chunk_rows},
+                        {"context", session.context_length()},
+                        {"bytes_per_token", session.model().info().bytes_per_token},
+                        {"read_bandwidth_gb_s", roof.bytes_per_second * 1e-9},
+                        {"tensor_tflop_s", roof.flops_per_second * 1e-12},
+                        {"rows", list}};
     if (drafts) out["drafter"] = draft_json(*drafts);
     std::puts(json::serialize(out).c_str());
 }
@@ -261,10 +261,11 @@ void add_bench(CLI::App& app, Action& action) {
             ->check(CLI::Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
-    CLI::Option* drafter = cmd->add_option(
-        "--drafter", options->drafter,
-        "Time a drafter's pass in the rounds that a GPU runs by itself, with each of --verify-rows: random (a full-size "
-        "one for the model, in q8_0), random:SHAPE:TYPE, demo, or a DFlash drafter's file or folder");
+    CLI::Option* drafter =
+        cmd->add_option("--drafter", options->drafter,
+                        "Time a drafter's pass in the rounds that a GPU runs by itself, with each of --verify-rows: "
+                        "random (a full-size "
+                        "one for the model, in q8_0), random:SHAPE:TYPE, demo, or a DFlash drafter's file or folder");
     CLI::Option* routing = cmd->add_option("--routing", options->model.random_routing,
                                            "How rows of --random-weights choose experts: alike (rows of a text choose "
                                            "much the same) | uniform (each by itself) | skewed (so too, some experts "

@@ -60,8 +60,7 @@ std::vector<float> skewed_bias(const LayoutTensor& t) {
     return values;
 }
 
-std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::string& type,
-                                        RandomRouting routing) {
+std::vector<PlannedTensor> plan_tensors(const GgufLayout& shape, const std::string& type, RandomRouting routing) {
     const bool float8 = type == "fp8";
     std::vector<PlannedTensor> planned;
     for (const LayoutTensor& t : layout_tensors(shape)) {
@@ -296,13 +295,14 @@ std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threa
     const GgufLayout& shape = find_synth_shape(what.substr(0, colon));
     RT_CHECK(routing != RandomRouting::skewed || shape.architecture == "laguna", ErrorKind::usage,
              "skewed routing: {} has no routers with biases", shape.name);
-    return std::make_unique<RandomCheckpoint>(model_facts(shape), plan_tensors(shape, type, routing),
-                                              "random:" + what, threads);
+    return std::make_unique<RandomCheckpoint>(model_facts(shape), plan_tensors(shape, type, routing), "random:" + what,
+                                              threads);
 }
 
 std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads) {
     const size_t colon = what.find(':');
-    const std::string shape = what.substr(0, colon), type = colon == std::string::npos ? "q8_0" : what.substr(colon + 1);
+    const std::string shape = what.substr(0, colon),
+                      type = colon == std::string::npos ? "q8_0" : what.substr(colon + 1);
     quant_mix_file_type(type);
     const DflashConfig config = find_drafter(shape);
     return std::make_unique<RandomCheckpoint>(drafter_facts(config, shape), plan_drafter(config, type),

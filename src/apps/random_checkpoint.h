@@ -11,7 +11,8 @@ namespace riptide::apps {
 /// Which experts rows choose.
 enum class RandomRouting {
     alike,    // small embeddings: rows of one text have much in common, and choose 20 different experts for four rows
-    uniform,  // large ones, which outweigh what layers add: rows choose by themselves, 256 (1 - (31/32)^n) of Laguna XS.2's
+    uniform,  // large ones, which outweigh what layers add: rows choose by themselves, 256 (1 - (31/32)^n) of Laguna
+              // XS.2's
     /// The same with biases in routers that fall off exponentially over the experts, in another order in each layer:
     /// by the perplexity of how often each is chosen about 160 of 256 experts count (of a trained Laguna XS.2 158), and
     /// 4, 8 and 16 rows choose 28.8, 51 and 84.

@@ -15,8 +15,8 @@
 #include <algorithm>
 
 #include "ops/cuda.h"
-#include "ops/decode_eight.h"
 #include "ops/decode_dense.h"
+#include "ops/decode_eight.h"
 #include "ops/decode_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"

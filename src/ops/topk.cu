@@ -4,10 +4,10 @@
 // a launch and an exchange between CTAs, about 2 us. Design: an entry becomes a 64-bit key, ordered by value, then
 // lower index, with NaN at the bottom; keys are all different and their maximum does not depend on the order in which
 // it is taken, so any cut into CTAs gives the same result. argmax: up to 256 CTAs a row, the last to finish reduces
-// their results. top_k: CTAs keep k keys of a piece, in rounds, until one piece is left. k <= 32: pieces of 1024 keys, of
-// which each of four warps takes the largest k times. Else they sort pieces of 2048: two rounds for a vocabulary and k <=
-// 40, three for k = 256. route_sigmoid: one warp for each row, its keys in registers,
-// one maximum over the warp for each rank. Limited by latency: of the sort's 66 steps, of the exchange, of the launch.
+// their results. top_k: CTAs keep k keys of a piece, in rounds, until one piece is left. k <= 32: pieces of 1024 keys,
+// of which each of four warps takes the largest k times. Else they sort pieces of 2048: two rounds for a vocabulary and
+// k <= 40, three for k = 256. route_sigmoid: one warp for each row, its keys in registers, one maximum over the warp
+// for each rank. Limited by latency: of the sort's 66 steps, of the exchange, of the launch.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(32 * kFewWarps) few_top_kernel(TopKRound round
 #pragma unroll
     for (int i = 0; i < kFewEach; ++i) {
         const int64_t at = int64_t{blockIdx.y} * kFewKeys + 32 * (kFewEach * warp + i) + lane;
-        keys[i] = at >= round.count         ? 0  // below every real one
+        keys[i] = at >= round.count     ? 0  // below every real one
                   : round.in != nullptr ? round.in[row * round.count + at]
                                         : order_key(round.x[row * round.m + at], static_cast<uint32_t>(at));
     }

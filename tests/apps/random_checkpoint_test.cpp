@@ -103,9 +103,11 @@ TEST(RandomCheckpoint, skewed_routers_prefer_other_experts_in_each_layer) {
         std::memcpy(values.data(), t->bytes.data(), t->bytes.size());
         return values;
     };
-    const auto skewed = random_checkpoint("laguna-xs.2:q4_k_m", 2, RandomRouting::skewed), even = random_checkpoint("laguna-tiny", 2);
+    const auto skewed = random_checkpoint("laguna-xs.2:q4_k_m", 2, RandomRouting::skewed),
+               even = random_checkpoint("laguna-tiny", 2);
     for (const float v : bias(*even, "blk.1.exp_probs_b.bias")) EXPECT_EQ(v, 0);
-    const std::vector<float> one = bias(*skewed, "blk.1.exp_probs_b.bias"), two = bias(*skewed, "blk.2.exp_probs_b.bias");
+    const std::vector<float> one = bias(*skewed, "blk.1.exp_probs_b.bias"),
+                             two = bias(*skewed, "blk.2.exp_probs_b.bias");
     EXPECT_NE(one, two);
     // Exponentially distributed, mean 0.05: of 256 the mean is within four standard errors.
     for (const std::vector<float>& b : {one, two}) {

@@ -39,7 +39,8 @@ class DflashDrafterTest : public ::testing::TestWithParam<std::string> {
     }
 };
 INSTANTIATE_TEST_SUITE_P(All, DflashDrafterTest,
-                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"), fixture_name);
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"),
+                         fixture_name);
 
 TEST_P(DflashDrafterTest, drafts_change_no_answer) {
     GenerateRequest r = request(prompt, 90);

@@ -81,7 +81,9 @@ class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
         EXPECT_EQ(a.decoded_tokens, b.decoded_tokens) << what;
     }
 };
-INSTANTIATE_TEST_SUITE_P(All, DraftRoundsTest, ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid", "qwen35_tied", "qwen35_moe"),
+INSTANTIATE_TEST_SUITE_P(All, DraftRoundsTest,
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid",
+                                           "qwen35_tied", "qwen35_moe"),
                          fixture_name);
 
 TEST_P(DraftRoundsTest, chains_and_trees_of_any_size_change_nothing) {

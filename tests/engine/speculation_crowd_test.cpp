@@ -232,9 +232,7 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
         return tally;
     }
 
-    static bool halved() {
-        return test_gpu() != nullptr && GetParam().model == "demo" && GetParam().kv != DType::f32;
-    }
+    static bool halved() { return test_gpu() != nullptr && GetParam().model == "demo" && GetParam().kv != DType::f32; }
     /// --full: a million with all types of K/V, and half a million with each hybrid, of which a GPU, whose time is
     /// dear, has a fifth.
     static int64_t wanted_tokens(int64_t usual) {

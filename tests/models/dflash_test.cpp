@@ -154,7 +154,8 @@ class DflashTest : public ::testing::TestWithParam<std::string> {
   protected:
     ExpectedDrafts expected{GetParam()};
 };
-INSTANTIATE_TEST_SUITE_P(All, DflashTest, ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"),
+INSTANTIATE_TEST_SUITE_P(All, DflashTest,
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"),
                          [](const auto& p) { return p.param; });
 
 // Sums in f32 of some 1000 products in a row, as in rounding.h: u sqrt(sum of K), u = 2^-24, over fc (192), two layers
