@@ -4,7 +4,7 @@
 // Bytes: K and V of a KV head once for all its query heads and up to 16 rows and heads together: 16.8 MB a layer of
 // Laguna XS.2's drafter at 4,096 tokens, 3.6 us at 4.65 TB/s; 4 FLOPs for each of 16 rows, 16.8 MB / 2: twice that for
 // the two halves of f32 (below), about 1 us. Design: a cluster of eight CTAs has one KV head and 16 (row, query head)
-// pairs; chunk c of 64 keys belongs to CTA c mod 8 and its warp c / 8 mod 8, which keeps a state of its own; the states
+// pairs; chunk c of 16 keys belongs to CTA c mod 8 and its warp c / 8 mod 8, which keeps a state of its own; the states
 // of a CTA are added in order of warps, then those of the cluster in order of CTAs. Fragments are loaded from global
 // memory in 16-byte pieces: columns of Q K^T may be summed in any order, and columns of V may come out in any. Queries
 // and probabilities are the sum of two f16 values each, so that products have f32's precision (2^-22); K and V are f16
@@ -17,7 +17,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kDim = 128, kPairs = 16, kWarps = 8, kCtas = 8, kKeys = 64;
+constexpr int kDim = 128, kPairs = 16, kWarps = 8, kCtas = 8, kKeys = 16;
 constexpr int kThreads = 32 * kWarps;
 
 struct Shared {
@@ -25,7 +25,6 @@ struct Shared {
     float2 ml[kWarps][kPairs];  // largest score in units of log2, and the sum
     float cta_x[kPairs][kDim];
     float2 cta_ml[kPairs];
-    int32_t slots[kWarps][kKeys];
 };
 
 #ifdef RT_CLUSTER_KERNEL
@@ -89,95 +88,80 @@ struct State {
     float x[16][4] = {};
 };
 
-/// Keys chunk * 64 .. of the sequence; low, end: those that rows see; before `begin` none does, and there may be none.
-__device__ __forceinline__ void add_chunk(const BlockTensorArgs& a, int sequence, int32_t ring, int kv_head, int chunk,
-                                          int begin, const int (&low)[2], int end, const Queries& q, int32_t* slots,
-                                          State& state) {
+/// The 16 keys of a chunk; slot: of key lane % 16. low, end: the keys that rows see.
+__device__ __forceinline__ void add_chunk(const BlockTensorArgs& a, int kv_head, int chunk, int32_t slot,
+                                          const int (&low)[2], int end, const Queries& q, State& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    const int first = kKeys * chunk;
-#pragma unroll
-    for (int i = 0; i < kKeys / 32; ++i)
-        slots[32 * i + lane] = a.places.slot(sequence, ring, min(max(first + 32 * i + lane, begin), end - 1));
-    __syncwarp();
     const unsigned char* const k_head = a.k_cache + kv_head * kDim * 2;
     const unsigned char* const v_head = a.v_cache + kv_head * kDim * 2;
-    float score[8][4];
+    uint4 k[2][4], v[4][2];  // v: keys 2 t, + 1, + 8, + 9; columns 16 g ..
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        const auto* k = reinterpret_cast<const uint4*>(k_head + slots[8 * j + g] * a.k_slot_bytes);
-        uint4 piece[4];
+    for (int j = 0; j < 2; ++j) {
+        const auto* row = reinterpret_cast<const uint4*>(k_head + __shfl_sync(~0u, slot, 8 * j + g) * a.k_slot_bytes);
 #pragma unroll
-        for (int s = 0; s < 4; ++s) piece[s] = k[4 * s + t];
-        float c[4] = {};
+        for (int s = 0; s < 4; ++s) k[j][s] = row[4 * s + t];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const auto* row = reinterpret_cast<const uint4*>(
+            v_head + __shfl_sync(~0u, slot, 2 * t + i % 2 + i / 2 * 8) * a.v_slot_bytes);
+        v[i][0] = row[2 * g];
+        v[i][1] = row[2 * g + 1];
+    }
+    float score[2][4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        float small[4] = {}, large[4] = {};
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-            mma_f16(c, q.low[2 * s], piece[s].x, piece[s].y);
-            mma_f16(c, q.low[2 * s + 1], piece[s].z, piece[s].w);
-        }
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            mma_f16(c, q.high[2 * s], piece[s].x, piece[s].y);
-            mma_f16(c, q.high[2 * s + 1], piece[s].z, piece[s].w);
+            mma_f16(small, q.low[2 * s], k[j][s].x, k[j][s].y);
+            mma_f16(large, q.high[2 * s], k[j][s].x, k[j][s].y);
+            mma_f16(small, q.low[2 * s + 1], k[j][s].z, k[j][s].w);
+            mma_f16(large, q.high[2 * s + 1], k[j][s].z, k[j][s].w);
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int key = first + 8 * j + 2 * t + e % 2;
+            const int key = kKeys * chunk + 8 * j + 2 * t + e % 2;
             const bool seen = key < end && key >= low[e / 2];
-            score[j][e] = seen ? c[e] * q.unscale[e / 2] * a.scale : -INFINITY;
+            score[j][e] = seen ? (small[e] + large[e]) * q.unscale[e / 2] * a.scale : -INFINITY;
         }
     }
-    float most[2] = {state.m[0], state.m[1]}, keep[2];
+    float keep[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) most[r] = fmaxf(most[r], fmaxf(score[j][2 * r], score[j][2 * r + 1]));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-        keep[r] = most[r] == -INFINITY ? 1.0f : exp2f(state.m[r] - most[r]);
-        state.m[r] = most[r];
+        float most = fmaxf(fmaxf(score[0][2 * r], score[0][2 * r + 1]), fmaxf(score[1][2 * r], score[1][2 * r + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(state.m[r], fmaxf(most, __shfl_xor_sync(~0u, most, 2)));
+        keep[r] = most == -INFINITY ? 1.0f : exp2f(state.m[r] - most);
+        state.m[r] = most;
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int j = 0; j < 2; ++j)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                score[j][e] = score[j][e] == -INFINITY ? 0.0f : exp2f(score[j][e] - most[r]);
+                score[j][e] = score[j][e] == -INFINITY ? 0.0f : exp2f(score[j][e] - most);
                 sum += score[j][e];
             }
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         state.l[r] = fmaf(state.l[r], keep[r], sum);
     }
+    uint32_t high[4], low_part[4];
 #pragma unroll
-    for (int j = 0; j < 16; ++j)
+    for (int i = 0; i < 4; ++i) split(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1], high[i], low_part[i]);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        const auto word = [&](int i) {
+            const uint4& p = v[i][j / 8];
+            return j / 2 % 4 == 0 ? p.x : j / 2 % 4 == 1 ? p.y : j / 2 % 4 == 2 ? p.z : p.w;
+        };
+        const uint32_t half = j % 2 == 0 ? 0x5410u : 0x7632u;
+        const uint32_t b0 = __byte_perm(word(0), word(1), half), b1 = __byte_perm(word(2), word(3), half);
 #pragma unroll
         for (int e = 0; e < 4; ++e) state.x[j][e] *= keep[e / 2];
-#pragma unroll
-    for (int s = 0; s < kKeys / 16; ++s) {
-        uint32_t high[4], low_part[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            split(score[2 * s + i / 2][i % 2 * 2], score[2 * s + i / 2][i % 2 * 2 + 1], high[i], low_part[i]);
-        uint4 v[4][2];  // keys 2 t, + 1, + 8, + 9; columns 16 g ..
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const auto* row =
-                reinterpret_cast<const uint4*>(v_head + slots[16 * s + 2 * t + i % 2 + i / 2 * 8] * a.v_slot_bytes);
-            v[i][0] = row[2 * g];
-            v[i][1] = row[2 * g + 1];
-        }
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            const auto word = [&](int i) {
-                const uint4& p = v[i][j / 8];
-                return j / 2 % 4 == 0 ? p.x : j / 2 % 4 == 1 ? p.y : j / 2 % 4 == 2 ? p.z : p.w;
-            };
-            const uint32_t half = j % 2 == 0 ? 0x5410u : 0x7632u;
-            const uint32_t b0 = __byte_perm(word(0), word(1), half), b1 = __byte_perm(word(2), word(3), half);
-            mma_f16(state.x[j], low_part, b0, b1);
-            mma_f16(state.x[j], high, b0, b1);
-        }
+        mma_f16(state.x[j], low_part, b0, b1);
+        mma_f16(state.x[j], high, b0, b1);
     }
-    __syncwarp();  // the slots were read
 }
 
 __device__ __forceinline__ void put(const State& state, float (*x)[kDim], float2* ml) {
@@ -245,9 +229,18 @@ __global__ void __launch_bounds__(kThreads, 1) block_tensor_kernel(const __grid_
             const int low[2] = {begin_of(pairs[0] / group), begin_of(pairs[1] / group)};
             const Queries q(from, lane % 4);
             const int32_t ring = a.places.ring_begin(sequence);
+            // Before `begin` nobody sees a key, and there may be none.
+            const auto slot_of = [&](int c) {
+                return a.places.slot(sequence, ring, min(max(kKeys * c + lane % kKeys, begin), end - 1));
+            };
+            int32_t slot = slot_of(chunk);
 #pragma unroll 1
-            for (; chunk < chunks; chunk += kCtas * kWarps)
-                add_chunk(a, sequence, ring, kv_head, chunk, begin, low, end, q, s.slots[warp], state);
+            for (int next = chunk; chunk < chunks; chunk = next) {
+                next = chunk + kCtas * kWarps;
+                const int32_t ahead = next < chunks ? slot_of(next) : 0;
+                add_chunk(a, kv_head, chunk, slot, low, end, q, state);
+                slot = ahead;
+            }
         }
         put(state, s.x[warp], s.ml[warp]);
         __syncthreads();

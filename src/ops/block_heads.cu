@@ -48,11 +48,13 @@ __global__ void __launch_bounds__(32 * kWarps) block_heads_kernel(const __grid_c
     load_norm(weight, values ? HeadNorm{} : norm, a.d);
     pdl_wait();
     float* const q = l.q + (int64_t{row} * a.heads + head) * a.d;
+    const int position = a.places.positions[row], sequence = a.places.row_sequence[row];
     float x[kRegs];
     load_head(x, query ? q : (values ? l.v : l.k) + (int64_t{row} * a.kv_heads + head) * a.d, a.d);
+    const int index = a.places.committed[sequence] + row - a.places.row_begin[sequence];
     if (!values) {
         norm_head(x, weight, norm, a.d);
-        rope_head(x, a.rope, RopeTurns<kRegs>(a.rope, a.places.positions[row]), a.d, buffers[warp]);
+        rope_head(x, a.rope, RopeTurns<kRegs>(a.rope, position), a.d, buffers[warp]);
     }
     const int lane = static_cast<int>(threadIdx.x % 32);
     if (query) {
@@ -63,8 +65,6 @@ __global__ void __launch_bounds__(32 * kWarps) block_heads_kernel(const __grid_c
     }
     KeyPlaces places = a.places;
     places.window = l.window, places.ring_rows = l.ring_rows, places.page_rows = l.page_rows;
-    const int sequence = places.row_sequence[row];
-    const int index = places.committed[sequence] + row - places.row_begin[sequence];
     const int64_t slot = places.slot(sequence, places.ring_begin(sequence), index);
     const DType type = values ? l.v_dtype : l.k_dtype;
     if (type == DType::tq3_0) kv_rotate_lanes(x, a.d, false);

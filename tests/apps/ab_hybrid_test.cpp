@@ -38,6 +38,14 @@ TEST(AbHybrid, guesses_of_repeated_text_help_and_change_nothing) {
     }
 }
 
+/// Its own drafter, trained on the same grammar (python/fixtures/train_hybrid_drafter.py).
+TEST(AbHybrid, a_trained_drafter_is_nearly_always_right_and_changes_nothing) {
+    const AbResult result = short_ab("qwen35_tied", folder("dflash_grammar"));
+    EXPECT_EQ(result.mismatches(), 0);
+    ASSERT_EQ(result.modes[3].name, "chain 7");
+    EXPECT_GT(result.total(3).speculation.tokens_per_step(), 6);
+}
+
 TEST(AbHybrid, prompts_as_text_are_the_tokens_that_prompts_json_has) {
     const auto checkpoint = open_checkpoint(folder("qwen35_tied") + "/model.safetensors");
     const std::vector<AbPrompt> prompts = ab_prompts(*checkpoint, folder("qwen35_tied") + "/ab.jsonl", 100);
