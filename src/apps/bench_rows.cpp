@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -76,6 +77,22 @@ void observe_decode(Context& context, const BenchOptions& o, int64_t depth, int6
     }
     row.bytes = middle.bytes;
     row.flops = middle.flops;
+}
+
+/// Different experts that a sparse layer chooses in a step, mean of the layers; 0: there is none.
+template <class Steps>
+double count_experts(Context& context, const Steps& run) {
+    double sum = 0;
+    int layers = 0;
+    context.tap = [&](std::string_view name, int, const Tensor& value) {
+        if (name != "router_experts") return;
+        const auto* const first = value.row<int32_t>(0);
+        sum += static_cast<double>(std::set<int32_t>(first, first + value.elements()).size());
+        ++layers;
+    };
+    run(1);
+    context.tap = nullptr;
+    return layers > 0 ? sum / layers : 0;
 }
 
 /// Feeds made-up tokens behind the session's and finds the most likely next ones.
@@ -284,6 +301,7 @@ BenchRow bench_verify(Session& session, const BenchOptions& o, int64_t depth, in
     }
     sort_repeats(row);
     if (interrupted()) return row;
+    row.experts = count_experts(one.runner().context(), [&](int64_t steps) { one.verify(rows, steps); });
     BenchOptions at_depth = o;
     at_depth.gen = 0;  // every step is in the same place
     observe_decode(

@@ -35,6 +35,7 @@ struct BenchRow {
     double flops = 0;  // the same
     std::vector<OpProfile::Line> ops;  // if asked for: of the prompt, or of the mean step
     double ops_seconds = 0;
+    double experts = 0;          // verify: different ones that a sparse layer uses in a step, mean; 0: none has any
     std::vector<double> joules;  // of a token in each repeat, sorted; empty: not asked for
 
     std::string name() const;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/bench_draft.h"
 #include "apps/bench_rows.h"
 #include "apps/bench_scorer.h"
 #include "apps/cmd_bench_serve.h"
@@ -23,7 +24,7 @@ struct Options {
     ServeFlags serve;
     ScorerFlags scorer;
     std::vector<int64_t> prompts = {512}, depths = {0}, batches, verify_rows;
-    std::string frontier;
+    std::string frontier, drafter;
     bool as_json = false, energy = false;
 };
 
@@ -97,6 +98,7 @@ void print_row(const BenchRow& row, const Roof& roof) {
                row.median(), 100 * row.spread(), duration(seconds), human_bytes(static_cast<int64_t>(row.bytes)),
                row.bytes / seconds * 1e-9, row.flops / seconds * 1e-12,
                share > 0 ? fmt::format("{:.0f}%", 100 * share) : "");
+    if (row.experts > 0) fmt::print("  {:.1f} different experts a layer\n", row.experts);
     if (!row.joules.empty())
         fmt::print("  energy: {:.4g} J a token ({:.4g} .. {:.4g}), {:.0f} W{}\n", row.joules_each(), row.joules.front(),
                    row.joules.back(), row.joules_each() * row.median(),
@@ -137,6 +139,7 @@ json::object to_json(const BenchRow& row, const Roof& roof) {
                         {"gb_s", seconds > 0 ? row.bytes / seconds * 1e-9 : 0},
                         {"tflop_s", seconds > 0 ? row.flops / seconds * 1e-12 : 0},
                         {"roof_share", roof.share(row)}};
+    if (row.experts > 0) out["experts"] = row.experts;
     if (!row.joules.empty()) out["joules"] = json::value_from(row.joules);
     if (row.ops.empty()) return out;
     json::array ops;
@@ -153,19 +156,21 @@ json::object to_json(const BenchRow& row, const Roof& roof) {
     return out;
 }
 
-void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>& rows) {
+void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>& rows,
+                const std::optional<DraftBench>& drafts) {
     json::array list;
     for (const BenchRow& row : rows) list.push_back(to_json(row, roof));
-    const json::object out = {{"model", session.model().info().name},
-                              {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
-                              {"threads", session.threads()},
-                              {"kv", kv_name(session)},
-                              {"chunk", session.options().chunk_rows},
-                              {"context", session.context_length()},
-                              {"bytes_per_token", session.model().info().bytes_per_token},
-                              {"read_bandwidth_gb_s", roof.bytes_per_second * 1e-9},
-                              {"tensor_tflop_s", roof.flops_per_second * 1e-12},
-                              {"rows", list}};
+    json::object out = {{"model", session.model().info().name},
+                        {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
+                        {"threads", session.threads()},
+                        {"kv", kv_name(session)},
+                        {"chunk", session.options().chunk_rows},
+                        {"context", session.context_length()},
+                        {"bytes_per_token", session.model().info().bytes_per_token},
+                        {"read_bandwidth_gb_s", roof.bytes_per_second * 1e-9},
+                        {"tensor_tflop_s", roof.flops_per_second * 1e-12},
+                        {"rows", list}};
+    if (drafts) out["drafter"] = draft_json(*drafts);
     std::puts(json::serialize(out).c_str());
 }
 
@@ -209,7 +214,14 @@ int bench(const Options& o) {
     for (const int64_t depth : depths)
         for (const int64_t n : o.verify_rows)
             if (!interrupted()) show(bench_verify(*session, how, std::max<int64_t>(1, depth), n));
-    if (o.as_json) print_json(*session, roof, rows);
+    std::optional<DraftBench> drafts;
+    if (!o.drafter.empty() && !interrupted()) {
+        auto drafter = open_drafter(o.drafter, o.model.random_weights, o.model.threads);
+        const std::vector<int64_t> all = {int64_t{1} << 20};
+        drafts = bench_draft(*session, how, std::move(drafter), depths, o.verify_rows.empty() ? all : o.verify_rows);
+        if (!o.as_json) print_draft(*drafts);
+    }
+    if (o.as_json) print_json(*session, roof, rows, drafts);
     else if (o.bench.profile)
         fmt::print(
             "Ops: from the start of one to the start of the next; programmatic launches overlap inside an op, not "
@@ -249,6 +261,17 @@ void add_bench(CLI::App& app, Action& action) {
             ->check(CLI::Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
+    CLI::Option* drafter =
+        cmd->add_option("--drafter", options->drafter,
+                        "Time a drafter's pass in the rounds that a GPU runs by itself, with each of --verify-rows: "
+                        "random (a full-size "
+                        "one for the model, in q8_0), random:SHAPE:TYPE, demo, or a DFlash drafter's file or folder");
+    CLI::Option* routing = cmd->add_option("--routing", options->model.random_routing,
+                                           "How rows of --random-weights choose experts: alike (rows of a text choose "
+                                           "much the same) | uniform (each by itself) | skewed (so too, some experts "
+                                           "more often, as trained routers do)")
+                               ->check(CLI::IsMember({"alike", "uniform", "skewed"}))
+                               ->capture_default_str();
     CLI::Option* profile =
         cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
     CLI::Option* energy = cmd->add_flag("--energy", options->energy,
@@ -260,11 +283,12 @@ void add_bench(CLI::App& app, Action& action) {
         "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
         "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
+    routing->needs(random);
     add_serve_flags(*cmd, options->serve);
-    for (CLI::Option* option : {depth, frontier, profile, random, verify, energy})
+    for (CLI::Option* option : {depth, frontier, profile, random, verify, drafter, energy})
         options->serve.option->excludes(option);
     add_scorer_flags(*cmd, options->scorer);
-    for (CLI::Option* option : {depth, frontier, verify, energy, options->serve.option})
+    for (CLI::Option* option : {depth, frontier, verify, drafter, energy, options->serve.option})
         options->scorer.option->excludes(option);
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed"})
         cmd->get_option(flag)->group("");  // help is one screen

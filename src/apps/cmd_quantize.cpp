@@ -104,12 +104,6 @@ bool holds_integers(DType type) {
     return type == DType::i8 || type == DType::i16 || type == DType::i32 || type == DType::i64;
 }
 
-/// A drafter's fc and head are q8_0 at least.
-DType drafter_type(DType type) {
-    const DTypeInfo& info = dtype_info(type);
-    return info.block_bytes < info.block_elements ? DType::q8_0 : type;
-}
-
 /// GGUF in: every tensor under its own name, every key kept.
 std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, GgufWriter& writer) {
     writer.copy_metadata(file);

@@ -81,6 +81,11 @@ std::vector<DrafterTensor> drafter_tensors(const Checkpoint& checkpoint, const D
     return out.take();
 }
 
+DType drafter_type(DType type) {
+    const DTypeInfo& info = dtype_info(type);
+    return info.block_bytes < info.block_elements ? DType::q8_0 : type;
+}
+
 void write_drafter_metadata(const DflashConfig& c, const std::string& name, GgufWriter& w) {
     const std::string p = "dflash-draft.";
     const auto u32 = [&](const std::string& key, int64_t value) { w.set_u32(p + key, static_cast<uint32_t>(value)); };

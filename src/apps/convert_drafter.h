@@ -24,6 +24,9 @@ struct DrafterTensor {
 /// All tensors in the order of the file. Throws Error as dflash_config does.
 std::vector<DrafterTensor> drafter_tensors(const Checkpoint& checkpoint, const DflashConfig& config);
 
+/// A drafter's fc and head are q8_0 at least.
+DType drafter_type(DType type);
+
 /// The hyper-parameter keys, general.architecture ("dflash-draft") and general.name included: those of Lucebox, and
 /// dflash.causal, dflash.draft_vocab_size, dflash.num_target_layers, dflash.sample_from_anchor of our own where they
 /// say more. Throws Error for what these keys cannot say: two different ropes.

@@ -154,8 +154,12 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     if (options.gpu && options.gpu->memory_budget > 0)
         options.gpu->memory_budget = std::max<int64_t>(1, options.gpu->memory_budget - taken_bytes);
     options.speculation = speculation;
-    auto checkpoint = flags.random_weights.empty() ? open_model_or_demo(flags.model)
-                                                   : random_checkpoint(flags.random_weights, flags.threads);
+    auto checkpoint = flags.random_weights.empty()
+                          ? open_model_or_demo(flags.model)
+                          : random_checkpoint(flags.random_weights, flags.threads,
+                                              flags.random_routing == "skewed"    ? RandomRouting::skewed
+                                              : flags.random_routing == "uniform" ? RandomRouting::uniform
+                                                                                  : RandomRouting::alike);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");

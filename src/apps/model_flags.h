@@ -15,6 +15,7 @@ namespace riptide::apps {
 struct ModelFlags {
     std::string model, kv = "auto", device = "auto", memory_budget, decode = "auto", prefill = "bf16";
     std::string random_weights;  // see random_checkpoint(); empty: MODEL
+    std::string random_routing = "alike";
     int threads = 0;
     int gpu = 0;
     bool portable = false;

@@ -136,14 +136,16 @@ void DraftRounds::guess(const ops::DraftPlan& plan) {
     ops::draft_rows(context_, best.indices, logprobs, {words_, static_cast<size_t>(words)}, fitting, state_.rows);
 }
 
-/// The model's step over the rows, and the token that follows each of them.
-Tensor DraftRounds::check(int64_t rows, bool tree, Tensor& features) {
+/// The model's step over the rows, and the token that follows each of them; what the drafter reads of it, if wanted.
+Tensor DraftRounds::check(int64_t rows, bool tree, Tensor* features) {
     Batch batch = batch_of(rows, state_.rows.tokens, state_.rows.positions, false);
     if (tree) batch.parent = {state_.rows.parents, static_cast<size_t>(rows)};
     batch.logit_rows = {counting_, static_cast<size_t>(rows)};
     FeatureCapture capture{dflash_->model().taps(), {}};
-    capture.out = features = context_.alloc(DType::f32, {rows, dflash_->model().feature_columns()});
-    const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()}, &capture);
+    if (features != nullptr)
+        capture.out = *features = context_.alloc(DType::f32, {rows, dflash_->model().feature_columns()});
+    const Tensor logits = model_.forward(context_, batch, States{cache_.views(), cache_.delta().views()},
+                                         features != nullptr ? &capture : nullptr);
     const Tensor drawn = draws_.draw(logits, batch.positions);
     ops::accept_rows(context_, drawn, state_, ring_);
     if (cache_.delta().any())
@@ -159,7 +161,7 @@ Tensor DraftRounds::check(int64_t rows, bool tree, Tensor& features) {
 Tensor DraftRounds::plain_round() {
     ops::begin_round(context_, state_);
     Tensor features;
-    const Tensor drawn = check(1, false, features);
+    const Tensor drawn = check(1, false, &features);
     Tensor kept = this->features(kMostPlain);
     ops::store_rows(context_, features, state_.behind, kept);
     return drawn;
@@ -171,16 +173,43 @@ Tensor DraftRounds::round(const ops::DraftPlan& plan) {
     ops::begin_round(context_, state_);
     guess(plan);
     Tensor features;
-    const Tensor drawn = check(rows, tree, features);
+    const Tensor drawn = check(rows, tree, &features);
     if (tree) {
         const Batch batch = batch_of(rows, state_.rows.tokens, state_.rows.positions, false);
         ops::kv_compact(context_, cache_.views(), batch, state_.path, state_.kept);
         features = ops::gather_rows(context_, features, {state_.path, static_cast<size_t>(rows)});
     }
-    // K/V of all rows: those behind the accepted way are overwritten before anything reads them.
-    dflash_->model().append(context_, features, batch_of(rows, zeros_, state_.line, true),
-                            States{dflash_->cache().views()});
+    append(features);
     return drawn;
+}
+
+/// The drafter's K/V of all rows: those behind the accepted way are overwritten before anything reads them.
+void DraftRounds::append(const Tensor& features) {
+    dflash_->model().append(context_, features, batch_of(features.rows(), zeros_, state_.line, true),
+                            States{dflash_->cache().views()});
+}
+
+Tensor DraftRounds::measured_round(const ops::DraftPlan& plan, bool drafted) {
+    ops::begin_round(context_, state_);
+    if (drafted) guess(plan);
+    const auto words = std::ssize(dflash_->model().target_ids());
+    const int32_t guesses = plan.rows - 1;
+    const Tensor first(counting_, DType::i32, {guesses, 1}), certain(zeros_, DType::f32, {guesses, 1});
+    ops::draft_rows(context_, first, certain, {words_, static_cast<size_t>(words)},
+                    {.rows = plan.rows, .chain = guesses, .slots = guesses, .choices = 1}, state_.rows);
+    Tensor features;
+    const Tensor drawn = check(plan.rows, false, drafted ? &features : nullptr);
+    if (drafted) append(features);
+    return drawn;
+}
+
+void DraftRounds::launch(const ops::DraftPlan& plan, Measured how) {
+    RT_ASSERT(pending() < kMostPending && plan.rows > 1 && plan.rows <= kRows);
+    context_.family = Family::decode;
+    if (cache_.delta().any()) cache_.delta().begin_step();
+    const bool drafted = how == Measured::with_drafter;
+    measured_[{plan.rows, drafted}].run(context_, [&] { return measured_round(plan, drafted); });
+    pending_.push_back(plan.rows);
 }
 
 void DraftRounds::launch(const ops::DraftPlan& plan) {

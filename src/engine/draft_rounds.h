@@ -52,6 +52,11 @@ class DraftRounds {
     /// Starts one more round; plan.rows == 1: a plain one, of which there may be kMostPlain behind a begin(). REQUIRES
     /// pending() < kMostPending.
     void launch(const ops::DraftPlan& plan);
+    /// To measure what drafting costs: rounds that check made-up words (the drafter's first ones, a chain of
+    /// plan.rows - 1), with all that the drafter has to do in a round, or without any of it. REQUIRES as launch(), and
+    /// plan.rows > 1.
+    enum class Measured { with_drafter, without };
+    void launch(const ops::DraftPlan& plan, Measured how);
     struct Round {
         DraftTree tree;              // what was checked
         std::vector<int32_t> drawn;  // the token that follows each row, -1 if none can be drawn
@@ -73,8 +78,10 @@ class DraftRounds {
     Batch batch_of(int64_t rows, const int32_t* tokens, const int32_t* positions, bool drafted) const;
     Tensor plain_round();
     Tensor round(const ops::DraftPlan& plan);
+    Tensor measured_round(const ops::DraftPlan& plan, bool drafted);
+    void append(const Tensor& features);
     void guess(const ops::DraftPlan& plan);
-    Tensor check(int64_t rows, bool tree, Tensor& features);
+    Tensor check(int64_t rows, bool tree, Tensor* features);
 
     const Model& model_;
     KvCache& cache_;
@@ -97,6 +104,7 @@ class DraftRounds {
 
     Draws draws_;
     std::map<std::tuple<bool, int32_t, int32_t, int32_t, int32_t, int32_t>, RecordedStep> rounds_;  // by way and plan
+    std::map<std::pair<int32_t, bool>, RecordedStep> measured_;  // by rows and whether with the drafter
     std::deque<int32_t> pending_;  // rows of each
     int64_t taken_ = 0;
     Round round_;

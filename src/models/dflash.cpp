@@ -9,11 +9,11 @@
 #include "base/error.h"
 #include "models/facts.h"
 #include "ops/block_attention.h"
+#include "ops/block_heads.h"
 #include "ops/capture.h"
 #include "ops/elementwise.h"
 #include "ops/embed.h"
 #include "ops/gated_attention.h"
-#include "ops/kv_append.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 
@@ -31,21 +31,36 @@ void Dflash::append(Context& ctx, const Tensor& features, const Batch& batch, co
 
     const Tensor taps = tap_norms_.empty() ? features                      // each tap, if the dialect has it: RMSNorm
         : ops::rms_norm_parts(ctx, features, tap_norms_, std::ssize(config_.taps), eps);
-    const Tensor c = ops::rms_norm(ctx, ops::matmul(ctx, fc_, taps),       // c = RMSNorm(fc [tap_1; ..; tap_t])  [n, D]
-                                   hidden_norm_, eps);
-    for (size_t l = 0; l < layers_.size(); ++l) {
-        const ArenaScope each(*ctx.arena);
-        const Layer& w = layers_[l];
-        const Weight* projections[] = {&w.wk, &w.wv};                      // k, v = Wk c, Wv c; or of RMSNorm(c)
-        const std::vector<Tensor> p = config_.norms_context
-            ? ops::norm_matmul_group(ctx, c, {w.attn_norm, eps}, projections)
-            : ops::matmul_group(ctx, projections, c);
-        Tensor k = ops::rms_norm(ctx, p[0].view({n, Hkv, d}), w.k_norm, eps);   // each head of k: RMSNorm, rotation R(p)
-        ops::rope(ctx, k, batch.positions, rope(static_cast<int64_t>(l)));
-        ops::kv_append(ctx, states.kv[l], k, p[1].view({n, Hkv, d}), batch);
-        ctx.observe("context_k", static_cast<int>(l), k);
+    const Tensor fused = ops::matmul(ctx, fc_, taps);                      // c = RMSNorm(fc [tap_1; ..; tap_t])  [n, D]
+    const Tensor c = config_.norms_context || ctx.tap ? ops::rms_norm(ctx, fused, hidden_norm_, eps) : Tensor();
+    std::vector<std::vector<Tensor>> kv;                                   // k, v = Wk c, Wv c; or of RMSNorm(c)
+    if (config_.norms_context) {
+        for (const Layer& w : layers_) {
+            const Weight* projections[] = {&w.wk, &w.wv};
+            kv.push_back(ops::norm_matmul_group(ctx, c, {w.attn_norm, eps}, projections));
+        }
+    } else {
+        std::vector<const Weight*> projections;
+        for (const Layer& w : layers_) projections.insert(projections.end(), {&w.wk, &w.wv});
+        const std::vector<Tensor> all = ops::norm_matmul_group(ctx, fused, {hidden_norm_, eps}, projections);
+        for (size_t l = 0; l < layers_.size(); ++l) kv.push_back({all[2 * l], all[2 * l + 1]});
     }
-    ctx.observe("context", -1, c);
+    std::vector<ops::BlockHeads> heads;                                    // each head of k: RMSNorm, rotation R(p)
+    for (size_t l = 0; l < layers_.size(); ++l) {
+        const Layer& w = layers_[l];
+        const Tensor k = kv[l][0].view({n, Hkv, d}), v = kv[l][1].view({n, Hkv, d});
+        if (ctx.tap) {
+            Tensor seen = ops::rms_norm(ctx, k, w.k_norm, eps);
+            ops::rope(ctx, seen, batch.positions, rope(static_cast<int64_t>(l)));
+            ctx.observe("context_k", static_cast<int>(l), seen);
+        }
+        heads.push_back({Tensor(), k, v, {}, {w.k_norm, eps}, states.kv[l]});
+        const bool last = l + 1 == layers_.size() || config_.is_sliding[l + 1] != config_.is_sliding[l];
+        if (!last && heads.size() < ops::kMostBlockHeads) continue;
+        ops::block_heads(ctx, heads, rope(static_cast<int64_t>(l)), batch);
+        heads.clear();
+    }
+    if (ctx.tap) ctx.observe("context", -1, c);
 }
 
 void Dflash::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const {
@@ -67,12 +82,10 @@ void Dflash::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
         ops::gated_attention_add(ctx, in, kv, batch, w.wo, x);
         return;
     }
-    Tensor q = ops::rms_norm(ctx, p[0].view({n, H, d}), w.q_norm, eps);    // each head of q, k: RMSNorm, rotation R(p)
-    Tensor k = ops::rms_norm(ctx, p[1].view({n, Hkv, d}), w.k_norm, eps);
-    ops::rope(ctx, q, batch.positions, rope(l));
-    ops::rope(ctx, k, batch.positions, rope(l));
-    ops::kv_append(ctx, kv, k, p[2].view({n, Hkv, d}), batch);
-    Tensor o = ops::block_attention(ctx, q, kv, batch, scale);             // o = softmax(q K^T / sqrt d) V: the context
+    ops::BlockHeads heads[] = {{p[0].view({n, H, d}), p[1].view({n, Hkv, d}), p[2].view({n, Hkv, d}), {w.q_norm, eps},
+                                {w.k_norm, eps}, kv}};                     // each head of q, k: RMSNorm, rotation R(p)
+    ops::block_heads(ctx, heads, rope(l), batch);
+    Tensor o = ops::block_attention(ctx, heads[0].q, kv, batch, scale);    // o = softmax(q K^T / sqrt d) V: the context
     if (w.wg) ops::mul_softplus(ctx, o, gate, H);                          //   and all rows of the block; o * softplus(g)
     ops::matmul_add(ctx, w.wo, o, x);                                      // x <- x + Wo o
 }
@@ -247,7 +260,7 @@ Dflash::Dflash(const Checkpoint& checkpoint, const Model& target, const ModelOpt
 Workspace Dflash::workspace() const {
     const int64_t D = config_.hidden_size, q = config_.num_attention_heads * config_.head_dim,
                   kv = config_.num_key_value_heads * config_.head_dim;
-    const int64_t context = 4 * (2 * fc_.cols + 3 * D + 4 * kv) + 2 * fc_.cols;
+    const int64_t context = 4 * (2 * fc_.cols + 3 * D + 2 * kv * (std::ssize(layers_) + 1)) + 2 * fc_.cols;
     const int64_t block = 4 * (3 * D + 3 * q + 4 * kv) + 10 * config_.intermediate_size + 2 * (D + 2 * q);
     return {.fixed = kWorkspaceFixed, .per_row = std::max(context, block), .per_token = 4 * kv};
 }

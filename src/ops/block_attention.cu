@@ -8,6 +8,7 @@
 // are merged in order of warps. What a row computes depends on the keys it sees alone. Limited by L2 reads that the
 // rows of a block could share, and by kv_value(), which decodes value by value.
 #include "ops/attention_heads.cuh"
+#include "ops/block_attention_tensor.h"
 #include "ops/cuda.h"
 
 namespace riptide::ops {
@@ -120,7 +121,7 @@ namespace cuda {
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     check_head_dim(view.head_dim);
     Tensor out = ctx.alloc(DType::f32, {q.rows(), q.shape[1] * q.shape[2]});
-    if (out.elements() == 0) return out;
+    if (out.elements() == 0 || block_attention_tensor(ctx, q, view, batch, softmax_scale, out)) return out;
     const BlockAttentionArgs args = {
         .places = key_places(view, batch),
         .q = q.row(0),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/batch.h"
+#include "ops/block_heads.h"
 #include "ops/draft_round.h"
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
@@ -44,10 +45,11 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k);
 
 // K/V (kv_append.cu).
 void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& v, const Batch& batch);
-// For drafters (capture.cu, block_attention.cu).
+// For drafters (capture.cu, block_attention.cu, block_heads.cu).
 void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+void block_heads(Context& ctx, std::span<BlockHeads> layers, const Rope& rope, const Batch& batch);
 // gated_delta.cu.
 Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
                    std::span<const int32_t> held);

@@ -13,6 +13,7 @@
 
 #include "ops/cuda.h"
 #include "ops/decode_dense.h"
+#include "ops/decode_eight.h"
 #include "ops/decode_float.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
@@ -231,23 +232,34 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
     if (multiply_mixed(ctx, x, cols, n, weights, y, residual)) return;
-    std::vector<const Weight*> tiled, other;
-    std::vector<Tensor> tiled_y, other_y;
-    for (size_t i = 0; i < weights.size(); ++i) {
-        const bool tiles = n > 1 && (tile_weight(*ctx.gpu, *weights[i]) || dense_weight(*ctx.gpu, *weights[i]));
-        (tiles ? tiled : other).push_back(weights[i]);
-        (tiles ? tiled_y : other_y).push_back(y[i]);
-    }
-    const auto in_groups = [&](std::span<const Weight* const> w, std::span<const Tensor> to, bool tiles) {
-        for (size_t i = 0; i < w.size(); i += kMaxMatrices) {
-            const size_t count = std::min<size_t>(kMaxMatrices, w.size() - i);
-            const auto multiplied = tiles ? multiply_tiled : float_multiply;
-            if (n > 1 && multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual)) continue;
-            launch_group(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual);
-        }
+    struct Kind {
+        bool (*multiplied)(Context&, const ActSource&, int64_t, int64_t, std::span<const Weight* const>,
+                           std::span<const Tensor>, Tensor*);
+        size_t most = kMaxMatrices;  // in one launch
+        std::vector<const Weight*> w = {};
+        std::vector<Tensor> y = {};
     };
-    in_groups(tiled, tiled_y, true);
-    in_groups(other, other_y, false);
+    Kind kinds[] = {{multiply_tiled}, {eight_multiply, kEightMatrices}, {float_multiply}};
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Gpu& gpu = *ctx.gpu;
+        const bool tiles = n > 1 && (tile_weight(gpu, *weights[i]) || dense_weight(gpu, *weights[i]));
+        Kind& kind = kinds[tiles ? 0 : n > 1 && eight_weight(gpu, *weights[i]) ? 1 : 2];
+        kind.w.push_back(weights[i]);
+        kind.y.push_back(y[i]);
+    }
+    for (const Kind& kind : kinds) {
+        const std::span<const Weight* const> w = kind.w;
+        const std::span<const Tensor> to = kind.y;
+        for (size_t i = 0; i < w.size(); i += kind.most) {
+            const size_t count = std::min(kind.most, w.size() - i);
+            if (n > 1 && kind.multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual))
+                continue;
+            for (size_t j = i; j < i + count; j += kMaxMatrices) {
+                const size_t few = std::min<size_t>(kMaxMatrices, i + count - j);
+                launch_group(ctx, x, cols, n, w.subspan(j, few), to.subspan(j, few), residual);
+            }
+        }
+    }
 }
 
 std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,

@@ -16,6 +16,7 @@
 
 #include "ops/cuda.h"
 #include "ops/decode_dense.h"
+#include "ops/decode_eight.h"
 #include "ops/decode_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
@@ -264,7 +265,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     } else if (!dense()) {
         const Weight* const both[] = {&w_gate, &w_up};
         const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
-        act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
+        if (n > 1 && eight_weight(*ctx.gpu, w_down)) act = prepare_swiglu(ctx, products[0], products[1]);
+        else act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
     }
     const Weight* const down = &w_down;
     multiply_into(ctx, act, w_gate.rows, n, {&down, 1}, {&y, 1}, residual);

@@ -4,9 +4,10 @@
 // a launch and an exchange between CTAs, about 2 us. Design: an entry becomes a 64-bit key, ordered by value, then
 // lower index, with NaN at the bottom; keys are all different and their maximum does not depend on the order in which
 // it is taken, so any cut into CTAs gives the same result. argmax: up to 256 CTAs a row, the last to finish reduces
-// their results. top_k: CTAs sort pieces of 2048 keys and keep k of them, in rounds, until one piece is left: two
-// rounds for a vocabulary and k <= 40, three for k = 256. route_sigmoid: one warp for each row, its keys in registers,
-// one maximum over the warp for each rank. Limited by latency: of the sort's 66 steps, of the exchange, of the launch.
+// their results. top_k: CTAs keep k keys of a piece, in rounds, until one piece is left. k <= 32: pieces of 1024 keys,
+// of which each of four warps takes the largest k times. Else they sort pieces of 2048: two rounds for a vocabulary and
+// k <= 40, three for k = 256. route_sigmoid: one warp for each row, its keys in registers, one maximum over the warp
+// for each rank. Limited by latency: of the sort's 66 steps, of the exchange, of the launch.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -147,6 +148,77 @@ __global__ void __launch_bounds__(kSortThreads) top_k_kernel(TopKRound round) {
     }
 }
 
+/// The largest key of a warp.
+__device__ __forceinline__ uint64_t warp_largest(uint64_t key) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t high = __reduce_max_sync(0xFFFFFFFFu, static_cast<uint32_t>(key >> 32));
+    const uint32_t low =
+        __reduce_max_sync(0xFFFFFFFFu, static_cast<uint32_t>(key >> 32) == high ? static_cast<uint32_t>(key) : 0u);
+    return static_cast<uint64_t>(high) << 32 | low;
+#else
+    return warp_max(key);
+#endif
+}
+
+/// The k <= 32 largest of a warp's keys, N in each lane: rank r in lane r.
+template <int N>
+__device__ __forceinline__ uint64_t warp_top(uint64_t (&keys)[N], int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int end = N - 1; end > 0; --end)  // each lane's own, descending
+#pragma unroll
+        for (int i = 0; i < end; ++i) {
+            const uint64_t a = keys[i], b = keys[i + 1];
+            keys[i] = max(a, b), keys[i + 1] = min(a, b);
+        }
+    uint64_t mine = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < k; ++rank) {
+        const uint64_t best = warp_largest(keys[0]);
+        if (lane == rank) mine = best;
+        if (keys[0] != best) continue;
+#pragma unroll
+        for (int i = 0; i + 1 < N; ++i) keys[i] = keys[i + 1];
+        keys[N - 1] = 0;
+    }
+    return mine;
+}
+
+constexpr int kFewWarps = 4, kFewEach = 8, kFewKeys = 32 * kFewWarps * kFewEach, kFewMost = 32;
+
+/// As top_k_kernel, for k <= kFewMost and size kFewKeys.
+__global__ void __launch_bounds__(32 * kFewWarps) few_top_kernel(TopKRound round) {
+    __shared__ uint64_t shared[kFewWarps * kFewMost];
+    pdl_trigger();
+    pdl_wait();
+    const int64_t row = blockIdx.x;
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    uint64_t keys[kFewEach];
+#pragma unroll
+    for (int i = 0; i < kFewEach; ++i) {
+        const int64_t at = int64_t{blockIdx.y} * kFewKeys + 32 * (kFewEach * warp + i) + lane;
+        keys[i] = at >= round.count     ? 0  // below every real one
+                  : round.in != nullptr ? round.in[row * round.count + at]
+                                        : order_key(round.x[row * round.m + at], static_cast<uint32_t>(at));
+    }
+    const uint64_t mine = warp_top(keys, round.k);
+    shared[kFewMost * warp + lane] = lane < round.k ? mine : 0;
+    __syncthreads();
+    if (warp != 0) return;
+    uint64_t rest[kFewWarps];
+#pragma unroll
+    for (int w = 0; w < kFewWarps; ++w) rest[w] = shared[kFewMost * w + lane];
+    const uint64_t key = warp_top(rest, round.k);
+    if (lane >= round.k) return;
+    if (round.out != nullptr) {
+        round.out[(row * gridDim.y + blockIdx.y) * round.k + lane] = key;
+        return;
+    }
+    const int32_t index = index_of(key);
+    round.indices[row * round.k + lane] = index;
+    round.values[row * round.k + lane] = round.x[row * round.m + index];
+}
+
 struct RouteTask {
     const float* logits;  // [n, experts]
     const float* bias;    // [experts] or nullptr
@@ -232,17 +304,19 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
                     nullptr,
                     x.shape[1],
                     static_cast<int>(k),
-                    kSortKeys,
+                    k <= kFewMost ? kFewKeys : kSortKeys,
                     nullptr,
                     result.indices.row<int32_t>(0),
                     result.values.row(0)};
     for (bool more = true; more;) {
-        while (round.size > 2 && round.size / 2 >= round.count && round.size / 2 >= k) round.size /= 2;
+        const bool few = k <= kFewMost;
+        while (!few && round.size > 2 && round.size / 2 >= round.count && round.size / 2 >= k) round.size /= 2;
         const int64_t parts = (round.count + round.size - 1) / round.size;
         more = parts > 1;
         round.out =
             more ? static_cast<uint64_t*>(ctx.arena->allocate(n * parts * k * int64_t{sizeof(uint64_t)})) : nullptr;
-        launch(*ctx.gpu, top_k_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kSortThreads, 0,
+        launch(*ctx.gpu, few ? few_top_kernel : top_k_kernel,
+               dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), few ? 32 * kFewWarps : kSortThreads, 0,
                round);
         round.in = round.out;
         round.count = parts * k;

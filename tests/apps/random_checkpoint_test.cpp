@@ -1,6 +1,8 @@
 // Random weights without a file: what `riptide bench --random-weights` opens is a model that runs.
 #include "apps/random_checkpoint.h"
 
+#include "apps/bench_draft.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,6 +94,57 @@ TEST(RandomCheckpoint, tensors_begin_in_places_of_their_own_and_fp8_has_block_sc
     EXPECT_EQ(scale->shape[2], (stack->shape[2] + 127) / 128);
     EXPECT_EQ(checkpoint->find("blk.1.attn_q.weight")->dtype, DType::bf16);
     EXPECT_EQ(checkpoint->find("nothing"), nullptr);
+}
+
+TEST(RandomCheckpoint, skewed_routers_prefer_other_experts_in_each_layer) {
+    const auto bias = [](const Checkpoint& checkpoint, const char* name) {
+        const TensorInfo* t = checkpoint.find(name);
+        std::vector<float> values(t->bytes.size() / sizeof(float));
+        std::memcpy(values.data(), t->bytes.data(), t->bytes.size());
+        return values;
+    };
+    const auto skewed = random_checkpoint("laguna-xs.2:q4_k_m", 2, RandomRouting::skewed),
+               even = random_checkpoint("laguna-tiny", 2);
+    for (const float v : bias(*even, "blk.1.exp_probs_b.bias")) EXPECT_EQ(v, 0);
+    const std::vector<float> one = bias(*skewed, "blk.1.exp_probs_b.bias"),
+                             two = bias(*skewed, "blk.2.exp_probs_b.bias");
+    EXPECT_NE(one, two);
+    // Exponentially distributed, mean 0.05: of 256 the mean is within four standard errors.
+    for (const std::vector<float>& b : {one, two}) {
+        ASSERT_EQ(b.size(), 256u);
+        EXPECT_NEAR(std::accumulate(b.begin(), b.end(), 0.0) / 256, 0.05, 4 * 0.05 / 16);
+        EXPECT_GE(*std::min_element(b.begin(), b.end()), 0);
+        EXPECT_GT(*std::max_element(b.begin(), b.end()), 0.15);
+    }
+    EXPECT_THROW(random_checkpoint("qwen3-0.6b:q8_0", 1, RandomRouting::skewed), Error);
+}
+
+TEST(RandomCheckpoint, a_drafter_fits_its_model_and_its_pass_is_timed) {
+    SessionOptions o;
+    o.threads = 2;
+    o.context = 512;
+    if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
+    Session session(random_checkpoint("laguna-tiny:q8_0", 2), o);
+    const BenchOptions few{.gen = 3, .repeat = 2, .profile = true};
+    const DraftBench bench =
+        bench_draft(session, few, open_drafter("random", "laguna-tiny:q8_0", 2), {40, 9}, {1, 4, 8, 100});
+    EXPECT_EQ(bench.block, 8);
+    ASSERT_EQ(bench.rows.size(), 4u);  // 4 and 8 rows at 9 and 40: 1 is no guess, a block has no more than 8
+    for (size_t i = 0; i < 4; ++i) {
+        const DraftRow& row = bench.rows[i];
+        EXPECT_EQ(row.depth, i < 2 ? 9 : 40);
+        EXPECT_EQ(row.rows, i % 2 == 0 ? 4 : 8);
+        EXPECT_EQ(row.with.size(), 2u);
+        EXPECT_EQ(row.without.size(), 2u);
+        EXPECT_GT(row.without.front(), 0);
+        int64_t attentions = 0;
+        for (const OpProfile::Line& line : row.ops)
+            if (line.op == "block_attention") attentions += line.calls;
+        EXPECT_EQ(attentions, 2);  // two layers
+    }
+    EXPECT_THROW(random_drafter("nothing:q8_0", 1), Error);
+    EXPECT_THROW(bench_draft(session, few, random_drafter("laguna-xs.2:q8_0", 2), {9}, {8}), Error);
+    EXPECT_THROW(bench_draft(session, few, random_drafter("laguna-tiny", 2), {500}, {8}), Error);
 }
 
 TEST(RandomCheckpoint, unknown_shapes_and_types_are_refused) {

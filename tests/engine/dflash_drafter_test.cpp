@@ -11,7 +11,7 @@ namespace {
 
 class DflashDrafterTest : public ::testing::TestWithParam<std::string> {
   protected:
-    Fixture fixture{"laguna_xs2"};
+    Fixture fixture{target_of(GetParam())};
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
     std::unique_ptr<Session> session = fixture.session(32);
 
@@ -39,7 +39,8 @@ class DflashDrafterTest : public ::testing::TestWithParam<std::string> {
     }
 };
 INSTANTIATE_TEST_SUITE_P(All, DflashDrafterTest,
-                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna"), fixture_name);
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"),
+                         fixture_name);
 
 TEST_P(DflashDrafterTest, drafts_change_no_answer) {
     GenerateRequest r = request(prompt, 90);
@@ -141,7 +142,10 @@ TEST_P(DflashDrafterTest, what_was_not_fed_is_read_again_and_not_guessed_from) {
     std::vector<int32_t> longer = prompt;
     longer.insert(longer.end(), truth.tokens.begin(), truth.tokens.begin() + 3);
     const GenerationResult result = session->generate(request(longer, 10));
-    EXPECT_EQ(result.reused_tokens, std::ssize(prompt));
+    if (session->cache().delta().any()) {  // goes back to the state that is kept shortly before a prompt's end
+        EXPECT_GT(result.reused_tokens, std::ssize(prompt) - 32);
+        EXPECT_LE(result.reused_tokens, std::ssize(prompt));
+    } else EXPECT_EQ(result.reused_tokens, std::ssize(prompt));
     EXPECT_GT(result.speculation.drafted, 0);
 }
 

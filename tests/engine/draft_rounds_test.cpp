@@ -14,12 +14,12 @@ namespace {
 
 using Rounds = SpeculationOptions::Rounds;
 
-/// Named after a drafter for laguna_xs2, or after a hybrid, for which a drafter reads other layers than it was made
+/// Named after a drafter, or after a hybrid, for which a drafter reads other layers than it was made
 /// for: its guesses are bad, but guesses.
 class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
   protected:
     bool hybrid() const { return GetParam().starts_with("qwen35"); }
-    Fixture fixture{hybrid() ? GetParam() : "laguna_xs2"};
+    Fixture fixture{hybrid() ? GetParam() : target_of(GetParam())};
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
     std::unique_ptr<Session> session = fixture.session(32);
     std::shared_ptr<DflashDrafter> drafter = make_drafter();
@@ -81,7 +81,9 @@ class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
         EXPECT_EQ(a.decoded_tokens, b.decoded_tokens) << what;
     }
 };
-INSTANTIATE_TEST_SUITE_P(All, DraftRoundsTest, ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "qwen35_tied", "qwen35_moe"),
+INSTANTIATE_TEST_SUITE_P(All, DraftRoundsTest,
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid",
+                                           "qwen35_tied", "qwen35_moe"),
                          fixture_name);
 
 TEST_P(DraftRoundsTest, chains_and_trees_of_any_size_change_nothing) {

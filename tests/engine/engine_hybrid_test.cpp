@@ -46,11 +46,11 @@ std::vector<Request> requests(size_t count) {
     return all;
 }
 
-std::vector<std::vector<int32_t>> alone(const std::vector<Request>& all) {
+std::vector<std::vector<int32_t>> alone(const std::vector<Request>& all, const std::string& path = hybrid_path()) {
     EngineOptions o = hybrid_options();
     o.prefix_cache = false;
     o.max_running = 1;
-    const auto engine = Engine::open(hybrid_path(), o);
+    const auto engine = Engine::open(path, o);
     std::vector<std::vector<int32_t>> tokens;
     for (const Request& request : all) tokens.push_back(ask(*engine, request).tokens);
     return tokens;
@@ -119,6 +119,30 @@ TEST(EngineHybrid, a_hit_goes_on_from_the_newest_checkpoint_and_has_the_bits_of_
             EXPECT_EQ(warm.done->usage.cached, same == 299 ? 299 : static_cast<int64_t>(same) / 64 * 64) << same;
         }
         EXPECT_EQ(warm.tokens, alone({request})[0]) << same;
+    }
+}
+
+/// Blocks of 16, causal window layers and one that sees the whole block, embedding and head of the target.
+TEST(EngineHybrid, a_drafter_in_the_dialect_of_the_27B_changes_no_answer) {
+    const std::string path = fixture_path("qwen35_tied") + "/model.safetensors";
+    const std::vector<Request> all = requests(12);
+    const std::vector<std::vector<int32_t>> expected = alone(all, path);
+    for (const auto& [width, tree, adaptive] :
+         {std::tuple(15, 0, false), std::tuple(4, 24, false), std::tuple(15, 0, true)}) {
+        EngineOptions o = hybrid_options();
+        o.speculation.drafter = fixture_path("dflash_hybrid") + "/model.safetensors";
+        o.speculation.width = width, o.speculation.tree = tree, o.speculation.adaptive = adaptive;
+        const auto engine = Engine::open(path, o);
+        Listener listener;
+        for (size_t i = 0; i < all.size(); ++i) engine->submit(all[i], listener.sink(static_cast<int>(i)));
+        for (size_t i = 0; i < all.size(); ++i) {
+            const Heard heard = listener.answer(static_cast<int>(i));
+            ASSERT_TRUE(heard.done) << (heard.failed ? heard.failed->message : "");
+            EXPECT_EQ(heard.tokens, expected[i]) << i << ", width " << width << ", tree " << tree;
+        }
+        engine->drain();
+        if (adaptive) continue;
+        EXPECT_GT(engine->stats().drafted_rows, 100);
     }
 }
 

@@ -18,7 +18,7 @@ constexpr int32_t kStep = 48;  // rows of a sequence in a step, at most
 class Drafting {
   public:
     explicit Drafting(const std::string& name, DType kv = DType::f32, int32_t page_rows = 16)
-        : target_checkpoint_(open_checkpoint(fixture_path("laguna_xs2") + "/model.safetensors")),
+        : target_checkpoint_(open_checkpoint(fixture_path(target_of(name)) + "/model.safetensors")),
           checkpoint_(open_checkpoint(fixture_path(name) + "/model.safetensors")),
           arena_(int64_t{64} << 20, gpu_) {
         ModelOptions options;
@@ -154,7 +154,8 @@ class DflashTest : public ::testing::TestWithParam<std::string> {
   protected:
     ExpectedDrafts expected{GetParam()};
 };
-INSTANTIATE_TEST_SUITE_P(All, DflashTest, ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna"),
+INSTANTIATE_TEST_SUITE_P(All, DflashTest,
+                         ::testing::Values("dflash_zlab", "dflash_speculators", "dflash_laguna", "dflash_hybrid"),
                          [](const auto& p) { return p.param; });
 
 // Sums in f32 of some 1000 products in a row, as in rounding.h: u sqrt(sum of K), u = 2^-24, over fc (192), two layers
@@ -197,7 +198,8 @@ TEST_P(DflashTest, a_block_does_not_depend_on_its_company) {
     Values other = expected.features;
     for (size_t i = 0; i < other.size(); ++i) other[i] *= 1 + static_cast<float>(i % 7);
     ASSERT_EQ(std::ssize(other) % columns, 0);
-    for (const DType kv : {DType::f32, DType::q8_0}) {
+    const bool blocks = Drafting(GetParam()).drafter->config().head_dim % 32 == 0;
+    for (const DType kv : {DType::f32, blocks ? DType::q8_0 : DType::f16}) {
         Drafting world(GetParam(), kv);
         SequenceState a(*world.cache), b(*world.cache), c(*world.cache);
         world.append(a, expected.features, 0, 30);

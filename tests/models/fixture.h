@@ -24,6 +24,10 @@
 namespace riptide::testing {
 
 inline std::string fixture_path(const std::string& name) { return source_dir() + "/tests/fixtures/" + name; }
+/// The target that a drafter of the fixtures was made for.
+inline std::string target_of(const std::string& drafter) {
+    return drafter == "dflash_hybrid" || drafter == "dflash_grammar" ? "qwen35_tied" : "laguna_xs2";
+}
 
 /// A tensor of expected values.
 struct Expected {

@@ -1,5 +1,8 @@
 #include "ops/block_attention.h"
 
+#include "ops/block_heads.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
 #include "tests/ops/attention_world.h"
 
 namespace riptide {
@@ -23,6 +26,21 @@ std::vector<WorldShape> shapes() {
                        .v_dtype = DType::f16,
                        .window = window,
                        .capacity = capacity});
+        out.push_back({.heads = 16,
+                       .kv_heads = 8,
+                       .head_dim = 128,
+                       .k_dtype = DType::f16,
+                       .v_dtype = DType::f16,
+                       .window = window,
+                       .capacity = capacity});
+        out.push_back({.heads = 12,
+                       .kv_heads = 3,
+                       .head_dim = 128,
+                       .k_dtype = DType::f16,
+                       .v_dtype = DType::f16,
+                       .window = window,
+                       .capacity = capacity,
+                       .key_scale = 3.0f});
         out.push_back({.heads = 4,
                        .kv_heads = 4,
                        .head_dim = 64,
@@ -31,7 +49,7 @@ std::vector<WorldShape> shapes() {
                        .window = window,
                        .capacity = capacity});
     }
-    return brief(std::move(out), 3);
+    return brief(std::move(out), 5);
 }
 
 Rows block(OpContext& op, AttentionWorld& world) {
@@ -106,6 +124,83 @@ TEST(block_attention, early_rows_see_late_ones) {
     world.step({&s}, {fed});
     const Rows after = block(op, world);
     for (size_t r = 0; r < 3; ++r) EXPECT_FALSE(same_bits(before[r].data(), after[r].data(), before[r].size())) << r;
+}
+
+TEST(block_attention, long_contexts_stay_within_the_bound) {
+    const WorldShape shape{.heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 128,
+                           .k_dtype = DType::f16,
+                           .v_dtype = DType::f16,
+                           .page_rows = 64,
+                           .capacity = 160};
+    const size_t committed = fewer<size_t>(9'001, 700), rows = 8;
+    OpContext op;
+    AttentionWorld world(op, shape, 1);
+    WorldSequence s = world.sequence();
+    world.fill(s, token_ids(committed, 40), 256);
+    world.step({&s}, {chain_of(rows)});
+    const Rows out = block(op, world);
+    const KvView stored = world.host_view();
+    const std::vector<float> q = values_of(world.query);
+    std::vector<double> expected(q.size());
+    ops::block_attention_ref<double>(q.data(), shape.heads, stored, world.batch, world.scale(), expected.data());
+    const auto [query, key, value] = magnitudes(world, shape, committed, rows, q);
+    const double product = world.scale() * query * key, n = static_cast<double>(committed + rows);
+    const double allowed = value * kUnitF32 * (2 * (std::sqrt(128.0) + 4) * product + 18 + 3 * std::sqrt(n));
+    BoundCheck check;
+    for (size_t r = 0; r < out.size(); ++r)
+        for (size_t e = 0; e < out[r].size(); ++e) check.add(out[r][e], expected[r * out[r].size() + e], allowed);
+    EXPECT_LE(check.worst(), 1.0);
+}
+
+TEST(block_heads, layers_together_have_the_bits_of_norm_rotation_and_append) {
+    for (const WorldShape& shape : shapes()) {
+        OpContext op;
+        const int64_t n = 9, d = shape.head_dim, heads = shape.heads, kv = shape.kv_heads;
+        const bool windowed = shape.window > 0;
+        std::vector<AttentionWorld> fused, apart;  // two layers each, all with the same pages
+        for (std::vector<AttentionWorld>* worlds : {&fused, &apart}) {
+            worlds->reserve(2);
+            for (int layer = 0; layer < 2; ++layer) {
+                AttentionWorld& world = worlds->emplace_back(op, shape, 1);
+                WorldSequence a = world.sequence(), b = world.sequence();
+                world.fill(a, token_ids(windowed ? 90 : 37, 3), 50);
+                world.step({&b, &a}, {chain_of(4), chain_of(5)});
+            }
+        }
+        const ops::Rope rope = ops::make_rope(10000, d - d % 4);
+        const auto random = [&](int64_t count, uint64_t seed) {
+            return op.tensor(normals(static_cast<size_t>(n * count * d), seed), {n, count, d});
+        };
+        for (const bool with_queries : {true, false}) {
+            std::vector<ops::BlockHeads> layers;
+            std::vector<Tensor> queries;
+            for (uint64_t layer = 0; layer < 2; ++layer) {
+                const ops::Norm q_norm{op.floats(normals(static_cast<size_t>(d), 50 + layer)), 1e-6f},
+                    k_norm{op.floats(normals(static_cast<size_t>(d), 60 + layer)), 1e-5f};
+                const Tensor q = random(heads, 10 * layer + 1), k = random(kv, 10 * layer + 2),
+                             v = random(kv, 10 * layer + 3);
+                const Batch& batch = apart[layer].device_batch;
+                Tensor key = ops::rms_norm(op.ctx, k, k_norm.weight, k_norm.eps);
+                ops::rope(op.ctx, key, batch.positions, rope);
+                ops::kv_append(op.ctx, apart[layer].view, key, v, batch);
+                queries.push_back(ops::rms_norm(op.ctx, q, q_norm.weight, q_norm.eps));
+                ops::rope(op.ctx, queries.back(), batch.positions, rope);
+                layers.push_back({with_queries ? q : Tensor(), k, v, q_norm, k_norm, fused[layer].view});
+            }
+            ops::block_heads(op.ctx, layers, rope, fused[0].device_batch);
+            for (size_t layer = 0; layer < 2; ++layer) {
+                if (with_queries)
+                    expect_same_rows(AttentionWorld::rows_of(layers[layer].q), AttentionWorld::rows_of(queries[layer]),
+                                     shape_name(shape));
+                const KvView a = fused[layer].host_view(), b = apart[layer].host_view();
+                const auto slots = static_cast<size_t>(shape.capacity * (windowed ? shape.ring_rows : shape.page_rows));
+                EXPECT_EQ(std::memcmp(a.k, b.k, slots * static_cast<size_t>(a.k_slot_bytes)), 0) << shape_name(shape);
+                EXPECT_EQ(std::memcmp(a.v, b.v, slots * static_cast<size_t>(a.v_slot_bytes)), 0) << shape_name(shape);
+            }
+        }
+    }
 }
 
 }  // namespace
