@@ -29,7 +29,7 @@ PTX = {
     "readonly": re.compile(r"\bld\.global(\.\w+)*\.nc\b|\bld\.global\.nc"),
     "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async(?!\.(commit|wait|mbarrier)))"),
     "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|ld\.relaxed\.gpu|cp\.async\.(cg|bulk)"),
-    "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|red\.(?!shared|async))"),
+    "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|(?<!bar\.)red\.(?!shared|async))"),
 }
 SASS = {
     "start": re.compile(r"^\s*Function : (\S+)"),
@@ -38,7 +38,7 @@ SASS = {
     "readonly": re.compile(r"\bLDG\S*\.CONSTANT"),
     "read": re.compile(r"\b(LDG(?!DEPBAR)|LD\.|LDGSTS|UBLKCP|UTMALDG)"),
     "weights": re.compile(r"\bLDG\.E\.(NA|U16\.NA|64\.NA|128|STRONG\.GPU)|LDGSTS|UTMALDG|UBLKCP"),
-    "write": re.compile(r"\b(STG|ATOMG|RED|REDG)\b"),
+    "write": re.compile(r"\b(STG|ATOMG|(?<!BAR\.)RED|REDG)\b"),
 }
 
 
@@ -91,6 +91,8 @@ SASS_SAMPLE = """
 def self_test() -> None:
     """The check must be able to fail."""
     assert check(PTX_SAMPLE, PTX) == ([], 1) and check(SASS_SAMPLE, SASS) == ([], 1)
+    counting = PTX_SAMPLE.replace("griddepcontrol.wait", "bar.red.popc.u32 %r5, 0, %p1;\n\tgriddepcontrol.wait")
+    assert check(counting, PTX) == ([], 1) and check(counting.replace("bar.red.popc", "red.global.add"), PTX)[0]
     for old, new in [("ld.global.f32 %f1", "ld.global.nc.f32 %f1"), ("ld.global.L1::no_allocate.v4.u32", "ld.global.v4.u32"),
                      ("ld.global.L1::no_allocate.v4.u32 {%r1,%r2,%r3,%r4}, [%rd1]", "st.global.f32 [%rd1], %f1"),
                      ("griddepcontrol.wait", "bar.sync 0")]:
