@@ -192,6 +192,138 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
     }
 }
 
+// ---- One row of x: the first tiles of a warp in registers, the next in shared memory.
+
+constexpr int kTileBytes = kFloatThreads * kQuadRows * 16;  // a tile of every warp of a CTA
+constexpr int kMostDepth = 3;
+
+/// All but the newest `pending` (below kMostDepth) groups of copies of this thread are there.
+__device__ __forceinline__ void copy_async_wait_all_but(int pending) {
+#if __CUDA_ARCH__ >= 800
+    if (pending == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else asm volatile("cp.async.wait_group 2;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/// What was asked for before the kMostDepth newest groups is there.
+__device__ __forceinline__ void copy_async_wait_older() {
+#if __CUDA_ARCH__ >= 800
+    static_assert(kMostDepth == 3);
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+#endif
+}
+
+/// multiply_quad() for one row of x. A warp asks for two tiles in registers and `depth` (at most kMostDepth, 0 only if
+/// no quad has more than two) in shared memory at `tiles` (depth * kTileBytes), for further ones as it has used those:
+/// a lane copies what it reads itself, so nothing is synchronised. before(): ahead of the first loads; loaded(): behind
+/// them, if they are issued behind ready().
+template <class Set, class List, class Before, class Ready, class Loaded>
+__device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const List& list, int depth, char* tiles,
+                                             const Before& before, const Ready& ready, const Loaded& loaded,
+                                             const StagedRows& x, float* results) {
+    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
+    char* const own = tiles + threadIdx.x / 32 * (kQuadRows * 512) + lane * 16;
+    uint32_t raw[kQuadRows][4], second[kQuadRows][4], entry = 0, next_entry = 0;
+    typename List::Rows rows = {};
+    int next = 0, next_window = 0, next_matrix = 0;
+    const auto begin = [&] {
+        if (next_window != 0) return;
+        next_matrix = list.matrix(next);
+        rows = list.rows(next, (part * 32 + lane) * 16);
+    };
+    const auto advance = [&] {
+        rows.advance();
+        if (++next_window == matrices[next_matrix].windows) ++next, next_window = 0;
+    };
+    const auto load = [&](uint32_t(&to)[kQuadRows][4]) {
+        if (next == list.count) return;
+        begin();
+        const FloatMatrix& m = matrices[next_matrix];
+        if (next_window * kWindowPieces + part * 32 + lane < m.pieces) {
+#pragma unroll
+            for (int g = 0; g < kQuadRows; ++g) put_words(to[g], 0, load_weights(rows.at(g, m.row_bytes)));
+        }
+        advance();
+    };
+    const auto fetch = [&](int d) {
+        if (d < depth && next < list.count) {
+            begin();
+            const FloatMatrix& m = matrices[next_matrix];
+            if (next_window * kWindowPieces + part * 32 + lane < m.pieces) {
+#pragma unroll
+                for (int g = 0; g < kQuadRows; ++g)
+                    copy_async16(own + d * kTileBytes + g * 512, rows.at(g, m.row_bytes));
+            }
+            advance();
+        }
+        copy_async_commit();
+    };
+    int entry_batch = 0, entry_window = 0;
+    const auto load_entry = [&](uint32_t& to) {  // of one tile after the other
+        if constexpr (Set::kF8) {
+            if (entry_batch == list.count) return;
+            const FloatMatrix& m = matrices[list.matrix(entry_batch)];
+            const int piece = entry_window * kWindowPieces + part * 32 + lane % 8 * 4;
+            if (m.scales != nullptr && piece < m.pieces) to = list.scale(entry_batch, lane / 8, piece);
+            if (++entry_window == m.windows) ++entry_batch, entry_window = 0;
+        }
+    };
+    const auto load_first = [&] {
+        load(raw);
+        load_entry(entry);
+        load(second);
+        load_entry(next_entry);
+#pragma unroll 1
+        for (int d = 0; d < kMostDepth; ++d) fetch(d);
+    };
+    before();
+    copy_async_commit();
+    if constexpr (List::kEarly) load_first();
+    send_ahead(matrices, list, rows, next, next_window, part, lane);
+    ready();
+    if constexpr (!List::kEarly) load_first();
+    loaded();
+    float acc[kQuadRows][1] = {};
+    int now = 0, window = 0, slot = 0;
+#pragma unroll 1
+    for (int n = 0; now < list.count; ++n) {
+        if (n == 1) {
+#pragma unroll
+            for (int g = 0; g < kQuadRows; ++g)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) raw[g][i] = second[g][i];
+        } else if (n > 1) {
+            copy_async_wait_all_but(depth - 1);
+#pragma unroll
+            for (int g = 0; g < kQuadRows; ++g)
+                put_words(raw[g], 0, *reinterpret_cast<const uint4*>(own + slot * kTileBytes + g * 512));
+        }
+        const FloatMatrix& m = matrices[list.matrix(now)];
+        const int c = window * kWindowPieces + part * 32 + lane;
+        dot_float_rows<Set>(m, c < m.pieces, c, 0, raw, entry, 0, x, acc);
+        entry = next_entry;
+        load_entry(next_entry);
+        if (n > 1) {
+            fetch(slot);  // behind the last use of what was there
+            slot = slot + 1 == depth ? 0 : slot + 1;
+        }
+        if (++window < m.windows) continue;
+        constexpr int kLanes = 32 / kQuadRows;  // that hold the same sum
+        float v[kQuadRows];
+#pragma unroll
+        for (int g = 0; g < kQuadRows; ++g) v[g] = acc[g][0], acc[g][0] = 0.0f;
+        const float sum = reduce_lanes<kQuadRows>(v, lane);
+        if (lane % kLanes == 0) results[((kQuads * now + quad) * kQuadRows + lane / kLanes) * 4 + part] = sum;
+        window = 0;
+        ++now;
+    }
+}
+
 /// The product whose four sums multiply_quad() left.
 __device__ __forceinline__ float float_sum(const float* results, int at) {
     const float4 s = reinterpret_cast<const float4*>(results)[at];
@@ -223,8 +355,8 @@ __device__ __forceinline__ void copy_staged(const char* from, int bytes, int t, 
 // A row that is normalised, by kThreads threads: sum_squares(), a barrier of the whole CTA, put_normed(). The bits are
 // those of block_rms_scale().
 
-/// v: this thread's first piece of the row, for put_normed(). partial: kWarps floats. Waits for what fetch_norm()
-/// asked.
+/// v: this thread's first piece of the row, for put_normed(), before which the thread waits for what fetch_norm() asked.
+/// partial: kWarps floats.
 __device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout& l, int t, float* partial,
                                             float (&v)[8]) {
     const auto* x = reinterpret_cast<const float*>(s.rows);
@@ -238,7 +370,6 @@ __device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout&
     }
     sum = warp_sum(sum);
     if (t % 32 == 0) partial[t / 32] = sum;
-    copy_async_wait();
 }
 
 /// norm: where these threads' fetch_norm() put the weights.

@@ -18,6 +18,7 @@
 
 #include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
+#include "ops/decode_lean_router.cuh"
 #include "ops/decode_moe.cuh"
 #include "ops/decode_route.cuh"
 
@@ -34,7 +35,9 @@ struct FloatGateUpArgs {
     int32_t most_duos = 0;          // of a CTA
     RouteArgs route;                // top_k 0: no experts
     const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
-    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already
+    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already; or ...
+    LeanScores scores = {};            // ... from which every CTA chooses, of the only row: its rows of x are staged
+    int32_t depth = 0;                 // tiles of a warp in shared memory
     ActLayout layout;
     ActSource x;
     float* out = nullptr;  // [n, slots, ff], the shared expert last
@@ -42,9 +45,10 @@ struct FloatGateUpArgs {
 
 constexpr int kMostAhead = 8;  // tiles of a warp
 
-/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1; their results go to out[2 at], out[2 at + 1].
+/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1, of the expert of `slot` if matrix is 0; their results
+/// go to out[2 at], out[2 at + 1].
 struct alignas(16) Duo {
-    int32_t matrix, expert, row, at;
+    int32_t matrix, slot, row, at;
 };
 
 /// A CTA's batches are its duos, those of the shared expert first, which alone are known before the wait: they go to
@@ -53,92 +57,131 @@ struct DuoBatches {
     using Rows = TwoPairs;
     static constexpr bool kEarly = false;
     const FloatGateUpArgs& a;
-    const Duo* duos;  // shared memory
+    const Duo* duos;        // shared memory
+    const int32_t* chosen;  // shared memory, too
     int shared, quad, count, ahead;
 
     __device__ __forceinline__ int matrix(int k) const { return kQuads * k + quad < shared ? 2 : 0; }
+    __device__ __forceinline__ int64_t expert(const Duo& d) const { return d.matrix == 0 ? chosen[d.slot] : 0; }
     __device__ __forceinline__ Rows rows(int k, int lane_bytes) const {
         const Duo d = duos[kQuads * k + quad];
         const FloatMatrix &gate = a.m[d.matrix], &up = a.m[d.matrix + 1];
-        const int64_t row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
-        return {gate.data + d.expert * gate.stride + row, up.data + d.expert * up.stride + row};
+        const int64_t e = expert(d), row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
+        return {gate.data + e * gate.stride + row, up.data + e * up.stride + row};
     }
     __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
         const Duo d = duos[kQuads * k + quad];
         const FloatMatrix& m = a.m[d.matrix + g / 2];
-        return float_scale(m, d.expert * m.scale_stride, d.row + g % 2, piece);
+        return float_scale(m, expert(d) * m.scale_stride, d.row + g % 2, piece);
     }
 };
 
-template <class Set>
+/// The choice from keys: behind it, down may ask for its weights. Whole CTA; nothing else is to be awaited.
+__device__ __forceinline__ void choose_by_key(const FloatGateUpArgs& a, LeanRoute& route, char* staged) {
+    const int t = threadIdx.x;
+    pdl_wait();
+    if (t < kThreads) {
+        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.scores.key) + t)), route);
+    } else {
+        constexpr int kPieces = kLeanHidden / 4 / kThreads;
+        float4 v[kPieces];
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            v[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.scores.x) + 4 * (t + (i - 1) * kThreads));
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) reinterpret_cast<float4*>(staged)[t + (i - 1) * kThreads] = v[i];
+    }
+    __syncthreads();
+    if (t < kThreads) lean_rank_best(a.route.top_k, route);
+    __syncthreads();
+    if (blockIdx.x == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
+    pdl_trigger();
+}
+
+/// The same from logits or ids; x is normalised or copied meanwhile.
+__device__ __forceinline__ void choose_by_logit(const FloatGateUpArgs& a, RouteMemory& route, const float* norm,
+                                                float* partial, char* staged) {
+    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    const int t = threadIdx.x, b = blockIdx.x, row = blockIdx.y, u = t % kThreads;
+    const bool stages = t >= kThreads, chooses = a.logits != nullptr;
+    ActSource x = a.x;
+    x.rows += row * x.stride;
+    pdl_wait();
+    if (!chooses) pdl_trigger();
+    const bool normed = stages && x.kind == ActKind::norm;
+    float v[8];
+    if (normed) {
+        sum_squares(x, l, u, partial, v);
+        copy_async_wait();
+    } else if (stages) {
+        if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
+        else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
+    } else if (chooses) {
+        route_scores(a.route, a.logits, route);
+    } else if (t < a.route.top_k) {
+        route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
+    }
+    __syncthreads();
+    if (normed) put_normed(x, l, u, norm, partial, v, staged);
+    if (chooses) {
+        if (!stages) rank_first(a.route, route);
+        __syncthreads();
+        if (!stages) rank_last(a.route, route);
+    }
+    __syncthreads();
+    if (chooses && b > 0) {
+        pdl_trigger();
+    } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
+        if (t < a.route.top_k) {
+            a.route.chosen[t] = route.chosen[t];
+            __threadfence();
+        }
+        __syncwarp();
+        pdl_trigger();
+    }
+    if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
+}
+
+template <class Set, bool Keyed>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
-    __shared__ RouteMemory route;
+    __shared__ std::conditional_t<Keyed, LeanRoute, RouteMemory> route;
     const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128, row = blockIdx.y;
     const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
     const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
     const int total = part_of(routed, b + 1, parts) - first;
-    char* staged = reinterpret_cast<char*>(dynamic);
+    char* tiles = reinterpret_cast<char*>(dynamic);
+    char* staged = tiles + a.depth * kTileBytes;
     auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
     auto* duos = reinterpret_cast<Duo*>(norm + a.x.norm_bytes(a.layout.cols) / 4);
     auto* results = reinterpret_cast<float*>(duos + a.most_duos);
-    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
     const int known = shared > quad ? (shared - quad + kQuads - 1) / kQuads : 0;
     const DuoBatches list{a,
                           duos,
+                          route.chosen,
                           shared,
                           quad,
                           total > quad ? (total - quad + kQuads - 1) / kQuads : 0,
                           min(known * a.m[2].windows, kMostAhead)};
-    for (int d = t; d < shared; d += kFloatThreads) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+    for (int d = t; d < total; d += kFloatThreads) {
+        const int slot = d < shared ? 0 : (first + d) / a.duos;
+        if (d < shared) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+        else duos[d] = {0, slot, 2 * (first + d - slot * a.duos), first + d};
+    }
     __syncthreads();
-    multiply_quad<Set, 1>(
-        a.m, list,
+    multiply_row<Set>(
+        a.m, list, a.depth, tiles,
         [&] {
-            const int u = t % kThreads;
-            const bool stages = t >= kThreads, chooses = a.logits != nullptr;
-            ActSource x = a.x;
-            x.rows += row * x.stride;
-            if (stages) fetch_norm(x, l.cols, norm, u);
-            pdl_wait();
-            if (!chooses) pdl_trigger();
-            const bool normed = stages && x.kind == ActKind::norm;
-            float v[8];
-            if (normed) {
-                sum_squares(x, l, u, partial, v);
-            } else if (stages) {
-                if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
-                else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
-            } else if (chooses) {
-                route_scores(a.route, a.logits, route);
-            } else if (t < a.route.top_k) {
-                route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
-            }
-            __syncthreads();
-            if (normed) put_normed(x, l, u, norm, partial, v, staged);
-            if (chooses) {
-                if (!stages) rank_first(a.route, route);
-                __syncthreads();
-                if (!stages) rank_last(a.route, route);
-            }
-            __syncthreads();
-            for (int d = shared + t; d < total; d += kFloatThreads) {
-                const int slot = (first + d) / a.duos;
-                duos[d] = {0, route.chosen[slot], 2 * (first + d - slot * a.duos), first + d};
-            }
-            if (chooses && b > 0) {
-                pdl_trigger();
-            } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
-                if (t < a.route.top_k) {
-                    a.route.chosen[t] = route.chosen[t];
-                    __threadfence();
-                }
-                __syncwarp();
-                pdl_trigger();
-            }
-            if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
-            __syncthreads();
+            if (!Keyed && t >= kThreads) fetch_norm(a.x, a.layout.cols, norm, t % kThreads);
+        },
+        [&] {
+            if constexpr (Keyed) choose_by_key(a, route, staged);
+            else choose_by_logit(a, route, norm, partial, staged);
+        },
+        [&] {
+            if constexpr (Keyed)
+                if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.scores.s);
         },
         {staged, 0, 1}, results);
     __syncthreads();
@@ -160,6 +203,7 @@ struct FloatDownArgs {
     const int32_t* experts = nullptr;  // [n, top_k]
     const float* weights = nullptr;    // [n, top_k]
     int32_t top_k = 0, slots = 0, ff = 0;
+    bool posted = false;           // ids are asked for until they are there; residual is older than gate and up
     ActLayout layout;              // of slots * ff columns
     const float* act = nullptr;    // [n, slots, ff]
     float* y = nullptr;            // [n, rows]
@@ -167,72 +211,94 @@ struct FloatDownArgs {
     const float* extra = nullptr;  // [n, rows] or null: added to y
 };
 
-/// Rows of `Parts` steps of 32 pieces: that many warps have an output, each one step of every slot, an accumulator of
-/// the canonical order.
+/// Rows of `Parts` steps of 32 pieces, each an accumulator of the canonical order. 4 * Parts warps have four outputs at a
+/// time: warp (q, part) that step of slots 2 q and 2 q + 1 for all four, whose columns of x it reads once, and of slot 8
+/// for the q-th of them. Those are nine pieces a lane.
 template <class Set, int Parts>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const __grid_constant__ FloatDownArgs a) {
     constexpr int kOutputs = kFloatWarps / Parts;
     extern __shared__ uint4 dynamic[];
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % Parts, output = warp / Parts;
+    __shared__ float olds[kFloatWarps], weights[32];  // not in registers: there are none to spare
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % Parts, q = warp / Parts % 4,
+              group = warp / (4 * Parts);
     const int step = gridDim.x * kOutputs, c = part * 32 + lane;
     char* staged = reinterpret_cast<char*>(dynamic);
     auto* terms = reinterpret_cast<float*>(staged + a.layout.float_bytes);  // [outputs of the CTA][slot][part]
     const int64_t row = blockIdx.y;
-    const int mine = lane < a.top_k ? load_shared_i32(a.experts + row * a.top_k + lane) : 0;
-    uint32_t raw[kFloatSlots][1][4], entries[3] = {0, 0, 0};
-    const auto load = [&](int slot, int o) {
-        const int expert = __shfl_sync(~0u, mine, slot);
-        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-        const char* from = m.data + static_cast<int64_t>(o) * m.row_bytes + 16 * c;
-        if (slot < a.top_k) from += expert * m.stride;
-        put_words(raw[slot][0], 0, load_weights(from));
-    };
-    const auto load_entries = [&](int i, int o) {  // of slots 4 i .. 4 i + 3, eight lanes each
-        const int slot = 4 * i + lane / 8, expert = __shfl_sync(~0u, mine, slot);
-        if (a.m[0].scales == nullptr || slot >= a.slots) return;
-        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-        entries[i] = float_scale(m, slot < a.top_k ? expert * m.scale_stride : 0, o, part * 32 + lane % 8 * 4);
-    };
-    int o = blockIdx.x * kOutputs + output;
-    if (o < a.m[0].rows) {
-#pragma unroll
-        for (int slot = 0; slot < kFloatSlots; ++slot)
-            if (slot < a.slots) load(slot, o);
-        if constexpr (Set::kF8)
-#pragma unroll
-            for (int i = 0; i < 3; ++i) load_entries(i, o);
+    int mine = 0;
+    if (lane < a.top_k) {
+        const int32_t* const id = a.experts + row * a.top_k + lane;
+        mine = a.posted ? await_id(id) : load_shared_i32(id);
     }
+    __syncwarp();
+    uint32_t raw[3][4][4], entries[3] = {0, 0, 0};  // slots 2 q and 2 q + 1 of four outputs; slot 8 of one
+    // Outputs o .. o + 3 for slot number i of this warp; as far as there are.
+    const auto load = [&](int i, int o) {
+        const int slot = i < 2 ? 2 * q + i : kFloatSlots - 1;
+        const int expert = __shfl_sync(~0u, mine, min(slot, 31));
+        if (slot >= a.slots) return;
+        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
+        const char* from = m.data + 16 * c;
+        if (slot < a.top_k) from += expert * m.stride;
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+            const int at = o + (i < 2 ? g : q);
+            if ((i < 2 || g == 0) && at < a.m[0].rows)
+                put_words(raw[i][g], 0, load_weights(from + static_cast<int64_t>(at) * m.row_bytes));
+        }
+        if constexpr (Set::kF8) {
+            if (m.scales == nullptr) return;
+            const int at = o + (i < 2 ? lane / 8 : q);
+            if (at < a.m[0].rows)
+                entries[i] = float_scale(m, slot < a.top_k ? expert * m.scale_stride : 0, at, part * 32 + lane % 8 * 4);
+        }
+    };
+    int o = blockIdx.x * kOutputs + 4 * group;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+        if (o < a.m[0].rows) load(i, o);
     pdl_trigger();  // now: the next kernel's weights queue up behind these
+    // Of the first outputs that this CTA ends: what they are added to, which is older than gate and up in such a chain.
+    const auto load_old = [&] {
+        const int first = blockIdx.x * kOutputs + t;
+        if (a.residual != nullptr && t < kOutputs && first < a.m[0].rows)
+            olds[t] = load_shared_f32(a.residual + row * a.m[0].rows + first);
+    };
+    if (a.posted) load_old();
     pdl_wait();
+    if (!a.posted) load_old();
+    if (t >= kFloatThreads - 32 && lane < a.top_k) weights[lane] = load_shared_f32(a.weights + row * a.top_k + lane);
     stage_plain(a.act + row * a.layout.cols, {a.layout.cols, 0, 0, a.layout.float_bytes}, t, kFloatThreads, staged);
     __syncthreads();
 #pragma unroll 1
     for (int k = 0; o < a.m[0].rows; ++k, o += step) {
         const bool more = o + step < a.m[0].rows;
+        float* const to = terms + (k * kOutputs + 4 * group) * kFloatSlots * Parts + part;
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            float v[4] = {};
-#pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                const int slot = 4 * i + s;
-                if (slot >= kFloatSlots || slot >= a.slots) continue;
+            const int slot = i < 2 ? 2 * q + i : kFloatSlots - 1;
+            if (slot < a.slots) {
                 const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-                float acc[1][1] = {};
-                dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), raw[slot < kFloatSlots ? slot : 0], entries[i],
-                                    8 * s, {staged, 0, 1}, acc);
-                v[s] = acc[0][0];
-                if (more) load(slot, o + step);
+                const StagedRows x{staged, 0, 1};
+                if (i < 2) {
+                    float acc[4][1] = {};
+                    dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), raw[i], entries[i], 0, x, acc);
+                    float v[4] = {acc[0][0], acc[1][0], acc[2][0], acc[3][0]};
+                    const float sum = reduce_lanes<4>(v, lane);
+                    if (lane % 8 == 0) to[(lane / 8 * kFloatSlots + slot) * Parts] = sum;
+                } else {
+                    float acc[1][1] = {};
+                    dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), *reinterpret_cast<uint32_t(*)[1][4]>(&raw[i]),
+                                        entries[i], 0, x, acc);
+                    float v[1] = {acc[0][0]};
+                    const float sum = reduce_lanes<1>(v, lane);
+                    if (lane == 0) to[(q * kFloatSlots + slot) * Parts] = sum;
+                }
             }
-            if constexpr (Set::kF8)
-                if (more) load_entries(i, o + step);
-            const float sum = reduce_lanes<4>(v, lane);
-            const int slot = 4 * i + lane / 8;
-            if (lane % 8 == 0 && slot < a.slots)
-                terms[((k * kOutputs + output) * kFloatSlots + slot) * Parts + part] = sum;
+            if (more) load(i, o + step);
         }
     }
     __syncthreads();
-    const float weight = lane < a.top_k ? a.weights[row * a.top_k + lane] : 0.0f;
 #pragma unroll 1
     for (int i = warp;; i += kFloatWarps) {
         o = (i / kOutputs * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kOutputs + i % kOutputs;
@@ -242,7 +308,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
             const float* p = terms + (i * kFloatSlots + lane) * Parts;
             const float sum = __fadd_rn(p[0], Parts == 2 ? p[Parts - 1] : 0.0f);  // the other two are zeros
             term = __fmul_rn(__fadd_rn(sum, 0.0f), a.m[lane < a.top_k ? 0 : 1].scale);
-            if (lane < a.top_k) term = __fmul_rn(weight, term);
+            if (lane < a.top_k) term = __fmul_rn(weights[lane], term);
         }
         float y = __shfl_sync(~0u, term, 0);
         for (int slot = 1; slot < a.slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
@@ -250,7 +316,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
         const int64_t at = row * a.m[0].rows + o;
         if (a.extra != nullptr) y = __fadd_rn(y, load_shared_f32(a.extra + at));
         a.y[at] = y;
-        if (a.residual != nullptr) a.residual[at] = __fadd_rn(load_shared_f32(a.residual + at), y);
+        if (a.residual != nullptr) a.residual[at] = __fadd_rn(i < kOutputs ? olds[i] : load_shared_f32(a.residual + at), y);
     }
 }
 
@@ -288,17 +354,24 @@ bool pair_fits(const Matrix& gate, const Matrix& up) {
 int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
     const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
     a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
-    return float_shared(gpu,
-                        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
-                            a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
-                        large);
+    const int64_t windows = std::max(a.m[0].windows, a.m[2].windows);
+    const FloatShared shared = float_tiles(gpu,
+                                           a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
+                                               a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
+                                           (a.most_duos + kQuads - 1) / kQuads * windows, large);
+    a.depth = shared.depth;
+    return shared.bytes;
 }
 
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
-    const auto kernel = all(DType::bf16)      ? float_gate_up_kernel<OneFloat<DType::bf16>>
-                        : all(DType::f8_e4m3) ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>>
-                                              : float_gate_up_kernel<AllFloats>;
+    const bool keyed = a.scores.key != nullptr;
+    const auto kernel = all(DType::bf16) ? keyed ? float_gate_up_kernel<OneFloat<DType::bf16>, true>
+                                                 : float_gate_up_kernel<OneFloat<DType::bf16>, false>
+                        : all(DType::f8_e4m3) ? keyed ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>, true>
+                                                      : float_gate_up_kernel<OneFloat<DType::f8_e4m3>, false>
+                        : keyed ? float_gate_up_kernel<AllFloats, true>
+                                : float_gate_up_kernel<AllFloats, false>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
@@ -399,9 +472,13 @@ bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight&
 bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual) {
     if (router.w->rows > kMostExperts) return false;
-    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, 1);
+    const bool keyed = x.kind == ActKind::norm && layer.top_k <= kLeanChosen && lean_router_fits(router, cols);
+    ActSource staged;
+    staged.kind = ActKind::staged;
+    staged.stride = act_layout(cols, false, true).bytes();
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
     const Weight* const w = router.w;
-    if (!k || !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr)) return false;
+    if (!k || (!keyed && !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr))) return false;
     k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
                    static_cast<int32_t>(w->rows),
                    layer.top_k,
@@ -409,8 +486,18 @@ bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& rou
                    router.normalize,
                    result.routing.experts.row<int32_t>(0),
                    result.routing.weights.row(0)};
-    k->up.logits = result.logits.row(0);
     const ArenaScope scope(*ctx.arena);
+    if (keyed) {
+        constexpr int64_t kScores = kLeanExperts * 4;
+        auto* memory = static_cast<char*>(ctx.arena->allocate(2 * kScores + staged.stride));
+        k->up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
+                        memory + 2 * kScores};
+        k->down.posted = true;
+        launch_lean_router<true>(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
+                                 k->up.scores);
+    } else {
+        k->up.logits = result.logits.row(0);
+    }
     launch_experts(ctx, *k, result.routing, 1, result.y, residual, nullptr);
     return true;
 }
