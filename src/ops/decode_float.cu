@@ -264,9 +264,11 @@ bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
     if (shared.bytes == 0) return false;
     a.depth = shared.depth;
     a.ahead = a.x.kind == ActKind::plain ? kAheadOfPlain : 0;
-    const FloatMatmulKernel kernel = bf16 ? float_row_kernel<OneFloat<DType::bf16>>
-                                     : f8 ? float_row_kernel<OneFloat<DType::f8_e4m3>>
-                                          : float_row_kernel<AllFloats>;
+    const bool plain = std::all_of(a.m, a.m + a.matrices, [](const FloatMatrix& m) { return m.scales == nullptr; });
+    const FloatMatmulKernel kernel = bf16          ? float_row_kernel<OneFloat<DType::bf16>>
+                                     : f8 && plain ? float_row_kernel<PlainFloat8>
+                                     : f8          ? float_row_kernel<OneFloat<DType::f8_e4m3>>
+                                                   : float_row_kernel<AllFloats>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared.bytes);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared.bytes), a);
     return true;

@@ -18,6 +18,12 @@ constexpr int kFloatWarps = 16, kFloatThreads = 32 * kFloatWarps;
 constexpr int kQuads = kFloatWarps / 4, kQuadRows = 4;
 constexpr int kWindowPieces = 4 * 32;  // of a row, that the warps of a quad have in one tile each
 
+/// fp8 without scale planes.
+struct PlainFloat8 {
+    static constexpr bool kF8 = false;
+    static constexpr DType kType = DType::f8_e4m3;
+};
+
 /// A matrix as these kernels see it, or equal matrices of experts.
 struct FloatMatrix {
     const char* data = nullptr;
@@ -65,9 +71,10 @@ __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there,
     if (there)
         with_float_type<Set>(m.type, [&](auto type) {
             constexpr int kParts = piece_columns(decltype(type)::value) / 4;
+            const int first = float_piece(x_first + c * kParts);  // a multiple of kParts, but for what float_piece swaps
 #pragma unroll
             for (int t = 0; t < kParts; ++t) {
-                const int at = float_piece(x_first + c * kParts + t);
+                const int at = first ^ t;
 #pragma unroll
                 for (int p = 0; p < P; ++p) {
                     const char* row = x.data + (P == 1 || p < x.count ? p : 0) * x.stride;

@@ -331,7 +331,9 @@ std::pair<DownRowKernel, int> down_kernel(const Matrix& m) {
         case DType::f16:
             return {float_down_row_kernel<OneFloat<DType::f16>, 2>, 2};
         case DType::f8_e4m3:
-            return {float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>, 1};
+            return {m.scales == nullptr ? float_down_row_kernel<PlainFloat8, 1>
+                                        : float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>,
+                    1};
         default:
             return {};
     }
@@ -365,13 +367,15 @@ int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large
 
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
-    const bool keyed = a.scores.key != nullptr;
-    const auto kernel = all(DType::bf16) ? keyed ? float_gate_up_kernel<OneFloat<DType::bf16>, true>
-                                                 : float_gate_up_kernel<OneFloat<DType::bf16>, false>
-                        : all(DType::f8_e4m3) ? keyed ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>, true>
-                                                      : float_gate_up_kernel<OneFloat<DType::f8_e4m3>, false>
-                        : keyed ? float_gate_up_kernel<AllFloats, true>
-                                : float_gate_up_kernel<AllFloats, false>;
+    const bool plain = a.m[0].scales == nullptr && a.m[2].scales == nullptr;
+    const auto either = [&](auto set) {
+        using Set = decltype(set);
+        return a.scores.key != nullptr ? float_gate_up_kernel<Set, true> : float_gate_up_kernel<Set, false>;
+    };
+    const auto kernel = all(DType::bf16)               ? either(OneFloat<DType::bf16>{})
+                        : all(DType::f8_e4m3) && plain ? either(PlainFloat8{})
+                        : all(DType::f8_e4m3)          ? either(OneFloat<DType::f8_e4m3>{})
+                                                       : either(AllFloats{});
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
