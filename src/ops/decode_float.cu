@@ -235,8 +235,8 @@ FloatShared float_tiles(const Gpu& gpu, int64_t need, int64_t tiles, bool large)
     constexpr int64_t kLarge = 116 << 10, kTwo = 104 << 10;  // kTwo: so that two CTAs fit on an SM
     const int64_t budget = gpu.programmatic() ? (large ? kLarge : kTwo) : gpu.info().shared_bytes / 2;
     FloatShared s;
-    s.depth = static_cast<int32_t>(
-        std::clamp<int64_t>((budget - need) / kTileBytes, tiles > 2 ? 1 : 0, std::clamp<int64_t>(tiles - 2, 0, kMostDepth)));
+    s.depth = static_cast<int32_t>(std::clamp<int64_t>((budget - need) / kTileBytes, tiles > 2 ? 1 : 0,
+                                                       std::clamp<int64_t>(tiles - 2, 0, kMostDepth)));
     s.bytes = float_shared(gpu, need + int64_t{s.depth} * kTileBytes, large);
     return s;
 }

@@ -71,7 +71,8 @@ __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there,
     if (there)
         with_float_type<Set>(m.type, [&](auto type) {
             constexpr int kParts = piece_columns(decltype(type)::value) / 4;
-            const int first = float_piece(x_first + c * kParts);  // a multiple of kParts, but for what float_piece swaps
+            const int first =
+                float_piece(x_first + c * kParts);  // a multiple of kParts, but for what float_piece swaps
 #pragma unroll
             for (int t = 0; t < kParts; ++t) {
                 const int at = first ^ t;
@@ -362,8 +363,8 @@ __device__ __forceinline__ void copy_staged(const char* from, int bytes, int t, 
 // A row that is normalised, by kThreads threads: sum_squares(), a barrier of the whole CTA, put_normed(). The bits are
 // those of block_rms_scale().
 
-/// v: this thread's first piece of the row, for put_normed(), before which the thread waits for what fetch_norm() asked.
-/// partial: kWarps floats.
+/// v: this thread's first piece of the row, for put_normed(), before which the thread waits for what fetch_norm()
+/// asked. partial: kWarps floats.
 __device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout& l, int t, float* partial,
                                             float (&v)[8]) {
     const auto* x = reinterpret_cast<const float*>(s.rows);
