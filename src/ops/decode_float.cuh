@@ -2,12 +2,13 @@
 //
 // Design: CTAs of 16 warps. Four warps (a quad) have four weight rows at a time, warp `part` of them accumulator `part`
 // of the canonical order: its tiles are 32 pieces of sixteen bytes of each of the four rows, every fourth such step of
-// the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. Each lane holds two
-// tiles of weights in registers and asks for the next one as soon as a tile is used: 32 to 64 KB in flight an SM, no
-// barriers in the loop, no shared memory for weights. (Bulk copies to shared memory, as the Q4_K_M kernels have them,
-// would hold a third of a kernel's share of an SM: the rows of bf16 are 320 KB.)
-// For one row of x a thread has at most 64 registers, so that the next kernel's CTA fits beside this one and fetches
-// its first weights meanwhile; sums for more rows of x take 128.
+// the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. No barriers in the
+// loop: a lane reads what it loaded itself.
+//   One row of x      two tiles of a warp in registers and up to three in shared memory: 160 KB an SM, which is all of
+//                     an SM's share of fp8 projections. All of them are asked for before pdl_wait(), where the
+//                     addresses are known. A thread has at most 64 registers, so that the next kernel's CTA fits beside
+//                     this one and fetches its weights meanwhile.
+//   More              two tiles in registers, each asked for again as soon as it is used; sums take 128 registers.
 #pragma once
 
 #include "ops/decode_batch.cuh"

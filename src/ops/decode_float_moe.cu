@@ -2,16 +2,18 @@
 //
 // Bytes of a sparse layer of Laguna XS.2 in bf16 at one row: router 1 MB, gate and up of eight experts and the shared
 // one 38 MB, down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
-//   router             float_multiply(): the norm and the logits.
-//   float_gate_up      every CTA chooses the experts itself from the logits, while half of it normalises x, and has an
-//                      even share of the pairs of rows (gate, up) of all slots; the shared expert's come first and go
-//                      to the L2 cache before the wait.
-//   float_down         an output for each one or two warps, all slots: one piece of each slot a lane, asked for while
-//                      gate and up are being computed, those of the next output as soon as a slot's are used.
-// What down reads before its wait: the ids of the experts, which CTA 0 of gate and up stores, with a fence, before it
-// lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
+//   router             Laguna's one row: lean_router_kernel, which leaves keys and the normalised row. Else
+//                      float_multiply(): the norm and the logits.
+//   float_gate_up      every CTA chooses the experts itself from the keys (or logits, while half of it normalises x),
+//                      and has an even share of the pairs of rows (gate, up) of all slots; the shared expert's come
+//                      first and go to the L2 cache before the wait.
+//   float_down         decode_float_down.cuh: an output for each one or two warps, all slots; asked for while gate and
+//                      up are being computed.
+// What down reads before its wait: x, complete since then; and the ids of the experts. From keys: it asks for them
+// until they are there, as in decode_lean_moe.cu. From logits: CTA 0 of gate and up stores them, with a fence, before
+// it lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
 // and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get them from
-// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Not yet measured.
+// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another.
 #include <algorithm>
 #include <optional>
 #include <utility>
