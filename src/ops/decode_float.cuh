@@ -240,6 +240,11 @@ __device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const 
     uint32_t raw[kQuadRows][4], second[kQuadRows][4], entry = 0, next_entry = 0;
     typename List::Rows rows = {};
     int next = 0, next_window = 0, next_matrix = 0;
+    // Pieces and windows: matrices of one type have the same.
+    const auto shape = [&](int k) -> const FloatMatrix& {
+        if constexpr (requires { Set::kType; }) return matrices[0];
+        else return matrices[list.matrix(k)];
+    };
     const auto begin = [&] {
         if (next_window != 0) return;
         next_matrix = list.matrix(next);
@@ -247,13 +252,13 @@ __device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const 
     };
     const auto advance = [&] {
         rows.advance();
-        if (++next_window == matrices[next_matrix].windows) ++next, next_window = 0;
+        if (++next_window == shape(next).windows) ++next, next_window = 0;
     };
     const auto load = [&](uint32_t(&to)[kQuadRows][4]) {
         if (next == list.count) return;
         begin();
         const FloatMatrix& m = matrices[next_matrix];
-        if (next_window * kWindowPieces + part * 32 + lane < m.pieces) {
+        if (next_window * kWindowPieces + part * 32 + lane < shape(next).pieces) {
 #pragma unroll
             for (int g = 0; g < kQuadRows; ++g) put_words(to[g], 0, load_weights(rows.at(g, m.row_bytes)));
         }
@@ -263,7 +268,7 @@ __device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const 
         if (d < depth && next < list.count) {
             begin();
             const FloatMatrix& m = matrices[next_matrix];
-            if (next_window * kWindowPieces + part * 32 + lane < m.pieces) {
+            if (next_window * kWindowPieces + part * 32 + lane < shape(next).pieces) {
 #pragma unroll
                 for (int g = 0; g < kQuadRows; ++g)
                     copy_async16(own + d * kTileBytes + g * 512, rows.at(g, m.row_bytes));
@@ -312,7 +317,7 @@ __device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const 
             for (int g = 0; g < kQuadRows; ++g)
                 put_words(raw[g], 0, *reinterpret_cast<const uint4*>(own + slot * kTileBytes + g * 512));
         }
-        const FloatMatrix& m = matrices[list.matrix(now)];
+        const FloatMatrix& m = Set::kF8 ? matrices[list.matrix(now)] : shape(now);
         const int c = window * kWindowPieces + part * 32 + lane;
         dot_float_rows<Set>(m, c < m.pieces, c, 0, raw, entry, 0, x, acc);
         entry = next_entry;
