@@ -27,7 +27,6 @@ struct FloatMatmulArgs {
     FloatMatrix m[kFloatMatrices];
     int32_t matrices = 0, batches = 0;
     int32_t ahead = 0;  // tiles of a warp that go to the L2 cache while this kernel waits
-    int32_t depth = 0;  // tiles of a warp in shared memory; one row of x
     ActLayout layout;
     ActSource x;
     float* residual = nullptr;      // [n, rows of m[0]]
@@ -63,26 +62,23 @@ struct RowBatches {
     }
 };
 
-template <class Set>
+template <class Set, int Columns>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __grid_constant__ FloatMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps], olds[kFloatThreads];
     const int t = threadIdx.x, ctas = gridDim.x, first = blockIdx.x * kQuads + t / 128, step = ctas * kQuads;
-    char* tiles = reinterpret_cast<char*>(dynamic);
-    char* staged = tiles + a.depth * kTileBytes;
+    char* staged = reinterpret_cast<char*>(dynamic);
     auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
     float* results = norm + a.x.norm_bytes(a.layout.cols) / 4;
     const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
     const RowBatches list{a, first, step, first < a.batches ? (a.batches - first + step - 1) / step : 0, a.ahead};
     // Thread t stores the t-th of the CTA's rows, 16 of each round, and every 512th from there.
     const int own_batch = (t / 16 * ctas + static_cast<int>(blockIdx.x)) * kQuads + t / kQuadRows % kQuads;
-    multiply_row<Set>(
-        a.m, list, a.depth, tiles,
-        [&] {
-            if (t < kThreads) fetch_norm(a.x, l.cols, norm);
-        },
+    multiply_row<Set, Columns>(
+        a.m, list,
         [&] {
             const bool normed = a.x.kind == ActKind::norm;
+            if (t < kThreads) fetch_norm(a.x, l.cols, norm);
             pdl_wait();
             pdl_trigger();  // behind the wait: the next kernel's loads do not get in the way of what this one waits for
             float old = 0.0f;
@@ -94,7 +90,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __gri
             } else {
                 float v[8];
                 if (t < kThreads) sum_squares(a.x, l, t, partial, v);
-                copy_async_wait_older();
+                copy_async_wait();
                 __syncthreads();
                 if (t < kThreads) put_normed(a.x, l, t, norm, partial, v, staged);
             }
@@ -231,16 +227,6 @@ int64_t float_shared(const Gpu& gpu, int64_t need, bool large) {
     return std::max(need, std::min(want, most));
 }
 
-FloatShared float_tiles(const Gpu& gpu, int64_t need, int64_t tiles, bool large) {
-    constexpr int64_t kLarge = 116 << 10, kTwo = 104 << 10;  // kTwo: so that two CTAs fit on an SM
-    const int64_t budget = gpu.programmatic() ? (large ? kLarge : kTwo) : gpu.info().shared_bytes / 2;
-    FloatShared s;
-    s.depth = static_cast<int32_t>(std::clamp<int64_t>((budget - need) / kTileBytes, tiles > 2 ? 1 : 0,
-                                                       std::clamp<int64_t>(tiles - 2, 0, kMostDepth)));
-    s.bytes = float_shared(gpu, need + int64_t{s.depth} * kTileBytes, large);
-    return s;
-}
-
 namespace {
 
 using FloatMatmulKernel = void (*)(FloatMatmulArgs);
@@ -248,6 +234,14 @@ using FloatMatmulKernel = void (*)(FloatMatmulArgs);
 template <class Set>
 FloatMatmulKernel rows_kernel(int p) {
     return p == 2 ? float_rows_kernel<Set, 2> : p == 4 ? float_rows_kernel<Set, 4> : float_rows_kernel<Set, 8>;
+}
+
+template <class Set>
+FloatMatmulKernel row_kernel(int columns) {
+    return columns == 2048   ? float_row_kernel<Set, 2048>
+           : columns == 6144 ? float_row_kernel<Set, 6144>
+           : columns == 8192 ? float_row_kernel<Set, 8192>
+                             : float_row_kernel<Set, 0>;
 }
 
 /// One CTA an SM; two for the head, behind which no weights wait to be fetched.
@@ -258,19 +252,18 @@ bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
     const int64_t rounds = (groups + ctas - 1) / ctas;
     const int64_t need =
         a.layout.bytes() + a.x.norm_bytes(a.layout.cols) + rounds * kQuads * kQuadRows * int64_t{sizeof(float4)};
-    int64_t windows = 1;
-    for (int i = 0; i < a.matrices; ++i) windows = std::max<int64_t>(windows, a.m[i].windows);
-    const FloatShared shared = float_tiles(*ctx.gpu, need, rounds * windows, !huge && 2 * ctas > sms);
-    if (shared.bytes == 0) return false;
-    a.depth = shared.depth;
+    const int64_t shared = float_shared(*ctx.gpu, need, !huge && 2 * ctas > sms);
+    if (shared == 0) return false;
     a.ahead = a.x.kind == ActKind::plain ? kAheadOfPlain : 0;
-    const bool plain = std::all_of(a.m, a.m + a.matrices, [](const FloatMatrix& m) { return m.scales == nullptr; });
-    const FloatMatmulKernel kernel = bf16          ? float_row_kernel<OneFloat<DType::bf16>>
-                                     : f8 && plain ? float_row_kernel<PlainFloat8>
-                                     : f8          ? float_row_kernel<OneFloat<DType::f8_e4m3>>
-                                                   : float_row_kernel<AllFloats>;
-    allow_beside_static(reinterpret_cast<const void*>(kernel), shared.bytes);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared.bytes), a);
+    const auto all = [&](auto&& f) { return std::all_of(a.m, a.m + a.matrices, f); };
+    const bool plain = all([](const FloatMatrix& m) { return m.scales == nullptr; });
+    const bool dense = all([&](const FloatMatrix& m) { return m.row_bytes == a.layout.cols * (f8 ? 1 : 2); });
+    const FloatMatmulKernel kernel = bf16          ? row_kernel<OneFloat<DType::bf16>>(dense ? a.layout.cols : 0)
+                                     : f8 && plain ? row_kernel<PlainFloat8>(dense ? a.layout.cols : 0)
+                                     : f8          ? float_row_kernel<OneFloat<DType::f8_e4m3>, 0>
+                                                   : float_row_kernel<AllFloats, 0>;
+    allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared), a);
     return true;
 }
 

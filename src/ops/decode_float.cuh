@@ -3,12 +3,11 @@
 // Design: CTAs of 16 warps. Four warps (a quad) have four weight rows at a time, warp `part` of them accumulator `part`
 // of the canonical order: its tiles are 32 pieces of sixteen bytes of each of the four rows, every fourth such step of
 // the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. No barriers in the
-// loop: a lane reads what it loaded itself.
-//   One row of x      two tiles of a warp in registers and up to three in shared memory: 160 KB an SM, which is all of
-//                     an SM's share of fp8 projections. All of them are asked for before pdl_wait(), where the
-//                     addresses are known. A thread has at most 64 registers, so that the next kernel's CTA fits beside
-//                     this one and fetches its weights meanwhile.
-//   More              two tiles in registers, each asked for again as soon as it is used; sums take 128 registers.
+// loop: each lane holds two tiles of weights in registers and asks for the next one as soon as a tile is used, 32 to 64
+// KB in flight an SM.
+//   One row of x      a thread has at most 64 registers, so that the next kernel's CTA fits beside this one and fetches
+//                     its first weights meanwhile
+//   More              128
 #pragma once
 
 #include "ops/decode_batch.cuh"
@@ -104,12 +103,20 @@ __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there,
 
 // ---- A quad's rows.
 
+__device__ __forceinline__ const char* pointer_of_lane(const char* p, int lane) {
+    return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<uintptr_t>(p), lane));
+}
+
 /// Four rows one behind the other: where a lane finds its piece of them, tile after tile.
 struct FourRows {
     const char* first;
 
     __device__ __forceinline__ const char* at(int g, int row_bytes) const { return first + g * row_bytes; }
     __device__ __forceinline__ void advance() { first += 16 * kWindowPieces; }
+    /// Those that lane `from` has, `bytes` further on. All lanes.
+    __device__ __forceinline__ FourRows of_lane(int from, int bytes) const {
+        return {pointer_of_lane(first, from) + bytes};
+    }
 };
 /// Two rows of a matrix and the same of another.
 struct TwoPairs {
@@ -119,6 +126,9 @@ struct TwoPairs {
         return (g < 2 ? first : other) + g % 2 * row_bytes;
     }
     __device__ __forceinline__ void advance() { first += 16 * kWindowPieces, other += 16 * kWindowPieces; }
+    __device__ __forceinline__ TwoPairs of_lane(int from, int bytes) const {
+        return {pointer_of_lane(first, from) + bytes, pointer_of_lane(other, from) + bytes};
+    }
 };
 
 /// Sends the `list.ahead` tiles from window `window` of batch `k` on to the L2 cache. rows: of that batch, at the tile.
@@ -201,140 +211,121 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
     }
 }
 
-// ---- One row of x: the first tiles of a warp in registers, the next in shared memory.
+// ---- One row of x.
 
-constexpr int kTileBytes = kFloatThreads * kQuadRows * 16;  // a tile of every warp of a CTA
-constexpr int kMostDepth = 3;
+/// What a kernel knows of rows: their columns, or (0) nothing.
+template <class Set, int Columns>
+struct RowShape {
+    static constexpr bool kWhole = true;  // every lane has a piece in every window
+    static constexpr int kPieces = Columns / piece_columns(Set::kType);
+    static_assert(kPieces % kWindowPieces == 0);
+    __device__ static constexpr int pieces(const FloatMatrix&) { return kPieces; }
+    __device__ static constexpr int windows(const FloatMatrix&) { return kPieces / kWindowPieces; }
+    __device__ static constexpr int row_bytes(const FloatMatrix&) { return 16 * kPieces; }
+};
+template <class Set>
+struct RowShape<Set, 0> {
+    static constexpr bool kWhole = false;
+    __device__ __forceinline__ static int pieces(const FloatMatrix& m) { return m.pieces; }
+    __device__ __forceinline__ static int windows(const FloatMatrix& m) { return m.windows; }
+    __device__ __forceinline__ static int row_bytes(const FloatMatrix& m) { return m.row_bytes; }
+};
 
-/// All but the newest `pending` (below kMostDepth) groups of copies of this thread are there.
-__device__ __forceinline__ void copy_async_wait_all_but(int pending) {
-#if __CUDA_ARCH__ >= 800
-    if (pending == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-    else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else asm volatile("cp.async.wait_group 2;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void copy_async_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-/// What was asked for before the kMostDepth newest groups is there.
-__device__ __forceinline__ void copy_async_wait_older() {
-#if __CUDA_ARCH__ >= 800
-    static_assert(kMostDepth == 3);
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
-#endif
-}
-
-/// multiply_quad() for one row of x. A warp asks for two tiles in registers and `depth` (at most kMostDepth, 0 only if
-/// no quad has more than two) in shared memory at `tiles` (depth * kTileBytes), for further ones as it has used those:
-/// a lane copies what it reads itself, so nothing is synchronised. before(): ahead of the first loads; loaded(): behind
-/// them, if they are issued behind ready().
-template <class Set, class List, class Before, class Ready, class Loaded>
-__device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const List& list, int depth, char* tiles,
-                                             const Before& before, const Ready& ready, const Loaded& loaded,
-                                             const StagedRows& x, float* results) {
+/// multiply_quad() for one row of x. loaded(): behind the first loads.
+template <class Set, int Columns, class List, class Ready, class Loaded>
+__device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const List& list, const Ready& ready,
+                                             const Loaded& loaded, const StagedRows& x, float* results) {
+    using Shape = RowShape<Set, Columns>;
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
-    char* const own = tiles + threadIdx.x / 32 * (kQuadRows * 512) + lane * 16;
-    uint32_t raw[kQuadRows][4], second[kQuadRows][4], entry = 0, next_entry = 0;
-    typename List::Rows rows = {};
-    int next = 0, next_window = 0, next_matrix = 0;
-    // Pieces and windows: matrices of one type have the same.
-    const auto shape = [&](int k) -> const FloatMatrix& {
-        if constexpr (requires { Set::kType; }) return matrices[0];
-        else return matrices[list.matrix(k)];
+    // Of typed rows only fp8 with scale planes look at their matrix.
+    const auto matrix = [&](int k) -> const FloatMatrix& {
+        return matrices[Columns > 0 && !Set::kF8 ? 0 : list.matrix(k)];
     };
-    const auto begin = [&] {
-        if (next_window != 0) return;
-        next_matrix = list.matrix(next);
-        rows = list.rows(next, (part * 32 + lane) * 16);
-    };
-    const auto advance = [&] {
-        rows.advance();
-        if (++next_window == shape(next).windows) ++next, next_window = 0;
-    };
-    const auto load = [&](uint32_t(&to)[kQuadRows][4]) {
+    uint32_t raw[2][kQuadRows][4], entries[2] = {0, 0};
+    typename List::Rows rows = {}, some = {};  // some: of batches from the last multiple of 32 on, one a lane
+    int next = 0, next_window = 0;
+    const auto load = [&](uint32_t(&to)[kQuadRows][4], uint32_t& scale) {
         if (next == list.count) return;
-        begin();
-        const FloatMatrix& m = matrices[next_matrix];
-        if (next_window * kWindowPieces + part * 32 + lane < shape(next).pieces) {
-#pragma unroll
-            for (int g = 0; g < kQuadRows; ++g) put_words(to[g], 0, load_weights(rows.at(g, m.row_bytes)));
+        if (next_window == 0) {
+            if (next % 32 == 0) some = list.rows(min(next + lane, list.count - 1), 0);
+            rows = some.of_lane(next % 32, (part * 32 + lane) * 16);
         }
-        advance();
-    };
-    const auto fetch = [&](int d) {
-        if (d < depth && next < list.count) {
-            begin();
-            const FloatMatrix& m = matrices[next_matrix];
-            if (next_window * kWindowPieces + part * 32 + lane < shape(next).pieces) {
+        const FloatMatrix& m = matrix(next);
+        const int step = next_window * kWindowPieces + part * 32;
+        if (Shape::kWhole || step + lane < Shape::pieces(m)) {
 #pragma unroll
-                for (int g = 0; g < kQuadRows; ++g)
-                    copy_async16(own + d * kTileBytes + g * 512, rows.at(g, m.row_bytes));
-            }
-            advance();
+            for (int g = 0; g < kQuadRows; ++g) put_words(to[g], 0, load_weights(rows.at(g, Shape::row_bytes(m))));
         }
-        copy_async_commit();
-    };
-    int entry_batch = 0, entry_window = 0;
-    const auto load_entry = [&](uint32_t& to) {  // of one tile after the other
         if constexpr (Set::kF8) {
-            if (entry_batch == list.count) return;
-            const FloatMatrix& m = matrices[list.matrix(entry_batch)];
-            const int piece = entry_window * kWindowPieces + part * 32 + lane % 8 * 4;
-            if (m.scales != nullptr && piece < m.pieces) to = list.scale(entry_batch, lane / 8, piece);
-            if (++entry_window == m.windows) ++entry_batch, entry_window = 0;
+            const int piece = step + lane % 8 * 4;
+            if (m.scales != nullptr && piece < Shape::pieces(m)) scale = list.scale(next, lane / 8, piece);
         }
+        rows.advance();
+        if (++next_window == Shape::windows(m)) ++next, next_window = 0;
+    };
+    const auto dot = [&](int k, int window, int i, float(&acc)[kQuadRows][1]) {
+        const FloatMatrix& m = matrix(k);
+        const int c = window * kWindowPieces + part * 32 + lane;
+        dot_float_rows<Set>(m, Shape::kWhole || c < Shape::pieces(m), c, 0, raw[i], entries[i], 0, x, acc);
+    };
+    /// The sums of batches k, k + 1, ... (below list.count) to `results`.
+    const auto store = [&]<int N>(int k, float(&v)[N]) {
+        constexpr int kLanes = 32 / N;  // that hold the same sum
+        const float sum = reduce_lanes<N>(v, lane);
+        const int b = k + lane / kLanes / kQuadRows, g = lane / kLanes % kQuadRows;
+        if (lane % kLanes == 0 && b < list.count) results[((kQuads * b + quad) * kQuadRows + g) * 4 + part] = sum;
     };
     const auto load_first = [&] {
-        load(raw);
-        load_entry(entry);
-        load(second);
-        load_entry(next_entry);
-#pragma unroll 1
-        for (int d = 0; d < kMostDepth; ++d) fetch(d);
+        load(raw[0], entries[0]);
+        load(raw[1], entries[1]);
     };
-    before();
-    copy_async_commit();
     if constexpr (List::kEarly) load_first();
     send_ahead(matrices, list, rows, next, next_window, part, lane);
     ready();
     if constexpr (!List::kEarly) load_first();
     loaded();
-    float acc[kQuadRows][1] = {};
-    int now = 0, window = 0, slot = 0;
+    constexpr bool kOneWindow = [] {
+        if constexpr (Columns > 0) return Shape::kPieces == kWindowPieces;
+        else return false;
+    }();
+    if constexpr (kOneWindow) {
 #pragma unroll 1
-    for (int n = 0; now < list.count; ++n) {
-        if (n == 1) {
+        for (int now = 0; now < list.count; now += 2) {
+            float v[2 * kQuadRows];
 #pragma unroll
-            for (int g = 0; g < kQuadRows; ++g)
+            for (int i = 0; i < 2; ++i) {
+                float acc[kQuadRows][1] = {};
+                if (now + i < list.count) {
+                    dot(now + i, 0, i, acc);
+                    load(raw[i], entries[i]);
+                }
 #pragma unroll
-                for (int i = 0; i < 4; ++i) raw[g][i] = second[g][i];
-        } else if (n > 1) {
-            copy_async_wait_all_but(depth - 1);
-#pragma unroll
-            for (int g = 0; g < kQuadRows; ++g)
-                put_words(raw[g], 0, *reinterpret_cast<const uint4*>(own + slot * kTileBytes + g * 512));
+                for (int g = 0; g < kQuadRows; ++g) v[i * kQuadRows + g] = acc[g][0];
+            }
+            store(now, v);
         }
-        const FloatMatrix& m = Set::kF8 ? matrices[list.matrix(now)] : shape(now);
-        const int c = window * kWindowPieces + part * 32 + lane;
-        dot_float_rows<Set>(m, c < m.pieces, c, 0, raw, entry, 0, x, acc);
-        entry = next_entry;
-        load_entry(next_entry);
-        if (n > 1) {
-            fetch(slot);  // behind the last use of what was there
-            slot = slot + 1 == depth ? 0 : slot + 1;
-        }
-        if (++window < m.windows) continue;
-        constexpr int kLanes = 32 / kQuadRows;  // that hold the same sum
-        float v[kQuadRows];
+    } else {
+        float acc[kQuadRows][1] = {};
+        int now = 0, window = 0;
+#pragma unroll 1
+        while (now < list.count) {
 #pragma unroll
-        for (int g = 0; g < kQuadRows; ++g) v[g] = acc[g][0], acc[g][0] = 0.0f;
-        const float sum = reduce_lanes<kQuadRows>(v, lane);
-        if (lane % kLanes == 0) results[((kQuads * now + quad) * kQuadRows + lane / kLanes) * 4 + part] = sum;
-        window = 0;
-        ++now;
+            for (int i = 0; i < 2; ++i) {
+                if (now == list.count) break;
+                dot(now, window, i, acc);
+                load(raw[i], entries[i]);
+                if (++window < Shape::windows(matrix(now))) continue;
+                float v[kQuadRows];
+#pragma unroll
+                for (int g = 0; g < kQuadRows; ++g) v[g] = acc[g][0], acc[g][0] = 0.0f;
+                const int first = now;
+                window = 0;
+                ++now;
+                // One batch: those behind it have no sums yet.
+                const float sum = reduce_lanes<kQuadRows>(v, lane);
+                if (lane % 8 == 0) results[((kQuads * first + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
+            }
+        }
     }
 }
 

@@ -20,13 +20,6 @@ FloatMatrix float_matrix_of(const Matrix& m);
 /// Dynamic shared memory to ask for: `need`, and on chips that overlap kernels as much as keeps a second CTA of the
 /// same kernel off the SM. 0: too much.
 int64_t float_shared(const Gpu& gpu, int64_t need, bool large);
-/// Shared memory of a kernel that needs `need` bytes besides tiles of weights (decode_float.cuh), of which a warp has
-/// at most `tiles`; bytes 0: too much.
-struct FloatShared {
-    int64_t bytes = 0;
-    int32_t depth = 0;
-};
-FloatShared float_tiles(const Gpu& gpu, int64_t need, int64_t tiles, bool large);
 /// allow_shared() for a kernel that has up to ten KB of static shared memory besides.
 void allow_beside_static(const void* kernel, int64_t bytes);
 

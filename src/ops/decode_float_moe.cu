@@ -40,7 +40,6 @@ struct FloatGateUpArgs {
     const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
     const int32_t* experts = nullptr;  // ... [n, top_k], chosen already; or ...
     LeanScores scores = {};            // ... from which every CTA chooses, of the only row: its rows of x are staged
-    int32_t depth = 0;                 // tiles of a warp in shared memory
     ActLayout layout;
     ActSource x;
     float* out = nullptr;  // [n, slots, ff], the shared expert last
@@ -145,7 +144,7 @@ __device__ __forceinline__ void choose_by_logit(const FloatGateUpArgs& a, RouteM
     if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
 }
 
-template <class Set, bool Keyed>
+template <class Set, int Columns, bool Keyed>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
@@ -154,8 +153,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
     const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
     const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
     const int total = part_of(routed, b + 1, parts) - first;
-    char* tiles = reinterpret_cast<char*>(dynamic);
-    char* staged = tiles + a.depth * kTileBytes;
+    char* staged = reinterpret_cast<char*>(dynamic);
     auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
     auto* duos = reinterpret_cast<Duo*>(norm + a.x.norm_bytes(a.layout.cols) / 4);
     auto* results = reinterpret_cast<float*>(duos + a.most_duos);
@@ -173,11 +171,9 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
         else duos[d] = {0, slot, 2 * (first + d - slot * a.duos), first + d};
     }
     __syncthreads();
-    multiply_row<Set>(
-        a.m, list, a.depth, tiles,
-        [&] {
-            if (!Keyed && t >= kThreads) fetch_norm(a.x, a.layout.cols, norm, t % kThreads);
-        },
+    if (!Keyed && t >= kThreads) fetch_norm(a.x, a.layout.cols, norm, t % kThreads);
+    multiply_row<Set, Columns>(
+        a.m, list,
         [&] {
             if constexpr (Keyed) choose_by_key(a, route, staged);
             else choose_by_logit(a, route, norm, partial, staged);
@@ -233,26 +229,29 @@ bool pair_fits(const Matrix& gate, const Matrix& up) {
 int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
     const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
     a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
-    const int64_t windows = std::max(a.m[0].windows, a.m[2].windows);
-    const FloatShared shared = float_tiles(gpu,
-                                           a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
-                                               a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
-                                           (a.most_duos + kQuads - 1) / kQuads * windows, large);
-    a.depth = shared.depth;
-    return shared.bytes;
+    return float_shared(gpu,
+                        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
+                            a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
+                        large);
 }
 
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
     const bool plain = a.m[0].scales == nullptr && a.m[2].scales == nullptr;
-    const auto either = [&](auto set) {
+    const bool keyed = a.scores.key != nullptr;
+    const auto typed = [&](auto set) {
         using Set = decltype(set);
-        return a.scores.key != nullptr ? float_gate_up_kernel<Set, true> : float_gate_up_kernel<Set, false>;
+        const bool wide = a.layout.cols == kLeanHidden && a.m[0].row_bytes == a.m[0].pieces * 16 &&
+                          a.m[2].row_bytes == a.m[0].row_bytes;
+        return keyed  ? float_gate_up_kernel<Set, kLeanHidden, true>
+               : wide ? float_gate_up_kernel<Set, kLeanHidden, false>
+                      : float_gate_up_kernel<Set, 0, false>;
     };
-    const auto kernel = all(DType::bf16)               ? either(OneFloat<DType::bf16>{})
-                        : all(DType::f8_e4m3) && plain ? either(PlainFloat8{})
-                        : all(DType::f8_e4m3)          ? either(OneFloat<DType::f8_e4m3>{})
-                                                       : either(AllFloats{});
+    const auto kernel = all(DType::bf16)               ? typed(OneFloat<DType::bf16>{})
+                        : all(DType::f8_e4m3) && plain ? typed(PlainFloat8{})
+                        : all(DType::f8_e4m3)          ? typed(OneFloat<DType::f8_e4m3>{})
+                        : keyed                        ? float_gate_up_kernel<AllFloats, 0, true>
+                                                       : float_gate_up_kernel<AllFloats, 0, false>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
