@@ -67,10 +67,11 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __gri
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps], olds[kFloatThreads];
     const int t = threadIdx.x, ctas = gridDim.x, first = blockIdx.x * kQuads + t / 128, step = ctas * kQuads;
+    const ActLayout l =
+        Columns > 0 ? ActLayout{Columns, 0, 0, 4 * Columns} : ActLayout{a.layout.cols, 0, 0, a.layout.float_bytes};
     char* staged = reinterpret_cast<char*>(dynamic);
-    auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
-    float* results = norm + a.x.norm_bytes(a.layout.cols) / 4;
-    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    auto* norm = reinterpret_cast<float*>(staged + l.float_bytes);
+    float* results = norm + a.x.norm_bytes(l.cols) / 4;
     const RowBatches list{a, first, step, first < a.batches ? (a.batches - first + step - 1) / step : 0, a.ahead};
     // Thread t stores the t-th of the CTA's rows, 16 of each round, and every 512th from there.
     const int own_batch = (t / 16 * ctas + static_cast<int>(blockIdx.x)) * kQuads + t / kQuadRows % kQuads;
