@@ -2,10 +2,16 @@
 //
 // Bytes of Laguna XS.2 in bf16: q, k, v and the gate 42 MB (full layers 34), o 34 MB (25), router 1 MB, head 411 MB;
 // floor at 4.65 TB/s 9.1, 7.2, 0.2 and 88 us; fp8 half of it. They are read once for up to eight rows of x. FLOPs: 2
-// for each weight and row; an fp8 weight takes about three instructions (conversion to f16 pairs, to f32, fma): 0.2 ms
-// a token over all SMs, of 0.6 for its bytes. The general kernels (decode_matmul.cuh) took 3.5 ms a token for either
-// type: 1 to 2 rows a warp at a time, and no loads under way while they were computed and added up. Every CTA takes 16
-// neighbouring rows of the group in turn. Not yet measured.
+// for each weight and row; an fp8 weight takes 2.5 instructions (half a conversion to f16, one to f32, fma), a bf16 one
+// two. Every CTA takes 16 neighbouring rows of the group in turn.
+// Measured (H200, 2026-11-22, one row, each op behind itself): q k v gate 11.9 us (76 % of the roof), fp8 8.0 (57 %);
+// o 10.3 (70 %), fp8 7.1 (51 %); head 95.0 (93 %), fp8 50.7 (87 %).
+// What limited fp8 was instructions: 6.9 a weight, by the profiler, of which 2.75 in the products: looking for the next
+// rows in arrays of matrices, and a butterfly for each tile. Columns known to the compiler, addresses of 32 batches
+// worked out by the lanes at once, one butterfly for two tiles and no shift between halves of a word: 4.8, all of the
+// kernel counted. Now it waits for memory (4.7 of 13 stall cycles) and at the barriers of the norm (2.2).
+// Tried: three more tiles of a warp in shared memory before the wait, 160 KB an SM (0.4 us slower, fp8; 1.7 in a first
+// version); the same to the L2 cache (0.3 slower on window layers); letting the next kernel start at once: the same.
 #include "ops/decode_float.h"
 
 #include <algorithm>

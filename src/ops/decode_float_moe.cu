@@ -13,7 +13,10 @@
 // until they are there, as in decode_lean_moe.cu. From logits: CTA 0 of gate and up stores them, with a fence, before
 // it lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
 // and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get them from
-// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another.
+// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Measured (H200,
+// 2026-11-22): a sparse layer 22.9 us (54 % of the roof), fp8 15.9 (40 %). Before, 29.4 and 21.4: router and choice
+// took 2.4 us more (logits in 16 CTAs, the norm again in every CTA of gate and up, a fence before down), and see
+// decode_float.cu.
 #include <algorithm>
 #include <optional>
 #include <utility>

@@ -3,7 +3,8 @@
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
-//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised.
+//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
+//                        (decode_lean_router.cuh).
 //   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
 //                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
 //                        the shared expert.
