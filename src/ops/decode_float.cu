@@ -64,7 +64,7 @@ struct RowBatches {
     }
     __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
         const FloatMatrix& m = a.m[matrix(k)];
-        return float_scale(m, m.scales, first_row(m, first + k * step) + g, piece);
+        return float_scale(m, 0, first_row(m, first + k * step) + g, piece);
     }
 };
 

@@ -48,10 +48,9 @@ struct StagedRows {
     int stride, count;
 };
 
-/// The entry for `row` and the 64 columns from piece `piece` (of sixteen columns) on; scales: m's, or those of a matrix
-/// that is like it.
-__device__ __forceinline__ uint32_t float_scale(const FloatMatrix& m, const char* scales, int row, int piece) {
-    const char* entries = scales + (row >> m.row_shift) * m.scale_row_bytes;
+/// The entry for `row` and the 64 columns from piece `piece` (of sixteen columns) on.
+__device__ __forceinline__ uint32_t float_scale(const FloatMatrix& m, int64_t offset, int row, int piece) {
+    const char* entries = m.scales + offset + (row >> m.row_shift) * m.scale_row_bytes;
     const int at = (16 * piece) >> m.column_shift;
     return m.scale_type == DType::f32 ? load_weight32(entries + 4 * at) : load_weight16(entries + 2 * at);
 }

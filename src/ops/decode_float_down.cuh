@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const 
             if (m.scales == nullptr) return;
             const int at = o + (i < 2 ? lane / 8 : q);
             if (at < a.m[0].rows)
-                entries[i] = float_scale(m, m.scales + (slot < a.top_k ? expert * m.scale_stride : 0), at,
-                                         part * 32 + lane % 8 * 4);
+                entries[i] = float_scale(m, slot < a.top_k ? expert * m.scale_stride : 0, at, part * 32 + lane % 8 * 4);
         }
     };
     int o = blockIdx.x * kOutputs + 4 * group;

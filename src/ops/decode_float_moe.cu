@@ -76,11 +76,8 @@ struct DuoBatches {
     }
     __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
         const Duo d = duos[kQuads * k + quad];
-        // One index for all lanes: constants at several are read one after the other.
-        const FloatMatrix &gate = a.m[d.matrix], &up = a.m[d.matrix + 1];
-        const int64_t e = expert(d);
-        return float_scale(gate, g < 2 ? gate.scales + e * gate.scale_stride : up.scales + e * up.scale_stride,
-                           d.row + g % 2, piece);
+        const FloatMatrix& m = a.m[d.matrix + g / 2];
+        return float_scale(m, expert(d) * m.scale_stride, d.row + g % 2, piece);
     }
 };
 
