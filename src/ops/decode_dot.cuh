@@ -315,9 +315,12 @@ __device__ __forceinline__ float4 decode4(DType type, const uint32_t (&raw)[4], 
 #if __CUDA_ARCH__ < 890
         return make_float4(e4m3_value(word), e4m3_value(word >> 8), e4m3_value(word >> 16), e4m3_value(word >> 24));
 #else
-        const auto low = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word & 0xFFFFu), __NV_E4M3);
-        const auto high = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> 16), __NV_E4M3);
-        const float2 a = __half22float2(__half2(low)), b = __half22float2(__half2(high));
+        // Halves of a word by name: a shift less than with the toolkit's functions.
+        __half2 low, high;
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+            : "=r"(reinterpret_cast<uint32_t&>(low)), "=r"(reinterpret_cast<uint32_t&>(high))
+            : "r"(word));
+        const float2 a = __half22float2(low), b = __half22float2(high);
         return make_float4(a.x, a.y, b.x, b.y);
 #endif
     }

@@ -2,10 +2,16 @@
 //
 // Bytes of Laguna XS.2 in bf16: q, k, v and the gate 42 MB (full layers 34), o 34 MB (25), router 1 MB, head 411 MB;
 // floor at 4.65 TB/s 9.1, 7.2, 0.2 and 88 us; fp8 half of it. They are read once for up to eight rows of x. FLOPs: 2
-// for each weight and row; an fp8 weight takes about three instructions (conversion to f16 pairs, to f32, fma): 0.2 ms
-// a token over all SMs, of 0.6 for its bytes. The general kernels (decode_matmul.cuh) took 3.5 ms a token for either
-// type: 1 to 2 rows a warp at a time, and no loads under way while they were computed and added up. Every CTA takes 16
-// neighbouring rows of the group in turn. Not yet measured.
+// for each weight and row; an fp8 weight takes 2.5 instructions (half a conversion to f16, one to f32, fma), a bf16 one
+// two. Every CTA takes 16 neighbouring rows of the group in turn.
+// Measured (H200, 2026-11-22, one row, each op behind itself): q k v gate 11.9 us (76 % of the roof), fp8 8.0 (57 %);
+// o 10.3 (70 %), fp8 7.1 (51 %); head 95.0 (93 %), fp8 50.7 (87 %).
+// What limited fp8 was instructions: 6.9 a weight, by the profiler, of which 2.75 in the products: looking for the next
+// rows in arrays of matrices, and a butterfly for each tile. Columns known to the compiler, addresses of 32 batches
+// worked out by the lanes at once, one butterfly for two tiles and no shift between halves of a word: 4.8, all of the
+// kernel counted. Now it waits for memory (4.7 of 13 stall cycles) and at the barriers of the norm (2.2).
+// Tried: three more tiles of a warp in shared memory before the wait, 160 KB an SM (0.4 us slower, fp8; 1.7 in a first
+// version); the same to the L2 cache (0.3 slower on window layers); letting the next kernel start at once: the same.
 #include "ops/decode_float.h"
 
 #include <algorithm>
@@ -62,19 +68,20 @@ struct RowBatches {
     }
 };
 
-template <class Set>
+template <class Set, int Columns>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __grid_constant__ FloatMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps], olds[kFloatThreads];
     const int t = threadIdx.x, ctas = gridDim.x, first = blockIdx.x * kQuads + t / 128, step = ctas * kQuads;
+    const ActLayout l =
+        Columns > 0 ? ActLayout{Columns, 0, 0, 4 * Columns} : ActLayout{a.layout.cols, 0, 0, a.layout.float_bytes};
     char* staged = reinterpret_cast<char*>(dynamic);
-    auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
-    float* results = norm + a.x.norm_bytes(a.layout.cols) / 4;
-    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    auto* norm = reinterpret_cast<float*>(staged + l.float_bytes);
+    float* results = norm + a.x.norm_bytes(l.cols) / 4;
     const RowBatches list{a, first, step, first < a.batches ? (a.batches - first + step - 1) / step : 0, a.ahead};
     // Thread t stores the t-th of the CTA's rows, 16 of each round, and every 512th from there.
     const int own_batch = (t / 16 * ctas + static_cast<int>(blockIdx.x)) * kQuads + t / kQuadRows % kQuads;
-    multiply_quad<Set, 1>(
+    multiply_row<Set, Columns>(
         a.m, list,
         [&] {
             const bool normed = a.x.kind == ActKind::norm;
@@ -90,12 +97,13 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_row_kernel(const __gri
             } else {
                 float v[8];
                 if (t < kThreads) sum_squares(a.x, l, t, partial, v);
+                copy_async_wait();
                 __syncthreads();
                 if (t < kThreads) put_normed(a.x, l, t, norm, partial, v, staged);
             }
             __syncthreads();
         },
-        {staged, 0, 1}, results);
+        [] {}, {staged, 0, 1}, results);
     __syncthreads();
 #pragma unroll 1
     for (int i = t;; i += kFloatThreads) {
@@ -235,6 +243,14 @@ FloatMatmulKernel rows_kernel(int p) {
     return p == 2 ? float_rows_kernel<Set, 2> : p == 4 ? float_rows_kernel<Set, 4> : float_rows_kernel<Set, 8>;
 }
 
+template <class Set>
+FloatMatmulKernel row_kernel(int columns) {
+    return columns == 2048   ? float_row_kernel<Set, 2048>
+           : columns == 6144 ? float_row_kernel<Set, 6144>
+           : columns == 8192 ? float_row_kernel<Set, 8192>
+                             : float_row_kernel<Set, 0>;
+}
+
 /// One CTA an SM; two for the head, behind which no weights wait to be fetched.
 bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
     const int64_t groups = (a.batches + kQuads - 1) / kQuads, sms = ctx.gpu->info().sm_count;
@@ -246,9 +262,13 @@ bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
     const int64_t shared = float_shared(*ctx.gpu, need, !huge && 2 * ctas > sms);
     if (shared == 0) return false;
     a.ahead = a.x.kind == ActKind::plain ? kAheadOfPlain : 0;
-    const FloatMatmulKernel kernel = bf16 ? float_row_kernel<OneFloat<DType::bf16>>
-                                     : f8 ? float_row_kernel<OneFloat<DType::f8_e4m3>>
-                                          : float_row_kernel<AllFloats>;
+    const auto all = [&](auto&& f) { return std::all_of(a.m, a.m + a.matrices, f); };
+    const bool plain = all([](const FloatMatrix& m) { return m.scales == nullptr; });
+    const bool dense = all([&](const FloatMatrix& m) { return m.row_bytes == a.layout.cols * (f8 ? 1 : 2); });
+    const FloatMatmulKernel kernel = bf16          ? row_kernel<OneFloat<DType::bf16>>(dense ? a.layout.cols : 0)
+                                     : f8 && plain ? row_kernel<PlainFloat8>(dense ? a.layout.cols : 0)
+                                     : f8          ? float_row_kernel<OneFloat<DType::f8_e4m3>, 0>
+                                                   : float_row_kernel<AllFloats, 0>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared), a);
     return true;

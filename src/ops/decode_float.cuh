@@ -2,12 +2,12 @@
 //
 // Design: CTAs of 16 warps. Four warps (a quad) have four weight rows at a time, warp `part` of them accumulator `part`
 // of the canonical order: its tiles are 32 pieces of sixteen bytes of each of the four rows, every fourth such step of
-// the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. Each lane holds two
-// tiles of weights in registers and asks for the next one as soon as a tile is used: 32 to 64 KB in flight an SM, no
-// barriers in the loop, no shared memory for weights. (Bulk copies to shared memory, as the Q4_K_M kernels have them,
-// would hold a third of a kernel's share of an SM: the rows of bf16 are 320 KB.)
-// For one row of x a thread has at most 64 registers, so that the next kernel's CTA fits beside this one and fetches
-// its first weights meanwhile; sums for more rows of x take 128.
+// the rows. So x is read from shared memory once for four rows, and one butterfly ends four sums. No barriers in the
+// loop: each lane holds two tiles of weights in registers and asks for the next one as soon as a tile is used, 32 to 64
+// KB in flight an SM.
+//   One row of x      a thread has at most 64 registers, so that the next kernel's CTA fits beside this one and fetches
+//                     its first weights meanwhile
+//   More              128
 #pragma once
 
 #include "ops/decode_batch.cuh"
@@ -17,6 +17,12 @@ namespace riptide::ops::cuda::decode {
 constexpr int kFloatWarps = 16, kFloatThreads = 32 * kFloatWarps;
 constexpr int kQuads = kFloatWarps / 4, kQuadRows = 4;
 constexpr int kWindowPieces = 4 * 32;  // of a row, that the warps of a quad have in one tile each
+
+/// fp8 without scale planes.
+struct PlainFloat8 {
+    static constexpr bool kF8 = false;
+    static constexpr DType kType = DType::f8_e4m3;
+};
 
 /// A matrix as these kernels see it, or equal matrices of experts.
 struct FloatMatrix {
@@ -65,9 +71,11 @@ __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there,
     if (there)
         with_float_type<Set>(m.type, [&](auto type) {
             constexpr int kParts = piece_columns(decltype(type)::value) / 4;
+            const int first =
+                float_piece(x_first + c * kParts);  // a multiple of kParts, but for what float_piece swaps
 #pragma unroll
             for (int t = 0; t < kParts; ++t) {
-                const int at = float_piece(x_first + c * kParts + t);
+                const int at = first ^ t;
 #pragma unroll
                 for (int p = 0; p < P; ++p) {
                     const char* row = x.data + (P == 1 || p < x.count ? p : 0) * x.stride;
@@ -95,12 +103,20 @@ __device__ __forceinline__ void dot_float_rows(const FloatMatrix& m, bool there,
 
 // ---- A quad's rows.
 
+__device__ __forceinline__ const char* pointer_of_lane(const char* p, int lane) {
+    return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<uintptr_t>(p), lane));
+}
+
 /// Four rows one behind the other: where a lane finds its piece of them, tile after tile.
 struct FourRows {
     const char* first;
 
     __device__ __forceinline__ const char* at(int g, int row_bytes) const { return first + g * row_bytes; }
     __device__ __forceinline__ void advance() { first += 16 * kWindowPieces; }
+    /// Those that lane `from` has, `bytes` further on. All lanes.
+    __device__ __forceinline__ FourRows of_lane(int from, int bytes) const {
+        return {pointer_of_lane(first, from) + bytes};
+    }
 };
 /// Two rows of a matrix and the same of another.
 struct TwoPairs {
@@ -110,6 +126,9 @@ struct TwoPairs {
         return (g < 2 ? first : other) + g % 2 * row_bytes;
     }
     __device__ __forceinline__ void advance() { first += 16 * kWindowPieces, other += 16 * kWindowPieces; }
+    __device__ __forceinline__ TwoPairs of_lane(int from, int bytes) const {
+        return {pointer_of_lane(first, from) + bytes, pointer_of_lane(other, from) + bytes};
+    }
 };
 
 /// Sends the `list.ahead` tiles from window `window` of batch `k` on to the L2 cache. rows: of that batch, at the tile.
@@ -192,6 +211,124 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
     }
 }
 
+// ---- One row of x.
+
+/// What a kernel knows of rows: their columns, or (0) nothing.
+template <class Set, int Columns>
+struct RowShape {
+    static constexpr bool kWhole = true;  // every lane has a piece in every window
+    static constexpr int kPieces = Columns / piece_columns(Set::kType);
+    static_assert(kPieces % kWindowPieces == 0);
+    __device__ static constexpr int pieces(const FloatMatrix&) { return kPieces; }
+    __device__ static constexpr int windows(const FloatMatrix&) { return kPieces / kWindowPieces; }
+    __device__ static constexpr int row_bytes(const FloatMatrix&) { return 16 * kPieces; }
+};
+template <class Set>
+struct RowShape<Set, 0> {
+    static constexpr bool kWhole = false;
+    __device__ __forceinline__ static int pieces(const FloatMatrix& m) { return m.pieces; }
+    __device__ __forceinline__ static int windows(const FloatMatrix& m) { return m.windows; }
+    __device__ __forceinline__ static int row_bytes(const FloatMatrix& m) { return m.row_bytes; }
+};
+
+/// multiply_quad() for one row of x. loaded(): behind the first loads.
+template <class Set, int Columns, class List, class Ready, class Loaded>
+__device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const List& list, const Ready& ready,
+                                             const Loaded& loaded, const StagedRows& x, float* results) {
+    using Shape = RowShape<Set, Columns>;
+    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
+    // Of typed rows only fp8 with scale planes look at their matrix.
+    const auto matrix = [&](int k) -> const FloatMatrix& {
+        return matrices[Columns > 0 && !Set::kF8 ? 0 : list.matrix(k)];
+    };
+    uint32_t raw[2][kQuadRows][4], entries[2] = {0, 0};
+    typename List::Rows rows = {}, some = {};  // some: of batches from the last multiple of 32 on, one a lane
+    int next = 0, next_window = 0;
+    const auto load = [&](uint32_t(&to)[kQuadRows][4], uint32_t& scale) {
+        if (next == list.count) return;
+        if (next_window == 0) {
+            if (next % 32 == 0) some = list.rows(min(next + lane, list.count - 1), 0);
+            rows = some.of_lane(next % 32, (part * 32 + lane) * 16);
+        }
+        const FloatMatrix& m = matrix(next);
+        const int step = next_window * kWindowPieces + part * 32;
+        if (Shape::kWhole || step + lane < Shape::pieces(m)) {
+#pragma unroll
+            for (int g = 0; g < kQuadRows; ++g) put_words(to[g], 0, load_weights(rows.at(g, Shape::row_bytes(m))));
+        }
+        if constexpr (Set::kF8) {
+            const int piece = step + lane % 8 * 4;
+            if (m.scales != nullptr && piece < Shape::pieces(m)) scale = list.scale(next, lane / 8, piece);
+        }
+        rows.advance();
+        if (++next_window == Shape::windows(m)) ++next, next_window = 0;
+    };
+    const auto dot = [&](int k, int window, int i, float(&acc)[kQuadRows][1]) {
+        const FloatMatrix& m = matrix(k);
+        const int c = window * kWindowPieces + part * 32 + lane;
+        dot_float_rows<Set>(m, Shape::kWhole || c < Shape::pieces(m), c, 0, raw[i], entries[i], 0, x, acc);
+    };
+    /// The sums of batches k, k + 1, ... (below list.count) to `results`.
+    const auto store = [&]<int N>(int k, float(&v)[N]) {
+        constexpr int kLanes = 32 / N;  // that hold the same sum
+        const float sum = reduce_lanes<N>(v, lane);
+        const int b = k + lane / kLanes / kQuadRows, g = lane / kLanes % kQuadRows;
+        if (lane % kLanes == 0 && b < list.count) results[((kQuads * b + quad) * kQuadRows + g) * 4 + part] = sum;
+    };
+    const auto load_first = [&] {
+        load(raw[0], entries[0]);
+        load(raw[1], entries[1]);
+    };
+    if constexpr (List::kEarly) load_first();
+    send_ahead(matrices, list, rows, next, next_window, part, lane);
+    ready();
+    if constexpr (!List::kEarly) load_first();
+    loaded();
+    constexpr bool kOneWindow = [] {
+        if constexpr (Columns > 0) return Shape::kPieces == kWindowPieces;
+        else return false;
+    }();
+    if constexpr (kOneWindow) {
+#pragma unroll 1
+        for (int now = 0; now < list.count; now += 2) {
+            float v[2 * kQuadRows];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float acc[kQuadRows][1] = {};
+                if (now + i < list.count) {
+                    dot(now + i, 0, i, acc);
+                    load(raw[i], entries[i]);
+                }
+#pragma unroll
+                for (int g = 0; g < kQuadRows; ++g) v[i * kQuadRows + g] = acc[g][0];
+            }
+            store(now, v);
+        }
+    } else {
+        float acc[kQuadRows][1] = {};
+        int now = 0, window = 0;
+#pragma unroll 1
+        while (now < list.count) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (now == list.count) break;
+                dot(now, window, i, acc);
+                load(raw[i], entries[i]);
+                if (++window < Shape::windows(matrix(now))) continue;
+                float v[kQuadRows];
+#pragma unroll
+                for (int g = 0; g < kQuadRows; ++g) v[g] = acc[g][0], acc[g][0] = 0.0f;
+                const int first = now;
+                window = 0;
+                ++now;
+                // One batch: those behind it have no sums yet.
+                const float sum = reduce_lanes<kQuadRows>(v, lane);
+                if (lane % 8 == 0) results[((kQuads * first + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
+            }
+        }
+    }
+}
+
 /// The product whose four sums multiply_quad() left.
 __device__ __forceinline__ float float_sum(const float* results, int at) {
     const float4 s = reinterpret_cast<const float4*>(results)[at];
@@ -223,8 +360,8 @@ __device__ __forceinline__ void copy_staged(const char* from, int bytes, int t, 
 // A row that is normalised, by kThreads threads: sum_squares(), a barrier of the whole CTA, put_normed(). The bits are
 // those of block_rms_scale().
 
-/// v: this thread's first piece of the row, for put_normed(). partial: kWarps floats. Waits for what fetch_norm()
-/// asked.
+/// v: this thread's first piece of the row, for put_normed(), before which the thread waits for what fetch_norm()
+/// asked. partial: kWarps floats.
 __device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout& l, int t, float* partial,
                                             float (&v)[8]) {
     const auto* x = reinterpret_cast<const float*>(s.rows);
@@ -238,7 +375,6 @@ __device__ __forceinline__ void sum_squares(const ActSource& s, const ActLayout&
     }
     sum = warp_sum(sum);
     if (t % 32 == 0) partial[t / 32] = sum;
-    copy_async_wait();
 }
 
 /// norm: where these threads' fetch_norm() put the weights.

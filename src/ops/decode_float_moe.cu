@@ -2,22 +2,29 @@
 //
 // Bytes of a sparse layer of Laguna XS.2 in bf16 at one row: router 1 MB, gate and up of eight experts and the shared
 // one 38 MB, down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
-//   router             float_multiply(): the norm and the logits.
-//   float_gate_up      every CTA chooses the experts itself from the logits, while half of it normalises x, and has an
-//                      even share of the pairs of rows (gate, up) of all slots; the shared expert's come first and go
-//                      to the L2 cache before the wait.
-//   float_down         an output for each one or two warps, all slots: one piece of each slot a lane, asked for while
-//                      gate and up are being computed, those of the next output as soon as a slot's are used.
-// What down reads before its wait: the ids of the experts, which CTA 0 of gate and up stores, with a fence, before it
-// lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
+//   router             Laguna's one row: lean_router_kernel, which leaves keys and the normalised row. Else
+//                      float_multiply(): the norm and the logits.
+//   float_gate_up      every CTA chooses the experts itself from the keys (or logits, while half of it normalises x),
+//                      and has an even share of the pairs of rows (gate, up) of all slots; the shared expert's come
+//                      first and go to the L2 cache before the wait.
+//   float_down         decode_float_down.cuh: an output for each one or two warps, all slots; asked for while gate and
+//                      up are being computed.
+// What down reads before its wait: x, complete since then; and the ids of the experts. From keys: it asks for them
+// until they are there, as in decode_lean_moe.cu. From logits: CTA 0 of gate and up stores them, with a fence, before
+// it lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of their own
 // and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get them from
-// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Not yet measured.
+// L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Measured (H200,
+// 2026-11-22): a sparse layer 22.9 us (54 % of the roof), fp8 15.9 (40 %). Before, 29.4 and 21.4: router and choice
+// took 2.4 us more (logits in 16 CTAs, the norm again in every CTA of gate and up, a fence before down), and see
+// decode_float.cu.
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
+#include "ops/decode_float_down.cuh"
+#include "ops/decode_lean_router.cuh"
 #include "ops/decode_moe.cuh"
 #include "ops/decode_route.cuh"
 
@@ -34,7 +41,8 @@ struct FloatGateUpArgs {
     int32_t most_duos = 0;          // of a CTA
     RouteArgs route;                // top_k 0: no experts
     const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
-    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already
+    const int32_t* experts = nullptr;  // ... [n, top_k], chosen already; or ...
+    LeanScores scores = {};            // ... from which every CTA chooses, of the only row: its rows of x are staged
     ActLayout layout;
     ActSource x;
     float* out = nullptr;  // [n, slots, ff], the shared expert last
@@ -42,9 +50,10 @@ struct FloatGateUpArgs {
 
 constexpr int kMostAhead = 8;  // tiles of a warp
 
-/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1; their results go to out[2 at], out[2 at + 1].
+/// Rows `row` and `row` + 1 of matrices `matrix` and `matrix` + 1, of the expert of `slot` if matrix is 0; their
+/// results go to out[2 at], out[2 at + 1].
 struct alignas(16) Duo {
-    int32_t matrix, expert, row, at;
+    int32_t matrix, slot, row, at;
 };
 
 /// A CTA's batches are its duos, those of the shared expert first, which alone are known before the wait: they go to
@@ -53,28 +62,96 @@ struct DuoBatches {
     using Rows = TwoPairs;
     static constexpr bool kEarly = false;
     const FloatGateUpArgs& a;
-    const Duo* duos;  // shared memory
+    const Duo* duos;        // shared memory
+    const int32_t* chosen;  // shared memory, too
     int shared, quad, count, ahead;
 
     __device__ __forceinline__ int matrix(int k) const { return kQuads * k + quad < shared ? 2 : 0; }
+    __device__ __forceinline__ int64_t expert(const Duo& d) const { return d.matrix == 0 ? chosen[d.slot] : 0; }
     __device__ __forceinline__ Rows rows(int k, int lane_bytes) const {
         const Duo d = duos[kQuads * k + quad];
         const FloatMatrix &gate = a.m[d.matrix], &up = a.m[d.matrix + 1];
-        const int64_t row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
-        return {gate.data + d.expert * gate.stride + row, up.data + d.expert * up.stride + row};
+        const int64_t e = expert(d), row = static_cast<int64_t>(d.row) * gate.row_bytes + lane_bytes;
+        return {gate.data + e * gate.stride + row, up.data + e * up.stride + row};
     }
     __device__ __forceinline__ uint32_t scale(int k, int g, int piece) const {
         const Duo d = duos[kQuads * k + quad];
         const FloatMatrix& m = a.m[d.matrix + g / 2];
-        return float_scale(m, d.expert * m.scale_stride, d.row + g % 2, piece);
+        return float_scale(m, expert(d) * m.scale_stride, d.row + g % 2, piece);
     }
 };
 
-template <class Set>
+/// The choice from keys: behind it, down may ask for its weights. Whole CTA; nothing else is to be awaited.
+__device__ __forceinline__ void choose_by_key(const FloatGateUpArgs& a, LeanRoute& route, char* staged) {
+    const int t = threadIdx.x;
+    pdl_wait();
+    if (t < kThreads) {
+        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.scores.key) + t)), route);
+    } else {
+        constexpr int kPieces = kLeanHidden / 4 / kThreads;
+        float4 v[kPieces];
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            v[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.scores.x) + 4 * (t + (i - 1) * kThreads));
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) reinterpret_cast<float4*>(staged)[t + (i - 1) * kThreads] = v[i];
+    }
+    __syncthreads();
+    if (t < kThreads) lean_rank_best(a.route.top_k, route);
+    __syncthreads();
+    if (blockIdx.x == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
+    pdl_trigger();
+}
+
+/// The same from logits or ids; x is normalised or copied meanwhile.
+__device__ __forceinline__ void choose_by_logit(const FloatGateUpArgs& a, RouteMemory& route, const float* norm,
+                                                float* partial, char* staged) {
+    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
+    const int t = threadIdx.x, b = blockIdx.x, row = blockIdx.y, u = t % kThreads;
+    const bool stages = t >= kThreads, chooses = a.logits != nullptr;
+    ActSource x = a.x;
+    x.rows += row * x.stride;
+    pdl_wait();
+    if (!chooses) pdl_trigger();
+    const bool normed = stages && x.kind == ActKind::norm;
+    float v[8];
+    if (normed) {
+        sum_squares(x, l, u, partial, v);
+        copy_async_wait();
+    } else if (stages) {
+        if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
+        else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
+    } else if (chooses) {
+        route_scores(a.route, a.logits, route);
+    } else if (t < a.route.top_k) {
+        route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
+    }
+    __syncthreads();
+    if (normed) put_normed(x, l, u, norm, partial, v, staged);
+    if (chooses) {
+        if (!stages) rank_first(a.route, route);
+        __syncthreads();
+        if (!stages) rank_last(a.route, route);
+    }
+    __syncthreads();
+    if (chooses && b > 0) {
+        pdl_trigger();
+    } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
+        if (t < a.route.top_k) {
+            a.route.chosen[t] = route.chosen[t];
+            __threadfence();
+        }
+        __syncwarp();
+        pdl_trigger();
+    }
+    if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
+}
+
+template <class Set, int Columns, bool Keyed>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
-    __shared__ RouteMemory route;
+    __shared__ std::conditional_t<Keyed, LeanRoute, RouteMemory> route;
     const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128, row = blockIdx.y;
     const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
     const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
@@ -83,62 +160,30 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
     auto* norm = reinterpret_cast<float*>(staged + a.layout.float_bytes);
     auto* duos = reinterpret_cast<Duo*>(norm + a.x.norm_bytes(a.layout.cols) / 4);
     auto* results = reinterpret_cast<float*>(duos + a.most_duos);
-    const ActLayout l{a.layout.cols, 0, 0, a.layout.float_bytes};
     const int known = shared > quad ? (shared - quad + kQuads - 1) / kQuads : 0;
     const DuoBatches list{a,
                           duos,
+                          route.chosen,
                           shared,
                           quad,
                           total > quad ? (total - quad + kQuads - 1) / kQuads : 0,
                           min(known * a.m[2].windows, kMostAhead)};
-    for (int d = t; d < shared; d += kFloatThreads) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+    for (int d = t; d < total; d += kFloatThreads) {
+        const int slot = d < shared ? 0 : (first + d) / a.duos;
+        if (d < shared) duos[d] = {2, 0, 2 * (shared_first + d), routed + shared_first + d};
+        else duos[d] = {0, slot, 2 * (first + d - slot * a.duos), first + d};
+    }
     __syncthreads();
-    multiply_quad<Set, 1>(
+    if (!Keyed && t >= kThreads) fetch_norm(a.x, a.layout.cols, norm, t % kThreads);
+    multiply_row<Set, Columns>(
         a.m, list,
         [&] {
-            const int u = t % kThreads;
-            const bool stages = t >= kThreads, chooses = a.logits != nullptr;
-            ActSource x = a.x;
-            x.rows += row * x.stride;
-            if (stages) fetch_norm(x, l.cols, norm, u);
-            pdl_wait();
-            if (!chooses) pdl_trigger();
-            const bool normed = stages && x.kind == ActKind::norm;
-            float v[8];
-            if (normed) {
-                sum_squares(x, l, u, partial, v);
-            } else if (stages) {
-                if (x.kind == ActKind::staged) copy_staged(x.rows, l.float_bytes, u, kThreads, staged);
-                else stage_plain(reinterpret_cast<const float*>(x.rows), l, u, kThreads, staged);
-            } else if (chooses) {
-                route_scores(a.route, a.logits, route);
-            } else if (t < a.route.top_k) {
-                route.chosen[t] = load_shared_i32(a.experts + static_cast<int64_t>(row) * a.route.top_k + t);
-            }
-            __syncthreads();
-            if (normed) put_normed(x, l, u, norm, partial, v, staged);
-            if (chooses) {
-                if (!stages) rank_first(a.route, route);
-                __syncthreads();
-                if (!stages) rank_last(a.route, route);
-            }
-            __syncthreads();
-            for (int d = shared + t; d < total; d += kFloatThreads) {
-                const int slot = (first + d) / a.duos;
-                duos[d] = {0, route.chosen[slot], 2 * (first + d - slot * a.duos), first + d};
-            }
-            if (chooses && b > 0) {
-                pdl_trigger();
-            } else if (chooses && t < 32) {  // in CTA 0 this warp alone, behind its stores: see the top of the file
-                if (t < a.route.top_k) {
-                    a.route.chosen[t] = route.chosen[t];
-                    __threadfence();
-                }
-                __syncwarp();
-                pdl_trigger();
-            }
-            if (chooses && b == 0 && t < a.route.top_k) a.route.weights[t] = route_weight(a.route, route, t);
-            __syncthreads();
+            if constexpr (Keyed) choose_by_key(a, route, staged);
+            else choose_by_logit(a, route, norm, partial, staged);
+        },
+        [&] {
+            if constexpr (Keyed)
+                if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.scores.s);
         },
         {staged, 0, 1}, results);
     __syncthreads();
@@ -151,108 +196,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
     }
 }
 
-// ---- Down.
-
-constexpr int kFloatSlots = 9;
-
-struct FloatDownArgs {
-    FloatMatrix m[2];                  // of the experts, of the shared expert; alike but for scale and places
-    const int32_t* experts = nullptr;  // [n, top_k]
-    const float* weights = nullptr;    // [n, top_k]
-    int32_t top_k = 0, slots = 0, ff = 0;
-    ActLayout layout;              // of slots * ff columns
-    const float* act = nullptr;    // [n, slots, ff]
-    float* y = nullptr;            // [n, rows]
-    float* residual = nullptr;     // [n, rows] or null: += y
-    const float* extra = nullptr;  // [n, rows] or null: added to y
-};
-
-/// Rows of `Parts` steps of 32 pieces: that many warps have an output, each one step of every slot, an accumulator of
-/// the canonical order.
-template <class Set, int Parts>
-__global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const __grid_constant__ FloatDownArgs a) {
-    constexpr int kOutputs = kFloatWarps / Parts;
-    extern __shared__ uint4 dynamic[];
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % Parts, output = warp / Parts;
-    const int step = gridDim.x * kOutputs, c = part * 32 + lane;
-    char* staged = reinterpret_cast<char*>(dynamic);
-    auto* terms = reinterpret_cast<float*>(staged + a.layout.float_bytes);  // [outputs of the CTA][slot][part]
-    const int64_t row = blockIdx.y;
-    const int mine = lane < a.top_k ? load_shared_i32(a.experts + row * a.top_k + lane) : 0;
-    uint32_t raw[kFloatSlots][1][4], entries[3] = {0, 0, 0};
-    const auto load = [&](int slot, int o) {
-        const int expert = __shfl_sync(~0u, mine, slot);
-        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-        const char* from = m.data + static_cast<int64_t>(o) * m.row_bytes + 16 * c;
-        if (slot < a.top_k) from += expert * m.stride;
-        put_words(raw[slot][0], 0, load_weights(from));
-    };
-    const auto load_entries = [&](int i, int o) {  // of slots 4 i .. 4 i + 3, eight lanes each
-        const int slot = 4 * i + lane / 8, expert = __shfl_sync(~0u, mine, slot);
-        if (a.m[0].scales == nullptr || slot >= a.slots) return;
-        const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-        entries[i] = float_scale(m, slot < a.top_k ? expert * m.scale_stride : 0, o, part * 32 + lane % 8 * 4);
-    };
-    int o = blockIdx.x * kOutputs + output;
-    if (o < a.m[0].rows) {
-#pragma unroll
-        for (int slot = 0; slot < kFloatSlots; ++slot)
-            if (slot < a.slots) load(slot, o);
-        if constexpr (Set::kF8)
-#pragma unroll
-            for (int i = 0; i < 3; ++i) load_entries(i, o);
-    }
-    pdl_trigger();  // now: the next kernel's weights queue up behind these
-    pdl_wait();
-    stage_plain(a.act + row * a.layout.cols, {a.layout.cols, 0, 0, a.layout.float_bytes}, t, kFloatThreads, staged);
-    __syncthreads();
-#pragma unroll 1
-    for (int k = 0; o < a.m[0].rows; ++k, o += step) {
-        const bool more = o + step < a.m[0].rows;
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            float v[4] = {};
-#pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                const int slot = 4 * i + s;
-                if (slot >= kFloatSlots || slot >= a.slots) continue;
-                const FloatMatrix& m = a.m[slot < a.top_k ? 0 : 1];
-                float acc[1][1] = {};
-                dot_float_rows<Set>(m, true, c, slot * (a.ff / 4), raw[slot < kFloatSlots ? slot : 0], entries[i],
-                                    8 * s, {staged, 0, 1}, acc);
-                v[s] = acc[0][0];
-                if (more) load(slot, o + step);
-            }
-            if constexpr (Set::kF8)
-                if (more) load_entries(i, o + step);
-            const float sum = reduce_lanes<4>(v, lane);
-            const int slot = 4 * i + lane / 8;
-            if (lane % 8 == 0 && slot < a.slots)
-                terms[((k * kOutputs + output) * kFloatSlots + slot) * Parts + part] = sum;
-        }
-    }
-    __syncthreads();
-    const float weight = lane < a.top_k ? a.weights[row * a.top_k + lane] : 0.0f;
-#pragma unroll 1
-    for (int i = warp;; i += kFloatWarps) {
-        o = (i / kOutputs * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * kOutputs + i % kOutputs;
-        if (o >= a.m[0].rows) return;
-        float term = 0.0f;
-        if (lane < a.slots) {
-            const float* p = terms + (i * kFloatSlots + lane) * Parts;
-            const float sum = __fadd_rn(p[0], Parts == 2 ? p[Parts - 1] : 0.0f);  // the other two are zeros
-            term = __fmul_rn(__fadd_rn(sum, 0.0f), a.m[lane < a.top_k ? 0 : 1].scale);
-            if (lane < a.top_k) term = __fmul_rn(weight, term);
-        }
-        float y = __shfl_sync(~0u, term, 0);
-        for (int slot = 1; slot < a.slots; ++slot) y = __fadd_rn(y, __shfl_sync(~0u, term, slot));
-        if (lane != 0) continue;
-        const int64_t at = row * a.m[0].rows + o;
-        if (a.extra != nullptr) y = __fadd_rn(y, load_shared_f32(a.extra + at));
-        a.y[at] = y;
-        if (a.residual != nullptr) a.residual[at] = __fadd_rn(load_shared_f32(a.residual + at), y);
-    }
-}
+// ---- Launching.
 
 using DownRowKernel = void (*)(FloatDownArgs);
 
@@ -265,13 +209,13 @@ std::pair<DownRowKernel, int> down_kernel(const Matrix& m) {
         case DType::f16:
             return {float_down_row_kernel<OneFloat<DType::f16>, 2>, 2};
         case DType::f8_e4m3:
-            return {float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>, 1};
+            return {m.scales == nullptr ? float_down_row_kernel<PlainFloat8, 1>
+                                        : float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>,
+                    1};
         default:
             return {};
     }
 }
-
-// ---- Launching.
 
 bool alike(const Matrix& a, const Matrix& b) {
     return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.row_bytes == b.row_bytes &&
@@ -296,9 +240,21 @@ int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large
 
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
-    const auto kernel = all(DType::bf16)      ? float_gate_up_kernel<OneFloat<DType::bf16>>
-                        : all(DType::f8_e4m3) ? float_gate_up_kernel<OneFloat<DType::f8_e4m3>>
-                                              : float_gate_up_kernel<AllFloats>;
+    const bool plain = a.m[0].scales == nullptr && a.m[2].scales == nullptr;
+    const bool keyed = a.scores.key != nullptr;
+    const auto typed = [&](auto set) {
+        using Set = decltype(set);
+        const bool wide = a.layout.cols == kLeanHidden && a.m[0].row_bytes == a.m[0].pieces * 16 &&
+                          a.m[2].row_bytes == a.m[0].row_bytes;
+        return keyed  ? float_gate_up_kernel<Set, kLeanHidden, true>
+               : wide ? float_gate_up_kernel<Set, kLeanHidden, false>
+                      : float_gate_up_kernel<Set, 0, false>;
+    };
+    const auto kernel = all(DType::bf16)               ? typed(OneFloat<DType::bf16>{})
+                        : all(DType::f8_e4m3) && plain ? typed(PlainFloat8{})
+                        : all(DType::f8_e4m3)          ? typed(OneFloat<DType::f8_e4m3>{})
+                        : keyed                        ? float_gate_up_kernel<AllFloats, 0, true>
+                                                       : float_gate_up_kernel<AllFloats, 0, false>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
@@ -399,9 +355,13 @@ bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight&
 bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual) {
     if (router.w->rows > kMostExperts) return false;
-    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, 1);
+    const bool keyed = x.kind == ActKind::norm && layer.top_k <= kLeanChosen && lean_router_fits(router, cols);
+    ActSource staged;
+    staged.kind = ActKind::staged;
+    staged.stride = act_layout(cols, false, true).bytes();
+    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
     const Weight* const w = router.w;
-    if (!k || !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr)) return false;
+    if (!k || (!keyed && !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr))) return false;
     k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
                    static_cast<int32_t>(w->rows),
                    layer.top_k,
@@ -409,8 +369,18 @@ bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& rou
                    router.normalize,
                    result.routing.experts.row<int32_t>(0),
                    result.routing.weights.row(0)};
-    k->up.logits = result.logits.row(0);
     const ArenaScope scope(*ctx.arena);
+    if (keyed) {
+        constexpr int64_t kScores = kLeanExperts * 4;
+        auto* memory = static_cast<char*>(ctx.arena->allocate(2 * kScores + staged.stride));
+        k->up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
+                        memory + 2 * kScores};
+        k->down.posted = true;
+        launch_lean_router<true>(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
+                                 k->up.scores);
+    } else {
+        k->up.logits = result.logits.row(0);
+    }
     launch_experts(ctx, *k, result.routing, 1, result.y, residual, nullptr);
     return true;
 }

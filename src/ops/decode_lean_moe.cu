@@ -3,7 +3,8 @@
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
-//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised.
+//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
+//                        (decode_lean_router.cuh).
 //   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
 //                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
 //                        the shared expert.
@@ -25,7 +26,7 @@
 #include "ops/decode_host.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_lean.h"
-#include "ops/decode_lean_route.cuh"
+#include "ops/decode_lean_router.cuh"
 #include "ops/decode_moe.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -35,10 +36,7 @@ namespace {
 constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
               kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
-constexpr int kRouterThreads = kThreads + 32;
 constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
-
-// ---- Router.
 
 /// What the kernels of a layer leave for one another.
 struct LeanMiddle {
@@ -48,92 +46,6 @@ struct LeanMiddle {
     alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
     alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
 };
-
-struct LeanRouterArgs {
-    const char* router;  // bf16 [kExperts, kHidden]
-    const float* x;
-    const float* norm;
-    const float* bias;  // or null
-    float eps;
-    float* logits;
-    int32_t* chosen;  // [top_k], set to -1
-    int32_t top_k;
-    LeanMiddle* middle;
-};
-
-/// Four warps have an expert, as in router_kernel: the same products in the same order. A ninth warp of the first CTAs
-/// stages 32 columns of the normalised row.
-__global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
-    __shared__ alignas(16) float row[kHidden];
-    __shared__ float partial[kWarps], sums[kWarps];
-    pdl_trigger();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = 2 * blockIdx.x + warp / 4;
-    const bool stages = warp == kWarps;
-    uint4 raw[2];
-    float norm[2][8];
-    float bias = 0.0f;
-    if (!stages) {
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-            const int c = (warp % 4 + 4 * s) * 32 + lane;
-            raw[s] = load_weights_once(a.router + (expert * kHidden + 8 * c) * 2);
-            lean_weights8(a.norm, c, norm[s]);
-        }
-        if (threadIdx.x < 2 && a.bias != nullptr)
-            bias = __uint_as_float(load_weight32(a.bias + 2 * blockIdx.x + threadIdx.x));
-    } else if (blockIdx.x < kHidden / 32) {
-        lean_weights8(a.norm, 4 * blockIdx.x + lane % 4, norm[0]);
-    }
-    pdl_wait();
-    if (blockIdx.x == 0 && threadIdx.x < a.top_k) a.chosen[threadIdx.x] = -1;
-    auto* quads = reinterpret_cast<float4*>(row);
-    if (!stages) {
-        float mine[8];
-        lean_load8(a.x, threadIdx.x, mine);
-        const float sum = warp_sum(add_squares(mine, 0.0f));
-        quads[2 * threadIdx.x] = make_float4(mine[0], mine[1], mine[2], mine[3]);
-        quads[2 * threadIdx.x + 1] = make_float4(mine[4], mine[5], mine[6], mine[7]);
-        if (lane == 0) partial[warp] = sum;
-    }
-    __syncthreads();
-    const float scale = row_scale(partial, kHidden, a.eps);
-    if (stages) {
-        if (blockIdx.x >= kHidden / 32) return;
-        const int c = 4 * blockIdx.x + lane % 4;
-        const float4 low = quads[2 * c], high = quads[2 * c + 1];
-        float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] = rms_value(v[k], scale, norm[0][k]);
-        put8(lean_layout(kHidden), a.middle->x, c, v);
-        return;
-    }
-    float acc = 0.0f;
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-        const int c = (warp % 4 + 4 * s) * 32 + lane;
-        const uint32_t words[4] = {raw[s].x, raw[s].y, raw[s].z, raw[s].w};
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float4 x = quads[2 * c + i];
-            acc =
-                fma4(decode4(DType::bf16, words, i),
-                     make_float4(rms_value(x.x, scale, norm[s][4 * i]), rms_value(x.y, scale, norm[s][4 * i + 1]),
-                                 rms_value(x.z, scale, norm[s][4 * i + 2]), rms_value(x.w, scale, norm[s][4 * i + 3])),
-                     acc);
-        }
-    }
-    acc = warp_sum(acc);
-    if (lane == 0) sums[warp] = acc;
-    __syncthreads();
-    if (threadIdx.x < 2) {
-        const float* four = sums + 4 * threadIdx.x;
-        const float logit = (four[0] + four[1]) + (four[2] + four[3]), s = sigmoid(logit);
-        const int e = 2 * blockIdx.x + threadIdx.x;
-        a.logits[e] = logit;
-        a.middle->s[e] = s;
-        a.middle->key[e] = route_key(a.bias == nullptr ? s : __fadd_rn(s, bias));
-    }
-}
 
 // ---- Gate and up.
 
@@ -392,9 +304,8 @@ bool all_lean(std::span<const Weight* const> weights, DType type, int64_t rows, 
 
 bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
               const SharedExpert& shared, MoeResult& result, float* residual) {
-    if (shared.gate == nullptr || norm.weight.empty() || x.shape[1] != kHidden || router.w->dtype != DType::bf16 ||
-        router.w->rows != kExperts || router.w->row_bytes != 2 * kHidden || router.w->scale != 1.0f ||
-        router.top_k > kMostChosen || weights.gate.size() != kExperts)
+    if (shared.gate == nullptr || norm.weight.empty() || !lean_router_fits(router, x.shape[1]) ||
+        weights.gate.size() != kExperts)
         return false;
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
     const Weight* const downs[] = {&weights.down[0], shared.down};
@@ -405,24 +316,14 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     constexpr int kShared = std::max(kLeanLarge, pair_bytes(32 + kSharedPairs));
     if (ctx.gpu->info().shared_bytes < kShared + kStatic) return false;
     const ArenaScope scope(*ctx.arena);
-    LeanRouterArgs r = {};
     auto* middle = static_cast<LeanMiddle*>(ctx.arena->allocate(sizeof(LeanMiddle)));
-    r.router = static_cast<const char*>(router.w->data);
-    r.x = x.row(0);
-    r.norm = norm.weight.data();
-    r.bias = router.bias.empty() ? nullptr : router.bias.data();
-    r.eps = norm.eps;
-    r.logits = result.logits.row(0);
-    r.chosen = result.routing.experts.row<int32_t>(0);
-    r.top_k = static_cast<int32_t>(router.top_k);
-    r.middle = middle;
-    allow_shared(reinterpret_cast<const void*>(lean_router_kernel), kLeanSmall);
-    launch(*ctx.gpu, lean_router_kernel, kExperts / 2, kRouterThreads, kLeanSmall, r);
+    launch_lean_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
+                              {middle->key, middle->s, middle->x});
 
     LeanGateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
     a.stride = stride;
-    a.route = {r.bias,
+    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
                kExperts,
                static_cast<int32_t>(router.top_k),
                router.scale,
