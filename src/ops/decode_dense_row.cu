@@ -68,7 +68,8 @@ __device__ __forceinline__ void dot_step(const char* slot, int j, int d_at, cons
 /// stage_whole_row() of decode_dense.cuh for twice as many threads: same bits. The sum of squares is that of 256
 /// threads, which load what others will quantise besides.
 struct WholeRow {
-    static constexpr int kOwn = 2;  // pieces of eight of a thread, of up to 8,192 columns
+    static constexpr int kMost = 6144 / 8;  // pieces of eight
+    static constexpr int kOwn = (kMost + kRowThreads - 1) / kRowThreads, kSums = kMost / kThreads;
     float norm[kOwn][8] = {};
 
     __device__ __forceinline__ void load_weights_of(const ActSource& s, int cols) {
@@ -84,10 +85,14 @@ struct WholeRow {
         if (threadIdx.x < kThreads) {
             float sum = 0.0f;
 #pragma unroll
-            for (int r = 0; r < kOwn; ++r) {
-                float other[8];
-                load8(x, r * kRowThreads + kThreads + threadIdx.x, l.cols, other);
-                sum = add_squares(other, add_squares(v[r], sum));
+            for (int r = 0; r < kSums; ++r) {
+                if (r * kThreads % kRowThreads == 0) {
+                    sum = add_squares(v[r * kThreads / kRowThreads], sum);
+                } else {
+                    float other[8];
+                    load8(x, r * kThreads + threadIdx.x, l.cols, other);
+                    sum = add_squares(other, sum);
+                }
             }
             sum = warp_sum(sum);
             if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
@@ -161,7 +166,7 @@ __device__ __forceinline__ void fetch_float_rows(const DenseRowArgs& a, int firs
 #endif  // __CUDA_ARCH__ >= 900
 
 template <bool Q4, int Slots>
-__global__ void __launch_bounds__(kRowThreads, kRowCtas) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+__global__ void __launch_bounds__(kRowThreads, 1) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     using Ring = RowRing<Q4, Slots>;
     using At = Slot<Q4>;
@@ -283,7 +288,6 @@ bool launch_slots(Context& ctx, const DenseRowArgs& a, int64_t ctas) {
 
 /// Everything but matrices and floats is set here. False: rows this long do not fit.
 bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
-    constexpr int32_t kLongGroups = 256;  // beside x of more columns, one slot less
     a.layout = act_layout(cols, true, a.float_rows > 0);
     a.x = x;
     a.steps = (a.layout.groups + 31) / 32;
@@ -292,8 +296,7 @@ bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols)
     divide(a, ctas);
     bool q4 = true;
     for (int i = 0; i < a.matrices; ++i) q4 = q4 && a.m[i].type == DType::planes_q4_k;
-    if (!q4) return launch_slots<false, 3>(ctx, a, ctas);
-    return a.layout.groups > kLongGroups ? launch_slots<true, 4>(ctx, a, ctas) : launch_slots<true, 5>(ctx, a, ctas);
+    return q4 ? launch_slots<true, 8>(ctx, a, ctas) : launch_slots<false, 6>(ctx, a, ctas);
 }
 }  // namespace
 

@@ -11,7 +11,6 @@
 namespace riptide::ops::cuda::decode {
 
 constexpr int kRowWarps = 16, kRowThreads = 32 * kRowWarps;
-constexpr int kRowCtas = 2;                      // of an SM: this kernel's and the next one's
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
 
 struct DenseMatrix {
