@@ -3,18 +3,22 @@
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
 // (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s.
-// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 48 us, projections 20, o 10; a
-// chain of them as in a model 89 us (docs/results/qwen35.md).
-// What limits it is not known in this state. Not code: loops are short, and one function serves all ops. Chains of
-// kernels that overlap take longer than their ops alone.
-// Design: one CTA of eight warps an SM, in about half of its shared memory, so that the next kernel's CTA fits beside
-// it and fills its rings meanwhile. Each warp has a contiguous range of rows, two at a time, and a ring of stages of
-// its own in shared memory: up to 5,120 columns (Q6_K: 3,072) of both rows, brought by bulk copies of which eight lanes
-// ask for one each. No barrier but those of a warp. The rings are filled before pdl_wait(); behind it the CTA
-// normalises and quantises x, all of whose loads go out at once. Gate and up: a row of each, and silu(gate) * up is
-// what is stored. Float matrices of a group (48 rows of beta) go to the last warps. Tried: loops unrolled for whole
-// rows (chains 7 % slower), 12 warps a CTA (slower), 16 (64 registers: slower); triggering the next kernel behind the
-// wait (the same); weights by cp.async (9 % slower).
+// Measured (H200, 2026-11-22, bench_gpu_dense, each op by itself): gate, up and down 48 us, projections 17, o 10.5, the
+// head 251; a chain of them as in a model 74 us, floor 47 (docs/results/qwen35.md).
+// What limits it is suspected only: kernels that do not overlap. The first bytes are asked for when the kernel before
+// has left the SM; meanwhile every CTA waits for x, normalises and quantises it (17,408 columns: 70 KB each from L2).
+// Before, eight warps an SM: 162 instructions for 32 sub-blocks of two rows at one in five cycles of a warp, two
+// warps to a scheduler (ncu, gate and up): their latencies took longer than the bytes.
+// Design: one CTA of sixteen warps an SM. Each warp has a ring of steps of its own in shared memory, filled by lanes
+// with cp.async (129 KB an SM are asked for before pdl_wait()); most of a step's sub-block a lane fetches for itself,
+// so a step costs one barrier of the warp. All warps of a CTA have the same number of steps: a pair of rows that two
+// warps share is begun by one and ended, later, by the next (RowShare). Gate and up: a row of each, and
+// silu(gate) * up is what is stored. Float matrices of a group (96 rows of beta and alpha): one row each for the last
+// warps of as many CTAs, which have fewer pairs for it.
+// Tried: two such CTAs an SM, so that the next kernel's weights come meanwhile: of sixteen warps with 64 registers
+// (spills: gate, up, down 65 us, the chain 121), of twelve with 80 (47 us, the chain 94); fetching 256 bytes to L2
+// (no difference); one CTA with 5, 4 and 3 slots (the chain 76); eight warps with bulk copies and two CTAs an SM (49
+// us, the chain 89).
 #include <algorithm>
 
 #include "ops/decode_dense.h"
@@ -68,7 +72,7 @@ __device__ __forceinline__ void dot_step(const char* slot, int j, int d_at, cons
 /// stage_whole_row() of decode_dense.cuh for twice as many threads: same bits. The sum of squares is that of 256
 /// threads, which load what others will quantise besides.
 struct WholeRow {
-    static constexpr int kMost = 6144 / 8;  // pieces of eight
+    static constexpr int kMost = 2048 * kWholeRow / 8;  // pieces of eight
     static constexpr int kOwn = (kMost + kRowThreads - 1) / kRowThreads, kSums = kMost / kThreads;
     float norm[kOwn][8] = {};
 
