@@ -3,7 +3,7 @@
 // one op (median of 15 replays), in brackets the floor by the weights' bytes at 4.65 TB/s, and the time of 64 layers
 // and the head beside that of one row. The weights are random; every layer has its own (5 GB), so that nothing stays in
 // the L2 cache.
-//   bench_gpu_dense [--rows 1,2,4,8,16,24,32] [--portable]
+//   bench_gpu_dense [--rows 1,2,4,8,16,24,32] [--only part of an op's name] [--portable]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -81,7 +81,8 @@ double median_us(Gpu& gpu, Arena& arena, const std::function<void()>& body) {
     return us[us.size() / 2];
 }
 
-void run(Gpu& gpu, const std::vector<int64_t>& counts) {
+/// only: part of the names of the ops to time.
+void run(Gpu& gpu, const std::vector<int64_t>& counts, const std::string& only) {
     Weights weights(gpu);
     const DType q4 = DType::planes_q4_k, q6 = DType::planes_q6_k;
     const auto stack = [&](DType type, int64_t rows, int64_t cols) { return weights.stack(type, rows, cols, kChain); };
@@ -152,6 +153,7 @@ void run(Gpu& gpu, const std::vector<int64_t>& counts) {
     std::vector<double> step(counts.size());
     double floor = 0;
     for (const Op& op : ops) {
+        if (std::string(op.name).find(only) == std::string::npos) continue;
         const double least = op.bytes / kBandwidth / 1e3;
         floor += op.times * least / 1e3;
         fmt::print("{:32}", fmt::format("{} {:.1f}", op.name, least));
@@ -187,16 +189,17 @@ void run(Gpu& gpu, const std::vector<int64_t>& counts) {
 
 int main(int argc, char** argv) try {
     GpuOptions options;
-    std::string rows = "1,2,4,8,16,24,32";
+    std::string rows = "1,2,4,8,16,24,32", only;
     for (int i = 1; i < argc; ++i) {
         const std::string a = argv[i];
         if (a == "--portable") options.portable = true;
         else if (a == "--rows" && i + 1 < argc) rows = argv[++i];
+        else if (a == "--only" && i + 1 < argc) only = argv[++i];
         else fail(ErrorKind::usage, "unknown argument {}", a);
     }
     const std::unique_ptr<Gpu> gpu = Gpu::open(options);
     fmt::print("{}{}\n", gpu->info().name, options.portable ? ", portable" : "");
-    run(*gpu, numbers(rows));
+    run(*gpu, numbers(rows), only);
     return 0;
 } catch (const riptide::Error& error) {
     std::fprintf(stderr, "bench_gpu_dense: %s\n", error.what());
