@@ -8,7 +8,8 @@
 // of a CTA are added in order of warps, then those of the cluster in order of CTAs. Fragments are loaded from global
 // memory in 16-byte pieces: columns of Q K^T may be summed in any order, and columns of V may come out in any. Queries
 // and probabilities are the sum of two f16 values each, so that products have f32's precision (2^-22); K and V are f16
-// as they are.
+// as they are. Measured (H200, 2026-11-22, 8 rows, op by op, 4 us of it the profile's): 13 us at 128 tokens, 21 at
+// 4,096. What limits it: latency, one chunk after the other in a warp. Tried: chunks of 64 keys 17 and 25 us.
 #include "ops/attention_heads.cuh"
 #include "ops/block_attention_tensor.h"
 #include "ops/cluster_memory.cuh"
@@ -103,8 +104,8 @@ __device__ __forceinline__ void add_chunk(const BlockTensorArgs& a, int kv_head,
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const auto* row = reinterpret_cast<const uint4*>(
-            v_head + __shfl_sync(~0u, slot, 2 * t + i % 2 + i / 2 * 8) * a.v_slot_bytes);
+        const auto* row =
+            reinterpret_cast<const uint4*>(v_head + __shfl_sync(~0u, slot, 2 * t + i % 2 + i / 2 * 8) * a.v_slot_bytes);
         v[i][0] = row[2 * g];
         v[i][1] = row[2 * g + 1];
     }
