@@ -113,36 +113,48 @@ __device__ __forceinline__ float block_rms_scale(const float* x, int d, float ep
     return row_scale(partial, d, eps);
 }
 
+/// Eight columns of 32 that four neighbouring lanes quantise together.
+struct Act8 {
+    uint2 words;
+    float d;
+    int half, all;  // sums over this lane's sixteen columns, over all
+};
+__device__ __forceinline__ Act8 quantise8(const float (&v)[8]) {
+    uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+    const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
+    const float amax = __uint_as_float(largest);
+    const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
+    Act8 q;
+    q.d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : amax / 127.0f;
+    uint32_t words[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int a = finite ? __float2int_rn(__fmul_rn(v[i], inverse)) : 0;
+        words[i / 4] |= (static_cast<uint32_t>(a) & 255u) << (8 * (i % 4));
+    }
+    q.words = make_uint2(words[0], words[1]);
+    int sum = __dp4a(static_cast<int>(words[0]), 0x01010101, 0);
+    sum = __dp4a(static_cast<int>(words[1]), 0x01010101, sum);
+    q.half = sum + __shfl_xor_sync(~0u, sum, 1);
+    q.all = q.half + __shfl_xor_sync(~0u, q.half, 2);
+    return q;
+}
+
 /// Columns 8 c .. 8 c + 7 to a staged row (shared or device memory). All lanes of a warp call it, with c % 4 == lane
 /// % 4.
 __device__ __forceinline__ void put8(const ActLayout& l, char* row, int c, const float (&v)[8]) {
     if (l.int8_bytes != 0) {
-        uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
-#pragma unroll
-        for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
-        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-        const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
-        const float amax = __uint_as_float(largest);
-        const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
-        const float d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : amax / 127.0f;
-        uint32_t words[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int a = finite ? __float2int_rn(__fmul_rn(v[i], inverse)) : 0;
-            words[i / 4] |= (static_cast<uint32_t>(a) & 255u) << (8 * (i % 4));
-        }
-        int sum = __dp4a(static_cast<int>(words[0]), 0x01010101, 0);
-        sum = __dp4a(static_cast<int>(words[1]), 0x01010101, sum);
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        const int both = sum + __shfl_xor_sync(~0u, sum, 2);
+        const Act8 q = quantise8(v);
         const int g = c / 4, quarter = c % 4;
         if (g < l.groups) {
-            *reinterpret_cast<uint2*>(row + (quarter / 2 * l.groups + g) * 16 + quarter % 2 * 8) =
-                make_uint2(words[0], words[1]);
+            *reinterpret_cast<uint2*>(row + (quarter / 2 * l.groups + g) * 16 + quarter % 2 * 8) = q.words;
             if (quarter == 0) {
-                *reinterpret_cast<float2*>(row + 32 * l.groups + 8 * g) = make_float2(d, static_cast<float>(both));
-                *reinterpret_cast<float*>(row + 40 * l.groups + 4 * g) = static_cast<float>(sum);
+                *reinterpret_cast<float2*>(row + 32 * l.groups + 8 * g) = make_float2(q.d, static_cast<float>(q.all));
+                *reinterpret_cast<float*>(row + 40 * l.groups + 4 * g) = static_cast<float>(q.half);
             }
         }
     }

@@ -26,6 +26,7 @@ struct ChooseHere {
     const RouteArgs* route = nullptr;
     const float* logits = nullptr;
     const uint32_t* keys = nullptr;
+    uint64_t* listed = nullptr;  // of few_moe() only
 };
 /// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). False: nothing was
 /// done. Right behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's
@@ -34,11 +35,13 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
                    Tensor* residual, const Tensor* extra, const ChooseHere& choose = {});
 
 constexpr int64_t kMostFusedRouterRows = 8;
+constexpr int kMostFewGroups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (decode_route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
-/// router: as for router_logits(). bias: null or [experts]. False: nothing was done.
+/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostFewGroups], set to ones. False:
+/// nothing was done.
 bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                  const float* bias, float* logits, uint32_t* keys, ActSource& prepared);
+                  const float* bias, float* logits, uint32_t* keys, uint64_t* listed, ActSource& prepared);
 
 /// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
 /// staged rows, `stride` bytes apart.

@@ -38,6 +38,7 @@ struct RouterRowsArgs {
     ActLayout layout;
     const float* bias;  // [m.rows] or null
     uint32_t* keys;     // [n, m.rows]: route_key() of what experts are chosen by
+    uint64_t* listed;   // [kMostFewGroups], set to ones, or null
 };
 
 /// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
@@ -94,6 +95,8 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
     float weights[8];
     if constexpr (Fused) lean_weights8(a.norm, threadIdx.x, weights);
     pdl_wait();
+    if (Fused && blockIdx.x + blockIdx.y == 0 && a.listed != nullptr && threadIdx.x < kMostFewGroups)
+        a.listed[threadIdx.x] = ~uint64_t{0};
     const int row0 = blockIdx.y * kRows;
     const char* x = a.x + row0 * a.stride;
     int64_t stride = a.stride;
@@ -175,7 +178,7 @@ void router_logits(Context& ctx, const Weight& router, const char* x, int64_t st
 }
 
 bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                  const float* bias, float* logits, uint32_t* keys, ActSource& prepared) {
+                  const float* bias, float* logits, uint32_t* keys, uint64_t* listed, ActSource& prepared) {
     if (router.cols != kFusedCols || x.kind != ActKind::norm || reinterpret_cast<uintptr_t>(x.norm) % 16 != 0 ||
         n > kMostFusedRouterRows)
         return false;
@@ -196,6 +199,7 @@ bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const 
     a.layout = layout;
     a.bias = bias;
     a.keys = keys;
+    a.listed = listed;
     launch(*ctx.gpu, router_rows_kernel<true>,
            dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts + 1),
                 static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),

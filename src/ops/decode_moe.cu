@@ -8,15 +8,16 @@
 //   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// Float weights in usual shapes: decode_float_moe.cu. More rows: decode_group.cu with decode_group_router.cu if they
-// have kernels for the types and shapes (the latter else from three rows on); else the same kernels for each row,
-// weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three dependent kernels; the experts'
-// addresses are not known before the router has ended.
+// Float weights in usual shapes: decode_float_moe.cu. 2 to 8 rows: decode_few_moe.cu. More: decode_group.cu with
+// decode_group_router.cu if they have kernels for the types and shapes (the latter else from three rows on); else the
+// same kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three
+// dependent kernels; the experts' addresses are not known before the router has ended.
 #include <algorithm>
 
 #include "ops/cuda.h"
 #include "ops/decode_dense.h"
 #include "ops/decode_eight.h"
+#include "ops/decode_few_moe.h"
 #include "ops/decode_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_host.h"
@@ -319,18 +320,20 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                        ctx.alloc(DType::f32, {n, router.top_k})};
     };
     const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
+    const bool few = few_moe_suits(ctx, s.layer, n);
     if (plain && router.w->scales == nullptr && n > 1 && n <= kMostFusedRouterRows && !s.separate &&
-        groups_suit(ctx, s.layer, n)) {
+        (few || groups_suit(ctx, s.layer, n))) {
         result.logits = ctx.alloc(DType::f32, {n, num_experts});
         result.routing = empty_routing();
         const ArenaScope scope(*ctx.arena);
         auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
+        auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostFewGroups * int64_t{sizeof(uint64_t)}));
         const RouteArgs route = route_args(result.routing);
+        const ChooseHere choose{&route, result.logits.row(0), keys, listed};
         ActSource rows;
-        if (fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, rows)) {
-            const bool done = group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr,
-                                            {&route, result.logits.row(0), keys});
-            RT_ASSERT(done);
+        if (fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, listed, rows)) {
+            if (few) few_moe(ctx, s.layer, rows, n, choose, result.y, &x);
+            else RT_ASSERT(group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose));
             x.int8 = nullptr;
             return result;
         }

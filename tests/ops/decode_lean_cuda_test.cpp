@@ -86,9 +86,10 @@ struct SparseLayer {
         norm = {op.floats(normals(kHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
     }
-    ops::MoeResult add(Tensor& x, int64_t top_k, bool biased) {
+    ops::MoeResult add(Tensor& x, int64_t top_k, bool biased, bool shared = true) {
         const ops::Router how{&router, biased ? bias : std::span<const float>(), top_k, 2.5f, biased};
-        return ops::moe_add(op.ctx, x, norm, how, {gate, up, down}, {&shared_gate, &shared_up, &shared_down});
+        return ops::moe_add(op.ctx, x, norm, how, {gate, up, down},
+                            shared ? ops::SharedExpert{&shared_gate, &shared_up, &shared_down} : ops::SharedExpert{});
     }
 };
 
@@ -112,6 +113,42 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
                              });
             }
     }
+}
+
+/// Experts that one row has for itself and experts that up to sixteen share, in one step.
+TEST(DecodeLean, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
+    RT_GPU_ONLY();
+    const int64_t sources = fewer(11, 2);
+    const std::vector<float> x = test::random_rows(sources, kHidden, 82);
+    for (const DType down_type : brief<DType>({DType::q4_k, DType::q6_k}, 1))
+        for (const bool shared : {true, false}) {
+            SparseLayer layer(down_type);
+            const auto run = [&](const std::vector<int64_t>& rows) {
+                std::vector<float> picked;
+                for (const int64_t r : rows)
+                    picked.insert(picked.end(), x.begin() + r * kHidden, x.begin() + (r + 1) * kHidden);
+                layer.op.poison();
+                Tensor t = layer.op.tensor(picked, {std::ssize(rows), kHidden});
+                const ops::MoeResult r = layer.add(t, fewer(8, 2), true, shared);
+                return Results{values_of(r.routing.weights), values_of(r.y), values_of(t)};
+            };
+            std::vector<Results> alone;
+            for (int64_t r = 0; r < sources; ++r) alone.push_back(run({r}));
+            for (const int64_t n : brief<int64_t>({16, 2, 6, 8, 9, 11, 15}, 1)) {
+                std::vector<int64_t> rows;  // the first comes again and again
+                for (int64_t i = 0; i < n; ++i) rows.push_back(i % 3 == 0 ? 0 : i * 5 % sources);
+                const Results together = run(rows);
+                for (int64_t i = 0; i < n; ++i)
+                    for (size_t k = 0; k < together.size(); ++k) {
+                        const std::vector<float>& one = alone[static_cast<size_t>(rows[static_cast<size_t>(i)])][k];
+                        const auto first = together[k].begin() + i * std::ssize(one);
+                        expect_same_bits(one, std::vector<float>(first, first + std::ssize(one)),
+                                         fmt::format("down {}, shared {}, row {} of {}, result {}",
+                                                     dtype_name(down_type), shared, i, n, k)
+                                             .c_str());
+                    }
+            }
+        }
 }
 
 /// Rows that are alike choose the same experts.
