@@ -358,7 +358,7 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights) {
                                                                       2))
             for (const bool shared : {false, true}) {
                 if (counts.size() == 1 ? shared : brief_counts() && !shared) continue;
-                expect_decoding_equals_expanding(type, counts, shared, fewer(320, 160), 512);
+                expect_decoding_equals_expanding(type, counts, shared, fewer(320, 192), 512);
             }
         expect_decoding_equals_expanding(type, {40, 0, 150}, true, 64, 2048);
         expect_decoding_equals_expanding(type, {3, 90}, false, 512, 256);
