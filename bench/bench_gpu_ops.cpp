@@ -5,9 +5,9 @@
 //   bench_gpu_ops [--type q4_k_m|bf16|f16|f8|fp8|int4] [--rows N] [--portable]
 //       f8: all matrices, one scale each; fp8: the layout of Laguna's FP8 checkpoints, that is experts and dense layers
 //       with a scale for each 128 x 128 block, attention and head in bf16.
-//   bench_gpu_ops --table [--type ...] [--portable]    microseconds of each op for 1 to 128 rows, beside the floor: the
-//       bytes of the weights that are used, at 4.65 TB/s. Experts "at random": 8 of 256 for each row; "alike": the
-//       same 8.
+//   bench_gpu_ops --table [--counts N,...] [--only TEXT] [--type ...] [--portable]    microseconds of each op (whose
+//       name has TEXT in it) for 1 to 128 rows, beside the floor: the bytes of the weights that are used, at 4.65 TB/s.
+//       Experts "at random": 8 of 256 for each row; "alike": the same 8.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,6 +36,8 @@ struct Settings {
     int64_t rows = 1;
     bool portable = false;
     bool table = false;
+    std::vector<int64_t> counts = {1, 2, 3, 4, 8, 16, 32, 64, 128};
+    std::string only;
 };
 
 class Bench {
@@ -231,10 +233,11 @@ void add_to_table(std::vector<TableLine>& table, const char* name, double us, do
     line->floor.push_back(bytes / kBandwidth / 1e3);
 }
 
-void add_rows(std::vector<TableLine>& table, Gpu& gpu, const Model& model, int64_t n) {
+void add_rows(std::vector<TableLine>& table, Gpu& gpu, const Model& model, int64_t n, const std::string& only) {
     Bench bench(gpu, n, true);
     Context& ctx = bench.context();
     const auto layers = [&](const auto& wanted, const auto& bytes_each, const char* name, const auto& op) {
+        if (std::string(name).find(only) == std::string::npos) return;
         double bytes = 0;
         int64_t count = 0;
         for (size_t i = 0; i < model.layers.size(); ++i)
@@ -295,10 +298,10 @@ void add_rows(std::vector<TableLine>& table, Gpu& gpu, const Model& model, int64
         });
 }
 
-void run_table(Gpu& gpu, const Model& model) {
-    const int64_t counts[] = {1, 2, 3, 4, 8, 16, 32, 64, 128};
+void run_table(Gpu& gpu, const Model& model, const Settings& settings) {
+    const std::vector<int64_t>& counts = settings.counts;
     std::vector<TableLine> table;
-    for (const int64_t n : counts) add_rows(table, gpu, model, n);
+    for (const int64_t n : counts) add_rows(table, gpu, model, n, settings.only);
     fmt::print("{:34}", "us each (floor), rows:");
     for (const int64_t n : counts) fmt::print("{:>16}", n);
     fmt::print("\n");
@@ -310,6 +313,16 @@ void run_table(Gpu& gpu, const Model& model) {
     }
 }
 
+std::vector<int64_t> counts_of(const std::string& text) {
+    std::vector<int64_t> counts;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        counts.push_back(std::stoll(text.substr(at, end - at)));
+        at = end + 1;
+    }
+    return counts;
+}
+
 Settings read_settings(int argc, char** argv) {
     Settings s;
     for (int i = 1; i < argc; ++i) {
@@ -317,6 +330,8 @@ Settings read_settings(int argc, char** argv) {
         if (a == "--portable") s.portable = true;
         else if (a == "--table") s.table = true;
         else if (a == "--type" && i + 1 < argc) s.type = argv[++i];
+        else if (a == "--only" && i + 1 < argc) s.only = argv[++i];
+        else if (a == "--counts" && i + 1 < argc) s.counts = counts_of(argv[++i]);
         else if (a == "--rows" && i + 1 < argc) s.rows = std::stoll(argv[++i]);
         else fail(ErrorKind::usage, "unknown argument {}", a);
     }
@@ -336,7 +351,7 @@ int main(int argc, char** argv) try {
     const Model model(weights, settings.type);
     gpu->synchronize();
     if (settings.table) {
-        run_table(*gpu, model);
+        run_table(*gpu, model, settings);
         return 0;
     }
     Bench bench(*gpu, settings.rows);

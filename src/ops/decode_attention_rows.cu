@@ -9,7 +9,10 @@
 // weights parked in shared memory; then all maxima are known, and the 8 sums of values are added as they are made. K
 // and V come straight from device memory, two steps ahead (16-bit types: one), V's first while the last scores are
 // made. One row for each sequence (`fused`): the first keys are asked for before pdl_wait(), as they were complete
-// before the step began. What limits it: instructions, about 250 for 16 keys of FP8.
+// before the step began. What limits many rows (128 rows of 2,048 FP8 keys, H200, 2026-11-22, the profiler's counters
+// of a variant with rings in shared memory): 606 instructions for 16 keys in 43 % of the cycles, four warps a scheduler
+// that wait for device memory (2.2 of 9 stall cycles), shared memory (1.7) and each other's results (1.7). Tried:
+// docs/results/gpu.md.
 #include "ops/decode_attention_row.cuh"
 
 namespace riptide::ops {
