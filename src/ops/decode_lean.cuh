@@ -9,6 +9,7 @@
 //     read from shared memory once for all rows of a warp.
 #pragma once
 
+#include "ops/act_group.cuh"
 #include "ops/decode_k_dot.cuh"
 #include "ops/matmul.h"
 #include "ops/row_math.cuh"
@@ -338,6 +339,37 @@ __device__ __forceinline__ void lean_stage_floats(const float* x, const ActLayou
     for (int i = 0; i < kRounds; ++i) {
         const int c = i * kLeanThreads + threadIdx.x;
         if (c < (Pieces + 31) / 32 * 32) put8(l, staged, c, v[i]);
+    }
+}
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, v);
+#else
+    for (int mask = 16; mask > 0; mask /= 2) v = max(v, __shfl_xor_sync(~0u, v, mask));
+    return v;
+#endif
+}
+__device__ __forceinline__ int warp_add(int v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, v);
+#else
+    for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
+    return v;
+#endif
+}
+
+/// Group g of a staged row of Groups groups, by a warp: lane i has the i-th of its 32 values. As
+/// put8() has it.
+template <int Groups>
+__device__ __forceinline__ void put_group(char* row, int g, float v) {
+    const int lane = threadIdx.x % 32;
+    const ActGroup act(warp_max(__float_as_uint(v) & 0x7FFFFFFFu));
+    const int code = act.code(v), sum = warp_add(code), first = warp_add(lane < 16 ? code : 0);
+    row[(lane / 16 * Groups + g) * 16 + lane % 16] = static_cast<char>(code);
+    if (lane == 0) {
+        *reinterpret_cast<float2*>(row + 32 * Groups + 8 * g) = make_float2(act.d, static_cast<float>(sum));
+        *reinterpret_cast<float*>(row + 40 * Groups + 4 * g) = static_cast<float>(first);
     }
 }
 

@@ -22,7 +22,6 @@
 // with the next kernel let go behind it 0.8 more.
 #include <algorithm>
 
-#include "ops/act_group.cuh"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_lean.h"
@@ -60,36 +59,6 @@ constexpr int kGateUpCtas = kMostChosen * kFf / 32, kSharedPairs = kFf / kGateUp
 
 /// `pairs` rows of gate and as many of up, in shared memory: nibbles of gate, of up, headers of gate, of up.
 constexpr int pair_bytes(int pairs) { return 2 * pairs * (kRowBytes + kHeaderBytes); }
-
-__device__ __forceinline__ uint32_t warp_max(uint32_t v) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(~0u, v);
-#else
-    for (int mask = 16; mask > 0; mask /= 2) v = max(v, __shfl_xor_sync(~0u, v, mask));
-    return v;
-#endif
-}
-__device__ __forceinline__ int warp_add(int v) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_add_sync(~0u, v);
-#else
-    for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
-    return v;
-#endif
-}
-
-/// Group g of a staged row of Groups groups, by a warp: lane i has the i-th of its 32 values.
-template <int Groups>
-__device__ __forceinline__ void put_group(char* row, int g, float v) {
-    const int lane = threadIdx.x % 32;
-    const ActGroup act(warp_max(__float_as_uint(v) & 0x7FFFFFFFu));
-    const int code = act.code(v), sum = warp_add(code), first = warp_add(lane < 16 ? code : 0);
-    row[(lane / 16 * Groups + g) * 16 + lane % 16] = static_cast<char>(code);
-    if (lane == 0) {
-        *reinterpret_cast<float2*>(row + 32 * Groups + 8 * g) = make_float2(act.d, static_cast<float>(sum));
-        *reinterpret_cast<float*>(row + 40 * Groups + 4 * g) = static_cast<float>(first);
-    }
-}
 
 /// CTA b has 32 pairs (gate row, up row) of an expert, which become one group of `act`, and kSharedPairs pairs of the
 /// shared expert. Pairs of an expert come in two halves, each in four copies (the copy engine takes few large pieces
