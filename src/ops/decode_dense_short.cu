@@ -1,0 +1,468 @@
+// Large Q4_K and Q6_K matrices whose columns are a multiple of 1,024, times 2 to 24 rows (sm_90).
+#include <algorithm>
+#include <cstdlib>
+
+#include "ops/decode_dense.h"
+#include "ops/decode_dense_float.cuh"
+#include "ops/decode_dense_short.cuh"
+#include "ops/decode_float.h"
+#include "ops/row_math.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kMostShort = 8;      // matrices of a group
+constexpr int kShortAskers = 4;    // the last warps of a CTA, which ask for weights
+constexpr int kMostShortStages = 8;
+constexpr int kShortWide = 160;    // sub-blocks of a row of 5,120 columns
+constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
+
+struct ShortMatrix {
+    TilePlanes planes;
+    float* y;
+    int32_t rows, first;  // first tile
+    int32_t q6;
+};
+
+struct ShortArgs {
+    ShortMatrix m[kMostShort];
+    int32_t matrices, tiles;
+    int32_t gate_up;  // tile t has rows 16 t .. of m[0] and of m[1]; m[0].y gets silu(first) * second
+    int32_t n, blocks;
+    int32_t stages, stage_bytes;
+    ActSource x;          // kinds staged, int8; L = 2: four sections of a staged row
+    int32_t section;      // bytes of one
+    float* residual;      // L = 8
+    float* parts;         // L = 2: [low][n][rows]
+    DenseFloats floats;   // L = 8
+};
+
+struct ShortSumArgs {
+    const float* parts;
+    float* y;
+    float* residual;
+    int32_t products;
+};
+
+/// What four CTAs each left of every product.
+__global__ void __launch_bounds__(kThreads) short_sum_kernel(const __grid_constant__ ShortSumArgs a) {
+    pdl_trigger();
+    pdl_wait();
+    const int i = blockIdx.x * kThreads + threadIdx.x;
+    if (i >= a.products) return;
+    float v[8];
+#pragma unroll
+    for (int l = 0; l < 8; ++l) v[l] = a.parts[l * static_cast<int64_t>(a.products) + i];
+    const float before = a.residual == nullptr ? 0.0f : a.residual[i];
+    const float sum = add_eight([&](int l) { return v[l]; });
+    a.y[i] = sum;
+    if (a.residual != nullptr) a.residual[i] = __fadd_rn(before, sum);
+}
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ const ShortMatrix& matrix_of_tile(const ShortArgs& a, int tile) {
+    int i = 0;
+    if (a.gate_up == 0)
+        while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
+    return a.m[i];
+}
+
+constexpr int kAskerRows = kShortRows / kShortAskers;
+
+/// Steps [first, first + count) of rows 8 asker .. + 7 of a tile to a stage. L = 8: of chain q; L = 2: of CTA r.
+template <DType Type, int L>
+__device__ __forceinline__ void fetch_short(const TilePlanes& planes, int row0, int last, int blocks, int which,
+                                            int first, int count, int asker, char* stage) {
+    using S = ShortStage<Type, L>;
+    static_assert(kAskerRows == 8);
+    const int lane = threadIdx.x % 32, at = kAskerRows * asker;
+    const auto block = [&](int i) { return static_cast<int64_t>(min(row0 + i, last)) * blocks + 4 * first; };
+    {
+        const int c = lane % 8;
+        const int skip = L == 8 ? 128 * which + 16 * c : c / 2 * 128 + 32 * which + c % 2 * 16;
+#pragma unroll
+        for (int i = lane / 8; i < 8; i += 4) {
+            const char* const from = planes.data + block(i) * 128 + skip;
+            char* const to = stage + (at + i) * S::kDataStride + 16 * c;
+#pragma unroll
+            for (int k = 0; k < S::kSteps; ++k)
+                if (k < count) copy_async16(to + 128 * k, from + 512 * k);
+        }
+    }
+    const int i = lane / 4, c = lane % 4;
+    if constexpr (L == 8) {
+        const int r = lane % 8;
+        const char* const from = planes.scales + block(r) * 16 + 16 * which;
+        char* const to = stage + S::kHeads + (at + r) * S::kHeadStride;
+#pragma unroll
+        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
+            if (k0 + lane / 8 < count) copy_async16(to + 16 * (k0 + lane / 8), from + 64 * (k0 + lane / 8));
+    } else {
+        const char* const from = planes.scales + block(i) * 16 + 16 * c;
+        char* const to = stage + S::kHeads + (at + i) * S::kHeadStride + 16 * c;
+#pragma unroll
+        for (int k = 0; k < S::kSteps; ++k)
+            if (k < count) copy_async16(to + 64 * k, from + 64 * k);
+    }
+    if constexpr (S::kQ6) {
+        const char* const from = planes.high + block(i) * 64 + (L == 8 ? 64 * which + 16 * c : 64 * c + 16 * which);
+        char* const to = stage + S::kHigh + (at + i) * S::kHighStride + 16 * c;
+#pragma unroll
+        for (int k = 0; k < S::kSteps; ++k)
+            if (k < count) copy_async16(to + 64 * k, from + 256 * k);
+        const int r = lane % 8;
+#pragma unroll
+        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
+            if (k0 + lane / 8 < count)
+                copy_async8(stage + S::kD + (at + r) * S::kDStride + 8 * (k0 + lane / 8),
+                            planes.d + 2 * block(r) + 8 * (k0 + lane / 8));
+    }
+}
+
+__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+/// By one warp: all rows of x of this CTA, to be waited for at `barrier`.
+template <int kSlots>
+__device__ __forceinline__ void ask_for_x(const ShortArgs& a, int section, int slots, char* x, uint32_t barrier) {
+    using X = ShortX<kSlots>;
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) expect_bytes(barrier, 40 * slots * a.n);
+    __syncwarp();
+    if (lane >= a.n) return;
+    const char* const from = a.x.rows + lane * a.x.stride + section * a.section;
+    char* const to = x + lane * X::kStride;
+    copy_bulk(to, from, 16 * slots, barrier);
+    copy_bulk(to + X::kSecond, from + 16 * slots, 16 * slots, barrier);
+    copy_bulk(to + X::kPairs, from + 32 * slots, 8 * slots, barrier);
+}
+
+__device__ __forceinline__ void sync_team(int team) {
+    asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(kTeamThreads) : "memory");
+}
+
+/// The sums of a tile: eight warps' one behind the other, each [column][32 rows], rows in another order for each pair
+/// of columns.
+template <int NT>
+__device__ __forceinline__ void put_sums(float* to, int warp, int lane, const float (&v)[2][NT][4]) {
+    const int g = lane / 4, t = lane % 4;
+    float* const mine = to + warp * (256 * NT) + 64 * t + g;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float* const row = mine + ((16 * m + 8 * h) ^ (8 * t));
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) row[256 * nt + 32 * i] = v[m][nt][2 * h + i];
+        }
+}
+
+/// Adds up a tile and stores it; warp `warp` of the team has columns warp, warp + 8, ...
+template <int L, int NT>
+__device__ __forceinline__ void finish_short(const ShortArgs& a, int tile, int r, int warp, int lane,
+                                             const float* sums) {
+    const ShortMatrix& m = matrix_of_tile(a, tile);
+    const float* const from = sums + 32 * warp + (lane ^ (warp / 2 % 4 * 8));
+    const int row = a.gate_up != 0 ? 16 * tile + lane % 16 : kShortRows * (tile - m.first) + lane;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+        const int p = 8 * nt + warp;
+        if (p >= a.n) return;
+        const auto value = [&](int i) { return from[(NT * i + nt) * 256]; };
+        if constexpr (L == 8) {
+            const float sum = add_eight(value);
+            if (a.gate_up != 0) {
+                const float up = __shfl_xor_sync(~0u, sum, 16);
+                if (lane < 16 && row < m.rows) m.y[static_cast<int64_t>(p) * m.rows + row] = swiglu_value(sum, up);
+            } else if (row < m.rows) {
+                const int64_t at = static_cast<int64_t>(p) * m.rows + row;
+                m.y[at] = sum;
+                if (a.residual != nullptr) a.residual[at] = __fadd_rn(a.residual[at], sum);
+            }
+        } else {
+#pragma unroll
+            for (int l = 0; l < 2; ++l) {
+                const float sum =
+                    __fadd_rn(__fadd_rn(value(l), value(4 + l)), __fadd_rn(value(2 + l), value(6 + l)));
+                if (row < m.rows) a.parts[(static_cast<int64_t>(2 * r + l) * a.n + p) * m.rows + row] = sum;
+            }
+        }
+    }
+}
+
+#endif  // __CUDA_ARCH__ >= 900
+
+constexpr int short_threads(int teams) { return 32 * (kTeamWarps * teams + kShortAskers); }
+
+/// Teams take stages by turns: stage s of a team's tile i is stage kTeams (parts i + s) + team of the ring.
+template <int L, int NT, int kTeams, int kSlots, int U>
+__global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const __grid_constant__ ShortArgs a) {
+#if __CUDA_ARCH__ >= 900
+    using X = ShortX<kSlots>;
+    extern __shared__ uint4 dynamic[];
+    __shared__ uint64_t barriers[2 * kMostShortStages + 1];  // of the ring; x there
+    __shared__ alignas(16) float results[2 * kTeams][kFloatPair * kFloatX * 4];
+    pdl_trigger();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    constexpr int kShare = L == 8 ? 1 : 4;  // CTAs of a tile
+    const int first_tile = blockIdx.x / kShare, r = blockIdx.x % kShare, step = gridDim.x / kShare;
+    const int quads = a.blocks / 4, slots = L == 8 ? 8 * a.blocks : 2 * a.blocks;
+    char* const x = reinterpret_cast<char*>(dynamic);
+    char* const stages = x + 8 * NT * X::kStride;
+    const uint32_t x_there = shared_address(barriers + 2 * kMostShortStages);
+    StageRing ring(barriers, a.stages);
+    if (threadIdx.x == 0) {
+        ring.init(kTeamWarps, 32 * kShortAskers);
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const auto parts_of = [&](const ShortMatrix& m) {
+        if constexpr (L == 8) return 4;
+        constexpr int k4 = ShortStage<kQ4, L>::kSteps, k6 = ShortStage<kQ6, L>::kSteps;
+        return m.q6 != 0 ? (quads + k6 - 1) / k6 : (quads + k4 - 1) / k4;
+    };
+    if (warp >= kTeamWarps * kTeams) {
+        const int asker = warp - kTeamWarps * kTeams;
+#pragma unroll 1
+        for (int tile = first_tile; tile < a.tiles; tile += kTeams * step) {
+            const int parts = parts_of(matrix_of_tile(a, tile));
+#pragma unroll 1
+            for (int part = 0; part < parts; ++part)
+#pragma unroll 1
+                for (int team = 0; team < kTeams; ++team, ring.advance()) {
+                    const int of = tile + team * step;
+                    ring.wait_until_empty();
+                    if (of >= a.tiles) {
+                        ring.asked();
+                        continue;
+                    }
+                    const ShortMatrix& m = matrix_of_tile(a, of);
+                    const TilePlanes& planes = a.gate_up != 0 ? a.m[asker / 2].planes : m.planes;
+                    const int row0 =
+                        a.gate_up != 0 ? 16 * of + asker % 2 * 8 : kShortRows * (of - m.first) + kAskerRows * asker;
+                    char* const stage = stages + ring.at() * a.stage_bytes;
+                    const auto fetch = [&](auto type) {
+                        constexpr DType kType = decltype(type)::value;
+                        constexpr int kSteps = ShortStage<kType, L>::kSteps;
+                        const int first = L == 8 ? 0 : kSteps * part, count = L == 8 ? quads : min(kSteps, quads - first);
+                        const int which = L == 8 ? part % 2 * 2 + part / 2 : r;
+                        fetch_short<kType, L>(planes, row0, m.rows - 1, a.blocks, which, first, count, asker, stage);
+                    };
+                    if (m.q6 != 0) fetch(std::integral_constant<DType, kQ6>{});
+                    else fetch(std::integral_constant<DType, kQ4>{});
+                    ring.asked();
+                }
+        }
+        return;
+    }
+    pdl_wait();
+    if (warp == 0) ask_for_x<kSlots>(a, r, slots, x, x_there);
+    const int team = warp / kTeamWarps, sub = warp % kTeamWarps;
+    const int low = L == 8 ? sub : 2 * r + sub % 2;
+    const KShifts at(low);
+    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * X::kStride + lane / 8 % 2 * X::kSecond;
+    const char* const xc = x + (lane % 8 + 16) * X::kStride + lane / 8 % 2 * X::kSecond;
+    const char* const pairs = x + lane % 4 * 2 * X::kStride + X::kPairs;
+    wait_for(x_there, 0);
+    if (kTeams == 2 && team == 1) ring.advance();
+#pragma unroll 1
+    for (int base = first_tile; base < a.tiles; base += kTeams * step) {
+        const int tile = base + team * step, parts = parts_of(matrix_of_tile(a, base));
+        if (tile >= a.tiles) {  // stages without weights
+#pragma unroll 1
+            for (int part = 0; part < parts; ++part, ring.advance(), ring.advance()) {
+                ring.wait_until_full();
+                ring.used();
+            }
+            break;
+        }
+        const bool q6 = matrix_of_tile(a, tile).q6 != 0;
+        float sum[2][NT][4], other[2][NT][4], acc[2][NT][4];
+        char* stage = nullptr;
+#pragma unroll 1
+        for (int part = 0; part < parts; ++part) {
+            const int q = L == 8 ? part % 2 * 2 + part / 2 : sub / 2;
+            stage = stages + ring.at() * a.stage_bytes;
+            if (L == 8 || part == 0)
+#pragma unroll
+                for (int i = 0; i < 8 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+            ring.wait_until_full();
+            const auto multiply = [&](auto type) {
+                constexpr DType kType = decltype(type)::value;
+                constexpr int kSteps = ShortStage<kType, L>::kSteps;
+                const int first = L == 8 ? 0 : kSteps * part, count = L == 8 ? quads : min(kSteps, quads - first);
+                const int slot = L == 8 ? 8 * q + sub : 8 * first + sub;  // L = 2: 2 (4 first + q) + l
+                const ShortLane lanes{xb + 16 * slot, xc + 16 * slot, pairs + 8 * slot};
+                short_stage<kType, L, NT, kSlots, U>(stage, count, sub, low, q, at, lanes, lane, acc);
+            };
+            if (q6) multiply(std::integral_constant<DType, kQ6>{});
+            else multiply(std::integral_constant<DType, kQ4>{});
+            if constexpr (L == 8)  // (0 + 2) + (1 + 3)
+#pragma unroll
+                for (int i = 0; i < 8 * NT; ++i) {
+                    const float v = acc[i / (4 * NT)][i / 4 % NT][i % 4];
+                    float &s = sum[i / (4 * NT)][i / 4 % NT][i % 4], &o = other[i / (4 * NT)][i / 4 % NT][i % 4];
+                    if (part == 0) s = v;
+                    else if (part == 1) s = __fadd_rn(s, v);
+                    else if (part == 2) o = v;
+                    else s = __fadd_rn(s, __fadd_rn(o, v));
+                }
+            if (part + 1 == parts) break;
+            ring.used();
+#pragma unroll
+            for (int i = 0; i < kTeams; ++i) ring.advance();
+        }
+        // The team's sums meet in the stage that it has just read.
+        auto* const meeting = reinterpret_cast<float*>(stage);
+        sync_team(team);
+        put_sums<NT>(meeting, sub, lane, L == 8 ? sum : acc);
+        sync_team(team);
+        finish_short<L, NT>(a, tile, r, sub, lane, meeting);
+        ring.used();
+#pragma unroll
+        for (int i = 0; i < kTeams; ++i) ring.advance();
+    }
+    if constexpr (L == 8) {
+        if (a.floats.pairs > 0)  // for the CTAs that have the fewest tiles
+            multiply_floats<2 * kTeams>(a.floats, a.x, step - 1 - first_tile, step, 0, a.n, results[warp / 4]);
+    }
+#endif
+}
+
+template <int L, int NT, int kTeams, int kSlots, int U>
+bool launch_short(Context& ctx, ShortArgs& a) {
+    const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10);  // static shared memory
+    const int64_t x = 8 * NT * ShortX<kSlots>::kStride;
+    int64_t stage = 8192 * NT;  // sums meet there
+    for (int i = 0; i < a.matrices; ++i)
+        stage = std::max<int64_t>(stage, a.m[i].q6 != 0 ? ShortStage<kQ6, L>::kBytes : ShortStage<kQ4, L>::kBytes);
+    a.stages = static_cast<int32_t>(std::clamp<int64_t>((room - x) / stage, 0, kMostShortStages));
+    if (a.stages < (kTeams == 2 ? 4 : 2)) return false;
+    a.stage_bytes = static_cast<int32_t>(stage);
+    const int64_t shared = x + a.stages * stage;
+    const auto kernel = short_kernel<L, NT, kTeams, kSlots, U>;
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    constexpr int kShare = L == 8 ? 1 : 4;
+    const int64_t groups = std::min<int64_t>(a.tiles, std::max(1, ctx.gpu->info().sm_count / kShare));
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(kShare * groups)), short_threads(kTeams),
+           static_cast<size_t>(shared), a);
+    return true;
+}
+
+template <int L, int kSlots, int U>
+bool launch_unrolled(Context& ctx, ShortArgs& a) {
+    const char* const e = std::getenv("RT_TEAMS");
+    const bool one = e != nullptr && *e == '1';
+    if (a.n > 16)
+        return (!one && launch_short<L, 3, 2, kSlots, U>(ctx, a)) || launch_short<L, 3, 1, kSlots, U>(ctx, a);
+    if (a.n > 8) return (!one && launch_short<L, 2, 2, kSlots, U>(ctx, a)) || launch_short<L, 2, 1, kSlots, U>(ctx, a);
+    return (!one && launch_short<L, 1, 2, kSlots, U>(ctx, a)) || launch_short<L, 1, 1, kSlots, U>(ctx, a);
+}
+template <int L, int kSlots>
+bool launch_rows(Context& ctx, ShortArgs& a) {
+    const char* const e = std::getenv("RT_UNROLL");
+    const int u = e == nullptr ? 2 : std::atoi(e);
+    return u == 1   ? launch_unrolled<L, kSlots, 1>(ctx, a)
+           : u == 5 ? launch_unrolled<L, kSlots, 5>(ctx, a)
+                    : launch_unrolled<L, kSlots, 2>(ctx, a);
+}
+
+bool fits(const Context& ctx, const ActSource& x, int64_t cols, int64_t n) {
+    return n >= 2 && n <= 24 && cols % 1024 == 0 && x.kind != ActKind::staged && ctx.gpu->info().major >= 9;
+}
+bool short_weight(const Context& ctx, const Weight& w) {
+    return dense_weight(*ctx.gpu, w) && (w.dtype == kQ4 || w.dtype == kQ6);
+}
+
+/// Launches. False: does not fit.
+bool multiply_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+    a.n = static_cast<int32_t>(n);
+    a.blocks = static_cast<int32_t>(cols / 256);
+    a.x = x.kind == ActKind::int8 ? x
+                                  : dense_prepare(ctx, x, act_layout(cols, true, a.floats.pairs > 0), n, 1);
+    return launch_rows<8, kShortWide>(ctx, a);
+}
+/// One matrix, four CTAs to a tile.
+bool multiply_split(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+    const int64_t slots = cols / 128;
+    if (x.kind != ActKind::plain || slots > 136 || a.floats.pairs > 0) return false;
+    a.n = static_cast<int32_t>(n);
+    a.blocks = static_cast<int32_t>(cols / 256);
+    const ActLayout section = act_layout(cols / 4, true, false);
+    a.section = section.bytes();
+    a.x = dense_prepare(ctx, x, section, n, 4);
+    const int64_t products = n * a.m[0].rows;
+    a.parts = static_cast<float*>(ctx.arena->allocate(8 * products * int64_t{sizeof(float)}));
+    if (!(slots <= 48 ? launch_rows<2, 48>(ctx, a) : launch_rows<2, 136>(ctx, a))) return false;
+    const ShortSumArgs s = {a.parts, a.m[0].y, a.residual, static_cast<int32_t>(products)};
+    launch(*ctx.gpu, short_sum_kernel, dim3(static_cast<unsigned>((products + kThreads - 1) / kThreads)), kThreads, 0,
+           s);
+    return true;
+}
+
+ShortMatrix short_matrix(const Weight& w, float* y, int32_t first) {
+    return {tile_planes(matrix_of(w)), y, static_cast<int32_t>(w.rows), first, w.dtype == kQ6 ? 1 : 0};
+}
+
+}  // namespace
+
+bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                          std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
+    if (!fits(ctx, x, cols, n) || weights.size() > kMostShort) return false;
+    ShortArgs a = {};
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Weight& w = *weights[i];
+        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
+                           w.scales == nullptr && w.rows > 0;
+        if (short_weight(ctx, w)) {
+            a.m[a.matrices++] = short_matrix(w, y[i].row(0), a.tiles);
+            a.tiles += static_cast<int32_t>((w.rows + kShortRows - 1) / kShortRows);
+        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+            FloatMatrix& m = a.floats.m[a.floats.matrices++] = float_matrix_of(matrix_of(w));
+            m.y = y[i].row(0);
+            m.first = a.floats.pairs;
+            a.floats.pairs += (m.rows + kFloatPair - 1) / kFloatPair;
+        } else {
+            return false;
+        }
+    }
+    if (a.matrices == 0) return false;
+    a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, true, true).float_bytes : 0;
+    a.residual = residual == nullptr ? nullptr : residual->row(0);
+    // Few tiles for the SMs of the device: four CTAs share each.
+    const bool few = a.tiles < 2 * ctx.gpu->info().sm_count;
+    const char* const e = std::getenv("RT_SPLIT");
+    if (!(e != nullptr && *e == '0') && a.matrices == 1 && (few || cols > 32 * kShortWide) && multiply_split(ctx, a, x, cols, n)) return true;
+    return cols <= 32 * kShortWide && multiply_short(ctx, a, x, cols, n);
+}
+
+bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
+                         const Weight& up, float* out) {
+    if (!fits(ctx, x, cols, n) || cols > 32 * kShortWide || !short_weight(ctx, gate) || !short_weight(ctx, up) ||
+        gate.dtype != up.dtype || gate.rows != up.rows)
+        return false;
+    ShortArgs a = {};
+    a.m[0] = short_matrix(gate, out, 0);
+    a.m[1] = short_matrix(up, nullptr, 0);
+    a.matrices = 2;
+    a.gate_up = 1;
+    a.tiles = static_cast<int32_t>((gate.rows + kShortRows / 2 - 1) / (kShortRows / 2));
+    return multiply_short(ctx, a, x, cols, n);
+}
+
+}  // namespace riptide::ops::cuda::decode

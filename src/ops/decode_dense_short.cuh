@@ -1,0 +1,134 @@
+// Tiles of 32 weight rows of Q4_K or Q6_K times up to 24 rows of x: what decode_dense_short.cu is made of. The
+// arithmetic is that of decode_tile.cuh, the bits are those of decode_dot.cuh.
+//
+// The canonical sum of a product has 32 chains, sub-blocks j mod 32; they are added xor 16, 8, 4, 2, 1. With j = 8 b +
+// low (block b of 256 columns) a chain is a pair of low and q = b mod 4. Eight warps (a team) share a tile in one of
+// two ways, L being the values of low that a CTA has:
+//   L = 8  x fits beside the ring. Warp w has low = w; its four chains q = 0, 2, 1, 3 come one after the other, a stage
+//          of the ring each, so that three sets of sums are alive.
+//   L = 2  it does not, or there are few tiles for the CTAs of the device. Four CTAs share a tile: CTA r has low = 2 r
+//          and 2 r + 1 of all blocks, whose 32 bytes of nibbles are a sector; warp 2 q + l has chain q of low 2 r + l.
+//          What is left to add, eight values for a product, goes through the L2 cache to a kernel of its own: no
+//          cluster, so that every SM has work.
+// Either way byte 16 w of the 128 that a block (L = 2: four blocks) has in a stage is where warp w reads.
+#pragma once
+
+#include "ops/decode_dense_tile.cuh"
+#include "ops/decode_many.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+constexpr int kShortRows = 32, kTeamWarps = 8, kTeamThreads = 32 * kTeamWarps;
+
+/// Where everything lies in a stage: kSteps blocks (L = 2: groups of four) of 32 rows; strides are odd multiples of 16.
+template <DType Type, int L>
+struct ShortStage {
+    static_assert(L == 8 || L == 2);
+    static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = false;
+    static constexpr int kSteps = L == 8 ? 5 : kQ6 ? 3 : 4;
+    static constexpr int kHeadEach = L == 8 ? 16 : 64;
+    static constexpr int kDataStride = 128 * kSteps + 16, kHeadStride = (kHeadEach * kSteps) / 32 * 32 + 16;
+    static constexpr int kHighStride = 64 * kSteps + 16, kDStride = 8 * kSteps;
+    static constexpr int kHeads = kShortRows * kDataStride, kHigh = kHeads + kShortRows * kHeadStride;
+    static constexpr int kD = kHigh + (kQ6 ? kShortRows * kHighStride : 0);
+    static constexpr int kBytes = kD + (kQ6 ? kShortRows * kDStride : 0);
+    static_assert(kHeadStride >= kHeadEach * kSteps && kHighStride % 32 == 16 && kBytes % 16 == 0);
+};
+
+/// Rows of x in shared memory, up to kSlots sub-blocks of each: sixteen bytes of each, the other sixteen, {d, A}.
+template <int kSlots>
+struct ShortX {
+    static constexpr int kSecond = 16 * kSlots, kPairs = 32 * kSlots, kStride = 40 * kSlots + 16;
+    static_assert(kStride % 32 == 16);
+};
+
+#ifdef __CUDACC__
+
+/// A lane's places. b: of load_matrices, rows 0 to 15 of x; more: rows 16 to 23; pairs: {d, A} of column 2 t.
+struct ShortLane {
+    const char* b;
+    const char* more;
+    const char* pairs;
+};
+
+/// Two matrices: lanes 0 to 15 give the rows.
+__device__ __forceinline__ void load_two_matrices(uint32_t& r0, uint32_t& r1, const char* row) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r0), "=r"(r1)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+#endif
+}
+
+/// acc[m] += step `k` of rows 16 m .. + 15 of a stage times x. sub: this warp's number in its team; low, q: its chain.
+template <DType Type, int L, int NT, int kSlots>
+__device__ __forceinline__ void short_step(const char* stage, int k, int sub, int low, int q, const KShifts& at,
+                                           const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
+    using S = ShortStage<Type, L>;
+    using X = ShortX<kSlots>;
+    const int g = lane / 4, t = lane % 4;
+    uint32_t w[4], xs[4][2];
+    load_matrices(w, stage + lane * S::kDataStride + 128 * k + 16 * sub);
+    float2 mine;  // scales of row `lane`
+    const char* const head = stage + S::kHeads + lane * S::kHeadStride + S::kHeadEach * k + (L == 2 ? 16 * q : 0);
+    if constexpr (S::kQ6)
+        mine = q6_scales(*reinterpret_cast<const uint16_t*>(head + 2 * low),
+                         *reinterpret_cast<const uint16_t*>(stage + S::kD + lane * S::kDStride + 8 * k + 2 * q));
+    else mine = q4_scales<false>(load_shared16(head), at);
+    if constexpr (NT == 1) {
+        load_two_matrices(xs[0][0], xs[0][1], x.b + 64 * L * k);
+    } else {
+        uint32_t two[4];
+        load_matrices(two, x.b + 64 * L * k);
+        xs[0][0] = two[0], xs[0][1] = two[1], xs[1][0] = two[2], xs[1][1] = two[3];
+        if constexpr (NT == 3) load_two_matrices(xs[2][0], xs[2][1], x.more + 64 * L * k);
+    }
+    float d[NT][2], total[NT][2];
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float2 pair = *reinterpret_cast<const float2*>(x.pairs + (8 * nt + i) * X::kStride + 32 * L * k);
+            d[nt][i] = pair.x, total[nt][i] = pair.y;
+        }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+        float3 by[2];  // rows g, g + 8
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            by[h].x = __shfl_sync(~0u, mine.x, 16 * m + 8 * h + g);
+            by[h].z = __shfl_sync(~0u, mine.y, 16 * m + 8 * h + g);
+            by[h].y = -__fmul_rn(by[h].x, kMagic);
+            if constexpr (!S::kQ6) by[h].z = -by[h].z;
+        }
+        uint32_t a[4];
+        make_a<S>(stage, w + 2 * m, 16 * m + g, 8 * k + sub, t, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+            add_products<S::kQ6>(a, xs[nt][0], xs[nt][1], by, d[nt], total[nt], acc[m][nt]);
+    }
+}
+
+/// All `count` steps of a stage; x: at the first of them.
+template <DType Type, int L, int NT, int kSlots, int U>
+__device__ __forceinline__ void short_stage(const char* stage, int count, int sub, int low, int q, const KShifts& at,
+                                            const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
+    const auto step = [&](int k) { short_step<Type, L, NT, kSlots>(stage, k, sub, low, q, at, x, lane, acc); };
+    if constexpr (U == 5) {
+        if (count == ShortStage<Type, L>::kSteps) {
+#pragma unroll
+            for (int k = 0; k < ShortStage<Type, L>::kSteps; ++k) step(k);
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < count; ++k) step(k);
+        }
+    } else {
+#pragma unroll U
+        for (int k = 0; k < count; ++k) step(k);
+    }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace riptide::ops::cuda::decode
