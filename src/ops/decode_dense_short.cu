@@ -71,6 +71,29 @@ __device__ __forceinline__ const ShortMatrix& matrix_of_tile(const ShortArgs& a,
 
 constexpr int kAskerRows = kShortRows / kShortAskers;
 
+/// What a team multiplies in a round: `halves` (0, 1, 2) of a tile, from `half` on.
+struct Assigned {
+    int tile, half, halves;
+};
+/// Of CTA `cta` of `ctas` (L = 2: of fours). Whole tiles as long as all teams get one; the last round's are halved
+/// where that leaves no team with more than half a tile.
+template <int kTeams>
+__device__ __forceinline__ Assigned assigned(int tiles, int ctas, int cta, int round, int team) {
+    const int all = kTeams * ctas, whole = tiles / all;
+    if (round < whole) return {round * all + team * ctas + cta, 0, 2};
+    int base = whole * all, rest = tiles - base, unit = team * ctas + cta, units = all;
+    if (kTeams == 2 && rest > ctas) {
+        if (team == 0) return {base + cta, 0, 2};
+        base += ctas, rest -= ctas, unit = cta, units = ctas;
+    }
+    if (2 * rest <= units) return {base + unit / 2, unit % 2, unit < 2 * rest ? 1 : 0};
+    return {base + unit, 0, unit < rest ? 2 : 0};
+}
+template <int kTeams>
+__device__ __forceinline__ int rounds_of(int tiles, int ctas) {
+    return (tiles + kTeams * ctas - 1) / (kTeams * ctas);
+}
+
 /// Steps [first, first + count) of rows 8 asker .. + 7 of a tile to a stage. L = 8: of chain q; L = 2: of CTA r.
 template <DType Type, int L>
 __device__ __forceinline__ void fetch_short(const TilePlanes& planes, int row0, int last, int blocks, int which,
@@ -173,11 +196,14 @@ __device__ __forceinline__ void put_sums(float* to, int warp, int lane, const fl
 
 /// Adds up a tile and stores it; warp `warp` of the team has columns warp, warp + 8, ...
 template <int L, int NT>
-__device__ __forceinline__ void finish_short(const ShortArgs& a, int tile, int r, int warp, int lane,
+__device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned& of, int r, int warp, int lane,
                                              const float* sums) {
-    const ShortMatrix& m = matrix_of_tile(a, tile);
+    const ShortMatrix& m = matrix_of_tile(a, of.tile);
     const float* const from = sums + 32 * warp + (lane ^ (warp / 2 % 4 * 8));
-    const int row = a.gate_up != 0 ? 16 * tile + lane % 16 : kShortRows * (tile - m.first) + lane;
+    const int kept = (a.gate_up != 0 ? 8 : 16) * of.halves;  // lanes that have a row to store
+    const int row = a.gate_up != 0 ? 16 * of.tile + 8 * of.half + lane
+                                   : kShortRows * (of.tile - m.first) + 16 * of.half + lane;
+    const bool stores = lane < kept && row < m.rows;
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
         const int p = 8 * nt + warp;
@@ -186,9 +212,9 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, int tile, int r
         if constexpr (L == 8) {
             const float sum = add_eight(value);
             if (a.gate_up != 0) {
-                const float up = __shfl_xor_sync(~0u, sum, 16);
-                if (lane < 16 && row < m.rows) m.y[static_cast<int64_t>(p) * m.rows + row] = swiglu_value(sum, up);
-            } else if (row < m.rows) {
+                const float up = __shfl_down_sync(~0u, sum, kept);
+                if (stores) m.y[static_cast<int64_t>(p) * m.rows + row] = swiglu_value(sum, up);
+            } else if (stores) {
                 const int64_t at = static_cast<int64_t>(p) * m.rows + row;
                 m.y[at] = sum;
                 if (a.residual != nullptr) a.residual[at] = __fadd_rn(a.residual[at], sum);
@@ -198,7 +224,7 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, int tile, int r
             for (int l = 0; l < 2; ++l) {
                 const float sum =
                     __fadd_rn(__fadd_rn(value(l), value(4 + l)), __fadd_rn(value(2 + l), value(6 + l)));
-                if (row < m.rows) a.parts[(static_cast<int64_t>(2 * r + l) * a.n + p) * m.rows + row] = sum;
+                if (stores) a.parts[(static_cast<int64_t>(2 * r + l) * a.n + p) * m.rows + row] = sum;
             }
         }
     }
@@ -219,7 +245,8 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     constexpr int kShare = L == 8 ? 1 : 4;  // CTAs of a tile
-    const int first_tile = blockIdx.x / kShare, r = blockIdx.x % kShare, step = gridDim.x / kShare;
+    const int cta = blockIdx.x / kShare, r = blockIdx.x % kShare, ctas = gridDim.x / kShare;
+    const int rounds = rounds_of<kTeams>(a.tiles, ctas);
     const int quads = a.blocks / 4, slots = L == 8 ? 8 * a.blocks : 2 * a.blocks;
     char* const x = reinterpret_cast<char*>(dynamic);
     char* const stages = x + 8 * NT * X::kStride;
@@ -239,22 +266,23 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
     if (warp >= kTeamWarps * kTeams) {
         const int asker = warp - kTeamWarps * kTeams;
 #pragma unroll 1
-        for (int tile = first_tile; tile < a.tiles; tile += kTeams * step) {
-            const int parts = parts_of(matrix_of_tile(a, tile));
+        for (int round = 0; round < rounds; ++round) {
+            const int parts = parts_of(a.m[0]);
 #pragma unroll 1
             for (int part = 0; part < parts; ++part)
 #pragma unroll 1
                 for (int team = 0; team < kTeams; ++team, ring.advance()) {
-                    const int of = tile + team * step;
+                    const Assigned of = assigned<kTeams>(a.tiles, ctas, cta, round, team);
                     ring.wait_until_empty();
-                    if (of >= a.tiles) {
+                    if (asker >= 2 * of.halves) {
                         ring.asked();
                         continue;
                     }
-                    const ShortMatrix& m = matrix_of_tile(a, of);
-                    const TilePlanes& planes = a.gate_up != 0 ? a.m[asker / 2].planes : m.planes;
-                    const int row0 =
-                        a.gate_up != 0 ? 16 * of + asker % 2 * 8 : kShortRows * (of - m.first) + kAskerRows * asker;
+                    const ShortMatrix& m = matrix_of_tile(a, of.tile);
+                    const bool pair = a.gate_up != 0;
+                    const TilePlanes& planes = pair ? a.m[asker / of.halves].planes : m.planes;
+                    const int row0 = pair ? 16 * of.tile + 8 * of.half + asker % of.halves * 8
+                                          : kShortRows * (of.tile - m.first) + 16 * of.half + kAskerRows * asker;
                     char* const stage = stages + ring.at() * a.stage_bytes;
                     const auto fetch = [&](auto type) {
                         constexpr DType kType = decltype(type)::value;
@@ -281,17 +309,18 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
     wait_for(x_there, 0);
     if (kTeams == 2 && team == 1) ring.advance();
 #pragma unroll 1
-    for (int base = first_tile; base < a.tiles; base += kTeams * step) {
-        const int tile = base + team * step, parts = parts_of(matrix_of_tile(a, base));
-        if (tile >= a.tiles) {  // stages without weights
+    for (int round = 0; round < rounds; ++round) {
+        const Assigned of = assigned<kTeams>(a.tiles, ctas, cta, round, team);
+        const int parts = parts_of(a.m[0]);
+        if (of.halves == 0) {  // the last round: stages without weights
 #pragma unroll 1
-            for (int part = 0; part < parts; ++part, ring.advance(), ring.advance()) {
+            for (int part = 0; part < (kTeams == 2 ? parts : 0); ++part, ring.advance(), ring.advance()) {
                 ring.wait_until_full();
                 ring.used();
             }
             break;
         }
-        const bool q6 = matrix_of_tile(a, tile).q6 != 0;
+        const bool q6 = matrix_of_tile(a, of.tile).q6 != 0;
         float sum[2][NT][4], other[2][NT][4], acc[2][NT][4];
         char* stage = nullptr;
 #pragma unroll 1
@@ -308,7 +337,9 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
                 const int first = L == 8 ? 0 : kSteps * part, count = L == 8 ? quads : min(kSteps, quads - first);
                 const int slot = L == 8 ? 8 * q + sub : 8 * first + sub;  // L = 2: 2 (4 first + q) + l
                 const ShortLane lanes{xb + 16 * slot, xc + 16 * slot, pairs + 8 * slot};
-                short_stage<kType, L, NT, kSlots, U>(stage, count, sub, low, q, at, lanes, lane, acc);
+                if (of.halves == 2)
+                    short_stage<kType, L, NT, kSlots, U, 2>(stage, count, sub, low, q, at, lanes, lane, acc);
+                else short_stage<kType, L, NT, kSlots, 1, 1>(stage, count, sub, low, q, at, lanes, lane, acc);
             };
             if (q6) multiply(std::integral_constant<DType, kQ6>{});
             else multiply(std::integral_constant<DType, kQ4>{});
@@ -332,14 +363,14 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
         sync_team(team);
         put_sums<NT>(meeting, sub, lane, L == 8 ? sum : acc);
         sync_team(team);
-        finish_short<L, NT>(a, tile, r, sub, lane, meeting);
+        finish_short<L, NT>(a, of, r, sub, lane, meeting);
         ring.used();
 #pragma unroll
         for (int i = 0; i < kTeams; ++i) ring.advance();
     }
     if constexpr (L == 8) {
         if (a.floats.pairs > 0)  // for the CTAs that have the fewest tiles
-            multiply_floats<2 * kTeams>(a.floats, a.x, step - 1 - first_tile, step, 0, a.n, results[warp / 4]);
+            multiply_floats<2 * kTeams>(a.floats, a.x, ctas - 1 - cta, ctas, 0, a.n, results[warp / 4]);
     }
 #endif
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_two_matrices(uint32_t& r0, uint32_t& r1, co
 }
 
 /// acc[m] += step `k` of rows 16 m .. + 15 of a stage times x. sub: this warp's number in its team; low, q: its chain.
-template <DType Type, int L, int NT, int kSlots>
+template <DType Type, int L, int NT, int kSlots, int M>
 __device__ __forceinline__ void short_step(const char* stage, int k, int sub, int low, int q, const KShifts& at,
                                            const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
     using S = ShortStage<Type, L>;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
             d[nt][i] = pair.x, total[nt][i] = pair.y;
         }
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < M; ++m) {
         float3 by[2];  // rows g, g + 8
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -111,10 +111,10 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
 }
 
 /// All `count` steps of a stage; x: at the first of them.
-template <DType Type, int L, int NT, int kSlots, int U>
+template <DType Type, int L, int NT, int kSlots, int U, int M>
 __device__ __forceinline__ void short_stage(const char* stage, int count, int sub, int low, int q, const KShifts& at,
                                             const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
-    const auto step = [&](int k) { short_step<Type, L, NT, kSlots>(stage, k, sub, low, q, at, x, lane, acc); };
+    const auto step = [&](int k) { short_step<Type, L, NT, kSlots, M>(stage, k, sub, low, q, at, x, lane, acc); };
     if constexpr (U == 5) {
         if (count == ShortStage<Type, L>::kSteps) {
 #pragma unroll
