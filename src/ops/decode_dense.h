@@ -36,9 +36,4 @@ bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_
 bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
                          const Weight& up, float* out);
 
-/// n staged rows of x in the arena, quantised by a kernel. x: kinds plain and norm. sections: 1, layout that of a whole
-/// row; or 4 (plain; layout of a quarter of the columns), one behind the other: section r has sub-blocks j with
-/// j / 2 mod 4 = r.
-ActSource dense_prepare(Context& ctx, const ActSource& x, const ActLayout& layout, int64_t n, int sections);
-
 }  // namespace riptide::ops::cuda::decode

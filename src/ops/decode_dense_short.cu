@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
 #include "ops/decode_dense_float.cuh"
 #include "ops/decode_dense_short.cuh"
@@ -15,7 +16,8 @@ namespace {
 constexpr int kMostShort = 8;      // matrices of a group
 constexpr int kShortAskers = 4;    // the last warps of a CTA, which ask for weights
 constexpr int kMostShortStages = 8;
-constexpr int kShortWide = 160;    // sub-blocks of a row of 5,120 columns
+constexpr int kMostParts = 6;
+constexpr int kShortWide = 20;  // groups of a row of 5,120 columns
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
 struct ShortMatrix {
@@ -31,12 +33,44 @@ struct ShortArgs {
     int32_t gate_up;  // tile t has rows 16 t .. of m[0] and of m[1]; m[0].y gets silu(first) * second
     int32_t n, blocks;
     int32_t stages, stage_bytes;
-    ActSource x;          // kinds staged, int8; L = 2: four sections of a staged row
-    int32_t section;      // bytes of one
+    ActSource x;          // rows as short_prepare_kernel() leaves them; L = 2: of four CTAs one behind the other
     float* residual;      // L = 8
     float* parts;         // L = 2: [low][n][rows]
     DenseFloats floats;   // L = 8
 };
+
+struct ShortPrepareArgs {
+    ActSource x;  // kinds plain, norm
+    char* out;
+    int32_t split, cols, float_bytes;  // of a row, behind the groups
+};
+
+/// Row blockIdx.x, quantised; without a norm the columns from 2,048 blockIdx.y on. split: as L = 2 wants it.
+__global__ void __launch_bounds__(kThreads) short_prepare_kernel(const __grid_constant__ ShortPrepareArgs a) {
+    __shared__ float partial[kWarps];
+    pdl_trigger();
+    float norm[kWholeRow][8] = {};
+    load_norms(a.x, a.cols, norm);
+    pdl_wait();
+    const auto* x = reinterpret_cast<const float*>(a.x.rows + blockIdx.x * a.x.stride);
+    const int blocks = a.cols / 256, bytes = kGroupBytes * blocks;
+    char* const out = a.out + static_cast<int64_t>(blockIdx.x) * (bytes + a.float_bytes);
+    const ActLayout floats = {a.cols, 0, 0, a.float_bytes};
+    const auto put = [&](int c, const float(&v)[8]) {
+        const int b = c / 32, low = c / 4 % 8;
+        const int at = a.split != 0 ? low / 2 * (blocks / 4) + b / 4 : b % 4 * (blocks / 4) + b / 4;
+        put_group(out + kGroupBytes * at, a.split != 0 ? b % 4 * 2 + low % 2 : low, c % 4, b < blocks, v);
+        put8(floats, out + bytes, c, v);
+    };
+    if (a.x.kind == ActKind::norm) {
+        whole_row(a.x, x, a.cols, norm, partial, put);
+        return;
+    }
+    const int c = blockIdx.y * kThreads + threadIdx.x;
+    float v[8];
+    load8(x, c, a.cols, v);
+    put(c, v);
+}
 
 struct ShortSumArgs {
     const float* parts;
@@ -157,19 +191,17 @@ __device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes,
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/// By one warp: all rows of x of this CTA, to be waited for at `barrier`.
-template <int kSlots>
-__device__ __forceinline__ void ask_for_x(const ShortArgs& a, int section, int slots, char* x, uint32_t barrier) {
-    using X = ShortX<kSlots>;
+/// By one warp: groups [first, first + count) of all rows of x, to be waited for at `barrier`.
+template <int kGroups>
+__device__ __forceinline__ void ask_for_x(const ShortArgs& a, int section, int first, int count, char* x,
+                                          uint32_t barrier) {
     const int lane = threadIdx.x % 32;
-    if (lane == 0) expect_bytes(barrier, 40 * slots * a.n);
+    if (lane == 0) expect_bytes(barrier, kGroupBytes * count * a.n);
     __syncwarp();
-    if (lane >= a.n) return;
-    const char* const from = a.x.rows + lane * a.x.stride + section * a.section;
-    char* const to = x + lane * X::kStride;
-    copy_bulk(to, from, 16 * slots, barrier);
-    copy_bulk(to + X::kSecond, from + 16 * slots, 16 * slots, barrier);
-    copy_bulk(to + X::kPairs, from + 32 * slots, 8 * slots, barrier);
+    if (lane < a.n)
+        copy_bulk(x + lane * kShortXStride<kGroups> + kGroupBytes * first,
+                  a.x.rows + lane * a.x.stride + kGroupBytes * (section * (a.blocks / 4) + first), kGroupBytes * count,
+                  barrier);
 }
 
 __device__ __forceinline__ void sync_team(int team) {
@@ -235,39 +267,40 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned&
 constexpr int short_threads(int teams) { return 32 * (kTeamWarps * teams + kShortAskers); }
 
 /// Teams take stages by turns: stage s of a team's tile i is stage kTeams (parts i + s) + team of the ring.
-template <int L, int NT, int kTeams, int kSlots, int U>
+template <int L, int NT, int kTeams, int kGroups, int U>
 __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const __grid_constant__ ShortArgs a) {
 #if __CUDA_ARCH__ >= 900
-    using X = ShortX<kSlots>;
+    constexpr int kStride = kShortXStride<kGroups>;
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[2 * kMostShortStages + 1];  // of the ring; x there
+    __shared__ uint64_t barriers[2 * kMostShortStages + kMostParts];  // of the ring; parts of x there
     __shared__ alignas(16) float results[2 * kTeams][kFloatPair * kFloatX * 4];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     constexpr int kShare = L == 8 ? 1 : 4;  // CTAs of a tile
     const int cta = blockIdx.x / kShare, r = blockIdx.x % kShare, ctas = gridDim.x / kShare;
     const int rounds = rounds_of<kTeams>(a.tiles, ctas);
-    const int quads = a.blocks / 4, slots = L == 8 ? 8 * a.blocks : 2 * a.blocks;
+    const int quads = a.blocks / 4;
     char* const x = reinterpret_cast<char*>(dynamic);
-    char* const stages = x + 8 * NT * X::kStride;
+    char* const stages = x + 8 * NT * kStride;
     const uint32_t x_there = shared_address(barriers + 2 * kMostShortStages);
     StageRing ring(barriers, a.stages);
     if (threadIdx.x == 0) {
         ring.init(kTeamWarps, 32 * kShortAskers);
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
+        for (int i = 0; i < kMostParts; ++i)
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there + 8 * i) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    const auto parts_of = [&](const ShortMatrix& m) {
-        if constexpr (L == 8) return 4;
-        constexpr int k4 = ShortStage<kQ4, L>::kSteps, k6 = ShortStage<kQ6, L>::kSteps;
-        return m.q6 != 0 ? (quads + k6 - 1) / k6 : (quads + k4 - 1) / k4;
-    };
+    const int steps = L == 8 ? quads : a.m[0].q6 != 0 ? ShortStage<kQ6, L>::kSteps : ShortStage<kQ4, L>::kSteps;
+    const int parts = L == 8 ? 4 : (quads + steps - 1) / steps;
+    // The chain that a part of a tile is (L = 8), its first step and how many it has.
+    const auto chain_of = [](int part) { return part % 2 * 2 + part / 2; };
+    const auto first_of = [&](int part) { return L == 8 ? 0 : steps * part; };
+    const auto count_of = [&](int part) { return min(steps, quads - first_of(part)); };
     if (warp >= kTeamWarps * kTeams) {
         const int asker = warp - kTeamWarps * kTeams;
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
-            const int parts = parts_of(a.m[0]);
 #pragma unroll 1
             for (int part = 0; part < parts; ++part)
 #pragma unroll 1
@@ -286,10 +319,8 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
                     char* const stage = stages + ring.at() * a.stage_bytes;
                     const auto fetch = [&](auto type) {
                         constexpr DType kType = decltype(type)::value;
-                        constexpr int kSteps = ShortStage<kType, L>::kSteps;
-                        const int first = L == 8 ? 0 : kSteps * part, count = L == 8 ? quads : min(kSteps, quads - first);
-                        const int which = L == 8 ? part % 2 * 2 + part / 2 : r;
-                        fetch_short<kType, L>(planes, row0, m.rows - 1, a.blocks, which, first, count, asker, stage);
+                        fetch_short<kType, L>(planes, row0, m.rows - 1, a.blocks, L == 8 ? chain_of(part) : r,
+                                              first_of(part), count_of(part), asker, stage);
                     };
                     if (m.q6 != 0) fetch(std::integral_constant<DType, kQ6>{});
                     else fetch(std::integral_constant<DType, kQ4>{});
@@ -299,19 +330,21 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
         return;
     }
     pdl_wait();
-    if (warp == 0) ask_for_x<kSlots>(a, r, slots, x, x_there);
+    if (warp == 0)
+#pragma unroll 1
+        for (int part = 0; part < parts; ++part)
+            ask_for_x<kGroups>(a, L == 8 ? 0 : r, L == 8 ? quads * chain_of(part) : first_of(part), count_of(part), x,
+                               x_there + 8 * part);
     const int team = warp / kTeamWarps, sub = warp % kTeamWarps;
     const int low = L == 8 ? sub : 2 * r + sub % 2;
     const KShifts at(low);
-    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * X::kStride + lane / 8 % 2 * X::kSecond;
-    const char* const xc = x + (lane % 8 + 16) * X::kStride + lane / 8 % 2 * X::kSecond;
-    const char* const pairs = x + lane % 4 * 2 * X::kStride + X::kPairs;
-    wait_for(x_there, 0);
+    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * kStride + lane / 8 % 2 * kGroupSecond + 16 * sub;
+    const char* const xc = x + (lane % 8 + 16) * kStride + lane / 8 % 2 * kGroupSecond + 16 * sub;
+    const char* const pairs = x + lane % 4 * 2 * kStride + kGroupPairs + 8 * sub;
     if (kTeams == 2 && team == 1) ring.advance();
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
         const Assigned of = assigned<kTeams>(a.tiles, ctas, cta, round, team);
-        const int parts = parts_of(a.m[0]);
         if (of.halves == 0) {  // the last round: stages without weights
 #pragma unroll 1
             for (int part = 0; part < (kTeams == 2 ? parts : 0); ++part, ring.advance(), ring.advance()) {
@@ -325,21 +358,20 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
         char* stage = nullptr;
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
-            const int q = L == 8 ? part % 2 * 2 + part / 2 : sub / 2;
+            const int q = L == 8 ? chain_of(part) : sub / 2;
             stage = stages + ring.at() * a.stage_bytes;
             if (L == 8 || part == 0)
 #pragma unroll
                 for (int i = 0; i < 8 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+            if (round == 0) wait_for(x_there + 8 * part, 0);
             ring.wait_until_full();
             const auto multiply = [&](auto type) {
                 constexpr DType kType = decltype(type)::value;
-                constexpr int kSteps = ShortStage<kType, L>::kSteps;
-                const int first = L == 8 ? 0 : kSteps * part, count = L == 8 ? quads : min(kSteps, quads - first);
-                const int slot = L == 8 ? 8 * q + sub : 8 * first + sub;  // L = 2: 2 (4 first + q) + l
-                const ShortLane lanes{xb + 16 * slot, xc + 16 * slot, pairs + 8 * slot};
+                const int count = count_of(part), at_x = kGroupBytes * (L == 8 ? quads * q : first_of(part));
+                const ShortLane lanes{xb + at_x, xc + at_x, pairs + at_x};
                 if (of.halves == 2)
-                    short_stage<kType, L, NT, kSlots, U, 2>(stage, count, sub, low, q, at, lanes, lane, acc);
-                else short_stage<kType, L, NT, kSlots, 1, 1>(stage, count, sub, low, q, at, lanes, lane, acc);
+                    short_stage<kType, L, NT, kGroups, U, 2>(stage, count, sub, low, q, at, lanes, lane, acc);
+                else short_stage<kType, L, NT, kGroups, 1, 1>(stage, count, sub, low, q, at, lanes, lane, acc);
             };
             if (q6) multiply(std::integral_constant<DType, kQ6>{});
             else multiply(std::integral_constant<DType, kQ4>{});
@@ -375,10 +407,10 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
 #endif
 }
 
-template <int L, int NT, int kTeams, int kSlots, int U>
+template <int L, int NT, int kTeams, int kGroups, int U>
 bool launch_short(Context& ctx, ShortArgs& a) {
     const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10);  // static shared memory
-    const int64_t x = 8 * NT * ShortX<kSlots>::kStride;
+    const int64_t x = 8 * NT * kShortXStride<kGroups>;
     int64_t stage = 8192 * NT;  // sums meet there
     for (int i = 0; i < a.matrices; ++i)
         stage = std::max<int64_t>(stage, a.m[i].q6 != 0 ? ShortStage<kQ6, L>::kBytes : ShortStage<kQ4, L>::kBytes);
@@ -386,7 +418,7 @@ bool launch_short(Context& ctx, ShortArgs& a) {
     if (a.stages < (kTeams == 2 ? 4 : 2)) return false;
     a.stage_bytes = static_cast<int32_t>(stage);
     const int64_t shared = x + a.stages * stage;
-    const auto kernel = short_kernel<L, NT, kTeams, kSlots, U>;
+    const auto kernel = short_kernel<L, NT, kTeams, kGroups, U>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     constexpr int kShare = L == 8 ? 1 : 4;
     const int64_t groups = std::min<int64_t>(a.tiles, std::max(1, ctx.gpu->info().sm_count / kShare));
@@ -395,55 +427,61 @@ bool launch_short(Context& ctx, ShortArgs& a) {
     return true;
 }
 
-template <int L, int kSlots, int U>
+template <int L, int kGroups, int U>
 bool launch_unrolled(Context& ctx, ShortArgs& a) {
     const char* const e = std::getenv("RT_TEAMS");
     const bool one = e != nullptr && *e == '1';
     if (a.n > 16)
-        return (!one && launch_short<L, 3, 2, kSlots, U>(ctx, a)) || launch_short<L, 3, 1, kSlots, U>(ctx, a);
-    if (a.n > 8) return (!one && launch_short<L, 2, 2, kSlots, U>(ctx, a)) || launch_short<L, 2, 1, kSlots, U>(ctx, a);
-    return (!one && launch_short<L, 1, 2, kSlots, U>(ctx, a)) || launch_short<L, 1, 1, kSlots, U>(ctx, a);
+        return (!one && launch_short<L, 3, 2, kGroups, U>(ctx, a)) || launch_short<L, 3, 1, kGroups, U>(ctx, a);
+    if (a.n > 8) return (!one && launch_short<L, 2, 2, kGroups, U>(ctx, a)) || launch_short<L, 2, 1, kGroups, U>(ctx, a);
+    return (!one && launch_short<L, 1, 2, kGroups, U>(ctx, a)) || launch_short<L, 1, 1, kGroups, U>(ctx, a);
 }
-template <int L, int kSlots>
+template <int L, int kGroups>
 bool launch_rows(Context& ctx, ShortArgs& a) {
     const char* const e = std::getenv("RT_UNROLL");
     const int u = e == nullptr ? 2 : std::atoi(e);
-    return u == 1   ? launch_unrolled<L, kSlots, 1>(ctx, a)
-           : u == 5 ? launch_unrolled<L, kSlots, 5>(ctx, a)
-                    : launch_unrolled<L, kSlots, 2>(ctx, a);
+    return u == 1   ? launch_unrolled<L, kGroups, 1>(ctx, a)
+           : u == 5 ? launch_unrolled<L, kGroups, 5>(ctx, a)
+                    : launch_unrolled<L, kGroups, 2>(ctx, a);
 }
 
 bool fits(const Context& ctx, const ActSource& x, int64_t cols, int64_t n) {
-    return n >= 2 && n <= 24 && cols % 1024 == 0 && x.kind != ActKind::staged && ctx.gpu->info().major >= 9;
+    return (x.kind == ActKind::plain || (x.kind == ActKind::norm && cols <= 2048 * kWholeRow)) && n >= 2 && n <= 24 && cols % 1024 == 0 && ctx.gpu->info().major >= 9;
 }
 bool short_weight(const Context& ctx, const Weight& w) {
     return dense_weight(*ctx.gpu, w) && (w.dtype == kQ4 || w.dtype == kQ6);
 }
 
-/// Launches. False: does not fit.
-bool multiply_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+/// x for launch_rows().
+void prepare_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n, bool split) {
     a.n = static_cast<int32_t>(n);
     a.blocks = static_cast<int32_t>(cols / 256);
-    a.x = x.kind == ActKind::int8 ? x
-                                  : dense_prepare(ctx, x, act_layout(cols, true, a.floats.pairs > 0), n, 1);
-    return launch_rows<8, kShortWide>(ctx, a);
+    a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, false, true).float_bytes : 0;
+    a.x.kind = ActKind::staged;
+    a.x.stride = kGroupBytes * a.blocks + a.floats.bytes;
+    ShortPrepareArgs p = {x, static_cast<char*>(ctx.arena->allocate(n * a.x.stride)), split ? 1 : 0,
+                          static_cast<int32_t>(cols), a.floats.bytes};
+    a.x.rows = p.out;
+    const int64_t parts = x.kind == ActKind::norm ? 1 : (cols + 2047) / 2048;
+    launch(*ctx.gpu, short_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads, 0,
+           p);
 }
-/// One matrix, four CTAs to a tile.
+/// One matrix, four CTAs to a tile. False: does not fit.
 bool multiply_split(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
-    const int64_t slots = cols / 128;
-    if (x.kind != ActKind::plain || slots > 136 || a.floats.pairs > 0) return false;
-    a.n = static_cast<int32_t>(n);
-    a.blocks = static_cast<int32_t>(cols / 256);
-    const ActLayout section = act_layout(cols / 4, true, false);
-    a.section = section.bytes();
-    a.x = dense_prepare(ctx, x, section, n, 4);
-    const int64_t products = n * a.m[0].rows;
+    const int64_t groups = cols / 1024, products = n * a.m[0].rows;
+    if (groups > 17 || a.floats.pairs > 0) return false;
+    prepare_short(ctx, a, x, cols, n, true);
     a.parts = static_cast<float*>(ctx.arena->allocate(8 * products * int64_t{sizeof(float)}));
-    if (!(slots <= 48 ? launch_rows<2, 48>(ctx, a) : launch_rows<2, 136>(ctx, a))) return false;
+    if (!(groups <= 6 ? launch_rows<2, 6>(ctx, a) : launch_rows<2, 17>(ctx, a))) return false;
     const ShortSumArgs s = {a.parts, a.m[0].y, a.residual, static_cast<int32_t>(products)};
     launch(*ctx.gpu, short_sum_kernel, dim3(static_cast<unsigned>((products + kThreads - 1) / kThreads)), kThreads, 0,
            s);
     return true;
+}
+bool multiply_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+    if (cols > 256 * kShortWide) return false;
+    prepare_short(ctx, a, x, cols, n, false);
+    return launch_rows<8, kShortWide>(ctx, a);
 }
 
 ShortMatrix short_matrix(const Weight& w, float* y, int32_t first) {
@@ -463,7 +501,7 @@ bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_
         if (short_weight(ctx, w)) {
             a.m[a.matrices++] = short_matrix(w, y[i].row(0), a.tiles);
             a.tiles += static_cast<int32_t>((w.rows + kShortRows - 1) / kShortRows);
-        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr) {
             FloatMatrix& m = a.floats.m[a.floats.matrices++] = float_matrix_of(matrix_of(w));
             m.y = y[i].row(0);
             m.first = a.floats.pairs;
@@ -473,18 +511,17 @@ bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_
         }
     }
     if (a.matrices == 0) return false;
-    a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, true, true).float_bytes : 0;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     // Few tiles for the SMs of the device: four CTAs share each.
     const bool few = a.tiles < 2 * ctx.gpu->info().sm_count;
     const char* const e = std::getenv("RT_SPLIT");
-    if (!(e != nullptr && *e == '0') && a.matrices == 1 && (few || cols > 32 * kShortWide) && multiply_split(ctx, a, x, cols, n)) return true;
-    return cols <= 32 * kShortWide && multiply_short(ctx, a, x, cols, n);
+    if (!(e != nullptr && *e == '0') && a.matrices == 1 && (few || cols > 256 * kShortWide) && multiply_split(ctx, a, x, cols, n)) return true;
+    return multiply_short(ctx, a, x, cols, n);
 }
 
 bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
                          const Weight& up, float* out) {
-    if (!fits(ctx, x, cols, n) || cols > 32 * kShortWide || !short_weight(ctx, gate) || !short_weight(ctx, up) ||
+    if (!fits(ctx, x, cols, n) || cols > 256 * kShortWide || !short_weight(ctx, gate) || !short_weight(ctx, up) ||
         gate.dtype != up.dtype || gate.rows != up.rows)
         return false;
     ShortArgs a = {};

@@ -35,14 +35,44 @@ struct ShortStage {
     static_assert(kHeadStride >= kHeadEach * kSteps && kHighStride % 32 == 16 && kBytes % 16 == 0);
 };
 
-/// Rows of x in shared memory, up to kSlots sub-blocks of each: sixteen bytes of each, the other sixteen, {d, A}.
-template <int kSlots>
-struct ShortX {
-    static constexpr int kSecond = 16 * kSlots, kPairs = 32 * kSlots, kStride = 40 * kSlots + 16;
-    static_assert(kStride % 32 == 16);
-};
+/// Rows of x, in device memory as in shared memory, are groups of eight sub-blocks: sixteen bytes of each, the other
+/// sixteen of each, {d, A} of each. Warp w of a team has the one with number w of each group: L = 8: group
+/// q blocks / 4 + k is block q + 4 k, L = 2: group k is 2 r and 2 r + 1 of blocks 4 k .. + 3.
+constexpr int kGroupBytes = 320, kGroupSecond = 128, kGroupPairs = 256;
+/// Bytes from row to row in shared memory, up to kGroups groups of each.
+template <int kGroups>
+constexpr int kShortXStride = kGroupBytes * kGroups + 16;
 
 #ifdef __CUDACC__
+
+/// Eight columns of sub-block `slot` of a group, the quarter `quarter` of them, quantised as put8() does: four
+/// neighbouring lanes have a sub-block. stores: whether there is such a group.
+__device__ __forceinline__ void put_group(char* group, int slot, int quarter, bool stores, const float (&v)[8]) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+    const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
+    const float amax = __uint_as_float(largest);
+    const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
+    const float d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : amax / 127.0f;
+    uint32_t words[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int a = finite ? __float2int_rn(__fmul_rn(v[i], inverse)) : 0;
+        words[i / 4] |= (static_cast<uint32_t>(a) & 255u) << (8 * (i % 4));
+    }
+    int sum = __dp4a(static_cast<int>(words[0]), 0x01010101, 0);
+    sum = __dp4a(static_cast<int>(words[1]), 0x01010101, sum);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (!stores) return;
+    *reinterpret_cast<uint2*>(group + quarter / 2 * kGroupSecond + 16 * slot + quarter % 2 * 8) =
+        make_uint2(words[0], words[1]);
+    if (quarter == 0)
+        *reinterpret_cast<float2*>(group + kGroupPairs + 8 * slot) = make_float2(d, static_cast<float>(sum));
+}
 
 /// A lane's places. b: of load_matrices, rows 0 to 15 of x; more: rows 16 to 23; pairs: {d, A} of column 2 t.
 struct ShortLane {
@@ -62,11 +92,10 @@ __device__ __forceinline__ void load_two_matrices(uint32_t& r0, uint32_t& r1, co
 }
 
 /// acc[m] += step `k` of rows 16 m .. + 15 of a stage times x. sub: this warp's number in its team; low, q: its chain.
-template <DType Type, int L, int NT, int kSlots, int M>
+template <DType Type, int L, int NT, int kGroups, int M>
 __device__ __forceinline__ void short_step(const char* stage, int k, int sub, int low, int q, const KShifts& at,
                                            const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
     using S = ShortStage<Type, L>;
-    using X = ShortX<kSlots>;
     const int g = lane / 4, t = lane % 4;
     uint32_t w[4], xs[4][2];
     load_matrices(w, stage + lane * S::kDataStride + 128 * k + 16 * sub);
@@ -77,19 +106,20 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
                          *reinterpret_cast<const uint16_t*>(stage + S::kD + lane * S::kDStride + 8 * k + 2 * q));
     else mine = q4_scales<false>(load_shared16(head), at);
     if constexpr (NT == 1) {
-        load_two_matrices(xs[0][0], xs[0][1], x.b + 64 * L * k);
+        load_two_matrices(xs[0][0], xs[0][1], x.b + kGroupBytes * k);
     } else {
         uint32_t two[4];
-        load_matrices(two, x.b + 64 * L * k);
+        load_matrices(two, x.b + kGroupBytes * k);
         xs[0][0] = two[0], xs[0][1] = two[1], xs[1][0] = two[2], xs[1][1] = two[3];
-        if constexpr (NT == 3) load_two_matrices(xs[2][0], xs[2][1], x.more + 64 * L * k);
+        if constexpr (NT == 3) load_two_matrices(xs[2][0], xs[2][1], x.more + kGroupBytes * k);
     }
     float d[NT][2], total[NT][2];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float2 pair = *reinterpret_cast<const float2*>(x.pairs + (8 * nt + i) * X::kStride + 32 * L * k);
+            const float2 pair = *reinterpret_cast<const float2*>(x.pairs + (8 * nt + i) * kShortXStride<kGroups> +
+                                                                 kGroupBytes * k);
             d[nt][i] = pair.x, total[nt][i] = pair.y;
         }
 #pragma unroll
@@ -111,10 +141,10 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
 }
 
 /// All `count` steps of a stage; x: at the first of them.
-template <DType Type, int L, int NT, int kSlots, int U, int M>
+template <DType Type, int L, int NT, int kGroups, int U, int M>
 __device__ __forceinline__ void short_stage(const char* stage, int count, int sub, int low, int q, const KShifts& at,
                                             const ShortLane& x, int lane, float (&acc)[2][NT][4]) {
-    const auto step = [&](int k) { short_step<Type, L, NT, kSlots, M>(stage, k, sub, low, q, at, x, lane, acc); };
+    const auto step = [&](int k) { short_step<Type, L, NT, kGroups, M>(stage, k, sub, low, q, at, x, lane, acc); };
     if constexpr (U == 5) {
         if (count == ShortStage<Type, L>::kSteps) {
 #pragma unroll

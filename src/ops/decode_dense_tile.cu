@@ -55,7 +55,6 @@ struct DenseTileArgs {
 struct DensePrepareArgs {
     ActSource x;
     ActLayout layout;
-    int32_t sections;
     char* out;
 };
 
@@ -67,20 +66,15 @@ __global__ void __launch_bounds__(kThreads) dense_prepare_kernel(const __grid_co
     load_norms(a.x, a.layout.cols, norm);
     pdl_wait();
     const auto* x = reinterpret_cast<const float*>(a.x.rows + blockIdx.x * a.x.stride);
-    char* const out = a.out + static_cast<int64_t>(blockIdx.x) * a.sections * a.layout.bytes();
+    char* const out = a.out + static_cast<int64_t>(blockIdx.x) * a.layout.bytes();
     if (a.x.kind == ActKind::norm) {
         stage_whole_row(a.x, x, a.layout, norm, out, partial);
         return;
     }
     const int c = blockIdx.y * kThreads + threadIdx.x;
     float v[8];
-    load8(x, c, a.sections * a.layout.cols, v);
-    if (a.sections == 1) {
-        put8(a.layout, out, c, v);
-    } else {
-        const int g = c / 4;
-        put8(a.layout, out + g / 2 % 4 * a.layout.bytes(), 4 * (g / 8 * 2 + g % 2) + c % 4, v);
-    }
+    load8(x, c, a.layout.cols, v);
+    put8(a.layout, out, c, v);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -415,9 +409,15 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
-        const ActLayout layout = act_layout(cols, true, a.floats.pairs > 0);
-        a.floats.bytes = layout.float_bytes;
-        a.x = dense_prepare(ctx, x, layout, n, 1);
+        DensePrepareArgs p = {x, act_layout(cols, true, a.floats.pairs > 0), nullptr};
+        a.floats.bytes = p.layout.float_bytes;
+        a.x.kind = ActKind::staged;
+        a.x.stride = p.layout.bytes();
+        p.out = static_cast<char*>(ctx.arena->allocate(n * a.x.stride));
+        a.x.rows = p.out;
+        const int64_t parts = x.kind == ActKind::norm ? 1 : (cols + 2047) / 2048;
+        launch(*ctx.gpu, dense_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads,
+               0, p);
     }
     // As few reads of the weights as possible; then as few columns of x as possible.
     const int64_t row_blocks = (n + 31) / 32, tiles = ((n + row_blocks - 1) / row_blocks + 7) / 8;
@@ -435,19 +435,10 @@ DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
 
 }  // namespace
 
-ActSource dense_prepare(Context& ctx, const ActSource& x, const ActLayout& layout, int64_t n, int sections) {
-    const int64_t bytes = sections * layout.bytes(), cols = sections * layout.cols;
-    char* const out = static_cast<char*>(ctx.arena->allocate(n * bytes));
-    const int64_t parts = x.kind == ActKind::norm ? 1 : (cols + 2047) / 2048;
-    const DensePrepareArgs p = {x, layout, sections, out};
-    launch(*ctx.gpu, dense_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads, 0, p);
-    return {ActKind::staged, out, bytes, nullptr, 0};
-}
-
 bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    if (!right_source(x, cols) || weights.size() > kMostDense) return false;
     if (dense_multiply_short(ctx, x, cols, n, weights, y, residual)) return true;
+    if (!right_source(x, cols) || weights.size() > kMostDense) return false;
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
@@ -471,10 +462,10 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
 
 bool dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
                    float* out) {
+    if (dense_gate_up_short(ctx, x, cols, n, gate, up, out)) return true;
     if (!right_source(x, cols) || !dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) ||
         gate.dtype != up.dtype || gate.rows != up.rows)
         return false;
-    if (dense_gate_up_short(ctx, x, cols, n, gate, up, out)) return true;
     DenseTileArgs a = {};
     a.m[0] = tile_matrix(gate, out, 0);
     a.m[1] = tile_matrix(up, nullptr, 0);
