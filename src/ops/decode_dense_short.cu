@@ -347,9 +347,11 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
         const Assigned of = assigned<kTeams>(a.tiles, ctas, cta, round, team);
         if (of.halves == 0) {  // the last round: stages without weights
 #pragma unroll 1
-            for (int part = 0; part < (kTeams == 2 ? parts : 0); ++part, ring.advance(), ring.advance()) {
+            for (int part = 0; part < parts; ++part) {
                 ring.wait_until_full();
                 ring.used();
+#pragma unroll
+                for (int i = 0; i < kTeams; ++i) ring.advance();
             }
             break;
         }
