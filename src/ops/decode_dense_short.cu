@@ -1,6 +1,20 @@
-// Large Q4_K and Q6_K matrices whose columns are a multiple of 1,024, times 2 to 24 rows (sm_90).
+// Large Q4_K and Q6_K matrices whose columns are a multiple of 1,024, times 2 to 24 rows (sm_90), where this is faster
+// than decode_dense_tile.cu: up to 8 rows of x of up to 5,120 columns; few weight rows (o, down) times more than 8.
+//
+// Bytes: those of the weights. Instructions by count, for a sub-block of sixteen weight rows: 35, 49 and 63 for 8, 16
+// and 24 rows; shared memory, 128 bytes a cycle: 13, 16 and 19 cycles. Floor of a step of Qwen3.5-27B, whose weights
+// are 3.3 ms: about 2.7, 3.3 and 3.9 ms by shared memory. Measured (H200, 2026-11-22, bench_gpu_dense, in brackets
+// decode_dense_tile.cu in the same run): 8 rows: projections 33.0 us (35.9), q k v 24.2 (26.6), gate up and down 76.8
+// (82.3), head 367 (456); o of 16 rows 18.2 (19.6), down of 16 and 24 rows 37.7 (43.1) and 48.4 (55.8), in Q6_K 50.1
+// (64.1) and 62.7 (108). What limits it is not known: no profile of this kernel was taken.
+// Design: a warp multiplies 32 weight rows at a time, so that x is read from shared memory half as often; tiles are of
+// single CTAs, or of four without a cluster; two teams of eight warps have tiles by turns and meet in the stage that
+// they have just read; the last round's tiles are halved; x comes by bulk copies, part by part.
+// Tried: x fitting beside the ring for 16 and 24 rows too (gate and up about 72 and 100 us, 70 and 88 without: sixteen
+// warps of 96 registers spill, and at 24 rows three stages leave one team); one team of eight warps with 168 registers
+// (8 rows 9.6 to 9.9 ms for all products instead of 8.5, 16 rows 12.1 to 12.4); steps one by one or five together
+// instead of two (within 2 % but for spills); tiles of four CTAs at 8 rows (o 15.7 us, 14.8 without).
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
@@ -13,10 +27,9 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostShort = 8;      // matrices of a group
-constexpr int kShortAskers = 4;    // the last warps of a CTA, which ask for weights
+constexpr int kMostShort = 8;  // matrices of a group
 constexpr int kMostShortStages = 8;
-constexpr int kMostParts = 6;
+[[maybe_unused]] constexpr int kMostParts = 6, kUnroll = 2;
 constexpr int kShortWide = 20;  // groups of a row of 5,120 columns
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
@@ -33,10 +46,10 @@ struct ShortArgs {
     int32_t gate_up;  // tile t has rows 16 t .. of m[0] and of m[1]; m[0].y gets silu(first) * second
     int32_t n, blocks;
     int32_t stages, stage_bytes;
-    ActSource x;          // rows as short_prepare_kernel() leaves them; L = 2: of four CTAs one behind the other
-    float* residual;      // L = 8
-    float* parts;         // L = 2: [low][n][rows]
-    DenseFloats floats;   // L = 8
+    ActSource x;         // rows as short_prepare_kernel() leaves them; L = 2: of four CTAs one behind the other
+    float* residual;     // L = 8
+    float* parts;        // L = 2: [low][n][rows]
+    DenseFloats floats;  // L = 8
 };
 
 struct ShortPrepareArgs {
@@ -103,8 +116,6 @@ __device__ __forceinline__ const ShortMatrix& matrix_of_tile(const ShortArgs& a,
     return a.m[i];
 }
 
-constexpr int kAskerRows = kShortRows / kShortAskers;
-
 /// What a team multiplies in a round: `halves` (0, 1, 2) of a tile, from `half` on.
 struct Assigned {
     int tile, half, halves;
@@ -126,56 +137,6 @@ __device__ __forceinline__ Assigned assigned(int tiles, int ctas, int cta, int r
 template <int kTeams>
 __device__ __forceinline__ int rounds_of(int tiles, int ctas) {
     return (tiles + kTeams * ctas - 1) / (kTeams * ctas);
-}
-
-/// Steps [first, first + count) of rows 8 asker .. + 7 of a tile to a stage. L = 8: of chain q; L = 2: of CTA r.
-template <DType Type, int L>
-__device__ __forceinline__ void fetch_short(const TilePlanes& planes, int row0, int last, int blocks, int which,
-                                            int first, int count, int asker, char* stage) {
-    using S = ShortStage<Type, L>;
-    static_assert(kAskerRows == 8);
-    const int lane = threadIdx.x % 32, at = kAskerRows * asker;
-    const auto block = [&](int i) { return static_cast<int64_t>(min(row0 + i, last)) * blocks + 4 * first; };
-    {
-        const int c = lane % 8;
-        const int skip = L == 8 ? 128 * which + 16 * c : c / 2 * 128 + 32 * which + c % 2 * 16;
-#pragma unroll
-        for (int i = lane / 8; i < 8; i += 4) {
-            const char* const from = planes.data + block(i) * 128 + skip;
-            char* const to = stage + (at + i) * S::kDataStride + 16 * c;
-#pragma unroll
-            for (int k = 0; k < S::kSteps; ++k)
-                if (k < count) copy_async16(to + 128 * k, from + 512 * k);
-        }
-    }
-    const int i = lane / 4, c = lane % 4;
-    if constexpr (L == 8) {
-        const int r = lane % 8;
-        const char* const from = planes.scales + block(r) * 16 + 16 * which;
-        char* const to = stage + S::kHeads + (at + r) * S::kHeadStride;
-#pragma unroll
-        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
-            if (k0 + lane / 8 < count) copy_async16(to + 16 * (k0 + lane / 8), from + 64 * (k0 + lane / 8));
-    } else {
-        const char* const from = planes.scales + block(i) * 16 + 16 * c;
-        char* const to = stage + S::kHeads + (at + i) * S::kHeadStride + 16 * c;
-#pragma unroll
-        for (int k = 0; k < S::kSteps; ++k)
-            if (k < count) copy_async16(to + 64 * k, from + 64 * k);
-    }
-    if constexpr (S::kQ6) {
-        const char* const from = planes.high + block(i) * 64 + (L == 8 ? 64 * which + 16 * c : 64 * c + 16 * which);
-        char* const to = stage + S::kHigh + (at + i) * S::kHighStride + 16 * c;
-#pragma unroll
-        for (int k = 0; k < S::kSteps; ++k)
-            if (k < count) copy_async16(to + 64 * k, from + 256 * k);
-        const int r = lane % 8;
-#pragma unroll
-        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
-            if (k0 + lane / 8 < count)
-                copy_async8(stage + S::kD + (at + r) * S::kDStride + 8 * (k0 + lane / 8),
-                            planes.d + 2 * block(r) + 8 * (k0 + lane / 8));
-    }
 }
 
 __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
@@ -208,24 +169,6 @@ __device__ __forceinline__ void sync_team(int team) {
     asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(kTeamThreads) : "memory");
 }
 
-/// The sums of a tile: eight warps' one behind the other, each [column][32 rows], rows in another order for each pair
-/// of columns.
-template <int NT>
-__device__ __forceinline__ void put_sums(float* to, int warp, int lane, const float (&v)[2][NT][4]) {
-    const int g = lane / 4, t = lane % 4;
-    float* const mine = to + warp * (256 * NT) + 64 * t + g;
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float* const row = mine + ((16 * m + 8 * h) ^ (8 * t));
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) row[256 * nt + 32 * i] = v[m][nt][2 * h + i];
-        }
-}
-
 /// Adds up a tile and stores it; warp `warp` of the team has columns warp, warp + 8, ...
 template <int L, int NT>
 __device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned& of, int r, int warp, int lane,
@@ -233,8 +176,8 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned&
     const ShortMatrix& m = matrix_of_tile(a, of.tile);
     const float* const from = sums + 32 * warp + (lane ^ (warp / 2 % 4 * 8));
     const int kept = (a.gate_up != 0 ? 8 : 16) * of.halves;  // lanes that have a row to store
-    const int row = a.gate_up != 0 ? 16 * of.tile + 8 * of.half + lane
-                                   : kShortRows * (of.tile - m.first) + 16 * of.half + lane;
+    const int row =
+        a.gate_up != 0 ? 16 * of.tile + 8 * of.half + lane : kShortRows * (of.tile - m.first) + 16 * of.half + lane;
     const bool stores = lane < kept && row < m.rows;
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
@@ -254,8 +197,7 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned&
         } else {
 #pragma unroll
             for (int l = 0; l < 2; ++l) {
-                const float sum =
-                    __fadd_rn(__fadd_rn(value(l), value(4 + l)), __fadd_rn(value(2 + l), value(6 + l)));
+                const float sum = __fadd_rn(__fadd_rn(value(l), value(4 + l)), __fadd_rn(value(2 + l), value(6 + l)));
                 if (stores) a.parts[(static_cast<int64_t>(2 * r + l) * a.n + p) * m.rows + row] = sum;
             }
         }
@@ -267,7 +209,7 @@ __device__ __forceinline__ void finish_short(const ShortArgs& a, const Assigned&
 constexpr int short_threads(int teams) { return 32 * (kTeamWarps * teams + kShortAskers); }
 
 /// Teams take stages by turns: stage s of a team's tile i is stage kTeams (parts i + s) + team of the ring.
-template <int L, int NT, int kTeams, int kGroups, int U>
+template <int L, int NT, int kTeams, int kGroups>
 __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const __grid_constant__ ShortArgs a) {
 #if __CUDA_ARCH__ >= 900
     constexpr int kStride = kShortXStride<kGroups>;
@@ -315,7 +257,7 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
                     const bool pair = a.gate_up != 0;
                     const TilePlanes& planes = pair ? a.m[asker / of.halves].planes : m.planes;
                     const int row0 = pair ? 16 * of.tile + 8 * of.half + asker % of.halves * 8
-                                          : kShortRows * (of.tile - m.first) + 16 * of.half + kAskerRows * asker;
+                                          : kShortRows * (of.tile - m.first) + 16 * of.half + kShortAskerRows * asker;
                     char* const stage = stages + ring.at() * a.stage_bytes;
                     const auto fetch = [&](auto type) {
                         constexpr DType kType = decltype(type)::value;
@@ -338,7 +280,8 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
     const int team = warp / kTeamWarps, sub = warp % kTeamWarps;
     const int low = L == 8 ? sub : 2 * r + sub % 2;
     const KShifts at(low);
-    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * kStride + lane / 8 % 2 * kGroupSecond + 16 * sub;
+    const char* const xb =
+        x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * kStride + lane / 8 % 2 * kGroupSecond + 16 * sub;
     const char* const xc = x + (lane % 8 + 16) * kStride + lane / 8 % 2 * kGroupSecond + 16 * sub;
     const char* const pairs = x + lane % 4 * 2 * kStride + kGroupPairs + 8 * sub;
     if (kTeams == 2 && team == 1) ring.advance();
@@ -372,7 +315,7 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
                 const int count = count_of(part), at_x = kGroupBytes * (L == 8 ? quads * q : first_of(part));
                 const ShortLane lanes{xb + at_x, xc + at_x, pairs + at_x};
                 if (of.halves == 2)
-                    short_stage<kType, L, NT, kGroups, U, 2>(stage, count, sub, low, q, at, lanes, lane, acc);
+                    short_stage<kType, L, NT, kGroups, kUnroll, 2>(stage, count, sub, low, q, at, lanes, lane, acc);
                 else short_stage<kType, L, NT, kGroups, 1, 1>(stage, count, sub, low, q, at, lanes, lane, acc);
             };
             if (q6) multiply(std::integral_constant<DType, kQ6>{});
@@ -409,7 +352,7 @@ __global__ void __launch_bounds__(short_threads(kTeams), 1) short_kernel(const _
 #endif
 }
 
-template <int L, int NT, int kTeams, int kGroups, int U>
+template <int L, int NT, int kTeams, int kGroups>
 bool launch_short(Context& ctx, ShortArgs& a) {
     const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10);  // static shared memory
     const int64_t x = 8 * NT * kShortXStride<kGroups>;
@@ -420,7 +363,7 @@ bool launch_short(Context& ctx, ShortArgs& a) {
     if (a.stages < (kTeams == 2 ? 4 : 2)) return false;
     a.stage_bytes = static_cast<int32_t>(stage);
     const int64_t shared = x + a.stages * stage;
-    const auto kernel = short_kernel<L, NT, kTeams, kGroups, U>;
+    const auto kernel = short_kernel<L, NT, kTeams, kGroups>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     constexpr int kShare = L == 8 ? 1 : 4;
     const int64_t groups = std::min<int64_t>(a.tiles, std::max(1, ctx.gpu->info().sm_count / kShare));
@@ -429,32 +372,15 @@ bool launch_short(Context& ctx, ShortArgs& a) {
     return true;
 }
 
-template <int L, int kGroups, int U>
-bool launch_unrolled(Context& ctx, ShortArgs& a) {
-    const char* const e = std::getenv("RT_TEAMS");
-    const bool one = e != nullptr && *e == '1';
-    if (a.n > 16)
-        return (!one && launch_short<L, 3, 2, kGroups, U>(ctx, a)) || launch_short<L, 3, 1, kGroups, U>(ctx, a);
-    if (a.n > 8) return (!one && launch_short<L, 2, 2, kGroups, U>(ctx, a)) || launch_short<L, 2, 1, kGroups, U>(ctx, a);
-    return (!one && launch_short<L, 1, 2, kGroups, U>(ctx, a)) || launch_short<L, 1, 1, kGroups, U>(ctx, a);
-}
-template <int L, int kGroups>
-bool launch_rows(Context& ctx, ShortArgs& a) {
-    const char* const e = std::getenv("RT_UNROLL");
-    const int u = e == nullptr ? 2 : std::atoi(e);
-    return u == 1   ? launch_unrolled<L, kGroups, 1>(ctx, a)
-           : u == 5 ? launch_unrolled<L, kGroups, 5>(ctx, a)
-                    : launch_unrolled<L, kGroups, 2>(ctx, a);
-}
-
 bool fits(const Context& ctx, const ActSource& x, int64_t cols, int64_t n) {
-    return (x.kind == ActKind::plain || (x.kind == ActKind::norm && cols <= 2048 * kWholeRow)) && n >= 2 && n <= 24 && cols % 1024 == 0 && ctx.gpu->info().major >= 9;
+    return (x.kind == ActKind::plain || (x.kind == ActKind::norm && cols <= 2048 * kWholeRow)) && n >= 2 && n <= 24 &&
+           cols % 1024 == 0 && ctx.gpu->info().major >= 9 && ctx.gpu->info().shared_bytes >= (220 << 10);
 }
 bool short_weight(const Context& ctx, const Weight& w) {
     return dense_weight(*ctx.gpu, w) && (w.dtype == kQ4 || w.dtype == kQ6);
 }
 
-/// x for launch_rows().
+/// x for launch_short().
 void prepare_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n, bool split) {
     a.n = static_cast<int32_t>(n);
     a.blocks = static_cast<int32_t>(cols / 256);
@@ -468,22 +394,27 @@ void prepare_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols,
     launch(*ctx.gpu, short_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads, 0,
            p);
 }
-/// One matrix, four CTAs to a tile. False: does not fit.
+/// One matrix, more than 8 rows of x, four CTAs to a tile. False: does not fit.
 bool multiply_split(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
     const int64_t groups = cols / 1024, products = n * a.m[0].rows;
-    if (groups > 17 || a.floats.pairs > 0) return false;
+    if (groups > 17 || (n > 16 && groups <= 6) || a.floats.pairs > 0) return false;
     prepare_short(ctx, a, x, cols, n, true);
     a.parts = static_cast<float*>(ctx.arena->allocate(8 * products * int64_t{sizeof(float)}));
-    if (!(groups <= 6 ? launch_rows<2, 6>(ctx, a) : launch_rows<2, 17>(ctx, a))) return false;
+    // Two teams need four stages.
+    if (!(n > 16        ? launch_short<2, 3, 1, 17>(ctx, a)
+          : groups <= 6 ? launch_short<2, 2, 2, 6>(ctx, a)
+                        : launch_short<2, 2, 2, 17>(ctx, a)))
+        return false;
     const ShortSumArgs s = {a.parts, a.m[0].y, a.residual, static_cast<int32_t>(products)};
     launch(*ctx.gpu, short_sum_kernel, dim3(static_cast<unsigned>((products + kThreads - 1) / kThreads)), kThreads, 0,
            s);
     return true;
 }
+/// Up to 8 rows of x.
 bool multiply_short(Context& ctx, ShortArgs& a, const ActSource& x, int64_t cols, int64_t n) {
     if (cols > 256 * kShortWide) return false;
     prepare_short(ctx, a, x, cols, n, false);
-    return launch_rows<8, kShortWide>(ctx, a);
+    return launch_short<8, 1, 2, kShortWide>(ctx, a);
 }
 
 ShortMatrix short_matrix(const Weight& w, float* y, int32_t first) {
@@ -514,17 +445,15 @@ bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_
     }
     if (a.matrices == 0) return false;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    // Few tiles for the SMs of the device: four CTAs share each.
+    if (n <= 8) return multiply_short(ctx, a, x, cols, n);
     const bool few = a.tiles < 2 * ctx.gpu->info().sm_count;
-    const char* const e = std::getenv("RT_SPLIT");
-    if (!(e != nullptr && *e == '0') && a.matrices == 1 && (few || cols > 256 * kShortWide) && multiply_split(ctx, a, x, cols, n)) return true;
-    return multiply_short(ctx, a, x, cols, n);
+    return a.matrices == 1 && few && multiply_split(ctx, a, x, cols, n);
 }
 
 bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
                          const Weight& up, float* out) {
-    if (!fits(ctx, x, cols, n) || cols > 256 * kShortWide || !short_weight(ctx, gate) || !short_weight(ctx, up) ||
-        gate.dtype != up.dtype || gate.rows != up.rows)
+    if (!fits(ctx, x, cols, n) || n > 8 || cols > 256 * kShortWide || !short_weight(ctx, gate) ||
+        !short_weight(ctx, up) || gate.dtype != up.dtype || gate.rows != up.rows)
         return false;
     ShortArgs a = {};
     a.m[0] = short_matrix(gate, out, 0);

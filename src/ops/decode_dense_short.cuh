@@ -19,6 +19,8 @@
 namespace riptide::ops::cuda::decode {
 
 constexpr int kShortRows = 32, kTeamWarps = 8, kTeamThreads = 32 * kTeamWarps;
+constexpr int kShortAskers = 4;  // the last warps of a CTA, which ask for weights
+constexpr int kShortAskerRows = kShortRows / kShortAskers;
 
 /// Where everything lies in a stage: kSteps blocks (L = 2: groups of four) of 32 rows; strides are odd multiples of 16.
 template <DType Type, int L>
@@ -41,7 +43,7 @@ struct ShortStage {
 constexpr int kGroupBytes = 320, kGroupSecond = 128, kGroupPairs = 256;
 /// Bytes from row to row in shared memory, up to kGroups groups of each.
 template <int kGroups>
-constexpr int kShortXStride = kGroupBytes * kGroups + 16;
+constexpr int kShortXStride = kGroupBytes* kGroups + 16;
 
 #ifdef __CUDACC__
 
@@ -118,8 +120,8 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
     for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float2 pair = *reinterpret_cast<const float2*>(x.pairs + (8 * nt + i) * kShortXStride<kGroups> +
-                                                                 kGroupBytes * k);
+            const float2 pair =
+                *reinterpret_cast<const float2*>(x.pairs + (8 * nt + i) * kShortXStride<kGroups> + kGroupBytes * k);
             d[nt][i] = pair.x, total[nt][i] = pair.y;
         }
 #pragma unroll
@@ -135,8 +137,7 @@ __device__ __forceinline__ void short_step(const char* stage, int k, int sub, in
         uint32_t a[4];
         make_a<S>(stage, w + 2 * m, 16 * m + g, 8 * k + sub, t, a);
 #pragma unroll
-        for (int nt = 0; nt < NT; ++nt)
-            add_products<S::kQ6>(a, xs[nt][0], xs[nt][1], by, d[nt], total[nt], acc[m][nt]);
+        for (int nt = 0; nt < NT; ++nt) add_products<S::kQ6>(a, xs[nt][0], xs[nt][1], by, d[nt], total[nt], acc[m][nt]);
     }
 }
 
@@ -157,6 +158,74 @@ __device__ __forceinline__ void short_stage(const char* stage, int count, int su
 #pragma unroll U
         for (int k = 0; k < count; ++k) step(k);
     }
+}
+
+/// Steps [first, first + count) of rows 8 asker .. + 7 of a tile to a stage. L = 8: of chain q; L = 2: of CTA r.
+template <DType Type, int L>
+__device__ __forceinline__ void fetch_short(const TilePlanes& planes, int row0, int last, int blocks, int which,
+                                            int first, int count, int asker, char* stage) {
+    using S = ShortStage<Type, L>;
+    static_assert(kShortAskerRows == 8);
+    const int lane = threadIdx.x % 32, at = kShortAskerRows * asker;
+    const auto block = [&](int i) { return static_cast<int64_t>(min(row0 + i, last)) * blocks + 4 * first; };
+    {
+        const int c = lane % 8;
+        const int skip = L == 8 ? 128 * which + 16 * c : c / 2 * 128 + 32 * which + c % 2 * 16;
+#pragma unroll
+        for (int i = lane / 8; i < 8; i += 4) {
+            const char* const from = planes.data + block(i) * 128 + skip;
+            char* const to = stage + (at + i) * S::kDataStride + 16 * c;
+#pragma unroll
+            for (int k = 0; k < S::kSteps; ++k)
+                if (k < count) copy_async16(to + 128 * k, from + 512 * k);
+        }
+    }
+    const int i = lane / 4, c = lane % 4;
+    if constexpr (L == 8) {
+        const int r = lane % 8;
+        const char* const from = planes.scales + block(r) * 16 + 16 * which;
+        char* const to = stage + S::kHeads + (at + r) * S::kHeadStride;
+#pragma unroll
+        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
+            if (k0 + lane / 8 < count) copy_async16(to + 16 * (k0 + lane / 8), from + 64 * (k0 + lane / 8));
+    } else {
+        const char* const from = planes.scales + block(i) * 16 + 16 * c;
+        char* const to = stage + S::kHeads + (at + i) * S::kHeadStride + 16 * c;
+#pragma unroll
+        for (int k = 0; k < S::kSteps; ++k)
+            if (k < count) copy_async16(to + 64 * k, from + 64 * k);
+    }
+    if constexpr (S::kQ6) {
+        const char* const from = planes.high + block(i) * 64 + (L == 8 ? 64 * which + 16 * c : 64 * c + 16 * which);
+        char* const to = stage + S::kHigh + (at + i) * S::kHighStride + 16 * c;
+#pragma unroll
+        for (int k = 0; k < S::kSteps; ++k)
+            if (k < count) copy_async16(to + 64 * k, from + 256 * k);
+        const int r = lane % 8;
+#pragma unroll
+        for (int k0 = 0; k0 < S::kSteps; k0 += 4)
+            if (k0 + lane / 8 < count)
+                copy_async8(stage + S::kD + (at + r) * S::kDStride + 8 * (k0 + lane / 8),
+                            planes.d + 2 * block(r) + 8 * (k0 + lane / 8));
+    }
+}
+
+/// The sums of a tile: eight warps' one behind the other, each [column][32 rows], rows in another order for each pair
+/// of columns.
+template <int NT>
+__device__ __forceinline__ void put_sums(float* to, int warp, int lane, const float (&v)[2][NT][4]) {
+    const int g = lane / 4, t = lane % 4;
+    float* const mine = to + warp * (256 * NT) + 64 * t + g;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float* const row = mine + ((16 * m + 8 * h) ^ (8 * t));
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) row[256 * nt + 32 * i] = v[m][nt][2 * h + i];
+        }
 }
 
 #endif  // __CUDACC__
