@@ -33,15 +33,15 @@ __device__ __forceinline__ void load_norms(const ActSource& s, int cols, float (
     for (int r = 0; r < R; ++r) load_norm8(s.norm, r * kThreads + threadIdx.x, cols, norm[r]);
 }
 
-/// stage_floats() for one row x of at most 2,048 R columns (multiples of 8): same bits, but all loads go out at once,
-/// and the norm's weights are in registers. Behind pdl_wait(), by the first
-/// 256 threads of a CTA. partial: kWarps floats of shared memory.
-template <int R>
-__device__ __forceinline__ void stage_whole_row(const ActSource& s, const float* x, const ActLayout& l,
-                                                const float (&norm)[R][8], char* out, float* partial) {
+/// One row x of at most 2,048 R columns (multiples of 8), normalised if s says so: put(c, v) gets columns 8 c .. + 7, by
+/// the thread that put8() wants. All loads go out at once, and the norm's weights are in registers. Behind pdl_wait(),
+/// by the first 256 threads of a CTA. partial: kWarps floats of shared memory.
+template <int R, class Put>
+__device__ __forceinline__ void whole_row(const ActSource& s, const float* x, int cols, const float (&norm)[R][8],
+                                          float* partial, const Put& put) {
     float v[R][8];
 #pragma unroll
-    for (int r = 0; r < R; ++r) load8(x, r * kThreads + threadIdx.x, l.cols, v[r]);
+    for (int r = 0; r < R; ++r) load8(x, r * kThreads + threadIdx.x, cols, v[r]);
     if (s.kind == ActKind::norm) {
         float sum = 0.0f;
 #pragma unroll
@@ -49,14 +49,20 @@ __device__ __forceinline__ void stage_whole_row(const ActSource& s, const float*
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
         asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-        const float scale = row_scale(partial, l.cols, s.eps);
+        const float scale = row_scale(partial, cols, s.eps);
 #pragma unroll
         for (int r = 0; r < R; ++r)
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[r][i] = rms_value(v[r][i], scale, norm[r][i]);
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) put8(l, out, r * kThreads + threadIdx.x, v[r]);
+    for (int r = 0; r < R; ++r) put(r * kThreads + threadIdx.x, v[r]);
+}
+/// stage_floats() for such a row: same bits.
+template <int R>
+__device__ __forceinline__ void stage_whole_row(const ActSource& s, const float* x, const ActLayout& l,
+                                                const float (&norm)[R][8], char* out, float* partial) {
+    whole_row(s, x, l.cols, norm, partial, [&](int c, const float(&v)[8]) { put8(l, out, c, v); });
 }
 
 #endif  // __CUDACC__

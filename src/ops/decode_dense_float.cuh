@@ -18,8 +18,9 @@ struct DenseFloats {
 #ifdef __CUDACC__
 
 /// Rows row0 .. row0 + count - 1 of x (staged, in device memory, read from the L2 cache) times all matrices, by `ctas`
-/// CTAs of kFloatThreads threads, of which this is number `cta`. Four warps, a quad, have two rows of weights and four
+/// CTAs of 128 kOf threads, of which this is number `cta`. Four warps, a quad, have two rows of weights and four
 /// rows of x at a time, each warp an accumulator of the canonical order. results: of this quad, in shared memory.
+template <int kOf = kQuads>
 __device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActSource& x, int cta, int ctas, int row0,
                                                 int count, float (&results)[kFloatPair * kFloatX * 4]) {
     constexpr int kSums = kFloatPair * kFloatX, kLanes = 32 / kSums;
@@ -27,7 +28,7 @@ __device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActS
     const int all = f.pairs * ((count + kFloatX - 1) / kFloatX);
     const char* const x0 = x.rows + row0 * x.stride + (x.stride - f.bytes);
 #pragma unroll 1
-    for (int unit = cta * kQuads + quad; unit < all; unit += ctas * kQuads) {
+    for (int unit = cta * kOf + quad; unit < all; unit += ctas * kOf) {
         const int pair = unit % f.pairs, first = unit / f.pairs * kFloatX;
         int k = 0;
         while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;

@@ -24,7 +24,7 @@ using Results = std::vector<std::vector<float>>;
 /// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
 constexpr struct Shape {
     int64_t cols, rows;
-} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5120, 101}, {6144, 101}, {17408, 101}, {2304, 4213}},
+} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5120, 101}, {6144, 101}, {17408, 101}, {2304, 4213}, {6144, 2300}},
   kFewShapes[] = {{768, 20}, {5120, 20}};
 
 struct World {
@@ -182,6 +182,8 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
     };
     for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 512), fewer(2816, 256)},
                           Case{DType::q4_k, DType::q4_k, fewer(1280, 256), fewer(2048, 256)},
+                          Case{DType::q4_k, DType::q6_k, 1024, fewer(5120, 1024)},
+                          Case{DType::q6_k, DType::q4_k, fewer(3072, 1024), fewer(6144, 2048)},
                           Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
                           Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 768)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
