@@ -50,30 +50,11 @@ constexpr int kShortXStride = kGroupBytes* kGroups + 16;
 /// Eight columns of sub-block `slot` of a group, the quarter `quarter` of them, quantised as put8() does: four
 /// neighbouring lanes have a sub-block. stores: whether there is such a group.
 __device__ __forceinline__ void put_group(char* group, int slot, int quarter, bool stores, const float (&v)[8]) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
-    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-    const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
-    const float amax = __uint_as_float(largest);
-    const float inverse = finite && !zero ? 127.0f / amax : 0.0f;
-    const float d = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : amax / 127.0f;
-    uint32_t words[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int a = finite ? __float2int_rn(__fmul_rn(v[i], inverse)) : 0;
-        words[i / 4] |= (static_cast<uint32_t>(a) & 255u) << (8 * (i % 4));
-    }
-    int sum = __dp4a(static_cast<int>(words[0]), 0x01010101, 0);
-    sum = __dp4a(static_cast<int>(words[1]), 0x01010101, sum);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
+    const Act8 q = quantise8(v);
     if (!stores) return;
-    *reinterpret_cast<uint2*>(group + quarter / 2 * kGroupSecond + 16 * slot + quarter % 2 * 8) =
-        make_uint2(words[0], words[1]);
+    *reinterpret_cast<uint2*>(group + quarter / 2 * kGroupSecond + 16 * slot + quarter % 2 * 8) = q.words;
     if (quarter == 0)
-        *reinterpret_cast<float2*>(group + kGroupPairs + 8 * slot) = make_float2(d, static_cast<float>(sum));
+        *reinterpret_cast<float2*>(group + kGroupPairs + 8 * slot) = make_float2(q.d, static_cast<float>(q.all));
 }
 
 /// A lane's places. b: of load_matrices, rows 0 to 15 of x; more: rows 16 to 23; pairs: {d, A} of column 2 t.

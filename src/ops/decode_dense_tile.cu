@@ -442,17 +442,10 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
-                           w.scales == nullptr && w.rows > 0;
         if (dense_weight(*ctx.gpu, w)) {
             a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
             a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
-        } else if (plain && a.floats.matrices < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
-            FloatMatrix& m = a.floats.m[a.floats.matrices++] = float_matrix_of(matrix_of(w));
-            m.y = y[i].row(0);
-            m.first = a.floats.pairs;
-            a.floats.pairs += (m.rows + kFloatPair - 1) / kFloatPair;
-        } else {
+        } else if (residual != nullptr || x.kind == ActKind::int8 || !a.floats.add(w, y[i].row(0))) {
             return false;
         }
     }
