@@ -11,7 +11,7 @@ loads not. Checked for every kernel, in its PTX, and in its machine code too whe
   - before the wait only loads that say what they are: of weights (past L1, as load_weights() and load_weight16/32/64() make
     them; asynchronous copies to shared memory), of results older than the kernel before (.cg: see gate_up_kernel), or of words
     that are asked for until they are there (.relaxed: decode_lean_route.cuh);
-  - no store, atomic or reduction to global memory before the wait.
+  - no store, atomic or reduction to global memory before the wait (names in EARLY_WRITES excepted).
 """
 import pathlib
 import re
@@ -21,6 +21,11 @@ import sys
 
 # Kernels launched without programmatic dependence.
 NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_copy")
+# Kernels that write before they wait, and only what no earlier kernel still reads: the recurrent state that a step which
+# follows another commits first (gated_delta.cu, catch_up; what the step before did has ended when embed lets others start).
+EARLY_WRITES = ("delta_row_kernel",)
+# Kernels with weights in asynchronous copies of 8 bytes, which there are as .ca only (decode_dense_short.cuh: Q6_K's d).
+SMALL_COPIES = ("short_kernel",)
 
 PTX = {
     "start": re.compile(r"^\s*(?:\.visible|\.weak)?\s*\.entry\s+(\w+)"),
@@ -51,8 +56,11 @@ def check_kernel(name: str, body: list[str], form: dict) -> list[str]:
     if not waits:
         return [] if any(skip in name for skip in NO_WAIT) else problems + [f"{name}: never waits"]
     for line in body[:waits[0]]:
+        if any(small in name for small in SMALL_COPIES) and re.search(r"cp\.async\.ca\S* .*, 8$", line):
+            continue
         if form["write"].search(line):
-            problems.append(f"{name}: global write before the wait: {line}")
+            if not any(early in name for early in EARLY_WRITES):
+                problems.append(f"{name}: global write before the wait: {line}")
         elif form["read"].search(line) and not form["weights"].search(line) and not (table and table.search(line)):
             problems.append(f"{name}: load before the wait is not a weight load: {line}")
     return problems
@@ -93,6 +101,11 @@ def self_test() -> None:
     assert check(PTX_SAMPLE, PTX) == ([], 1) and check(SASS_SAMPLE, SASS) == ([], 1)
     counting = PTX_SAMPLE.replace("griddepcontrol.wait", "bar.red.popc.u32 %r5, 0, %p1;\n\tgriddepcontrol.wait")
     assert check(counting, PTX) == ([], 1) and check(counting.replace("bar.red.popc", "red.global.add"), PTX)[0]
+    wait, early, copy = "griddepcontrol.wait", "st.global.f32 [%rd3], %f2", "cp.async.ca.shared.global [%r1], [%rd3], 8"
+    for line, name in [(early, "delta_row_kernel"), (copy, "short_kernel")]:
+        sample = PTX_SAMPLE.replace(wait, f"{line};\n\t{wait}")
+        assert check(sample, PTX)[0] and check(sample.replace("good", name), PTX) == ([], 1), name
+        assert check(sample.replace("good", name).replace(wait, f"ld.global.f32 %f3, [%rd4];\n\t{wait}"), PTX)[0], name
     for old, new in [("ld.global.f32 %f1", "ld.global.nc.f32 %f1"), ("ld.global.L1::no_allocate.v4.u32", "ld.global.v4.u32"),
                      ("ld.global.L1::no_allocate.v4.u32 {%r1,%r2,%r3,%r4}, [%rd1]", "st.global.f32 [%rd1], %f1"),
                      ("griddepcontrol.wait", "bar.sync 0")]:

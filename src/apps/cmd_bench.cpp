@@ -290,13 +290,13 @@ void add_bench(CLI::App& app, Action& action) {
     add_scorer_flags(*cmd, options->scorer);
     for (CLI::Option* option : {depth, frontier, verify, drafter, energy, options->serve.option})
         options->scorer.option->excludes(option);
-    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed"})
+    for (const char* flag :
+         {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed", "--alpha", "--blocks"})
         cmd->get_option(flag)->group("");  // help is one screen
     cmd->get_option("--decode")->group("Options");
     cmd->get_option("--delta")->group("Options");
     cmd->footer(
         "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
-        "  riptide bench model.gguf --serve --prompt 2048 --batch 8,32,128\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
         "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --target laguna-xs.2:q4_k_m --prompt 131072\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "

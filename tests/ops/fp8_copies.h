@@ -10,21 +10,6 @@
 
 namespace riptide {
 
-template <class T>
-inline T* upload(OpContext& op, const std::vector<T>& values) {
-    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-    auto* p = static_cast<T*>(op.ctx.arena->allocate(bytes));
-    if (bytes > 0) op.ctx.gpu->to_device(p, values.data(), bytes);
-    return p;
-}
-
-template <class T>
-inline std::vector<T> download(OpContext& op, const T* p, int64_t count) {
-    std::vector<T> values(static_cast<size_t>(count));
-    if (count > 0) op.ctx.gpu->to_host(values.data(), p, count * static_cast<int64_t>(sizeof(T)));
-    return values;
-}
-
 inline bool on_hopper() { return test_gpu() != nullptr && test_gpu()->hopper(); }
 #define RT_HOPPER_ONLY() \
     if (!on_hopper()) GTEST_SKIP() << "needs a Hopper GPU"

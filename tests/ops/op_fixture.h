@@ -192,6 +192,22 @@ inline void expect_same_bits(const std::vector<float>& a, const std::vector<floa
         ASSERT_TRUE(same_bits(&a[i], &b[i], 1)) << what << ": element " << i << ": " << a[i] << " != " << b[i];
 }
 
+/// `values` in the arena of a device, and `count` values from there.
+template <class T>
+T* upload(OpContext& op, const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    auto* p = static_cast<T*>(op.ctx.arena->allocate(bytes));
+    if (bytes > 0) op.ctx.gpu->to_device(p, values.data(), bytes);
+    return p;
+}
+
+template <class T>
+std::vector<T> download(OpContext& op, const T* p, int64_t count) {
+    std::vector<T> values(static_cast<size_t>(count));
+    if (count > 0) op.ctx.gpu->to_host(values.data(), p, count * static_cast<int64_t>(sizeof(T)));
+    return values;
+}
+
 constexpr double kUnitF32 = 0x1p-24;
 
 /// The largest error over its allowance; NaN counts as infinite.
