@@ -74,7 +74,8 @@ EngineStats expect_lone_tokens(int32_t running, int64_t kv_tokens, const std::ve
             Request request = requests[static_cast<size_t>(i)];
             request.deterministic = deterministic;
             ids.push_back(engine->submit(request, listener.sink(i)));
-            if (i == count / 2) engine->resume();
+            // Few requests must all be there at once, or they come one after the other on busy cores.
+            if (i == (kThreadSanitizer ? count - 1 : count / 2)) engine->resume();
         }
         for (int i = 5; i < count; i += 9) {
             listener.wait(i, [](const Heard& h) { return h.events > 0 || h.over(); });

@@ -77,21 +77,25 @@ struct World {
     }
 };
 
+/// y = w x and r += y, of all numbers of rows, by both kinds of kernels.
+void compare_products(World& world, const std::string& name, const Weight& w, int64_t rows, int64_t cols) {
+    world.compare(name, cols, [&](Context& ctx, const std::vector<float>& x, int64_t n) {
+        world.forget();
+        const Tensor t = world.tensor(x, n);
+        Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), n);
+        world.op.ctx.gpu->synchronize();
+        const Tensor y = ops::matmul_add(ctx, w, t, r);
+        return Results{world.read(y), world.read(r)};
+    });
+}
+
 TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
         for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kShapes, kFewShapes)) {
             const Weight w = world.weight(type, rows, cols, 11);
-            world.compare(fmt::format("{} {}", dtype_name(type), cols), cols,
-                          [&](Context& ctx, const std::vector<float>& x, int64_t n) {
-                              world.forget();
-                              const Tensor t = world.tensor(x, n);
-                              Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), n);
-                              world.op.ctx.gpu->synchronize();
-                              const Tensor y = ops::matmul_add(ctx, w, t, r);
-                              return Results{world.read(y), world.read(r)};
-                          });
+            compare_products(world, fmt::format("{} {}", dtype_name(type), cols), w, rows, cols);
             if (testing::Test::HasFatalFailure()) return;
         }
 }
@@ -102,15 +106,7 @@ TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
     constexpr Shape kEight[] = {{2048, 101}, {2048, 4213}, {8192, 101}, {10240, 33}}, kFewEight[] = {{2048, 20}};
     for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kEight, kFewEight)) {
         const Weight w = world.weight(DType::q8_0, rows, cols, 11);
-        world.compare(fmt::format("q8_0 {} x {}", rows, cols), cols,
-                      [&](Context& ctx, const std::vector<float>& x, int64_t n) {
-                          world.forget();
-                          const Tensor t = world.tensor(x, n);
-                          Tensor r = world.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), n);
-                          world.op.ctx.gpu->synchronize();
-                          const Tensor y = ops::matmul_add(ctx, w, t, r);
-                          return Results{world.read(y), world.read(r)};
-                      });
+        compare_products(world, fmt::format("q8_0 {} x {}", rows, cols), w, rows, cols);
         if (testing::Test::HasFatalFailure()) return;
     }
 }
