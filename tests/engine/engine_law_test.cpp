@@ -74,8 +74,7 @@ EngineStats expect_lone_tokens(int32_t running, int64_t kv_tokens, const std::ve
             Request request = requests[static_cast<size_t>(i)];
             request.deterministic = deterministic;
             ids.push_back(engine->submit(request, listener.sink(i)));
-            // Few requests must all be there at once, or they come one after the other on busy cores.
-            if (i == (kThreadSanitizer ? count - 1 : count / 2)) engine->resume();
+            if (i == count / 2) engine->resume();
         }
         for (int i = 5; i < count; i += 9) {
             listener.wait(i, [](const Heard& h) { return h.events > 0 || h.over(); });
@@ -105,7 +104,7 @@ EngineStats expect_lone_tokens(int32_t running, int64_t kv_tokens, const std::ve
 }
 
 TEST(EngineLaw, in_a_crowd_with_preemption_and_cancellations_each_gets_the_tokens_of_a_lone_run) {
-    constexpr size_t kRequests = kThreadSanitizer ? 16 : 64;
+    constexpr size_t kRequests = kThreadSanitizer ? 24 : 64;  // of 16 none drives another out
     const int64_t vocab = Engine::open(demo_path(), demo_options())->info().model.vocab_size;
     const std::vector<Request> requests = mixed_requests(kRequests, vocab, 1);
     const std::vector<std::vector<int32_t>> expected = lone_runs(requests);
