@@ -132,7 +132,7 @@ TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not
     chain->prefill(prompt);
     once->prefill(prompt);
     int32_t token = 7;
-    for (int64_t answer = 1; answer < fewer(40, 3); ++answer) {
+    for (int64_t answer = 1; answer < fewer(40, 2); ++answer) {
         // The answer ends where somebody says so, at odd and even numbers of steps, with steps under way behind it.
         std::vector<int32_t> seen[2];
         for (const auto& [which, to] : {std::pair{chain.get(), &seen[0]}, std::pair{once.get(), &seen[1]}})
