@@ -31,7 +31,9 @@ class HybridSession : public ::testing::TestWithParam<std::string> {
         o.page_rows = 16;
         o.model.decode = DecodeKind::chain;
         if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
-        return std::make_unique<Session>(SeededHybrid::open(GetParam()), o);
+        auto opened = std::make_unique<Session>(SeededHybrid::open(GetParam()), o);
+        if (opened->gpu() != nullptr) limit_multiprocessors(*opened->gpu());
+        return opened;
     }
     /// What both say; they must agree on it, and on all that they hold then.
     GenerationResult ask(const GenerateRequest& request, const std::function<void()>& prepare = [] {}) {

@@ -125,14 +125,16 @@ TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not
         options.context = 2048;
         options.k_dtype = options.v_dtype = GetParam().kv;
         options.model.decode = decode;
-        return Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
+        auto opened = Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
+        limit_multiprocessors(*opened->gpu());  // its own, not test_gpu()
+        return opened;
     };
     const auto chain = session(DecodeKind::chain), once = session(DecodeKind::persistent);
     const std::vector<int32_t> prompt = {5, 3, 8, 13};
     chain->prefill(prompt);
     once->prefill(prompt);
     int32_t token = 7;
-    for (int64_t answer = 1; answer < fewer(40, 2); ++answer) {
+    for (int64_t answer = 1; answer < fewer(40, 3); ++answer) {
         // The answer ends where somebody says so, at odd and even numbers of steps, with steps under way behind it.
         std::vector<int32_t> seen[2];
         for (const auto& [which, to] : {std::pair{chain.get(), &seen[0]}, std::pair{once.get(), &seen[1]}})
