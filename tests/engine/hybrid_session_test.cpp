@@ -36,11 +36,11 @@ class HybridSession : public ::testing::TestWithParam<std::string> {
         return opened;
     }
     /// What both say; they must agree on it, and on all that they hold then.
-    GenerationResult ask(const GenerateRequest& request, const std::function<void()>& prepare = [] {}) {
+    GenerationResult ask(const GenerateRequest& request, const std::function<void()>& prepare = {}) {
         const int64_t before = watched;
-        prepare();
+        if (prepare) prepare();
         const GenerationResult expected = steps->generate(request);
-        prepare();
+        if (prepare) prepare();
         const GenerationResult seen = ahead->generate(request);
         EXPECT_GT(watched, before);
         EXPECT_EQ(seen.tokens, expected.tokens);
@@ -132,6 +132,32 @@ TEST_P(HybridSession, the_next_turn_goes_on_from_where_steps_ahead_ended) {
         else prompt.insert(prompt.end(), answer.tokens.begin(), answer.tokens.end());
         const std::vector<int32_t> more = some_tokens(1 + random() % 30, static_cast<uint32_t>(turn) + 50);
         prompt.insert(prompt.end(), more.begin(), more.end());
+    }
+}
+
+/// Answers of a given form wait for each token, because what may come next depends on it.
+TEST_P(HybridSession, steps_that_wait_and_steps_that_follow_take_turns) {
+    const std::vector<int32_t> prompt = some_tokens(20, 5);
+    for (Session* session : {steps.get(), ahead.get()}) session->prefill(prompt);
+    int32_t token = 3;
+    for (int turn = 0; turn < 12; ++turn) {
+        const int64_t answer = 1 + turn * 5 % 7;
+        ops::SampleStart start;
+        start.params.seed = static_cast<uint64_t>(turn);
+        std::function<AllowedSet()> allowed;
+        if (turn % 2 != 0) allowed = [] { return AllowedSet(); };
+        std::vector<int32_t> seen[2];
+        for (const auto& [session, to] : {std::pair{steps.get(), &seen[0]}, std::pair{ahead.get(), &seen[1]}})
+            session->decode_ahead(
+                token, 300,
+                [&, to = to](int32_t next) {
+                    to->push_back(next);
+                    return std::ssize(*to) < answer;
+                },
+                &start, {}, allowed);
+        ASSERT_EQ(seen[1], seen[0]) << turn;
+        token = seen[0].back();
+        expect_alike();
     }
 }
 
