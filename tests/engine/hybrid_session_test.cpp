@@ -70,17 +70,18 @@ INSTANTIATE_TEST_SUITE_P(All, HybridSession, ::testing::Values("bf16", "q4_k_m")
 
 TEST_P(HybridSession, answers_end_where_they_should_with_steps_under_way_behind_them) {
     const std::vector<int32_t> prompt = some_tokens(90, 2);
-    for (const double temperature : {0.0, 1.3}) {
-        const std::vector<int32_t> whole = ask(request(prompt, 300, temperature)).tokens;  // two stretches of 64 rows
-        ASSERT_EQ(whole.size(), 300u);
+    const auto most = fewer<int64_t>(300, 70);  // stretches of 64 rows
+    for (const double temperature : brief<double>({0.0, 1.3}, 1)) {
+        const std::vector<int32_t> whole = ask(request(prompt, most, temperature)).tokens;
+        ASSERT_EQ(std::ssize(whole), most);
         EXPECT_GT(std::set<int32_t>(whole.begin(), whole.end()).size(), 5u);
-        for (const int64_t tokens : {1, 2, 3, 4, 63, 64, 65, 66, 129}) {
+        for (const int64_t tokens : fewer<std::vector<int64_t>>({1, 2, 3, 4, 63, 64, 65, 66, 129}, {1, 2, 65})) {
             const GenerationResult cut = ask(request(prompt, tokens, temperature));
             EXPECT_EQ(cut.reason, FinishReason::length);
             EXPECT_TRUE(std::equal(cut.tokens.begin(), cut.tokens.end(), whole.begin())) << tokens;
         }
-        for (const size_t at : {1, 2, 3, 7, 66}) {  // a stop id, where it comes for the first time
-            GenerateRequest r = request(prompt, 300, temperature);
+        for (const size_t at : brief<size_t>({1, 2, 3, 7, 66}, 2)) {  // a stop id, where it comes for the first time
+            GenerateRequest r = request(prompt, most, temperature);
             r.sampling.stop_ids = {whole[at]};
             const auto first = std::find(whole.begin(), whole.end(), whole[at]) - whole.begin();
             const GenerationResult stopped = ask(r);
@@ -93,7 +94,7 @@ TEST_P(HybridSession, answers_end_where_they_should_with_steps_under_way_behind_
 TEST_P(HybridSession, cancelled_answers_and_listeners_that_throw_leave_what_was_told) {
     const std::vector<int32_t> prompt = some_tokens(40, 3);
     const std::vector<int32_t> whole = ask(request(prompt, 80, 1.0)).tokens;
-    for (const int64_t told : {1, 2, 3, 8, 70}) {
+    for (const int64_t told : brief<int64_t>({1, 2, 3, 8, 70}, 2)) {
         std::atomic<bool> cancel = false;
         int64_t seen = 0;
         GenerateRequest r = request(prompt, 80, 1.0);
@@ -121,7 +122,7 @@ TEST_P(HybridSession, cancelled_answers_and_listeners_that_throw_leave_what_was_
 TEST_P(HybridSession, the_next_turn_goes_on_from_where_steps_ahead_ended) {
     std::vector<int32_t> prompt = some_tokens(70, 4);
     std::mt19937 random(9);
-    for (int turn = 0; turn < 8; ++turn) {
+    for (int turn = 0; turn < fewer(8, 5); ++turn) {
         const auto length = static_cast<int64_t>(1 + random() % 20);
         GenerateRequest r = request(prompt, length, turn % 3 == 2 ? 1.0 : 0.0);
         const GenerationResult answer = ask(r);
@@ -140,7 +141,7 @@ TEST_P(HybridSession, steps_that_wait_and_steps_that_follow_take_turns) {
     const std::vector<int32_t> prompt = some_tokens(20, 5);
     for (Session* session : {steps.get(), ahead.get()}) session->prefill(prompt);
     int32_t token = 3;
-    for (int turn = 0; turn < 12; ++turn) {
+    for (int turn = 0; turn < fewer(12, 4); ++turn) {
         const int64_t answer = 1 + turn * 5 % 7;
         ops::SampleStart start;
         start.params.seed = static_cast<uint64_t>(turn);
@@ -165,7 +166,7 @@ TEST_P(HybridSession, steps_that_wait_and_steps_that_follow_take_turns) {
 /// where guesses do not pay, decode_ahead) and from turn to turn.
 TEST_P(HybridSession, guesses_are_checked_behind_steps_that_followed) {
     std::vector<int32_t> prompt = some_tokens(50, 6);
-    for (int turn = 0; turn < 6; ++turn) {
+    for (int turn = 0; turn < fewer(6, 3); ++turn) {
         const GenerateRequest r = request(prompt, 60, turn % 2 == 0 ? 0.0 : 0.9);
         const GenerationResult expected = steps->generate(r);
         std::vector<int32_t> known = prompt;

@@ -53,7 +53,7 @@ TEST(SampleCuda, draws_the_cpus_tokens_from_small_vocabularies) {
 
 TEST(SampleCuda, draws_the_cpus_tokens_from_a_large_vocabulary) {
     RT_GPU_ONLY();
-    EXPECT_GT(compare(fewer(100352, 2003), fewer(30, 1), 1), 0);
+    EXPECT_GT(compare(fewer(100352, 1300), fewer(30, 1), 1), 0);
     if (brief_counts()) return;
     EXPECT_GT(compare(151937, 6, 2), 0);
 }

@@ -93,8 +93,8 @@ class Drawer {
 int64_t compare(int64_t vocab, size_t steps, unsigned seed) {
     std::mt19937 random(seed);
     std::vector<SampledAnswer> answers;
-    // With kinds of masks in turn: a filter of nearly all, of 40; greedy, all and few.
-    for (const SamplingParams& params : some_settings(vocab, {28, 0, 2, 4, 1}))
+    // With kinds of masks in turn: filters of nearly all (by min_p) and of 40; greedy, all and few.
+    for (const SamplingParams& params : some_settings(vocab, {30, 0, 2, 4, 1}))
         answers.emplace_back(params, std::vector<int32_t>{0}, vocab);
     const size_t n = answers.size(), row_size = static_cast<size_t>(vocab);
     const auto words = static_cast<size_t>(ops::SampleMasks::words_of(vocab));
