@@ -43,12 +43,6 @@ struct EightArgs {
     float* residual;
 };
 
-__device__ __forceinline__ const EightMatrix& matrix_of_tile(const EightArgs& a, int tile) {
-    int i = 0;
-    while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
-    return a.m[i];
-}
-
 /// By warp `asker` of kAskers: its rows of every stage.
 __device__ __forceinline__ void ask_for_stages(const EightArgs& a, char* stages, StageRing ring, Cursor now, int step,
                                                int asker) {
@@ -184,12 +178,7 @@ bool launch_eight(Context& ctx, EightArgs& a) {
     const int64_t fixed = 2 * partial_bytes(NT, kUsers) + int64_t{8} * NT * a.x_stride;
     const TilePlan plan = plan_tiles(*ctx.gpu, 1, fixed, kStageBytes);
     if (plan.stages == 0) return false;
-    a.stages = plan.stages;
-    allow_shared(reinterpret_cast<const void*>(eight_kernel<NT>), plan.shared);
-    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
-    launch(*ctx.gpu, eight_kernel<NT>, dim3(static_cast<unsigned>(ctas)), kEightThreads,
-           static_cast<size_t>(plan.shared), a);
+    launch_planned(*ctx.gpu, eight_kernel<NT>, kEightThreads, 8 * NT, plan, a);
     return true;
 }
 

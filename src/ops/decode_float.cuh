@@ -147,6 +147,34 @@ __device__ __forceinline__ void send_ahead(const FloatMatrix* matrices, const Li
     }
 }
 
+/// Adds up a quad's `count` batches and puts the sums into results (multiply_quad()). windows = multiply(batch, window,
+/// i, acc): acc += the products of a tile, which lies in the i-th of two places by turns; the windows of the batch.
+template <int P, class Multiply>
+__device__ __forceinline__ void sum_batches(int count, int lane, int part, int quad, float* results,
+                                            const Multiply& multiply) {
+    constexpr int kSums = kQuadRows * P, kLanes = 32 / kSums;  // lanes that hold the same sum
+    float acc[kQuadRows][P] = {};
+    int now = 0, window = 0;
+#pragma unroll 1
+    while (now < count) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (now == count) break;
+            const int windows = multiply(now, window, i, acc);
+            if (++window < windows) continue;
+            float v[kSums];
+#pragma unroll
+            for (int j = 0; j < kSums; ++j) v[j] = acc[j / P][j % P];
+            const float sum = reduce_lanes<kSums>(v, lane);
+            if (lane % kLanes == 0) results[((kQuads * now + quad) * kSums + lane / kLanes) * 4 + part] = sum;
+#pragma unroll
+            for (int j = 0; j < kSums; ++j) acc[j / P][j % P] = 0.0f;
+            window = 0;
+            ++now;
+        }
+    }
+}
+
 /// Multiplies the batches of a quad, list.count of them, with up to P rows of x. results[batch of the CTA][row][row of
 /// x][part]; batch k of the quad is number kQuads * k + quad. list.rows(k), list.matrix(k), list.scale(k, ...): see the
 /// kernels. ready(): all threads of the CTA wait and stage x. The first tiles are asked for before it (List::kEarly) or
@@ -185,30 +213,13 @@ __device__ __forceinline__ void multiply_quad(const FloatMatrix* matrices, const
     send_ahead(matrices, list, rows, next, next_window, part, lane);
     ready();
     if constexpr (!List::kEarly) load_first();
-    float acc[kQuadRows][P] = {};
-    int now = 0, window = 0;
-#pragma unroll 1
-    while (now < list.count) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (now == list.count) break;
-            const FloatMatrix& m = matrices[list.matrix(now)];
-            const int c = window * kWindowPieces + part * 32 + lane;
-            dot_float_rows<Set>(m, c < m.pieces, c, 0, raw[i], entries[i], 0, x, acc);
-            if (next < list.count) load(raw[i], entries[i]);
-            if (++window < m.windows) continue;
-            constexpr int kSums = kQuadRows * P, kLanes = 32 / kSums;  // lanes that hold the same sum
-            float v[kSums];
-#pragma unroll
-            for (int j = 0; j < kSums; ++j) v[j] = acc[j / P][j % P];
-            const float sum = reduce_lanes<kSums>(v, lane);
-            if (lane % kLanes == 0) results[((kQuads * now + quad) * kSums + lane / kLanes) * 4 + part] = sum;
-#pragma unroll
-            for (int j = 0; j < kSums; ++j) acc[j / P][j % P] = 0.0f;
-            window = 0;
-            ++now;
-        }
-    }
+    sum_batches<P>(list.count, lane, part, quad, results, [&](int now, int window, int i, float(&acc)[kQuadRows][P]) {
+        const FloatMatrix& m = matrices[list.matrix(now)];
+        const int c = window * kWindowPieces + part * 32 + lane;
+        dot_float_rows<Set>(m, c < m.pieces, c, 0, raw[i], entries[i], 0, x, acc);
+        if (next < list.count) load(raw[i], entries[i]);
+        return m.windows;
+    });
 }
 
 // ---- One row of x.
@@ -305,27 +316,12 @@ __device__ __forceinline__ void multiply_row(const FloatMatrix* matrices, const 
             store(now, v);
         }
     } else {
-        float acc[kQuadRows][1] = {};
-        int now = 0, window = 0;
-#pragma unroll 1
-        while (now < list.count) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if (now == list.count) break;
-                dot(now, window, i, acc);
-                load(raw[i], entries[i]);
-                if (++window < Shape::windows(matrix(now))) continue;
-                float v[kQuadRows];
-#pragma unroll
-                for (int g = 0; g < kQuadRows; ++g) v[g] = acc[g][0], acc[g][0] = 0.0f;
-                const int first = now;
-                window = 0;
-                ++now;
-                // One batch: those behind it have no sums yet.
-                const float sum = reduce_lanes<kQuadRows>(v, lane);
-                if (lane % 8 == 0) results[((kQuads * first + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
-            }
-        }
+        sum_batches<1>(list.count, lane, part, quad, results,
+                       [&](int now, int window, int i, float(&acc)[kQuadRows][1]) {
+                           dot(now, window, i, acc);
+                           load(raw[i], entries[i]);
+                           return Shape::windows(matrix(now));
+                       });
     }
 }
 

@@ -28,15 +28,8 @@ namespace {
 constexpr int kMostManyStages = 6;
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
-struct ManyMatrix {
-    TilePlanes planes;
-    float* y;
-    int32_t rows, first;  // first tile
-    int32_t q6;
-};
-
 struct ManyArgs {
-    ManyMatrix m[kMaxMatrices];
+    TileMatrix m[kMaxMatrices];
     int32_t matrices, tiles, cols;
     int32_t n, row_blocks, stages, stage_bytes;
     ActSource x;  // kinds staged, int8
@@ -45,17 +38,11 @@ struct ManyArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ const ManyMatrix& matrix_of_tile(const ManyArgs& a, int tile) {
-    int i = 0;
-    while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
-    return a.m[i];
-}
-
 constexpr int kAskerRows = 16 / kManyAskers;
 
 /// Rows `first` .. + 3 (or the last) of a matrix to rows 4 asker .. + 3 of a stage.
 template <bool Q6, int C, int B>
-__device__ __forceinline__ void fetch_many(const ManyMatrix& m, int cols, int rank, int first, int asker, char* stage) {
+__device__ __forceinline__ void fetch_many(const TileMatrix& m, int cols, int rank, int first, int asker, char* stage) {
     using T = Tile<Q6 ? kQ6 : kQ4, 2048>;
     const int lane = threadIdx.x % 32, last = m.rows - 1, at = kAskerRows * asker;
     const int64_t row_bytes = C == 1 ? 1024 : cols / 2;
@@ -154,7 +141,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
         const int asker = warp - kManyWarps;
 #pragma unroll 1
         for (; tile < a.tiles; tile += step, ring.advance()) {
-            const ManyMatrix& m = matrix_of_tile(a, tile);
+            const TileMatrix& m = matrix_of_tile(a, tile);
             const int first = 16 * (tile - m.first) + kAskerRows * asker;
             char* const stage = stages + ring.at() * a.stage_bytes;
             ring.wait_until_empty();
@@ -197,7 +184,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
         };
         const auto four = [&](int l) { return __fadd_rn(low(l), low(l + 4)); };
         const float sum = __fadd_rn(__fadd_rn(four(0), four(2)), __fadd_rn(four(1), four(3)));
-        const ManyMatrix& m = matrix_of_tile(a, of);
+        const TileMatrix& m = matrix_of_tile(a, of);
         const int p = 8 * (NT == 4 ? rank : NT == 2 ? rank / 2 : 0) + c, row = 16 * (of - m.first) + r + 8 * h;
         if (p >= count || row >= m.rows) return;
         const int64_t to = static_cast<int64_t>(row0 + p) * m.rows + row;
@@ -207,7 +194,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
     if (team == 1) tile += step, ring.advance();
 #pragma unroll 1
     for (; tile < a.tiles; tile += kTeams * step, ++turn) {
-        const ManyMatrix& m = matrix_of_tile(a, tile);
+        const TileMatrix& m = matrix_of_tile(a, tile);
         const char* const stage = stages + ring.at() * a.stage_bytes;
         char* const mine = sums + (2 * team + static_cast<int>(turn & 1)) * S::kTileSums;
         float sum[NT][4];
@@ -344,8 +331,7 @@ bool many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         const Weight& w = *weights[i];
         const bool q6 = w.dtype == kQ6;
         if (!tile_weight(*ctx.gpu, w) || (w.dtype != kQ4 && (!q6 || cols != 2048))) return false;
-        a.m[a.matrices++] = {tile_planes(matrix_of(w)), y[i].row(0), static_cast<int32_t>(w.rows), a.tiles, q6};
-        a.tiles += static_cast<int32_t>((w.rows + 15) / 16);
+        add_tiles(a, w, y[i].row(0), 16);
         if (q6) a.stage_bytes = static_cast<int32_t>(stage_bytes<2048>(kQ6));
     }
     a.cols = static_cast<int32_t>(cols);

@@ -20,13 +20,6 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-struct TileMatrix {
-    TilePlanes planes;
-    float* y;
-    int32_t rows, first;  // first tile
-    int32_t q6;
-};
-
 struct TileMatmulArgs {
     TileMatrix m[kMaxMatrices];
     int32_t matrices, tiles, chunks;  // chunks: stages of a tile
@@ -40,12 +33,6 @@ struct TileMatmulArgs {
 
 constexpr int kTileWarps = 16, kCtaThreads = 32 * (kTileWarps + 1);  // the last warp asks for weights
 constexpr DType kQ6 = DType::planes_q6_k;
-
-__device__ __forceinline__ const TileMatrix& matrix_of_tile(const TileMatmulArgs& a, int tile) {
-    int i = 0;
-    while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
-    return a.m[i];
-}
 
 template <DType Most>
 __device__ __forceinline__ void ask_for_stages(const TileMatmulArgs& a, char* stages, StageRing ring, Cursor now,
@@ -158,12 +145,7 @@ bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
         if (plan.stages > 2 || (plan.stages == 2 && a.partials == 1)) break;
     }
     if (plan.stages == 0) return false;
-    a.stages = plan.stages;
-    allow_shared(reinterpret_cast<const void*>(tile_matmul_kernel<Most, NT>), plan.shared);
-    a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int32_t ctas = a.row_blocks * std::min(a.tiles, std::max(1, plan.ctas / a.row_blocks));
-    launch(*ctx.gpu, tile_matmul_kernel<Most, NT>, dim3(static_cast<unsigned>(ctas)), kCtaThreads,
-           static_cast<size_t>(plan.shared), a);
+    launch_planned(*ctx.gpu, tile_matmul_kernel<Most, NT>, kCtaThreads, 8 * NT, plan, a);
     return true;
 }
 
@@ -197,16 +179,13 @@ bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     bool q5 = false;
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        const bool q6 = w.dtype == DType::planes_q6_k;
-        a.m[i] = {tile_planes(matrix_of(w)), y[i].row(0), static_cast<int32_t>(w.rows), a.tiles, q6};
-        a.tiles += static_cast<int32_t>((w.rows + 15) / 16);
-        a.q6 |= static_cast<int32_t>(q6);
+        add_tiles(a, w, y[i].row(0), 16);
+        a.q6 |= static_cast<int32_t>(w.dtype == kQ6);
         a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(stage_bytes<2048>(w.dtype)));
         q5 = q5 || w.dtype == DType::planes_q5_k;
     }
     for (const Weight* w : weights)
         if (q5 && w->dtype == DType::planes_q4_k) return false;
-    a.matrices = static_cast<int32_t>(weights.size());
     a.chunks = static_cast<int32_t>(cols / 2048);
     a.n = static_cast<int32_t>(n);
     a.layout = act_layout(cols, true, false);

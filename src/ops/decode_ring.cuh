@@ -2,6 +2,7 @@
 // others use them. See decode_tile.cuh.
 #pragma once
 
+#include "ops/decode_host.h"
 #include "ops/decode_k_dot.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -21,6 +22,21 @@ struct TilePlanes {
 
 inline TilePlanes tile_planes(const Matrix& m) {
     return {m.data, m.high, m.scales, m.scales + static_cast<int64_t>(m.rows) * (m.cols / 16)};
+}
+
+/// One of the matrices of a group, whose rows are cut into tiles.
+struct TileMatrix {
+    TilePlanes planes;
+    float* y;
+    int32_t rows, first;  // first tile
+    int32_t q6;
+};
+/// Puts a matrix of such planes behind those of a group: Args has m, matrices and tiles.
+template <class Args>
+void add_tiles(Args& a, const Weight& w, float* y, int32_t tile_rows) {
+    const auto rows = static_cast<int32_t>(w.rows);
+    a.m[a.matrices++] = {tile_planes(matrix_of(w)), y, rows, a.tiles, w.dtype == DType::planes_q6_k};
+    a.tiles += (rows + tile_rows - 1) / tile_rows;
 }
 
 /// Where everything lies in a stage.
@@ -65,6 +81,14 @@ __device__ __forceinline__ void wait_copies(int pending) {
     else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
     else asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
+}
+
+/// The matrix of a group that a tile belongs to.
+template <class Args>
+__device__ __forceinline__ const auto& matrix_of_tile(const Args& a, int tile) {
+    int i = 0;
+    while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
+    return a.m[i];
 }
 
 /// The number of the outer thing (a tile, a group) and of the part of it, in a walk over all parts.

@@ -81,6 +81,16 @@ inline std::vector<SamplingParams> settings(int64_t vocab) {
     return all;
 }
 
+/// All of them; with --brief and a vocabulary that has more than one way of drawing those at `few`: a row that filters
+/// by top_p over the whole vocabulary takes a cluster about fifteen exchanges, some seconds of a sanitizer's time.
+inline std::vector<SamplingParams> some_settings(int64_t vocab, const std::vector<size_t>& few) {
+    const std::vector<SamplingParams> all = settings(vocab);
+    if (!brief_counts() || vocab <= 512) return all;
+    std::vector<SamplingParams> some;
+    for (const size_t i : few) some.push_back(all[i]);
+    return some;
+}
+
 /// Rows of logits of six kinds in turn.
 inline void fill_logits(std::span<float> row, size_t kind, std::mt19937& random) {
     std::normal_distribution<float> normal(0, kind % 6 == 1 ? 5.0f : 2.0f);

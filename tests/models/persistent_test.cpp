@@ -125,7 +125,9 @@ TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not
         options.context = 2048;
         options.k_dtype = options.v_dtype = GetParam().kv;
         options.model.decode = decode;
-        return Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
+        auto opened = Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
+        limit_multiprocessors(*opened->gpu());  // its own, not test_gpu()
+        return opened;
     };
     const auto chain = session(DecodeKind::chain), once = session(DecodeKind::persistent);
     const std::vector<int32_t> prompt = {5, 3, 8, 13};

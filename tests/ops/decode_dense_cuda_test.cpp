@@ -16,9 +16,8 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-const int64_t kMost = 40;
 constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
-constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};  // each kernel
+constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};
 using Results = std::vector<std::vector<float>>;
 
 /// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
@@ -31,8 +30,10 @@ struct World {
     OpContext op{1, int64_t{64} << 20};
     std::unique_ptr<Gpu> portable;
     Context general;
+    std::span<const int64_t> counts;
 
-    World() {
+    explicit World(std::span<const int64_t> some = fewer<std::span<const int64_t>>(kCounts, kFewCounts))
+        : counts(some) {
         GpuOptions options;
         options.portable = true;
         portable = Gpu::open(options);
@@ -47,12 +48,12 @@ struct World {
     /// run(ctx, x, n): results [n, width] for x[n][cols]. Steps of many rows of the general kernels judge all others.
     void compare(const std::string& what, int64_t cols,
                  const std::function<Results(Context&, const std::vector<float>&, int64_t)>& run) {
-        const int64_t most = fewer<int64_t>(kMost, 17);
+        const int64_t most = counts.back();
         const std::vector<float> x = test::random_rows(most, cols, 17);
         const Results expected = run(general, x, most);
         for (const std::vector<float>& values : expected)
             for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
-        for (const int64_t n : fewer<std::span<const int64_t>>(kCounts, kFewCounts)) {
+        for (const int64_t n : counts) {
             const int64_t first = n == most ? 0 : 7 * n % (most - n + 1);
             const Results got = run(op.ctx, {x.begin() + first * cols, x.begin() + (first + n) * cols}, n);
             for (size_t k = 0; k < got.size(); ++k) {
@@ -96,6 +97,19 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
         for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kShapes, kFewShapes)) {
             const Weight w = world.weight(type, rows, cols, 11);
             compare_products(world, fmt::format("{} {}", dtype_name(type), cols), w, rows, cols);
+            if (testing::Test::HasFatalFailure()) return;
+        }
+}
+
+/// Four CTAs to a tile of few weight rows, without a cluster (decode_dense_short.cu), x in groups of up to 6 and more.
+TEST(DecodeDense, products_that_four_ctas_share_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    static constexpr int64_t kShared[] = {12, 17};
+    World world(kShared);
+    for (const DType type : {DType::q4_k, DType::q6_k})
+        for (const int64_t cols : {1024, 7168}) {
+            const Weight w = world.weight(type, 20, cols, 12);
+            compare_products(world, fmt::format("{} {}", dtype_name(type), cols), w, 20, cols);
             if (testing::Test::HasFatalFailure()) return;
         }
 }
@@ -171,15 +185,16 @@ TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
 
 TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    World world;
+    static constexpr int64_t kFew[] = {1, 8, 12};
+    World world(fewer<std::span<const int64_t>>(kCounts, kFew));
     struct Case {
         DType up, down;
         int64_t d, ff;
     };
     for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 512), fewer(2816, 256)},
                           Case{DType::q4_k, DType::q4_k, fewer(1280, 256), fewer(2048, 256)},
-                          Case{DType::q4_k, DType::q6_k, 1024, fewer(5120, 1024)},
-                          Case{DType::q6_k, DType::q4_k, fewer(3072, 1024), fewer(6144, 2048)},
+                          Case{DType::q4_k, DType::q6_k, fewer(1024, 256), fewer(5120, 1024)},
+                          Case{DType::q6_k, DType::q4_k, fewer(3072, 1024), fewer(6144, 256)},
                           Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
                           Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 768)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
