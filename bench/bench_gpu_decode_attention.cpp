@@ -1,9 +1,9 @@
 // Decode attention on a GPU, norm, rope, append and gate included, in the shapes of Laguna XS.2's layers (heads of 256:
-// of Qwen3.5-27B's, queries beside their gates): microseconds
-// of a call (median of 15 graph replays, spread), the floor of reading its K and V once at 4.65 TB/s, and the share of
-// it reached. A graph holds a chain of calls over storage of their own, enough of it that nothing stays in the L2
-// cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions alone is
-// subtracted.
+// of Qwen3.5-27B's, queries beside their gates): microseconds of a call (median of 15 graph replays, spread), the floor
+// of reading its K and V once at 4.65 TB/s, the share of it reached, and a hash of the result, the same in two builds
+// whose bits are the same. A graph holds a chain of calls over storage of their own, enough of it that nothing stays in
+// the L2 cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions
+// alone is subtracted.
 //   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256]
 //                              [--portable]
 //       rows: of as many sequences; then 4 and 16 rows of one sequence, a draft to verify
@@ -136,8 +136,8 @@ class Bench {
                 ops::add(ctx_, q_, zeros_);
                 if (!attend) continue;
                 const KvView& view = views_[static_cast<size_t>(i) % views_.size()];
-                if (case_.dim == 256) ops::sigmoid_attention(ctx_, in_, view, batch_);
-                else ops::gated_attention(ctx_, in_, view, batch_);
+                out_ = case_.dim == 256 ? ops::sigmoid_attention(ctx_, in_, view, batch_)
+                                        : ops::gated_attention(ctx_, in_, view, batch_);
             }
         };
         chain();
@@ -153,6 +153,15 @@ class Bench {
         }
         std::ranges::sort(us);
         return us;
+    }
+
+    /// FNV-1a of the last result: the same in two builds whose bits are the same.
+    uint64_t hash() {
+        std::vector<uint8_t> bytes(static_cast<size_t>(out_.elements() * 4));
+        gpu_.to_host(bytes.data(), out_.data, std::ssize(bytes));
+        uint64_t h = 0xCBF29CE484222325u;
+        for (const uint8_t byte : bytes) h = (h ^ byte) * 0x100000001B3u;
+        return h;
     }
 
   private:
@@ -181,18 +190,21 @@ class Bench {
     Batch batch_;
     ops::Rope rope_;
     ops::AttentionInput in_;
-    Tensor zeros_, q_;
+    Tensor zeros_, q_, out_;
     double bytes_ = 0;
 };
 
 void run(Gpu& gpu, const Case& c) {
     Bench bench(gpu, c);
-    const std::vector<double> with = bench.time(true), without = bench.time(false);
+    const std::vector<double> with = bench.time(true);
+    const uint64_t hash = bench.hash();
+    const std::vector<double> without = bench.time(false);
     const double base = without[without.size() / 2], us = with[with.size() / 2] - base;
     const double floor = bench.bytes() / kBandwidth * 1e6;
-    fmt::print("{:6} {:5} keys {:4} rows of {:4} {:8}  {:8.2f} us  ({:.2f} .. {:.2f})  floor {:7.2f}  {:5.1f} %\n",
-               c.window > 0 ? "window" : "full", c.keys, c.rows, c.sequences, dtype_name(c.type), us,
-               with.front() - base, with.back() - base, floor, floor / us * 100);
+    fmt::print(
+        "{:6} {:5} keys {:4} rows of {:4} {:8}  {:8.2f} us  ({:.2f} .. {:.2f})  floor {:7.2f}  {:5.1f} %  {:016x}\n",
+        c.window > 0 ? "window" : "full", c.keys, c.rows, c.sequences, dtype_name(c.type), us, with.front() - base,
+        with.back() - base, floor, floor / us * 100, hash);
     std::fflush(stdout);
 }
 

@@ -70,6 +70,54 @@ __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting
 
 #endif
 
+/// Of query head `warp`: the states of all chunks, merged in ascending order. all: those of a row and KV head.
+__device__ __forceinline__ SoftmaxState<4> merge_partials(const DecodeAttentionArgs& a, const float* all, int chunks) {
+    static_assert(kMostChunks <= 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    // Sixteen chunks' sums at once: each time is a round trip to L2. Lane i has m and l of chunk i and works out what
+    // merge() multiplies by: none of that waits for the chunks in front.
+    constexpr int kAtOnce = 16;
+    const auto load = [&](int i) {
+        const float* from = all + int64_t{min(i, chunks - 1)} * kPartialFloats;
+        return __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
+    };
+    const float2 ml = __ldcg(
+        reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
+    float4 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) x[i] = load(i);
+    float m = ml.x;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const float before = __shfl_up_sync(kAllLanes, m, by);
+        if (lane >= by) m = fmaxf(before, m);
+    }
+    const float before = __shfl_up_sync(kAllLanes, m, 1);
+    const float old_by = fast_exp2(__fsub_rn(before, m)), new_by = fast_exp2(__fsub_rn(ml.x, m));
+    SoftmaxState<4> state = {};
+    for (int first = 0; first < chunks; first += kAtOnce) {
+        if (first > 0)
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) x[i] = load(first + i);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const float fa = __shfl_sync(kAllLanes, old_by, first + i), fb = __shfl_sync(kAllLanes, new_by, first + i);
+            const float l = __shfl_sync(kAllLanes, ml.y, first + i);
+            if (first + i == 0) {
+                state = {0, l, {x[i].x, x[i].y, x[i].z, x[i].w}};
+            } else if (first + i < chunks) {
+                state.l = __fmaf_rn(l, fb, __fmul_rn(state.l, fa));
+                state.x[0] = __fmaf_rn(x[i].x, fb, __fmul_rn(state.x[0], fa));
+                state.x[1] = __fmaf_rn(x[i].y, fb, __fmul_rn(state.x[1], fa));
+                state.x[2] = __fmaf_rn(x[i].z, fb, __fmul_rn(state.x[2], fa));
+                state.x[3] = __fmaf_rn(x[i].w, fb, __fmul_rn(state.x[3], fa));
+            }
+        }
+    }
+    state.m = __shfl_sync(kAllLanes, m, chunks - 1);
+    return state;
+}
+
 /// Through device memory: stores a chunk's state; true in all threads of the CTA that comes last, with all chunks
 /// merged in `state`. pair: of a row and KV head. last: shared memory.
 __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& last, int pair, int chunk, int chunks,
@@ -91,26 +139,7 @@ __device__ __forceinline__ bool exchange(const DecodeAttentionArgs& a, int32_t& 
     __syncthreads();
     if (last == 0) return false;
     if (warp >= a.heads / a.kv_heads) return true;
-    // Lane i has m and l of chunk i. Sixteen chunks' sums at once: each time is a round trip to L2.
-    constexpr int kAtOnce = 16;
-    const float2 ml = __ldcg(
-        reinterpret_cast<const float2*>(all + int64_t{min(lane, chunks - 1)} * kPartialFloats + kHeads * kD) + warp);
-    for (int first = 0; first < chunks; first += kAtOnce) {
-        float4 x[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const float* from = all + int64_t{min(first + i, chunks - 1)} * kPartialFloats;
-            x[i] = __ldcg(reinterpret_cast<const float4*>(from + warp * kD + 4 * lane));
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const SoftmaxState<4> next = {__shfl_sync(kAllLanes, ml.x, first + i),
-                                          __shfl_sync(kAllLanes, ml.y, first + i),
-                                          {x[i].x, x[i].y, x[i].z, x[i].w}};
-            if (first + i == 0) state = next;
-            else if (first + i < chunks) merge(state, next);
-        }
-    }
+    state = merge_partials(a, all, chunks);
     return true;
 }
 

@@ -2,15 +2,23 @@
 //
 // Bytes and floors as in decode_attention_tensor.cu, whose arithmetic and bits these are; that kernel takes all other
 // rows. Here every CTA has one chunk of one KV head at most, so there is no loop over items and half the code. CTAs of
-// four neighbouring chunks are a cluster: up to 512 keys they exchange their results in its shared memory, instead of
+// two neighbouring chunks are a cluster: up to 256 keys they exchange their results in its shared memory, instead of
 // two fences and a counter in device memory.
+//
+// Measured (FP8, H200, 2026-11-23, bench_gpu_decode_attention): 27.6 us for 32,768 keys (52 % of 4.65 TB/s), 80.9 for
+// 131,072 (71 %). What limits: 64 KB of K/V on their way for each SM are 0.62 us a step and scheduler, whoever holds
+// them; warps wait for loads in 42 % of their cycles, issue slots are 23 % busy. Tried: clusters of four: with 32
+// chunks some do not fit beside the others and run behind them (39.8 and 119.3 us), though up to 512 keys they take
+// 1.8 us less; the same bytes in rings in shared memory, one CTA of two chunks an SM: 27.7 and 81.2 us; scores of
+// a step beside the values of the one before: 28.0; chunks of any number of steps: 29.9 to 28.9 us at 32,800 keys,
+// 10.6 to 11.8 at 4,144.
 #include "ops/decode_attention_meeting.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
-constexpr int kCluster = 4;
+constexpr int kCluster = 2;
 
 template <DType TK, DType TV>
 constexpr bool kTwoCtas = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) <= 3 * kD;

@@ -373,6 +373,21 @@ __device__ __forceinline__ uint32_t kv_spread1(uint32_t x) {  // 8 bits -> bit 0
     return (x | x << 3) & 0x11111111u;
 }
 
+/// Four e4m3 codes as two pairs of f16. Halves of a word by name: a shift less than with the toolkit's functions.
+__device__ __forceinline__ void kv_e4m3_pairs(uint32_t word, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
+#else
+    const auto pair = [](uint32_t codes) {
+        const __half2_raw v = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+        return static_cast<uint32_t>(v.x) | static_cast<uint32_t>(v.y) << 16;
+    };
+    low = pair(word), high = pair(word >> 16);
+#endif
+}
+
 /// The sixteen values of unit u as pairs of f16 (bf16 rows: of bf16), rounded once from the exact values (tq3_0:
 /// twice).
 template <DType T>
@@ -382,11 +397,7 @@ __device__ __forceinline__ void kv_unit_decode(const KvUnit<T>& unit, int u, uin
         for (int i = 0; i < 8; ++i) h[i] = unit.w[i];
     } else if constexpr (T == DType::f8_e4m3) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const auto pair = static_cast<__nv_fp8x2_storage_t>(unit.w[i / 2] >> (16 * (i % 2)));
-            const __half2_raw v = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
-            h[i] = static_cast<uint32_t>(v.x) | static_cast<uint32_t>(v.y) << 16;
-        }
+        for (int i = 0; i < 4; ++i) kv_e4m3_pairs(unit.w[i], h[2 * i], h[2 * i + 1]);
     } else if constexpr (T == DType::q8_0) {
         const uint32_t d = kv_scale_pair(unit, unit, u);
 #pragma unroll
@@ -442,11 +453,7 @@ __device__ __forceinline__ void kv_pair_decode(const KvUnit<T>& a, const KvUnit<
     if constexpr (T == DType::f8_e4m3) {
         interleave(a.w[i], b.w[i], z);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const auto pair = static_cast<__nv_fp8x2_storage_t>(z[j / 2] >> (16 * (j % 2)));
-            const __half2_raw v = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
-            h[j] = static_cast<uint32_t>(v.x) | static_cast<uint32_t>(v.y) << 16;
-        }
+        for (int j = 0; j < 2; ++j) kv_e4m3_pairs(z[j], h[2 * j], h[2 * j + 1]);
     } else if constexpr (T == DType::q8_0) {
         interleave(a.w[i], b.w[i], z);
         z[0] ^= 0x80808080u, z[1] ^= 0x80808080u;
