@@ -5,8 +5,9 @@
 // the L2 cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions
 // alone is subtracted.
 //   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256]
-//                              [--portable]
+//                              [--group H,N] [--drafts N,...] [--portable]
 //       rows: of as many sequences; then 4 and 16 rows of one sequence, a draft to verify
+//       heads of 256, group: query and KV heads (24,4; Qwen3.5-0.8B: 8,2); drafts: rows of one sequence (0: none)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -106,6 +107,7 @@ class Bench {
         batch_.committed = ints(committed);
         batch_.page_table = ints(table);
         batch_.max_pages = pages;
+        batch_.far = c.rows == 1 && c.keys > Batch::kFarPosition;
         batch_.state_slot = ints(slot);
         const bool beside = c.dim == 256;
         rope_.rotary_dim = c.window > 0 ? 128 : 64;
@@ -222,7 +224,7 @@ int main(int argc, char** argv) {
     using namespace riptide;
     try {
         GpuOptions options;
-        std::vector<int32_t> keys{1056}, rows{1, 2, 4, 8, 16, 32, 64, 128};
+        std::vector<int32_t> keys{1056}, rows{1, 2, 4, 8, 16, 32, 64, 128}, group{24, 4}, drafts{2, 4, 8, 16, 32};
         DType type = DType::f8_e4m3;
         bool wide = false;
         for (int i = 1; i < argc; ++i) {
@@ -239,16 +241,20 @@ int main(int argc, char** argv) {
                 type = *found;
             } else if (option == "--keys") keys = numbers(value);
             else if (option == "--rows") rows = numbers(value);
+            else if (option == "--drafts") drafts = numbers(value);
+            else if (option == "--group") group = numbers(value);
             else if (option == "--heads-of") wide = std::string(value) == "256";
             else fail(ErrorKind::usage, "unknown option {}", option);
         }
+        if (group.size() != 2) fail(ErrorKind::usage, "--group takes two numbers");
         const std::unique_ptr<Gpu> gpu = Gpu::open(options);
         fmt::print("{}{}\n", gpu->info().name, options.portable ? ", portable kernels" : "");
         for (const int32_t k : keys)
             for (const int32_t window : {0, kWindow}) {
                 if (wide && window == 0) {
-                    for (const int32_t n : rows) run(*gpu, {24, 0, k, n, n, type, 256, 4});
-                    for (const int32_t n : {2, 4, 8, 16, 32}) run(*gpu, {24, 0, k, n, 1, type, 256, 4});
+                    for (const int32_t n : rows) run(*gpu, {group[0], 0, k, n, n, type, 256, group[1]});
+                    for (const int32_t n : drafts)
+                        if (n > 0) run(*gpu, {group[0], 0, k, n, 1, type, 256, group[1]});
                 }
                 if (wide) continue;
                 const int64_t heads = window > 0 ? 64 : 48;

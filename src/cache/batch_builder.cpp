@@ -33,6 +33,7 @@ const Batch& BatchBuilder::build(std::span<const StepRows> steps) {
     batch_ = {tokens_,     positions_, row_sequence_, parent_,
               row_begin_,  committed_, page_table_,   static_cast<int32_t>(max_pages),
               state_slot_, logit_rows_, gaps_};
+    batch_.far = positions_.size() == 1 && positions_[0] >= Batch::kFarPosition;
     return batch_;
 }
 

@@ -47,6 +47,7 @@ const Batch& DeviceBatch::upload(const Batch& host) {
     }
     batch_.page_table = {base + next, static_cast<size_t>(host.sequences() * pages_)};
     batch_.max_pages = static_cast<int32_t>(pages_);
+    batch_.far = host.far;
     next += host.sequences() * pages_;
     batch_.tokens = put(host.tokens);
     batch_.positions = put(host.positions);

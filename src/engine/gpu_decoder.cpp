@@ -62,7 +62,8 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
     if (size > 0)
         context_.gpu->to_device(words + sizeof size + row_slots_.size_bytes(), forced.data(),
                                 size * int64_t{sizeof(int32_t)});
-    gapped_ = !device_batch_.upload(builder_.build(step_)).gaps.empty();
+    const Batch& batch = device_batch_.upload(builder_.build(step_));
+    kind_ = (batch.gaps.empty() ? 0 : 1) + (batch.far ? 2 : 0);
     state_ = state;
     cache_.delta().begin_step();
     if (state == Recurrent::waits) {
@@ -86,7 +87,7 @@ void GpuDecoder::launch() {
     context_.family = Family::decode;
     RecordedSteps& kinds = sampled ? sampled_ : largest_;
     const bool waits = state_ == Recurrent::waits;
-    RecordedStep& step = waits ? kinds[gapped_][static_cast<size_t>(rows_ - 1)] : ahead_[gapped_][sampled];
+    RecordedStep& step = waits ? kinds[kind_][static_cast<size_t>(rows_ - 1)] : ahead_[kind_][sampled];
     step.run(context_, [&] {
         const Batch& batch = device_batch_.batch();
         const std::span<const int32_t> word(reinterpret_cast<const int32_t*>(ahead_word_.data()), 1);
@@ -111,7 +112,7 @@ void GpuDecoder::launch() {
 void GpuDecoder::forward() {
     RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && state_ == Recurrent::waits);
     context_.family = Family::decode;
-    logits_ = forward_[gapped_][static_cast<size_t>(rows_ - 1)].run(context_, [&] {
+    logits_ = forward_[kind_][static_cast<size_t>(rows_ - 1)].run(context_, [&] {
         return model_.forward(context_, device_batch_.batch(), {cache_.views(), cache_.delta().views()});
     });
 }

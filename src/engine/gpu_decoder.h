@@ -100,13 +100,13 @@ class GpuDecoder {
     DeviceBatch& device_batch_;
     int64_t sequences_;
     BatchBuilder builder_;
-    /// [rows - 1]; of rows without and with gaps (Batch::gaps)
-    using RecordedSteps = std::array<std::vector<RecordedStep>, 2>;
+    /// [rows - 1]; of rows without and with gaps (Batch::gaps), then of those that are Batch::far
+    using RecordedSteps = std::array<std::vector<RecordedStep>, 4>;
     RecordedSteps largest_, sampled_, forward_;
-    RecordedStep ahead_[2][2];  // one row without and with gaps: largest, sampled; as runs_ahead() says
+    RecordedStep ahead_[4][2];  // of one row: largest, sampled; as runs_ahead() says
     Recurrent state_ = Recurrent::waits;
     Draw draw_ = Draw::largest;
-    bool gapped_ = false;       // of the running begin()
+    size_t kind_ = 0;   // of recorded steps; of the running begin()
     int64_t rows_ = 0;  // of the running begin()
     ops::SampleSlots slots_;
     DeviceMasks masks_;

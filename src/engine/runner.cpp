@@ -50,11 +50,11 @@ Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t 
 void Runner::forget_recorded() {
     const auto decode = static_cast<size_t>(std::min<int64_t>(kGraphRows, cache_.options().max_sequences)),
                verify = static_cast<size_t>(std::min<int64_t>(kVerifyRows, cache_.options().max_step_rows));
-    for (RecordedSteps* steps : {&steps_, &gapped_steps_}) {
-        *steps = {};
-        steps->decode.resize(decode);
-        steps->chain.resize(verify);
-        steps->tree.resize(verify);
+    for (RecordedSteps& steps : steps_) {
+        steps = {};
+        steps.decode.resize(decode);
+        steps.chain.resize(verify);
+        steps.tree.resize(verify);
     }
 }
 
@@ -66,8 +66,8 @@ DeviceBatch Runner::new_device_batch(int64_t sequence_tokens) const {
 
 int64_t Runner::graphs() const {
     int64_t count = 0;
-    for (const RecordedSteps* kind : {&steps_, &gapped_steps_})
-        for (const auto* steps : {&kind->decode, &kind->chain, &kind->tree})
+    for (const RecordedSteps& kind : steps_)
+        for (const auto* steps : {&kind.decode, &kind.chain, &kind.tree})
             count += std::count_if(steps->begin(), steps->end(), [](const auto& step) { return step.recorded(); });
     return count;
 }
@@ -84,7 +84,7 @@ void Runner::capture(std::span<const int32_t> layers) {
 RecordedStep* Runner::recorded(const Batch& batch) {
     const int64_t n = batch.rows();
     if (context_.family != Family::decode || std::ssize(batch.logit_rows) != n) return nullptr;
-    RecordedSteps& kind = batch.gaps.empty() ? steps_ : gapped_steps_;
+    RecordedSteps& kind = steps_[(batch.gaps.empty() ? 0 : 1) + (batch.far ? 2 : 0)];
     auto& steps = batch.sequences() == n && batch.parent.empty() ? kind.decode
                   : batch.parent.empty()                         ? kind.chain
                                                                  : kind.tree;

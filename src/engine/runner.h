@@ -85,7 +85,7 @@ class Runner {
     struct RecordedSteps {
         std::vector<RecordedStep> decode, chain, tree;
     };
-    RecordedSteps steps_, gapped_steps_;  // gapped: of batches with gaps
+    RecordedSteps steps_[4];  // of batches without and with gaps, then of those that are far
     std::vector<int32_t> capture_layers_;
     Tensor captured_;
     std::unordered_map<const RecordedStep*, Tensor> captured_by_;  // where a recorded step puts it

@@ -122,6 +122,11 @@ __device__ __forceinline__ void norm_head(float (&x)[R], const HeadNorm& norm, i
 template <int R>
 struct RopeTurns {
     float2 turn[R / 2];
+    /// From where they have been made: [pair].
+    __device__ __forceinline__ explicit RopeTurns(const float2* turns) {
+#pragma unroll
+        for (int i = 0; i < R / 2; ++i) turn[i] = turns[threadIdx.x % 32 + 32 * i];
+    }
     __device__ __forceinline__ RopeTurns(const RopeParams& rope, int position) {
         const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll

@@ -35,7 +35,10 @@ struct Batch {
     std::span<const int32_t> logit_rows;    // [m] rows whose logits are wanted, ascending
     std::span<const int32_t> gaps;          // [n] what rotation adds to a row's position: tokens of the prompt that were
                                             //     left out before it. Empty when nothing was
+    bool far = false;                       // one row, at kFarPosition or behind it when the step was made: kernels
+                                            //     may choose by it; no bits depend on it, so it may be out of date
 
+    static constexpr int32_t kFarPosition = 7168;
     int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
     int64_t sequences() const { return static_cast<int64_t>(committed.size()); }
     /// What the queries and keys of row r are rotated by.

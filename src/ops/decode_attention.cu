@@ -36,6 +36,7 @@ DecodeAttentionArgs attention_args(Context& ctx, const Tensor& q, const KvView& 
     a.d = static_cast<int>(d);
     a.most_keys = view.window > 0 ? view.window : int64_t{batch.max_pages} * view.page_rows;
     a.most_chunks = most_chunks(a.most_keys);
+    a.far = batch.far;
     a.counters = ctx.gpu->counters();
     return a;
 }

@@ -40,6 +40,7 @@ struct DecodeAttentionArgs {
     int d = 0;
     bool fused = false;
     int64_t most_keys = 0;     // that a row can see
+    bool far = false;          // Batch::far
     int most_chunks = 0;       // of a row
     float* partial = nullptr;  // [row, KV head][most_chunks][kPartialFloats]
     int* counters = nullptr;
@@ -62,6 +63,8 @@ bool launch_one_attention(Context& ctx, DecodeAttentionArgs& a);
 bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
 /// All rows; first stores k and v as `append` says, unless it is null. REQUIRES has_wide_attention.
 void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append);
+/// The same for one row, and two types of K/V, on Hopper. False: nothing was done. REQUIRES has_wide_attention.
+bool launch_wide_one_attention(Context& ctx, const DecodeAttentionArgs& a, const KvAppendArgs& append);
 /// Up to eight rows of any sequences, whose K and V it appends. False: nothing was done. REQUIRES has_tensor_attention;
 /// k, v.
 bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a);

@@ -1,5 +1,6 @@
 // Decode attention for heads of 256 without a window (Qwen3.5), up to eight query heads for each KV head: sm_80 and
 // later. One row or 256, chains, trees, any sequences: one order of sums (decode_attention_wide.cuh).
+// One row on Hopper that is not far behind the first keys has decode_attention_wide_one.cu, with the same bits.
 //
 // Bytes: 2 x 256 x (bits of K/V) / 8 for each key and KV head, once for up to 16 rows of a sequence; Q8_0, 4 KV heads:
 // 2.2 KB a token, 32K tokens are 71 MB a layer = 15 us at 4.65 TB/s. FLOPs: 16 x 256 for each key, KV head and eight
@@ -43,33 +44,12 @@ __device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, 
                                               const float (&weight)[kWideRegs], const RopeTurns<kWideRegs>& turns,
                                               float* buffer) {
     const DecodeAttentionArgs& a = args.a;
-    const int lane = static_cast<int>(threadIdx.x % 32);
     float x[kWideRegs];
     load_head(x, a.q + row * a.q_stride + int64_t{head} * a.q_head_stride, kWide);
     norm_head(x, weight, a.q_norm, kWide);
     rope_head(x, a.rope, turns, kWide, buffer);
-    if (a.k_dtype == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
-#pragma unroll
-    for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], a.scale);
-    __syncwarp();
     uint4* const to = args.queries + (int64_t{row} * a.heads + head) * (kQuerySteps * 4);
-#pragma unroll
-    for (int i = lane; i < kQuerySteps * 4; i += 32) {
-        const int step = i / 4;
-        const ScoreColumn c = score_column(step % 8, i % 4);
-        float v[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = buffer[128 * (step / 8) + kv_unit_element(a.k_dtype, c.unit, c.first + j)];
-        uint4 f;
-        if (a.k_dtype == DType::bf16) {
-            split_pair<true>(v[0], v[1], f.x, f.z);
-            split_pair<true>(v[2], v[3], f.y, f.w);
-        } else {
-            split_pair<false>(v[0], v[1], f.x, f.z);
-            split_pair<false>(v[2], v[3], f.y, f.w);
-        }
-        to[i] = f;
-    }
+    query_fragments(a.k_dtype, a.scale, x, buffer, [to](int step, int t, uint4 f) { to[4 * step + t] = f; });
 }
 
 __device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
@@ -201,66 +181,6 @@ __device__ __forceinline__ void load_queries(const WideArgs& args, WideGroups<kG
         }
         to[i] = x;
     }
-}
-
-/// The chunk's states to device memory.
-template <DType TV, int kGroups>
-__device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork& w, const float (&m)[kGroups],
-                                            const float (&l)[kGroups], const float (&x)[kGroups][2][4]) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int group = args.a.heads / args.a.kv_heads, pairs = w.rows * group;
-    const auto place = [&](int pair) {
-        return args.chunk_at(w.first + pair / group, w.head * group + pair % group, w.chunk);
-    };
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q) {
-        if (8 * q >= pairs) break;
-        const float sum = warp_sum(l[q]);
-        if (lane == 0 && 8 * q + warp < pairs) args.ml[place(8 * q + warp)] = {m[q], sum};
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int pair = 8 * q + 2 * (lane % 4) + c;
-            if (pair >= pairs) continue;
-            float* to = args.sums + place(pair) * kWide + 32 * warp;
-            if constexpr (TV == DType::q4_0) {
-                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c]};
-                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 2)) = {x[q][1][c], x[q][1][2 + c]};
-            } else {
-                *reinterpret_cast<float4*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c],
-                                                                                        x[q][1][c], x[q][1][2 + c]};
-            }
-        }
-    }
-}
-
-/// A chunk whose first two tiles are on their way and whose queries are on their way to shared memory. Between two
-/// barriers the values of a tile are added and the next tile's scores are made.
-template <DType TK, DType TV, int kGroups>
-__device__ __forceinline__ void attend_wide(const WideArgs& args, WideShared<TK, TV>& s, WideGroups<kGroups>& of,
-                                            const WideWork& w, int groups) {
-    float m[kGroups], l[kGroups], x[kGroups][2][4] = {};
-#pragma unroll
-    for (int q = 0; q < kGroups; ++q) m[q] = -INFINITY, l[q] = 0.0f;
-    stage_wait<1>();
-    __syncthreads();
-    score_tile<TK>(s.k[0], of, groups);
-#pragma unroll 1
-    for (int tile = 0; tile * kTile < w.keys; ++tile) {
-        const int left = w.keys - tile * kTile, steps = min(kTileSteps, (left + kStepKeys - 1) / kStepKeys);
-        __syncthreads();
-        weigh_tile<TV == DType::bf16>(of, left, groups, m, l);
-        uint32_t v[kTileSteps][2][4];
-#pragma unroll
-        for (int step = 0; step < kTileSteps; ++step)
-            if (step < steps) value_fragments<TV>(s.v[tile % 2] + step * kStepKeys, v[step]);
-        stage_wait<0>();
-        __syncthreads();
-        stage_tile(args.a, s, w, tile + 2);  // in the place of this one, which is in registers now
-        add_tile<TV == DType::bf16>(of, v, steps, groups, x);
-        if (left > kTile) score_tile<TK>(s.k[(tile + 1) % 2], of, groups);
-    }
-    store_chunk<TV>(args, w, m, l, x);
-    __syncthreads();  // before the next item takes the place of slots and queries
 }
 
 template <DType TK, DType TV, int kGroups>
@@ -451,6 +371,7 @@ bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
 }
 
 void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append) {
+    if (append != nullptr && sequences == 1 && launch_wide_one_attention(ctx, a, *append)) return;
     const ArenaScope scope(*ctx.arena);
     WideArgs args{.a = a};
     auto* const queries = static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));

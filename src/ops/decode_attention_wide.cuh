@@ -121,6 +121,37 @@ __device__ __forceinline__ void stage_tile(const DecodeAttentionArgs& a, WideSha
     stage_commit();
 }
 
+// ---- queries -------------------------------------------------------------------------------------------------------
+
+/// A rotated query head, by a warp: scaled, to(step, t, f): what lane 4 g + t of a group takes of it, of each of
+/// kQuerySteps steps, if it is head g. buffer: kWide floats of the warp's own in shared memory.
+template <class To>
+__device__ __forceinline__ void query_fragments(DType type, float scale, float (&x)[kWideRegs], float* buffer,
+                                                const To& to) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (type == DType::tq3_0) kv_rotate_lanes(x, kWide, false);
+#pragma unroll
+    for (int k = 0; k < kWideRegs; ++k) buffer[32 * k + lane] = __fmul_rn(x[k], scale);
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < kQuerySteps * 4; i += 32) {
+        const int step = i / 4;
+        const ScoreColumn c = score_column(step % 8, i % 4);
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = buffer[128 * (step / 8) + kv_unit_element(type, c.unit, c.first + j)];
+        uint4 f;
+        if (type == DType::bf16) {
+            split_pair<true>(v[0], v[1], f.x, f.z);
+            split_pair<true>(v[2], v[3], f.y, f.w);
+        } else {
+            split_pair<false>(v[0], v[1], f.x, f.z);
+            split_pair<false>(v[2], v[3], f.y, f.w);
+        }
+        to(step, i % 4, f);
+    }
+}
+
 // ---- scores --------------------------------------------------------------------------------------------------------
 
 /// Sixteen values of half `half` of a stored row: elements 128 half + kv_unit_element(T, u, 0..15).
@@ -399,6 +430,68 @@ __device__ __forceinline__ void add_tile(const WideGroups<kGroups>& s, const uin
         if (steps == kTileSteps) add_groups<kBf16, kTogether>(s, q, v, kTileSteps, x + q);
         else add_groups<kBf16, kTogether>(s, q, v, steps, x + q);
     }
+}
+
+// ---- a chunk -------------------------------------------------------------------------------------------------------
+
+/// The chunk's states to device memory.
+template <DType TV, int kGroups>
+__device__ __forceinline__ void store_chunk(const WideArgs& args, const WideWork& w, const float (&m)[kGroups],
+                                            const float (&l)[kGroups], const float (&x)[kGroups][2][4]) {
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const int group = args.a.heads / args.a.kv_heads, pairs = w.rows * group;
+    const auto place = [&](int pair) {
+        return args.chunk_at(w.first + pair / group, w.head * group + pair % group, w.chunk);
+    };
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) {
+        if (8 * q >= pairs) break;
+        const float sum = warp_sum(l[q]);
+        if (lane == 0 && 8 * q + warp < pairs) args.ml[place(8 * q + warp)] = {m[q], sum};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int pair = 8 * q + 2 * (lane % 4) + c;
+            if (pair >= pairs) continue;
+            float* to = args.sums + place(pair) * kWide + 32 * warp;
+            if constexpr (TV == DType::q4_0) {
+                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c]};
+                *reinterpret_cast<float2*>(to + wide_value_element(TV, lane / 4, 2)) = {x[q][1][c], x[q][1][2 + c]};
+            } else {
+                *reinterpret_cast<float4*>(to + wide_value_element(TV, lane / 4, 0)) = {x[q][0][c], x[q][0][2 + c],
+                                                                                        x[q][1][c], x[q][1][2 + c]};
+            }
+        }
+    }
+}
+
+/// A chunk whose first two tiles are on their way and whose queries are on their way to shared memory. Between two
+/// barriers the values of a tile are added and the next tile's scores are made.
+template <DType TK, DType TV, int kGroups>
+__device__ __forceinline__ void attend_wide(const WideArgs& args, WideShared<TK, TV>& s, WideGroups<kGroups>& of,
+                                            const WideWork& w, int groups) {
+    float m[kGroups], l[kGroups], x[kGroups][2][4] = {};
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) m[q] = -INFINITY, l[q] = 0.0f;
+    stage_wait<1>();
+    __syncthreads();
+    score_tile<TK>(s.k[0], of, groups);
+#pragma unroll 1
+    for (int tile = 0; tile * kTile < w.keys; ++tile) {
+        const int left = w.keys - tile * kTile, steps = min(kTileSteps, (left + kStepKeys - 1) / kStepKeys);
+        __syncthreads();
+        weigh_tile<TV == DType::bf16>(of, left, groups, m, l);
+        uint32_t v[kTileSteps][2][4];
+#pragma unroll
+        for (int step = 0; step < kTileSteps; ++step)
+            if (step < steps) value_fragments<TV>(s.v[tile % 2] + step * kStepKeys, v[step]);
+        stage_wait<0>();
+        __syncthreads();
+        stage_tile(args.a, s, w, tile + 2);  // in the place of this one, which is in registers now
+        add_tile<TV == DType::bf16>(of, v, steps, groups, x);
+        if (left > kTile) score_tile<TK>(s.k[(tile + 1) % 2], of, groups);
+    }
+    store_chunk<TV>(args, w, m, l, x);
+    __syncthreads();  // before the next item takes the place of slots and queries
 }
 
 }  // namespace

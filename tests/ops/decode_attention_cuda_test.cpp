@@ -314,6 +314,30 @@ TEST(decode_attention, heads_of_256_drafted_rows_equal_plain_decoding) {
         }
 }
 
+TEST(decode_attention, one_row_of_heads_of_256_over_many_chunks_equals_several) {
+    RT_GPU_ONLY();  // eight KV heads: few clusters for each, so that one takes several chunks
+    struct Case {
+        int64_t group;
+        DType type;
+        size_t start;
+    };
+    for (const auto& [group, type, start] : fewer<std::vector<Case>>(
+             {{3, DType::q8_0, 4606}, {2, DType::f8_e4m3, 4300}, {8, DType::q8_0, 510}, {1, DType::f8_e4m3, 1022}},
+             {{3, DType::q8_0, 1022}})) {
+        WorldShape shape = wide_shape(group, type, type);
+        shape.kv_heads = 8;
+        shape.heads = 8 * group;
+        shape.capacity = 74;
+        Layer one(shape, 1), many(shape, 2);
+        WorldSequence a = one.world.sequence(), b = many.world.sequence();
+        const std::vector<uint64_t> prefix = token_ids(start, 36), next = token_ids(4, 37);
+        one.world.fill(a, prefix, 256);
+        many.world.fill(b, prefix, 200);
+        expect_same_rows(one.feed(a, next, 1), many.feed(b, next, 4),
+                         fmt::format("{}, {} heads, from {}", dtype_name(type), shape.heads, start));
+    }
+}
+
 TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
     RT_GPU_ONLY();  // one row, up to 5, up to 16: small enough for a race checker
     Layer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
