@@ -29,4 +29,9 @@ struct TokenRing {
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
              std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
 
+/// most_likely (ops/topk.h) of logits f32 [n, vocab], then advance(), with the same results, in one kernel.
+/// Floor: the logits from the L2 cache, a launch, an exchange between CTAs; 3 us.
+void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch, const TokenRing& ring,
+                         std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
+
 }  // namespace riptide::ops
