@@ -28,8 +28,8 @@ struct LastStep {
     __device__ __forceinline__ LastStep(const AdvanceArgs& a, int r)
         : step(*a.ring.step), forced_size(*a.ring.forced_size), position(a.positions[r]), committed(a.committed[r]) {
         if (a.next_slots != nullptr) slot = a.slots[r], next_slot = a.next_slots[r];
-        if (forced_size > 0) forced = a.ring.forced[step % forced_size];
-        entry = a.ring.entries + step % a.ring.size * a.n + r;
+        if (forced_size > 0) forced = a.ring.forced[static_cast<uint32_t>(step) % static_cast<uint32_t>(forced_size)];
+        entry = a.ring.entries + (step & (a.ring.size - 1)) * a.n + r;
     }
     /// All but the counter of steps.
     __device__ __forceinline__ void advance(const AdvanceArgs& a, int r, int32_t token) const {
@@ -82,6 +82,7 @@ AdvanceArgs arguments(const Batch& batch, const TokenRing& ring, std::span<const
                       std::span<const int32_t> held) {
     const int64_t n = batch.rows();
     RT_ASSERT(n >= 1 && n <= 1024 && batch.parent.empty() && n == batch.sequences());
+    RT_ASSERT(ring.size > 0 && (ring.size & (ring.size - 1)) == 0);
     return {const_cast<int32_t*>(batch.tokens.data()),
             const_cast<int32_t*>(batch.positions.data()),
             const_cast<int32_t*>(batch.committed.data()),

@@ -13,7 +13,7 @@ namespace riptide::ops {
 /// (step + 1) << 32 | token once token r of that step is known. `step` lies in device memory.
 struct TokenRing {
     uint64_t* entries = nullptr;
-    int64_t size = 0;
+    int64_t size = 0;  // a power of two
     int64_t* step = nullptr;
     // For measurements: if *forced_size > 0, the token fed after step i is forced[i % *forced_size]. Device memory.
     const int32_t* forced = nullptr;
