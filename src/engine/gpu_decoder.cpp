@@ -100,11 +100,14 @@ void GpuDecoder::launch() {
             states.held = word;
         }
         const Tensor logits = model_.forward(context_, batch, states);
-        const Tensor tokens = sampled ? ops::sample(context_, logits, slots_.state(), batch.positions,
-                                                    row_slots_.first(static_cast<size_t>(rows_)))
-                                      : ops::most_likely(context_, logits);
-        ops::advance(context_, tokens, batch, ring_, states.next_slot, states.held);
-        return tokens;
+        if (sampled) {
+            const Tensor tokens = ops::sample(context_, logits, slots_.state(), batch.positions,
+                                              row_slots_.first(static_cast<size_t>(rows_)));
+            ops::advance(context_, tokens, batch, ring_, states.next_slot, states.held);
+        } else {
+            ops::advance_most_likely(context_, logits, batch, ring_, states.next_slot, states.held);
+        }
+        return logits;
     });
     ++launched_;
 }

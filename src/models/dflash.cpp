@@ -102,7 +102,7 @@ Tensor Dflash::draft(Context& ctx, const Batch& batch, const States& states) con
         ctx.observe("layer_out", static_cast<int>(l), x);
     }
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, lm_head_.rows});
-    const Tensor wanted = ops::gather_rows(ctx, x, batch.logit_rows);
+    const Tensor wanted = ops::wanted_rows(ctx, x, batch.logit_rows);
     const Weight* head[] = {&lm_head_};
     return ops::norm_matmul_group(ctx, wanted, {norm_, eps}, head)[0];     // logits of the wanted slots  [m, Vd]
 }

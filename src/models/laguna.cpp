@@ -77,7 +77,7 @@ void Laguna::layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const
 
 Tensor Laguna::logits(Context& ctx, const Tensor& x, const Batch& batch) const {
     if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
-    const Tensor last = ops::gather_rows(ctx, x, batch.logit_rows);
+    const Tensor last = ops::wanted_rows(ctx, x, batch.logit_rows);
     const ops::Norm norm{norm_, static_cast<float>(config_.rms_norm_eps)};
     if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, last, norm.weight, norm.eps));
     const Weight* head[] = {&lm_head_};

@@ -13,7 +13,7 @@ namespace riptide::ops {
 /// (step + 1) << 32 | token once token r of that step is known. `step` lies in device memory.
 struct TokenRing {
     uint64_t* entries = nullptr;
-    int64_t size = 0;
+    int64_t size = 0;  // a power of two
     int64_t* step = nullptr;
     // For measurements: if *forced_size > 0, the token fed after step i is forced[i % *forced_size]. Device memory.
     const int32_t* forced = nullptr;
@@ -28,5 +28,10 @@ struct TokenRing {
 /// REQUIRES batch, next_slot and held in device memory (they are written), n <= 1024, no tree.
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
              std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
+
+/// most_likely (ops/topk.h) of logits f32 [n, vocab], then advance(), with the same results, in one kernel.
+/// Floor: the logits from the L2 cache, a launch, an exchange between CTAs; 3 us.
+void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch, const TokenRing& ring,
+                         std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
 
 }  // namespace riptide::ops

@@ -245,6 +245,8 @@ FloatMatmulKernel rows_kernel(int p) {
 
 template <class Set>
 FloatMatmulKernel row_kernel(int columns) {
+    if constexpr (Set::kType == DType::bf16)
+        if (columns == 1024) return float_row_kernel<Set, 1024>;
     return columns == 2048   ? float_row_kernel<Set, 2048>
            : columns == 6144 ? float_row_kernel<Set, 6144>
            : columns == 8192 ? float_row_kernel<Set, 8192>

@@ -37,4 +37,8 @@ Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows)
     return y;
 }
 
+Tensor wanted_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows) {
+    return std::ssize(rows) == x.rows() ? x : gather_rows(ctx, x, rows);
+}
+
 }  // namespace riptide::ops

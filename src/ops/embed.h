@@ -16,5 +16,7 @@ Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens)
 
 /// y[i] = x[rows[i]]. x f32 [n, ...]; y has shape [rows.size(), ...], fresh. REQUIRES 0 <= rows[i] < n.
 Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows);
+/// The same for rows that ascend, as those of Batch::logit_rows do: x itself if they are all of its rows.
+Tensor wanted_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows);
 
 }  // namespace riptide::ops

@@ -29,6 +29,10 @@ void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<
              std::span<const int32_t>) {
     no_cuda();
 }
+void advance_most_likely(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>,
+                         std::span<const int32_t>) {
+    no_cuda();
+}
 Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool,
               const SampleMasks&) {
     no_cuda();

@@ -10,6 +10,7 @@
 // for each rank. Limited by latency: of the sort's 66 steps, of the exchange, of the launch.
 #include <algorithm>
 
+#include "ops/argmax.cuh"
 #include "ops/cuda.h"
 #include "ops/row_math.cuh"
 #include "tensor/launch.cuh"
@@ -18,74 +19,18 @@ namespace riptide::ops::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-
-/// Larger for what comes first: larger values, then lower indices; -0 equals 0; NaN comes last.
-__device__ __forceinline__ uint64_t order_key(float value, uint32_t index) {
-    const uint32_t bits = __float_as_uint(value == 0.0f ? 0.0f : value);
-    const uint32_t order = value != value ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-    return static_cast<uint64_t>(order) << 32 | static_cast<uint32_t>(~index);
-}
-__device__ __forceinline__ int32_t index_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
-
-constexpr uint64_t kDamaged = ~uint64_t{0};  // stands for NaN where it must be noticed: above every number
-/// The entry of a row's largest key; if `strict`, -1 for keys of NaN, +infinity or -infinity.
-__device__ __forceinline__ int32_t chosen(uint64_t key, bool strict) {
-    const auto order = static_cast<uint32_t>(key >> 32);
-    return strict && (order >= 0xFF800000u || order <= 0x007FFFFFu) ? -1 : index_of(key);
-}
-
-__device__ __forceinline__ uint64_t warp_max(uint64_t key) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) key = max(key, __shfl_xor_sync(0xFFFFFFFFu, key, mask));
-    return key;
-}
-
-/// Over a CTA, in thread 0. shared: kWarps keys, free again behind the next __syncthreads().
-__device__ __forceinline__ uint64_t block_max(uint64_t key, uint64_t* shared) {
-    key = warp_max(key);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = key;
-    __syncthreads();
-    if (threadIdx.x < 32) key = warp_max(threadIdx.x < kWarps ? shared[threadIdx.x] : 0);
-    return key;
-}
-
-/// CTA (r, p): elements [p * piece, (p + 1) * piece) of row r. counters: one for each row, zero.
-__global__ void __launch_bounds__(kThreads) argmax_kernel(const float* x, int64_t m, int piece, bool strict,
-                                                          uint64_t* partial, int32_t* counters, int32_t* out) {
-    __shared__ uint64_t shared[kWarps];
-    __shared__ int last;
+/// CTA (r, p): part p of row r. counters: one for each row, zero.
+__global__ void __launch_bounds__(kArgmaxThreads) argmax_kernel(const float* x, int64_t m, int piece, bool strict,
+                                                                uint64_t* partial, int32_t* counters, int32_t* out) {
+    __shared__ ArgmaxShared shared;
     pdl_trigger();
     pdl_wait();
-    const int64_t row = blockIdx.x, begin = int64_t{blockIdx.y} * piece, end = min(m, begin + piece);
-    const int parts = static_cast<int>(gridDim.y), thread = static_cast<int>(threadIdx.x);
-    const float* v = x + row * m;
-    uint64_t best = 0;
-#pragma unroll 4
-    for (int64_t i = begin + thread; i < end; i += kThreads) {
-        const float value = v[i];
-        best = max(best, strict && value != value ? kDamaged : order_key(value, static_cast<uint32_t>(i)));
-    }
-    best = block_max(best, shared);
-    if (parts == 1) {
-        if (thread == 0) out[row] = chosen(best, strict);
-        return;
-    }
-    if (thread == 0) {
-        __stcg(reinterpret_cast<unsigned long long*>(partial + row * parts + blockIdx.y), best);
-        __threadfence();
-        last = atomicAdd(counters + row, 1) == parts - 1;
-    }
-    __syncthreads();
-    if (last == 0) return;
-    __threadfence();
-    best = thread < parts ? __ldcg(reinterpret_cast<unsigned long long*>(partial + row * parts + thread)) : 0;
-    best = block_max(best, shared);
-    if (thread == 0) {
-        out[row] = chosen(best, strict);
-        counters[row] = 0;
-    }
+    const int64_t row = blockIdx.x;
+    const int parts = static_cast<int>(gridDim.y);
+    uint64_t key = 0;
+    if (row_argmax(x + row * m, m, piece, strict, static_cast<int>(blockIdx.y), parts, partial + row * parts,
+                   counters + row, shared, &key))
+        out[row] = chosen(key, strict);
 }
 
 constexpr int kSortKeys = 2048;
@@ -280,15 +225,13 @@ Tensor argmax(Context& ctx, const Tensor& x, bool strict) {
     const int64_t n = x.rows(), m = x.shape[1];
     Tensor y = ctx.alloc(DType::i32, {n});
     const ArenaScope scope(*ctx.arena);
-    // Two CTAs for each SM, pieces of at least 1024 elements.
-    const int64_t wanted = std::clamp<int64_t>(2 * ctx.gpu->info().sm_count / std::max<int64_t>(n, 1), 1, kThreads);
-    const int64_t piece = std::max<int64_t>(1024, (m + wanted - 1) / wanted), parts = (m + piece - 1) / piece;
+    const ArgmaxGrid grid(ctx.gpu->info().sm_count, n, m);
     for (int64_t first = 0; first < n; first += Gpu::kCounters) {
         const int64_t rows = std::min<int64_t>(n - first, Gpu::kCounters);
-        void* partial = parts > 1 ? ctx.arena->allocate(rows * parts * int64_t{sizeof(uint64_t)}) : nullptr;
-        launch(*ctx.gpu, argmax_kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts)), kThreads, 0,
-               x.row(first), m, static_cast<int>(piece), strict, static_cast<uint64_t*>(partial), ctx.gpu->counters(),
-               y.row<int32_t>(first));
+        void* partial = grid.parts > 1 ? ctx.arena->allocate(rows * grid.parts * int64_t{sizeof(uint64_t)}) : nullptr;
+        launch(*ctx.gpu, argmax_kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(grid.parts)),
+               kArgmaxThreads, 0, x.row(first), m, static_cast<int>(grid.piece), strict,
+               static_cast<uint64_t*>(partial), ctx.gpu->counters(), y.row<int32_t>(first));
     }
     return y;
 }

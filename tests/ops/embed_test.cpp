@@ -70,6 +70,16 @@ TEST(embed, a_token_outside_the_vocabulary_is_an_error) {
         EXPECT_THROW(ops::embed(op.ctx, table, std::vector<int32_t>{0, token}), Error) << token;
 }
 
+TEST(embed, wanted_rows_that_are_all_rows_are_x_itself) {
+    OpContext op;
+    const std::vector<float> x = normals(10 * 6, 4);
+    const Tensor t = op.tensor(x, {10, 6});
+    const std::vector<int32_t> all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    EXPECT_EQ(ops::wanted_rows(op.ctx, t, op.ints(all)).data, t.data);
+    const Tensor some = ops::wanted_rows(op.ctx, t, op.ints(std::span(all).subspan(3, 4)));
+    EXPECT_EQ(values_of(some), std::vector<float>(x.begin() + 18, x.begin() + 42));
+}
+
 TEST(embed, gather_rows_picks_rows) {
     OpContext op;
     const std::vector<float> x = normals(10 * 6, 2);
