@@ -22,7 +22,7 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostStages = 8, kMostParts = 10;
+[[maybe_unused]] constexpr int kMostStages = 8, kMostParts = 10;
 constexpr int kAskers = 4, kTeams = 2;  // a team's
 constexpr int kSplitThreads = 32 * kTeams * (kTeamWarps + kAskers);
 constexpr int kSplitWide = 17;  // groups of eight sub-blocks of a CTA's rows of x, at most
