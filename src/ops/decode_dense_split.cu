@@ -1,7 +1,9 @@
 // One large Q4_K or Q6_K matrix of few rows (o, down) and up to 17,408 columns, a multiple of 1,024, times 9 to 24 rows
 // of x (sm_90a): what decode_dense_short.cu does with four CTAs to a tile (its L = 2), fed by the tensor copy engine.
 //
-// Bytes: those of the weights. HEADLINE
+// Bytes: those of the weights. Measured (H200, 2026-11-23, bench_gpu_dense, in brackets with
+// cp.async in the same run): 16 rows: o 16.3 us (18.2), down 33.7 (37.6), in Q6_K 45.8 (50.0); 24 rows: 19.4 (22.3), 39.4
+// (48.3), 56.6 (62.7). What limits it was not profiled.
 // Design: arithmetic, shares and sums are those of decode_dense_short.cuh: CTA r of four has sub-blocks 2 r and 2 r + 1
 // of every block of 256 columns, 32 bytes of its 128. A box brings them for eight weight rows and four blocks, [block]
 // [row][32 bytes], by one instruction of one lane where cp.async takes 434 of an asking warp for a stage. Each of the
