@@ -2,17 +2,17 @@
 // of x (sm_90a): what decode_dense_short.cu does with four CTAs to a tile (its L = 2), fed by the tensor copy engine.
 //
 // Bytes: those of the weights. Measured (H200, 2026-11-23, bench_gpu_dense, in brackets with
-// cp.async in the same run): 16 rows: o 16.3 us (18.2), down 33.7 (37.6), in Q6_K 45.8 (50.0); 24 rows: 19.4 (22.3), 39.4
-// (48.3), 56.6 (62.7). What limits it was not profiled.
-// Design: arithmetic, shares and sums are those of decode_dense_short.cuh: CTA r of four has sub-blocks 2 r and 2 r + 1
-// of every block of 256 columns, 32 bytes of its 128. A box brings them for eight weight rows and four blocks, [block]
-// [row][32 bytes], by one instruction of one lane where cp.async takes 434 of an asking warp for a stage. Each of the
-// two teams has four askers and stages of its own. The weights' scales come whole, 64 bytes for four blocks. Tried: the
-// same for tiles of single CTAs (gate and up, projections), with scales prepared by the askers (43 instead of 54
-// instructions for a sub-block of 16 rows at 16 rows of x, 28 instead of 40 at 8): slower, 33.3, 46.7 and 54.7 us
-// before and 35.5, 56.6 and 94.5 after for the projections of 8, 16 and 24 rows. ncu: the askers wait for the headers
-// that they load, and 96 registers are too few for three sets of sums: they are stored at every chain's end (with 104
-// registers and steps one by one 16 rows take 50.2). Boxes whose parts are narrower than their swizzle: other bits.
+// cp.async in the same run): 16 rows: o 16.3 us (18.2), down 33.7 (37.6), in Q6_K 45.8 (50.0); 24 rows: 19.4
+// (22.3), 39.4 (48.3), 56.6 (62.7). What limits it was not profiled. Design: arithmetic, shares and sums are those of
+// decode_dense_short.cuh: CTA r of four has sub-blocks 2 r and 2 r + 1 of every block of 256 columns, 32 bytes of its
+// 128. A box brings them for eight weight rows and four blocks, [block] [row][32 bytes], by one instruction of one lane
+// where cp.async takes 434 of an asking warp for a stage. Each of the two teams has four askers and stages of its own.
+// The weights' scales come whole, 64 bytes for four blocks. Tried: the same for tiles of single CTAs (gate and up,
+// projections), with scales prepared by the askers (43 instead of 54 instructions for a sub-block of 16 rows at 16 rows
+// of x, 28 instead of 40 at 8): slower, 33.3, 46.7 and 54.7 us before and 35.5, 56.6 and 94.5 after for the projections
+// of 8, 16 and 24 rows. ncu: the askers wait for the headers that they load, and 96 registers are too few for three
+// sets of sums: they are stored at every chain's end (with 104 registers and steps one by one 16 rows take 50.2). Boxes
+// whose parts are narrower than their swizzle: other bits.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
