@@ -36,4 +36,9 @@ bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_
 bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
                          const Weight& up, float* out);
 
+/// The same for one Q4_K or Q6_K matrix of few rows and up to 17,408 columns, a multiple of 1,024, times 9 to 24 rows,
+/// on Hopper (decode_dense_split.cu). Takes arena memory even if false.
+bool dense_multiply_split(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w, float* y,
+                          Tensor* residual);
+
 }  // namespace riptide::ops::cuda::decode

@@ -437,6 +437,7 @@ DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
 
 bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
+    if (weights.size() == 1 && dense_multiply_split(ctx, x, cols, n, *weights[0], y[0].row(0), residual)) return true;
     if (dense_multiply_short(ctx, x, cols, n, weights, y, residual)) return true;
     if (!right_source(x, cols) || weights.size() > kMostDense) return false;
     DenseTileArgs a = {};
