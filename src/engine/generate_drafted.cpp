@@ -15,6 +15,7 @@ namespace riptide {
 namespace {
 
 constexpr int64_t kMostRows = 256;  // of a step of the decode family
+constexpr int64_t kMostHeld = 64;   // rows that the drafter is shown later
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -58,6 +59,23 @@ void Session::feed_drafter(int64_t position, std::span<const int32_t> rows) {
         speculator_->drafter().feed(kSequence, position, runner_->captured(), rows);
 }
 
+/// Keeps what the last step, of one row, captured: to show many rows at once costs the CPU much less than one at a
+/// time.
+void Session::hold_for_drafter(int64_t position) {
+    const Tensor& row = runner_->captured();
+    if (held_rows_ == kMostHeld || held_from_ + held_rows_ != position) show_held();
+    if (held_rows_ == 0) held_features_.clear(), held_from_ = position;
+    held_features_.insert(held_features_.end(), row.row(0), row.row(0) + row.row_elements());
+    ++held_rows_;
+}
+
+void Session::show_held() {
+    if (held_rows_ == 0) return;
+    const int64_t rows = std::exchange(held_rows_, 0);
+    const Tensor features(held_features_.data(), DType::f32, {rows, std::ssize(held_features_) / rows});
+    speculator_->drafter().feed(kSequence, held_from_, features, {});
+}
+
 /// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way, and makes
 /// these rows (`path`) part of the sequence, also if take() throws.
 void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path) {
@@ -93,7 +111,8 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
         throw;
     }
     sequence_->commit(path);
-    feed_drafter(length, path);
+    if (gpu_ || !tree.empty() || speculator_->drafter().capture_layers().empty()) feed_drafter(length, path);
+    else hold_for_drafter(length);
 }
 
 /// A step of the host's: drafts, checks, and tells who drafts.
@@ -102,6 +121,7 @@ void Session::check_guesses(GenerationResult& result, const RowDraws& draws, int
     const std::vector<int32_t>& answer = result.tokens;
     const auto known = answer.size();
     const int64_t idle = speculator.idle_steps();
+    if (idle == 0) show_held();
     const Speculator::Wanted request_one{
         kSequence, std::min({context_ - sequence_->length(), wanted, int64_t{options_.chunk_rows}, kMostRows}) - 1};
     static const DraftTree kNothing;
@@ -129,6 +149,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
                device = gpu_ && device_draws(sampling, model_->info().vocab_size);
     std::vector<int32_t>& answer = result.tokens;
     speculator.clear_stats();
+    held_rows_ = 0;
     speculator.begin(kSequence, tokens_);
     speculator.extend(kSequence, std::span(answer).last(1));
     bool more = true, started = false;
@@ -175,6 +196,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         if (draws.on_device) start_drawing();
         check_guesses(result, draws, wanted);
     }
+    show_held();
     result.speculation = speculator.stats();
 }
 

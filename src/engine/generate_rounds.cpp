@@ -13,19 +13,16 @@ namespace {
 /// Rounds that the device may be ahead. What to check is chosen when a round is launched: more would be later to learn.
 constexpr int64_t kAhead = 2;
 
-/// Seconds from one arrival to the next, where the device had work all the while.
+/// Seconds from one arrival to the next; the first since it began to launch, which is somewhat longer than a round.
 class Arrivals {
   public:
-    /// `busy`: another round was under way when this one arrived.
-    double arrived(bool busy) {
+    double arrived() {
         const auto now = std::chrono::steady_clock::now();
-        const double seconds = std::chrono::duration<double>(now - std::exchange(last_, now)).count();
-        return std::exchange(busy_, busy) ? seconds : 0;
+        return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
     }
 
   private:
     std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-    bool busy_ = false;
 };
 
 /// A copy of a sequence's recurrent state, if there is any.
@@ -142,7 +139,7 @@ bool Session::run_rounds(RoundSpan& span) {
             if (rounds.pending() == 0) break;
             const DraftRounds::Round& round = rounds.next();
             kept += round.kept;
-            const double seconds = arrivals.arrived(rounds.pending() > 0);
+            const double seconds = arrivals.arrived();
             const auto known = span.answer.size();
             const auto feed = [&](int32_t row) {
                 tokens_.push_back(row == 0 ? token : round.tree.tokens[static_cast<size_t>(row - 1)]);

@@ -140,6 +140,8 @@ class Session {
     int64_t rewind_to_common(std::span<const int32_t> tokens, int64_t most, std::shared_ptr<const PromptGaps> gaps);
     int64_t begin_drafter(std::span<const int32_t> tokens);
     void feed_drafter(int64_t position, std::span<const int32_t> rows);
+    void hold_for_drafter(int64_t position);
+    void show_held();
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);
     Tensor on_host(const Tensor& logits);
     /// Takes the token that follows a row, or draws it from the row's logits if they are not empty. True if another is
@@ -190,6 +192,8 @@ class Session {
     std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
+    std::vector<float> held_features_;  // of steps without guesses, which the drafter has not been shown yet
+    int64_t held_from_ = 0, held_rows_ = 0;
     int64_t reused_ = 0;                 // by the last prefill
     std::optional<SequenceState> kept_;  // with recurrent state: the sequence shortly before the end of a prompt
 };

@@ -14,7 +14,19 @@ namespace {
 
 /// Numbers of guesses in a round of the device. Each is a graph whose first two
 /// rounds are slow, so not every number is one.
-constexpr int64_t kAheadNodes[] = {0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63};
+constexpr int64_t kAheadNodes[] = {1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47};
+
+std::vector<int64_t> ahead_nodes(int64_t most) {
+    std::vector<int64_t> nodes(std::begin(kAheadNodes),
+                               std::lower_bound(std::begin(kAheadNodes), std::end(kAheadNodes), most));
+    nodes.push_back(most);
+    return nodes;
+}
+
+/// Guesses in a round of the device, at most.
+int64_t most_ahead(const SpeculationOptions& options) {
+    return std::min<int64_t>(options.tree > 0 ? options.tree : options.width, ops::kMostRoundRows - 1);
+}
 
 }  // namespace
 
@@ -37,9 +49,10 @@ std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const D
 }
 
 Speculator::Speculator(std::shared_ptr<Drafter> drafter, const SpeculationOptions& options)
-    : drafter_(std::move(drafter)), options_(options), width_(drafter_->slots()), ahead_width_(drafter_->slots()) {
+    : drafter_(std::move(drafter)), options_(options), width_(drafter_->slots()), ahead_width_(0) {
     check_speculation(options);
     options_.width = std::min(options.width, drafter_->slots());
+    ahead_width_ = DraftWidth(drafter_->slots(), ahead_nodes(most_ahead(options_)));
     clear_stats();
 }
 
@@ -67,7 +80,8 @@ std::span<const DraftTree> Speculator::propose(std::span<const Wanted> wanted) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     stats_.draft_seconds += seconds;
     if (!options_.adaptive) return trees_;
-    width_.drafted(seconds);
+    const bool any = std::any_of(trees_.begin(), trees_.end(), [](const DraftTree& tree) { return !tree.empty(); });
+    if (any) width_.drafted(seconds);
     for (DraftTree& tree : trees_) choose(tree, std::ssize(wanted));
     return trees_;
 }
@@ -83,10 +97,10 @@ void Speculator::choose(DraftTree& tree, int64_t sequences) {
 
 ops::DraftPlan Speculator::plan_ahead(int64_t most) {
     const bool tree = options_.tree > 0;
-    most = std::min<int64_t>({most, tree ? options_.tree : options_.width, ops::kMostRoundRows - 1});
+    most = std::min(most, most_ahead(options_));
     if (options_.adaptive) {
         ahead_width_.usual(most, chances_);
-        most = *(std::upper_bound(std::begin(kAheadNodes), std::end(kAheadNodes), ahead_width_.choose(chances_)) - 1);
+        most = ahead_width_.choose(chances_);
     }
     ops::DraftPlan plan;
     plan.rows = static_cast<int32_t>(most) + 1;
@@ -100,6 +114,7 @@ ops::DraftPlan Speculator::plan_ahead(int64_t most) {
 void Speculator::ran_ahead(uint64_t sequence, const DraftTree& tree, std::span<const int32_t> path,
                            std::span<const int32_t> tokens, int64_t rows, double seconds) {
     ahead_width_.checked(tree.size(), path);
+    ahead_width_.gained(std::ssize(path) - 1);
     if (seconds > 0) ahead_width_.stepped(rows, seconds);
     settle(sequence, tree, path, tokens);
 }
@@ -141,6 +156,7 @@ void Speculator::settle(uint64_t sequence, const DraftTree& tree, std::span<cons
             stats_.slots[i].accepted += next >= 0;
         }
     }
+    width_.gained(std::ssize(path) - 1);
     drafter_->extend(sequence, tokens);
 }
 
