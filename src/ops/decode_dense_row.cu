@@ -313,6 +313,7 @@ bool dense_weight(const Gpu& gpu, const Weight& w) {
 bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                         std::span<Tensor> y, Tensor* residual) {
     if (x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow)) return false;
+    if (dense_diag_multiply(ctx, x, cols, weights, y, residual)) return true;
     DenseRowArgs a = {};
     int floats = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -341,6 +342,7 @@ bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Wei
     if (!dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) || gate.dtype != up.dtype ||
         gate.rows != up.rows || x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow))
         return false;
+    if (dense_diag_gate_up(ctx, x, cols, gate, up, out)) return true;
     DenseRowArgs a = {};
     a.m[0] = dense_matrix(gate, out, 0);
     a.m[1] = dense_matrix(up, nullptr, 0);
