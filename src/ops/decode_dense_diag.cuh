@@ -20,8 +20,10 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kDiagRows = 16, kQuads = 4, kDiagWarps = 4 * kQuads, kDiagMul = 32 * kDiagWarps;
-constexpr int kDiagThreads = kDiagMul + 64;  // and a warp that asks for weights, and one for float rows
+constexpr int kDiagRows = 16;
+/// A CTA has so many quads, two warps that ask for weights (each for a half of a tile) and one for float rows.
+constexpr int diag_multiplying(int quads) { return 128 * quads; }
+constexpr int diag_threads(int quads) { return 128 * quads + 96; }
 constexpr int kDiagPlanes = 4, kDiagFloats = 4;  // matrices of a group
 constexpr int kDiagSlots = 8, kDiagBarriers = 16;
 
@@ -35,11 +37,12 @@ struct DiagMatrix {
 struct DiagArgs {
     DiagMatrix m[kDiagPlanes];
     Matrix floats[kDiagFloats];
-    int32_t matrices, tiles, gate_up;  // gate_up: tile i is rows 8 i .. of m[0] and of m[1]
+    int32_t matrices, tiles, each, more, gate_up;  // a CTA has `each` tiles, the first `more` one more
+    // gate_up: tile i is rows 8 i .. of m[0] and of m[1]
     int32_t blocks, parts, part;       // of a row: blocks; parts, of `part` blocks (the last may have fewer)
     int32_t slots, slot_bytes, slot_start, float_start;
     int32_t float_rows, float_bytes;
-    int32_t cols;
+    int32_t cols, mode;
     ActSource x;
     float* residual;
 };
@@ -87,21 +90,21 @@ __device__ __forceinline__ void mma_u8(int (&c)[4], uint32_t a0, uint32_t a1, ui
 }
 
 /// A lane's places in x: of what it gives for sub-blocks t and t + 4 (or zeros), and of the sums it gets.
+template <bool Masks>
 struct DiagLane {
-    uint32_t b[2], each[2];  // shared address; bytes from block to block
-    const char* pairs;
-    const char* halves;
+    uint32_t b[2], each[2];  // shared address; bytes from block to block. Masks: b[0] alone, and what to keep of it
+    uint32_t pairs, halves;
 
     __device__ __forceinline__ DiagLane(const char* x, const DiagX& l, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const bool gives = g == 4 * j + t;
-            b[j] = shared_address(x + (gives ? 32 * g : l.zeros()));
-            each[j] = gives ? 256 : 0;
+            b[j] = shared_address(x + (gives || Masks ? 32 * g : l.zeros()));
+            each[j] = gives ? (Masks ? ~0u : 256) : 0;
         }
-        pairs = x + l.pairs() + 16 * t;
-        halves = x + l.halves() + 8 * t;
+        pairs = shared_address(x + l.pairs() + 16 * t);
+        halves = shared_address(x + l.halves() + 8 * t);
     }
 };
 
@@ -111,18 +114,27 @@ __device__ __forceinline__ void load_words(uint32_t (&w)[4], uint32_t at) {
                  : "r"(at)
                  : "memory");
 }
+__device__ __forceinline__ void load_words(uint32_t (&w)[2], uint32_t at) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ uint32_t load_word(uint32_t at) {
+    uint32_t w;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w) : "r"(at) : "memory");
+    return w;
+}
+__device__ __forceinline__ uint32_t load_half_word(uint32_t at) {
+    uint16_t w;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(w) : "r"(at) : "memory");
+    return w;
+}
 
 /// Where a lane's rows begin in a slot (row h: `h` times .._row on), and what it needs for their headers.
 template <DType Type>
 struct DiagRows {
     using S = DiagSlot<Type>;
-    const char* data;
-    const char* heads;
-    const char* high;
-    const char* d;
-    int data_row, head_row, high_row, d_row;
+    uint32_t data, heads, high, d, data_row, head_row, high_row, d_row;
 
-    __device__ __forceinline__ DiagRows(const char* slot, const S& s, int first, int lane) {
+    __device__ __forceinline__ DiagRows(uint32_t slot, const S& s, int first, int lane) {
         const int g = lane / 4, t = lane % 4, half = g % 2, row = g / 2;
         data_row = 512 * s.part, head_row = 64 * s.part, high_row = 4 * S::kHighEach * s.part, d_row = 8 * s.blocks;
         data = slot + half * s.data_half() + row * (128 * s.part) + 16 * t;
@@ -140,13 +152,13 @@ struct HeadShifts {
           even(static_cast<uint32_t>(4 * t + 28) & 31),
           odd(static_cast<uint32_t>(4 * t + 30) & 31) {}
 };
-__device__ __forceinline__ void two_scales(const uint4& head, const HeadShifts& at, float by, float (&s)[2],
+__device__ __forceinline__ void two_scales(const uint32_t (&head)[4], const HeadShifts& at, float by, float (&s)[2],
                                            float (&m)[2]) {
     constexpr uint32_t kLow = 0x000F000Fu, kSix = 0x003F003Fu, kTwo23 = 0x4B000000u;
-    const uint32_t low = __byte_perm(head.x, head.y, at.bytes);
-    const uint32_t six[2] = {select_bits(kLow, low, __funnelshift_r(head.z, head.z, at.even)) & kSix,
-                             select_bits(kLow, low >> 4, __funnelshift_r(head.z, head.z, at.odd)) & kSix};
-    const float d = __fmul_rn(half_bits(head.w & 0xFFFFu), by), dmin = half_bits(head.w >> 16);
+    const uint32_t low = __byte_perm(head[0], head[1], at.bytes);
+    const uint32_t six[2] = {select_bits(kLow, low, __funnelshift_r(head[2], head[2], at.even)) & kSix,
+                             select_bits(kLow, low >> 4, __funnelshift_r(head[2], head[2], at.odd)) & kSix};
+    const float d = __fmul_rn(half_bits(head[3] & 0xFFFFu), by), dmin = half_bits(head[3] >> 16);
     const float d23 = __fmul_rn(d, -8388608.0f), dmin23 = __fmul_rn(dmin, -8388608.0f);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -156,8 +168,8 @@ __device__ __forceinline__ void two_scales(const uint4& head, const HeadShifts& 
 }
 
 /// acc += block k of a part, block b of x.
-template <DType Type>
-__device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, const DiagLane& x, int b,
+template <DType Type, bool Masks>
+__device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, const DiagLane<Masks>& x, int b,
                                           const HeadShifts& at, float (&acc)[4]) {
     using S = DiagSlot<Type>;
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
@@ -166,35 +178,50 @@ __device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, con
     for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-            load_words(w[h][j], shared_address(rows.data + h * rows.data_row + 128 * k) + 64 * j);
+            load_words(w[h][j], rows.data + h * rows.data_row + 128 * k + 64 * j);
+    if constexpr (Masks) {
+        uint32_t both[2][4];
+        load_words(both[0], x.b[0] + 256 * b);
+        load_words(both[1], x.b[0] + 256 * b + 16);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        const uint32_t from = x.b[j] + static_cast<uint32_t>(b) * x.each[j];
-        load_words(lo[j], from);
-        load_words(hi[j], from + 16);
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) lo[j][i] = both[0][i] & x.each[j], hi[j][i] = both[1][i] & x.each[j];
+    } else {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t from = x.b[j] + static_cast<uint32_t>(b) * x.each[j];
+            load_words(lo[j], from);
+            load_words(hi[j], from + 16);
+        }
     }
-    const float4 pair = *reinterpret_cast<const float4*>(x.pairs + 64 * b);
-    const float d[2] = {pair.x, pair.z}, sum[2] = {pair.y, pair.w};
+    uint32_t pair[4];
+    load_words(pair, x.pairs + 64 * b);
+    const float d[2] = {__uint_as_float(pair[0]), __uint_as_float(pair[2])};
+    const float sum[2] = {__uint_as_float(pair[1]), __uint_as_float(pair[3])};
     int first[4], second[4];  // low nibbles, high nibbles
     if constexpr (S::kQ6) {
-        const float2 a0 = *reinterpret_cast<const float2*>(x.halves + 32 * b);
-        first[0] = first[2] = __float_as_int(fmaf(-32.0f, a0.x, kMagic));
-        first[1] = first[3] = __float_as_int(fmaf(-32.0f, a0.y, kMagic));
-        second[0] = second[2] = __float_as_int(fmaf(-32.0f, sum[0] - a0.x, kMagic));
-        second[1] = second[3] = __float_as_int(fmaf(-32.0f, sum[1] - a0.y, kMagic));
+        uint32_t halves[2];
+        load_words(halves, x.halves + 32 * b);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float a0 = __uint_as_float(halves[i]);
+            first[i] = first[2 + i] = __float_as_int(fmaf(-32.0f, a0, kMagic));
+            second[i] = second[2 + i] = __float_as_int(fmaf(-32.0f, sum[i] - a0, kMagic));
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) first[i] = 0, second[i] = kMagicBits;
     }
-    uint2 high[2][2] = {};
+    uint32_t high[2][2][2] = {};
     if constexpr (S::kHighEach > 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const char* const from = rows.high + h * rows.high_row + S::kHighEach * k + S::kHighEach / 2 * j;
-                if constexpr (S::kQ6) high[h][j] = *reinterpret_cast<const uint2*>(from);
-                else high[h][j].x = *reinterpret_cast<const uint32_t*>(from);
+                const uint32_t from = rows.high + h * rows.high_row + S::kHighEach * k + S::kHighEach / 2 * j;
+                if constexpr (S::kQ6) load_words(high[h][j], from);
+                else high[h][j][0] = load_word(from);
             }
     }
 #pragma unroll
@@ -206,11 +233,11 @@ __device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, con
             for (int j = 0; j < 2; ++j) {
                 const uint32_t v = w[h][j][i];
                 if constexpr (S::kQ6) {
-                    const uint32_t one = high[h][j].x, two = high[h][j].y;
+                    const uint32_t one = high[h][j][0], two = high[h][j][1];
                     a[h][j] = select_bits(kLow, v, i < 2 ? one << (4 - 2 * i) : one >> (2 * i - 4)) & 0x3F3F3F3Fu;
                     c[h][j] = select_bits(kLow, v >> 4, i < 2 ? two << (4 - 2 * i) : two >> (2 * i - 4)) & 0x3F3F3F3Fu;
                 } else if constexpr (S::kQ5) {
-                    const uint32_t one = high[h][j].x;
+                    const uint32_t one = high[h][j][0];
                     a[h][j] = select_bits(kLow, v, one << (4 - i)) & 0x1F1F1F1Fu;
                     c[h][j] = select_bits(kLow, v >> 4, one >> i) & 0x1F1F1F1Fu;
                 } else {
@@ -224,16 +251,18 @@ __device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, con
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float s[2], m[2];
-        const char* const head = rows.heads + h * rows.head_row + 16 * k;
+        const uint32_t from = rows.heads + h * rows.head_row + 16 * k;
         if constexpr (S::kQ6) {
-            const uint32_t four = *reinterpret_cast<const uint32_t*>(head);
-            const float all = half_bits(*reinterpret_cast<const uint16_t*>(rows.d + h * rows.d_row + 2 * k));
+            const uint32_t four = load_word(from);
+            const float all = half_bits(load_half_word(rows.d + h * rows.d_row + 2 * k));
             s[0] = all * static_cast<float>(static_cast<int8_t>(four));
             m[0] = all * static_cast<float>(static_cast<int8_t>(four >> 8));
             s[1] = all * static_cast<float>(static_cast<int8_t>(four >> 16));
             m[1] = all * static_cast<float>(static_cast<int8_t>(four >> 24));
         } else {
-            two_scales(load_shared16(head), at, S::kQ5 ? 1.0f : 0.0625f, s, m);
+            uint32_t head[4];
+            load_words(head, from);
+            two_scales(head, at, S::kQ5 ? 1.0f : 0.0625f, s, m);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -253,13 +282,20 @@ __device__ __forceinline__ void diag_step(const DiagRows<Type>& rows, int k, con
 }
 
 /// This warp's blocks of the part at `slot`, which begins with block `first` of the rows.
-template <DType Type>
-__device__ __forceinline__ void diag_part(const char* slot, const DiagSlot<Type>& s, int first, int q,
-                                          const DiagLane& x, const HeadShifts& at, int lane, float (&acc)[4]) {
+template <DType Type, bool Masks, int Unroll>
+__device__ __forceinline__ void diag_part(uint32_t slot, const DiagSlot<Type>& s, int first, int q,
+                                          const DiagLane<Masks>& x, const HeadShifts& at, int lane, float (&acc)[4]) {
     const DiagRows<Type> rows(slot, s, first, lane);
     const int count = min(s.part, s.blocks - first);
+    int k = (q - first) & 3;
+    if constexpr (Unroll > 1)
 #pragma unroll 1
-    for (int k = (q - first) & 3; k < count; k += 4) diag_step<Type>(rows, k, x, first + k, at, acc);
+        for (; k + 4 * (Unroll - 1) < count; k += 4 * Unroll)
+#pragma unroll
+            for (int u = 0; u < Unroll; ++u)
+                diag_step<Type, Masks>(rows, k + 4 * u, x, first + k + 4 * u, at, acc);
+#pragma unroll 1
+    for (; k < count; k += 4) diag_step<Type, Masks>(rows, k, x, first + k, at, acc);
 }
 
 // ---- Weights: a warp asks for slots by bulk copies, in the order of `seq`; a quad uses them. Barriers outnumber slots
@@ -272,7 +308,7 @@ struct DiagRing {
         : full(shared_address(barriers)), empty(full + 8 * kDiagBarriers) {}
     __device__ __forceinline__ void init(int lane) const {
         if (lane < kDiagBarriers) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(full + 8 * lane) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], 2;" ::"r"(full + 8 * lane) : "memory");
             asm volatile("mbarrier.init.shared.b64 [%0], 128;" ::"r"(empty + 8 * lane) : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -289,9 +325,9 @@ struct DiagRing {
     }
 };
 
-__device__ __forceinline__ void diag_copy(char* to, const char* from, int bytes, uint32_t barrier) {
+__device__ __forceinline__ void diag_copy(uint32_t to, const char* from, int bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
+                     to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
@@ -305,39 +341,34 @@ __device__ __forceinline__ int matrix_of_tile(const DiagArgs& a, int tile) {
     return i;
 }
 
-/// Asks for part `part` of a tile. By one warp.
+/// Asks for part `part` of half `half` of a tile. By one thread.
 template <DType Type>
-__device__ __forceinline__ void ask_part(const DiagArgs& a, const DiagMatrix* m, int tile, int part, char* slot,
-                                         uint32_t barrier, int lane) {
+__device__ __forceinline__ void ask_part(const DiagArgs& a, const DiagMatrix& m, int tile, int half, int part,
+                                         uint32_t slot, uint32_t barrier) {
     using S = DiagSlot<Type>;
     const S s{a.part, a.blocks};
+    const TilePlanes& p = a.gate_up != 0 && half == 1 ? a.m[1].planes : m.planes;
     const int first = part * a.part, count = min(a.part, a.blocks - first);
-    const auto row_of = [&](int half) { return a.gate_up != 0 ? 8 * tile : 16 * (tile - m->first) + 8 * half; };
-    const auto there = [&](int half) { return max(0, min(8, m->rows - row_of(half))); };
-    if (lane == 0) {
-        int bytes = (there(0) + there(1)) * count * (144 + S::kHighEach);
-        if constexpr (S::kQ6) bytes += ((2 * there(0) * a.blocks + 15) & ~15) + ((2 * there(1) * a.blocks + 15) & ~15);
-        expect_bytes(barrier, bytes);
-    }
-    __syncwarp();
-    const bool whole = a.parts == 1;
-    // One part: lanes 0 and 1 have a half each, of which all rows lie one behind the other; else sixteen a row each.
-    const int half = whole ? lane % 2 : lane / 8 % 2, row = whole ? 0 : lane % 8;
-    const TilePlanes& p = a.gate_up != 0 && half == 1 ? a.m[1].planes : m->planes;
-    const int rows = there(half);
-    if (lane < (whole ? 2 : 16) && row < rows) {
-        const int64_t at = static_cast<int64_t>(row_of(half) + row) * a.blocks + first;
-        const int times = (whole ? rows : 1) * count;
-        diag_copy(slot + half * s.data_half() + row * (128 * s.part), p.data + 128 * at, 128 * times, barrier);
-        diag_copy(slot + s.heads() + half * s.head_half() + row * (16 * s.part), p.scales + 16 * at, 16 * times,
-                  barrier);
+    const int row0 = a.gate_up != 0 ? 8 * tile : 16 * (tile - m.first) + 8 * half, rows = max(0, min(8, m.rows - row0));
+    expect_bytes(barrier, rows * count * (144 + S::kHighEach) + (S::kQ6 ? (2 * rows * a.blocks + 15) & ~15 : 0));
+    if (rows == 0) return;
+    const int64_t at = static_cast<int64_t>(row0) * a.blocks + first;
+    const char *data = p.data + 128 * at, *scales = p.scales + 16 * at, *high = p.high + S::kHighEach * at;
+    const uint32_t to = slot + half * s.data_half(), to_heads = slot + s.heads() + half * s.head_half(),
+                   to_high = slot + s.high() + half * s.high_half();
+    // In one part all rows lie one behind the other.
+    const int each = a.parts == 1 ? rows * count : count, times = a.parts == 1 ? 1 : rows;
+    if constexpr (S::kQ6)
+        diag_copy(slot + s.d() + half * s.d_half(), p.d + 2 * static_cast<int64_t>(row0) * a.blocks,
+                  (2 * rows * a.blocks + 15) & ~15, barrier);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+        if (r >= times) break;
+        diag_copy(to + r * (128 * s.part), data + 128 * r * a.blocks, 128 * each, barrier);
+        diag_copy(to_heads + r * (16 * s.part), scales + 16 * r * a.blocks, 16 * each, barrier);
         if constexpr (S::kHighEach > 0)
-            diag_copy(slot + s.high() + half * s.high_half() + row * (S::kHighEach * s.part), p.high + S::kHighEach * at,
-                      S::kHighEach * times, barrier);
-        if constexpr (S::kQ6)
-            if (row == 0)
-                diag_copy(slot + s.d() + half * s.d_half(), p.d + 2 * static_cast<int64_t>(row_of(half)) * a.blocks,
-                          (2 * rows * a.blocks + 15) & ~15, barrier);
+            diag_copy(to_high + r * (S::kHighEach * s.part), high + S::kHighEach * r * a.blocks, S::kHighEach * each,
+                      barrier);
     }
 }
 
