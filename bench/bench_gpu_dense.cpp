@@ -150,35 +150,21 @@ void run(Gpu& gpu, const std::vector<int64_t>& counts, const std::string& only) 
     fmt::print("{:32}", "us each (floor), rows:");
     for (const int64_t n : counts) fmt::print("{:>10}", n);
     fmt::print("\n");
-    std::vector<std::string> variants;
-    {
-        const char* const list = std::getenv("RIPTIDE_VARIANTS");  // "DIAG,PARTS,MODE;..."
-        std::istringstream in(list != nullptr ? list : "1,1,0");
-        for (std::string part; std::getline(in, part, ';');) variants.push_back(part);
-    }
-    fmt::print("{:32}", "");
-    for (const std::string& v : variants) fmt::print("{:>10}", v);
-    fmt::print("\n");
-    std::vector<double> step(variants.size());
+    std::vector<double> step(counts.size());
     double floor = 0;
     for (const Op& op : ops) {
         if (std::string(op.name).find(only) == std::string::npos) continue;
         const double least = op.bytes / kBandwidth / 1e3;
         floor += op.times * least / 1e3;
         fmt::print("{:32}", fmt::format("{} {:.1f}", op.name, least));
-        for (size_t i = 0; i < variants.size(); ++i) {
-            const std::string& v = variants[i];
-            const size_t c1 = v.find(','), c2 = v.find(',', c1 + 1);
-            setenv("RIPTIDE_DIAG", v.substr(0, c1).c_str(), 1);
-            setenv("RIPTIDE_LEAN", v.substr(c1 + 1, c2 - c1 - 1).c_str(), 1);
-            setenv("RIPTIDE_DIAG_MODE", v.substr(c2 + 1).c_str(), 1);
+        for (size_t i = 0; i < counts.size(); ++i) {
             inputs.reset();
             Context ctx;
             ctx.gpu = &gpu;
             ctx.arena = &inputs;
-            x = random_tensor(ctx, counts[0], kD);
-            heads = random_tensor(ctx, counts[0], kHeads);
-            wide = random_tensor(ctx, counts[0], kWide);
+            x = random_tensor(ctx, counts[i], kD);
+            heads = random_tensor(ctx, counts[i], kHeads);
+            wide = random_tensor(ctx, counts[i], kWide);
             ctx.arena = &arena;
             const double us = median_us(gpu, arena,
                                         [&] {

@@ -225,10 +225,7 @@ bool lean_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
         if (!launch_once<5, 3>(ctx, x, weights, y, residual) && !launch_once<6, 3>(ctx, x, weights, y, residual))
             launch_stream<2, 5>(ctx, x, weights, y, residual);
     } else if (cols == 6144) {
-        if (!launch_wide<6>(ctx, x, weights, y, residual)) {
-            if (std::getenv("RIPTIDE_LEAN") == nullptr || std::getenv("RIPTIDE_LEAN")[0] == '0') return false;
-            launch_stream<6, 1>(ctx, x, weights, y, residual);
-        }
+        if (!launch_wide<6>(ctx, x, weights, y, residual)) launch_stream<6, 1>(ctx, x, weights, y, residual);
     } else if (cols == 8192) {
         if (!launch_wide<8>(ctx, x, weights, y, residual)) launch_stream<8, 1>(ctx, x, weights, y, residual);
     } else {
