@@ -21,12 +21,6 @@ bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::spa
 bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
                        float* out);
 
-/// The same for Q4_K of up to 6,144 columns, by tensor cores (decode_dense_diag.cu): what the two above try first.
-bool dense_diag_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                         std::span<Tensor> y, Tensor* residual);
-bool dense_diag_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
-                        float* out);
-
 /// n rows of x; y and residual as in multiply_into. Takes dense_weight()s. Takes arena memory.
 bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual);

@@ -69,6 +69,104 @@ __device__ __forceinline__ void dot_step(const char* slot, int j, int d_at, cons
     }
 }
 
+/// stage_whole_row() of decode_dense.cuh for twice as many threads: same bits. The sum of squares is that of 256
+/// threads, which load what others will quantise besides.
+struct WholeRow {
+    static constexpr int kMost = 2048 * kWholeRow / 8;  // pieces of eight
+    static constexpr int kOwn = (kMost + kRowThreads - 1) / kRowThreads, kSums = kMost / kThreads;
+    float norm[kOwn][8] = {};
+
+    __device__ __forceinline__ void load_weights_of(const ActSource& s, int cols) {
+        if (s.kind != ActKind::norm) return;
+#pragma unroll
+        for (int r = 0; r < kOwn; ++r) load_norm8(s.norm, r * kRowThreads + threadIdx.x, cols, norm[r]);
+    }
+    __device__ __forceinline__ void stage(const ActSource& s, const ActLayout& l, char* out, float* partial) const {
+        const auto* x = reinterpret_cast<const float*>(s.rows);
+        float v[kOwn][8];
+#pragma unroll
+        for (int r = 0; r < kOwn; ++r) load8(x, r * kRowThreads + threadIdx.x, l.cols, v[r]);
+        if (threadIdx.x < kThreads) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int r = 0; r < kSums; ++r) {
+                if (r * kThreads % kRowThreads == 0) {
+                    sum = add_squares(v[r * kThreads / kRowThreads], sum);
+                } else {
+                    float other[8];
+                    load8(x, r * kThreads + threadIdx.x, l.cols, other);
+                    sum = add_squares(other, sum);
+                }
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        const float scale = row_scale(partial, l.cols, s.eps);
+#pragma unroll
+        for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[r][i] = rms_value(v[r][i], scale, norm[r][i]);
+            put8(l, out, r * kRowThreads + threadIdx.x, v[r]);
+        }
+    }
+};
+
+/// stage_floats() for a row that is not normalised: same bits, several loads at once. Behind pdl_wait().
+__device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayout& l, char* staged) {
+    constexpr int kTogether = 3;
+    const auto* x = reinterpret_cast<const float*>(s.rows);
+#pragma unroll 1
+    for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < l.cols / 8; c += kTogether * kRowThreads) {
+        float v[kTogether][8];
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) load8(x, c + r * kRowThreads, l.cols, v[r]);
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) put8(l, staged, c + r * kRowThreads, v[r]);
+    }
+}
+
+/// Float rows of the group, every so many-th: the share of one warp.
+__device__ __forceinline__ void multiply_float_rows(const DenseRowArgs& a, int first, int by, int lane,
+                                                    const char* staged) {
+    using Floats = FloatBatch<PlainFloats, 1, 8>;
+    uint32_t raw[Floats::kWords];
+    struct Rows {
+        const DenseRowArgs& a;
+        __device__ __forceinline__ int matrix(int row) const {
+            int k = 0;
+            while (row >= a.floats[k].first_row + a.floats[k].rows) ++k;
+            return k;
+        }
+        __device__ __forceinline__ RowRef operator()(int row) const {
+            const int k = matrix(row);
+            return {k, 0, row - a.floats[k].first_row};
+        }
+    };
+    const Rows row_of{a};
+    const auto nothing = [] {};
+#pragma unroll 1
+    for (int row = first; row < a.float_rows; row += by)
+        run_rows<Floats, 1>(a.floats, row_of, row, row + 1, lane, raw, false, staged, a.layout, 1, nothing, nothing,
+                            [&](int i, int, float sum) {
+                                const RowRef r = row_of(i);
+                                a.floats[r.matrix].y[r.row] = __fmul_rn(sum, a.floats[r.matrix].scale);
+                            });
+}
+
+/// So that the loads of multiply_float_rows() find them in the L2 cache. One thread; before pdl_wait().
+__device__ __forceinline__ void fetch_float_rows(const DenseRowArgs& a, int first, int by) {
+    for (int row = first; row < a.float_rows; row += by) {
+        int k = 0;
+        while (row >= a.floats[k].first_row + a.floats[k].rows) ++k;
+        const Matrix& m = a.floats[k];
+        const char* const from = m.data + (row - m.first_row) * m.row_bytes;
+        const uint32_t bytes = static_cast<uint32_t>(m.row_bytes) & ~15u;
+        if ((reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes > 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    }
+}
+
 #endif  // __CUDA_ARCH__ >= 900
 
 template <bool Q4, int Slots>
@@ -96,18 +194,16 @@ __global__ void __launch_bounds__(kRowThreads, 1) dense_row_kernel(const __grid_
     Ring ring(mine);
 #pragma unroll 1
     for (int k = 0; k < Slots - 1; ++k) ring.ask(a, mine, slots_at + k * At::kBytes, lane);
-    const FloatRows<DenseRowArgs> float_rows{a};
-    if (warp == warps && lane == 0) float_rows.fetch(cta, ctas);
+    if (warp == warps && lane == 0) fetch_float_rows(a, cta, ctas);
     handed.init();
-    NormedRow whole_row;
+    WholeRow whole_row;
     whole_row.load_weights_of(a.x, a.layout.cols);
     pdl_wait();
-    const auto put = [&](int c, const float(&v)[8]) { put8(a.layout, staged, c, v); };
-    if (a.x.kind == ActKind::norm) whole_row.stage(a.x, a.layout.cols, put, partial);
-    else if (a.x.kind != ActKind::int8) stage_plain_row<3>(a.x, a.layout.cols, put);
+    if (a.x.kind == ActKind::norm) whole_row.stage(a.x, a.layout, staged, partial);
+    else if (a.x.kind != ActKind::int8) stage_long_row(a.x, a.layout, staged);
     else if (threadIdx.x < kThreads) stage_int8(a.x, a.layout, 0, 1, staged);
     __syncthreads();
-    if (warp == warps) float_rows.multiply(cta, ctas, lane, staged, a.layout);
+    if (warp == warps) multiply_float_rows(a, cta, ctas, lane, staged);
     const int groups = a.layout.groups;
     const KShifts at(lane);
     int slot = 0, before = (Slots - 1) * At::kBytes;  // this step's, and the one before it
@@ -217,7 +313,6 @@ bool dense_weight(const Gpu& gpu, const Weight& w) {
 bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                         std::span<Tensor> y, Tensor* residual) {
     if (x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow)) return false;
-    if (dense_diag_multiply(ctx, x, cols, weights, y, residual)) return true;
     DenseRowArgs a = {};
     int floats = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -246,7 +341,6 @@ bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Wei
     if (!dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) || gate.dtype != up.dtype ||
         gate.rows != up.rows || x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow))
         return false;
-    if (dense_diag_gate_up(ctx, x, cols, gate, up, out)) return true;
     DenseRowArgs a = {};
     a.m[0] = dense_matrix(gate, out, 0);
     a.m[1] = dense_matrix(up, nullptr, 0);

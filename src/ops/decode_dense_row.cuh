@@ -5,11 +5,12 @@
 #pragma once
 
 #include "ops/decode_batch.cuh"
-#include "ops/decode_dense_one.cuh"
+#include "ops/decode_dense.cuh"
 #include "ops/decode_matmul.cuh"
 
 namespace riptide::ops::cuda::decode {
 
+constexpr int kRowWarps = 16, kRowThreads = 32 * kRowWarps;
 constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
 
 struct DenseMatrix {
