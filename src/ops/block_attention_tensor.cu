@@ -55,6 +55,7 @@ struct Shared {
     float part[kCtas][kPairs / kCtas][kDim];
     float2 part_ml[kCtas][kPairs / kCtas];  // largest score in units of log2, and the sum
     float2 ml[kWarps][kPairs];
+    float2 turns[2][kKeys][kDim / 2];  // of the rows of the pairs, of the block's keys
     float buffer[kWarps][kDim];
     float unscale[kPairs];
 };
@@ -85,7 +86,7 @@ struct Job {
     /// Pair p of the tile: its row of the sequence, and where its query lies among all.
     __device__ __forceinline__ int row(int p) const { return (kPairs * tile + p) / group; }
     __device__ __forceinline__ int64_t query(const BlockTensorArgs& a, int p) const {
-        return (int64_t{row0} + row(p)) * a.heads + kv_head * group + (kPairs * tile + p) % group;
+        return ((int64_t{row0} + row(p)) * a.heads + kv_head * group + (kPairs * tile + p) % group) * kDim;
     }
     /// The first key that a row of the sequence sees.
     __device__ __forceinline__ int begin_of(const BlockTensorArgs& a, int r) const {
@@ -93,70 +94,43 @@ struct Job {
     }
 };
 
-/// What a warp needs to know of its rows `warp`, `warp + kWarps` of the block's chunk o. Above pdl_wait(), too.
-template <int kWarps>
-struct OwnRows {
-    RopeTurns<kRegs> turns[2];
-    int32_t slot[2];
+/// The turns of rows base .. base + 15 of the sequence, as far as there are.
+__device__ __forceinline__ void fill_turns(const BlockTensorArgs& a, const Job& job, int base,
+                                           float2 (&turns)[kKeys][kDim / 2]) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kKeys * kDim / 2; i += static_cast<int>(blockDim.x)) {
+        const int row = i / (kDim / 2), f = i % (kDim / 2);
+        if (base + row < job.rows && f < a.rope.half)
+            turns[row][f] =
+                rope_turn(early(a.places.positions + job.row0 + base + row), a.rope.inv_freq[f], a.rope.magnitude);
+    }
+}
 
-    __device__ __forceinline__ OwnRows(const BlockTensorArgs& a, const Job& job, int o)
-        : turns{of(a, job, o, 0), of(a, job, o, 1)} {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            slot[i] = there(job, o, i)
-                          ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, job.committed + row(o, i))
-                          : 0;
+/// Row `row` of the block, a warp's, as key j of a chunk in shared memory; and to the cache, if it is made here (key,
+/// value: as projected). A row that is not there: zeros.
+template <bool kPrepare>
+__device__ __forceinline__ void put_own(const BlockTensorArgs& a, const Job& job, int row, int32_t slot,
+                                        float (&key)[kRegs], const float (&value)[kRegs],
+                                        const float (&k_weight)[kRegs], const float2* turns, unsigned char* own_k,
+                                        unsigned char* own_v, float* buffer) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint4* const here = reinterpret_cast<uint4*>((lane < 16 ? own_k : own_v) + lane % 16 * 16);
+    if (row >= job.rows) {
+        *here = make_uint4(0, 0, 0, 0);
+        return;
     }
-    static __device__ __forceinline__ int row(int o, int i) {
-        return kKeys * o + static_cast<int>(threadIdx.x / 32) + kWarps * i;
-    }
-    static __device__ __forceinline__ bool there(const Job& job, int o, int i) {
-        return row(o, i) < min(job.rows, kKeys * (o + 1));
-    }
-    static __device__ __forceinline__ RopeTurns<kRegs> of(const BlockTensorArgs& a, const Job& job, int o, int i) {
-        return {a.rope, a.k != nullptr && there(job, o, i) ? early(a.places.positions + job.row0 + row(o, i)) : 0};
-    }
-};
-
-/// Keys 16 o .. of the block to shared memory; and to the cache, if they are made here. Rows that there are not: zeros.
-template <bool kPrepare, int kWarps>
-__device__ __forceinline__ void put_own(const BlockTensorArgs& a, const Job& job, int o, const OwnRows<kWarps>& rows,
-                                        const float (&k_weight)[kRegs], unsigned char (&own)[2][kKeys][kOwnStride],
-                                        float* buffer) {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    float key[2][kRegs], value[2][kRegs];
+    unsigned char* const k_row = a.k_cache + slot * a.k_slot_bytes + job.kv_head * kDim * 2;
+    unsigned char* const v_row = a.v_cache + slot * a.v_slot_bytes + job.kv_head * kDim * 2;
     if constexpr (kPrepare) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (!rows.there(job, o, i)) continue;
-            const int64_t at = ((int64_t{job.row0} + rows.row(o, i)) * a.kv_heads + job.kv_head) * kDim;
-            load_head(key[i], a.k + at, kDim);
-            load_head(value[i], a.v + at, kDim);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int j = warp + kWarps * i;
-        if (j >= kKeys) break;
-        uint4* const here = reinterpret_cast<uint4*>(&own[lane / 16][j][lane % 16 * 16]);
-        if (!rows.there(job, o, i)) {
-            *here = make_uint4(0, 0, 0, 0);
-            continue;
-        }
-        unsigned char* const k_row = a.k_cache + rows.slot[i] * a.k_slot_bytes + job.kv_head * kDim * 2;
-        unsigned char* const v_row = a.v_cache + rows.slot[i] * a.v_slot_bytes + job.kv_head * kDim * 2;
-        if constexpr (kPrepare) {
-            norm_head(key[i], k_weight, a.k_norm, kDim);
-            rope_head(key[i], a.rope, rows.turns[i], kDim, buffer);
-            kv_encode_lanes(DType::f16, key[i], kDim, own[0][j]);
-            kv_encode_lanes(DType::f16, value[i], kDim, own[1][j]);
-            if (job.tile == 0) {
-                kv_encode_lanes(DType::f16, key[i], kDim, k_row);
-                kv_encode_lanes(DType::f16, value[i], kDim, v_row);
-            }
-        } else {
-            *here = *reinterpret_cast<const uint4*>((lane < 16 ? k_row : v_row) + lane % 16 * 16);
-        }
+        norm_head(key, k_weight, a.k_norm, kDim);
+        rope_head(key, a.rope, RopeTurns<kRegs>(a.rope, turns), kDim, buffer);
+        kv_encode_lanes(DType::f16, key, kDim, own_k);
+        kv_encode_lanes(DType::f16, value, kDim, own_v);
+        if (job.tile != 0) return;
+        kv_encode_lanes(DType::f16, key, kDim, k_row);
+        kv_encode_lanes(DType::f16, value, kDim, v_row);
+    } else {
+        *here = *reinterpret_cast<const uint4*>((lane < 16 ? k_row : v_row) + lane % 16 * 16);
     }
 }
 
@@ -188,9 +162,8 @@ __device__ __forceinline__ void push(Shared<kCtas, kWarps, kUnits>& s, int rank)
 
 /// Cluster: blockIdx.x / kCtas = (sequence * tiles + tile) * kv_heads + KV head.
 template <int kCtas, int kWarps, int kUnits, bool kPrepare>
-__global__ void __launch_bounds__(32 * kWarps, kCtas > 8 ? 2 : 1)
-    block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
-    static_assert(2 * kWarps >= kPairs && kPairs % kCtas == 0 && kUnits % 2 == 0);
+__global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
+    static_assert(kWarps == kPairs && kWarps == kKeys && kPairs % kCtas == 0 && kUnits % 2 == 0);
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 dynamic[];
     Shared<kCtas, kWarps, kUnits>& s = *reinterpret_cast<Shared<kCtas, kWarps, kUnits>*>(dynamic);
@@ -224,15 +197,18 @@ __global__ void __launch_bounds__(32 * kWarps, kCtas > 8 ? 2 : 1)
         }
         cuda::decode::commit_copies();
     };
+    // Two lanes bring both halves of each of 32 bytes, one for the other.
     const auto ask_values = [&](int i, int32_t slot, Pieces& to) {
         if (i < context) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const unsigned char* const row =
-                    v_head + __shfl_sync(~0u, slot, 2 * t + j % 2 + j / 2 * 8) * a.v_slot_bytes;
-                cuda::decode::copy_async16(&to[2 * j][lane], row + 32 * g);
-                cuda::decode::copy_async16(&to[2 * j + 1][lane], row + 32 * g + 16);
-            }
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int whose = (t & 2) + r, half = t % 2;
+                    const unsigned char* const row =
+                        v_head + __shfl_sync(~0u, slot, 2 * whose + j % 2 + j / 2 * 8) * a.v_slot_bytes;
+                    cuda::decode::copy_async16(&to[2 * j + half][4 * g + whose], row + 32 * g + 16 * half);
+                }
         }
         cuda::decode::commit_copies();
     };
@@ -250,84 +226,105 @@ __global__ void __launch_bounds__(32 * kWarps, kCtas > 8 ? 2 : 1)
     // Chunk context + o has keys 16 o .. of the block; the first that is this CTA's:
     int own = (rank + kCtas - context % kCtas) % kCtas;
     const int own_chunks = busy ? (job.rows + kKeys - 1) / kKeys : 0;
+    const auto own_slot = [&] {  // of this warp's row of the chunk
+        const int row = kKeys * own + warp;
+        return row < job.rows ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, job.committed + row) : 0;
+    };
+    int32_t slot = own_slot();
     float q_weight[kRegs], k_weight[kRegs];
     load_norm(q_weight, a.q_norm, kDim);
     load_norm(k_weight, a.k_norm, kDim);
-    const auto turns_of = [&](int p) {
-        const bool there = kPrepare && p < kPairs && job.row(p) < job.rows;
-        return RopeTurns<kRegs>(a.rope, there ? early(a.places.positions + job.row0 + job.row(p)) : 0);
-    };
-    const RopeTurns<kRegs> turns[2] = {turns_of(warp), turns_of(warp + kWarps)};
-    OwnRows<kWarps> own_rows(a, job, own);
+    const bool small = job.rows <= kKeys;  // all rows in the first table
+    const int turned = small ? 0 : job.row(0);
+    if constexpr (kPrepare) {
+        fill_turns(a, job, turned, s.turns[0]);
+        if (!small && own < own_chunks) fill_turns(a, job, kKeys * own, s.turns[1]);
+        __syncthreads();
+    }
     pdl_wait();
 
     const int last = kEach * rank + static_cast<int>(threadIdx.x) / kDim;  // the pair that this thread finishes
     const bool finishes = static_cast<int>(threadIdx.x) < kEach * kDim && job.row(last) < job.rows;
     float gate = 0.0f;
     if (finishes && a.gate != nullptr) gate = a.gate[job.query(a, last) / kDim];
-    float x[2][kRegs] = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int p = warp + kWarps * i;
-        if (p < kPairs && job.row(p) < job.rows) load_head(x[i], a.q + job.query(a, p), kDim);
-    }
-    if (own < own_chunks) put_own<kPrepare>(a, job, own, own_rows, k_weight, s.own, s.buffer[warp]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int p = warp + kWarps * i;
-        if (p >= kPairs) break;
-        if constexpr (kPrepare) {
-            norm_head(x[i], q_weight, a.q_norm, kDim);
-            rope_head(x[i], a.rope, turns[i], kDim, s.buffer[warp]);
-        }
-        put_block_query(s.q, s.unscale, p, x[i]);
-    }
-    __syncthreads();
-
     BlockState state;
     BlockRows rows;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        rows.low[r] = job.begin_of(a, job.row(g + 8 * r));
-        rows.factor[r] = s.unscale[g + 8 * r] * a.scale;
-    }
-    rows.end = job.committed;
-    float p[2][4], keep[2];
+    int u = 0;  // where in the ring
 #pragma unroll 1
-    for (int u = 0; chunk < context; chunk += kStep, u = u + 1 == kAhead ? 0 : u + 1) {
-        const int32_t slot = next;
-        next = slot_of(chunk + kStep * (kAhead + 1));
-        Pieces& keys = s.ring[warp][2 * u];
-        Pieces& values = s.ring[warp][2 * u + 1];
-        uint4 k[2][4], v[8];
-        asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
+    for (bool again = false;; again = true) {  // once, but for blocks of more than 16 kCtas rows
+        const int row = kKeys * own + warp;
+        const bool query = !again && job.row(warp) < job.rows;
+        float x[kRegs] = {}, key[kRegs], value[kRegs];
+        if (query) load_head(x, a.q + job.query(a, warp), kDim);
+        if (kPrepare && row < job.rows) {
+            const int64_t at = ((int64_t{job.row0} + row) * a.kv_heads + job.kv_head) * kDim;
+            load_head(key, a.k + at, kDim);
+            load_head(value, a.v + at, kDim);
+        }
+        if (!again) {
+            if (kPrepare && query) {
+                norm_head(x, q_weight, a.q_norm, kDim);
+                rope_head(x, a.rope, RopeTurns<kRegs>(a.rope, s.turns[0][job.row(warp) - turned]), kDim,
+                          s.buffer[warp]);
+            }
+            put_block_query(s.q, s.unscale, warp, x);
+        }
+        if (own < own_chunks)
+            put_own<kPrepare>(a, job, row, slot, key, value, k_weight, s.turns[small ? 0 : 1][warp], s.own[0][warp],
+                              s.own[1][warp], s.buffer[warp]);
+        __syncthreads();
+        if (!again) {
 #pragma unroll
-        for (int c = 0; c < 8; ++c) k[c / 4][c % 4] = keys[c][lane];
-        ask_keys(chunk + kStep * kAhead, slot, keys);
-        score_keys(s.q, k, kKeys * (first + chunk), rows, state, p, keep);
-        asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
-#pragma unroll
-        for (int c = 0; c < 8; ++c) v[c] = values[c][lane];
-        ask_values(chunk + kStep * kAhead, slot, values);
-        add_values(v, p, keep, state);
-    }
-    rows.end = job.committed + job.rows;
+            for (int r = 0; r < 2; ++r) {
+                rows.low[r] = job.begin_of(a, job.row(g + 8 * r));
+                rows.factor[r] = s.unscale[g + 8 * r] * a.scale;
+            }
+        }
+        // One loop for the keys of the context, which lie in the ring, and for those of the block: instructions that
+        // run but once are what this kernel waits for most.
 #pragma unroll 1
-    for (bool made = true; own < own_chunks; own += kCtas, made = false) {
-        if (!made) {
-            __syncthreads();
-            put_own<kPrepare>(a, job, own, OwnRows<kWarps>(a, job, own), k_weight, s.own, s.buffer[warp]);
+        for (; chunk < context || (own < own_chunks && chunk == context + own); chunk += kStep) {
+            const bool before = chunk < context;
+            Pieces& keys = s.ring[warp][2 * u];
+            Pieces& values = s.ring[warp][2 * u + 1];
+            constexpr int kPiece = sizeof(keys[0]);
+            const char* const k_at = before ? reinterpret_cast<const char*>(&keys[0][lane])
+                                            : reinterpret_cast<const char*>(&s.own[0][g][16 * t]);
+            const char* const v_at = before ? reinterpret_cast<const char*>(&values[0][lane])
+                                            : reinterpret_cast<const char*>(&s.own[1][2 * t][32 * g]);
+            const int key_step = before ? 4 * kPiece : 8 * kOwnStride, column_step = before ? kPiece : 64;
+            const int next_step = before ? 2 * kPiece : kOwnStride, half_step = before ? kPiece : 16;
+            const int value_step = before ? 4 * kPiece : 8 * kOwnStride;
+            rows.end = before ? job.committed : job.committed + job.rows;
+            const int32_t ahead = next;
+            next = slot_of(chunk + kStep * (kAhead + 1));
+            float p[2][4], keep[2];
+            asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
+            score_keys(
+                s.q,
+                [&](int j, int c) { return *reinterpret_cast<const uint4*>(k_at + j * key_step + c * column_step); },
+                before ? kKeys * (first + chunk) : job.committed + kKeys * own, rows, state, p, keep);
+            ask_keys(chunk + kStep * kAhead, ahead, keys);
+            asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
+            __syncwarp();
+            add_values(
+                [&](int i, int h) {
+                    return *reinterpret_cast<const uint4*>(v_at + i % 2 * next_step + i / 2 * value_step +
+                                                           h * half_step);
+                },
+                p, keep, state);
+            __syncwarp();
+            ask_values(chunk + kStep * kAhead, ahead, values);
+            u = u + 1 == kAhead ? 0 : u + 1;
+        }
+        own += kCtas;
+        if (own >= own_chunks) break;
+        __syncthreads();
+        slot = own_slot();
+        if constexpr (kPrepare) {
+            fill_turns(a, job, kKeys * own, s.turns[1]);
             __syncthreads();
         }
-        if ((context + own) / kCtas % kWarps != warp) continue;
-        uint4 k[2][4], v[8];
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            k[c / 4][c % 4] = *reinterpret_cast<const uint4*>(&s.own[0][c / 4 * 8 + g][16 * (4 * (c % 4) + t)]);
-            v[c] = *reinterpret_cast<const uint4*>(&s.own[1][2 * t + c / 2 % 2 + c / 4 * 8][32 * g + c % 2 * 16]);
-        }
-        score_keys(s.q, k, job.committed + kKeys * own, rows, state, p, keep);
-        add_values(v, p, keep, state);
     }
     __syncwarp();  // nothing is on its way to the warp's ring any more, and all lanes have read it
     put_state(state, s.x[warp][0], s.ml[warp]);
@@ -356,7 +353,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtas > 8 ? 2 : 1)
 }
 
 /// CTAs of a cluster, warps of a CTA, and halves of chunks that a warp has on their way.
-constexpr int kClusterCtas = 8, kCtaWarps = 8, kAheadUnits = 6;
+constexpr int kClusterCtas = 8, kCtaWarps = 16, kAheadUnits = 2;
 
 Tensor launch_block(Context& ctx, BlockTensorArgs& a, const KvView& view, const Batch& batch, int64_t heads,
                     float softmax_scale, bool prepare) {

@@ -68,21 +68,24 @@ struct BlockRows {
 };
 
 /// Scores of the keys key0 .. + 15 to probabilities against the new largest one; keep: what the state so far is worth.
-/// k[j][s]: piece 4 s + t of key 8 j + g.
-__device__ __forceinline__ void score_keys(const BlockQueries& q, const uint4 (&k)[2][4], int key0,
-                                           const BlockRows& rows, BlockState& state, float (&p)[2][4],
-                                           float (&keep)[2]) {
+/// k(j, c): piece 4 c + t of key 8 j + g.
+template <class Keys>
+__device__ __forceinline__ void score_keys(const BlockQueries& q, const Keys& k, int key0, const BlockRows& rows,
+                                           BlockState& state, float (&p)[2][4], float (&keep)[2]) {
     const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
     float small[2][4] = {}, large[2][4] = {};
 #pragma unroll
-    for (int s = 0; s < 8; ++s) {
-        const uint4 high = q[0][s][lane], low = q[1][s][lane];
+    for (int c = 0; c < 4; ++c) {
+        const uint4 piece[2] = {k(0, c), k(1, c)};
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint4& piece = k[j][s / 2];
-            const uint32_t b0 = s % 2 == 0 ? piece.x : piece.z, b1 = s % 2 == 0 ? piece.y : piece.w;
-            mma_f16(small[j], low, b0, b1);
-            mma_f16(large[j], high, b0, b1);
+        for (int h = 0; h < 2; ++h) {
+            const uint4 high = q[0][2 * c + h][lane], low = q[1][2 * c + h][lane];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const uint32_t b0 = h == 0 ? piece[j].x : piece[j].z, b1 = h == 0 ? piece[j].y : piece[j].w;
+                mma_f16(small[j], low, b0, b1);
+                mma_f16(large[j], high, b0, b1);
+            }
         }
     }
 #pragma unroll
@@ -114,8 +117,9 @@ __device__ __forceinline__ void score_keys(const BlockQueries& q, const uint4 (&
     }
 }
 
-/// v[2 i + h]: piece 2 g + h of key 2 t + i % 2 + 8 (i / 2).
-__device__ __forceinline__ void add_values(const uint4 (&v)[8], const float (&p)[2][4], const float (&keep)[2],
+/// v(i, h): piece 2 g + h of key 2 t + i % 2 + 8 (i / 2).
+template <class Values>
+__device__ __forceinline__ void add_values(const Values& v, const float (&p)[2][4], const float (&keep)[2],
                                            BlockState& state) {
     uint4 high, low;
     split_halves(p[0][0], p[0][1], high.x, low.x);
@@ -123,17 +127,21 @@ __device__ __forceinline__ void add_values(const uint4 (&v)[8], const float (&p)
     split_halves(p[1][0], p[1][1], high.z, low.z);
     split_halves(p[1][2], p[1][3], high.w, low.w);
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        const auto word = [&](int i) {
-            const uint4& piece = v[2 * i + j / 8];
-            return j / 2 % 4 == 0 ? piece.x : j / 2 % 4 == 1 ? piece.y : j / 2 % 4 == 2 ? piece.z : piece.w;
-        };
-        const uint32_t half = j % 2 == 0 ? 0x5410u : 0x7632u;
-        const uint32_t b0 = __byte_perm(word(0), word(1), half), b1 = __byte_perm(word(2), word(3), half);
+    for (int h = 0; h < 2; ++h) {
+        const uint4 piece[4] = {v(0, h), v(1, h), v(2, h), v(3, h)};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state.x[j][e] *= keep[e / 2];
-        mma_f16(state.x[j], low, b0, b1);
-        mma_f16(state.x[j], high, b0, b1);
+        for (int j = 8 * h; j < 8 * h + 8; ++j) {
+            const auto word = [&](int i) {
+                const uint4& w = piece[i];
+                return j / 2 % 4 == 0 ? w.x : j / 2 % 4 == 1 ? w.y : j / 2 % 4 == 2 ? w.z : w.w;
+            };
+            const uint32_t half = j % 2 == 0 ? 0x5410u : 0x7632u;
+            const uint32_t b0 = __byte_perm(word(0), word(1), half), b1 = __byte_perm(word(2), word(3), half);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state.x[j][e] *= keep[e / 2];
+            mma_f16(state.x[j], low, b0, b1);
+            mma_f16(state.x[j], high, b0, b1);
+        }
     }
 }
 

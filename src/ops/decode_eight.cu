@@ -22,7 +22,7 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kUsers = 16, kAskers = 4, kEightThreads = 32 * (kUsers + kAskers);
+constexpr int kUsers = 16, kAskers = 4, kEightThreads = 32 * (kUsers + kAskers), kSums = 32 / kUsers;
 constexpr int kCols = 2048, kGroups = kCols / 32, kTileRows = 16, kAskRows = kTileRows / kAskers;
 // A stage: rows of int8, then rows of f16 scales, padded so that ldmatrix and 2-byte reads have no bank conflicts.
 constexpr int kDataStride = kCols + 16, kScaleStride = 2 * kGroups + 16, kScales = kTileRows * kDataStride;
@@ -89,17 +89,17 @@ __device__ __forceinline__ void ask_for_stages(const EightArgs& a, char* stages,
         const auto row_of = [&](int r) { return min(first + r, last); };
         char* const stage = stages + ring.at() * kStageBytes;
         ring.wait_until_empty();
-        fetch_plane<kCols, kDataStride, kAskRows>(stage + kAskRows * asker * kDataStride, m.data + chunk * kCols,
-                                                  cols, row_of);
+        fetch_plane<kCols, kDataStride, kAskRows>(stage + kAskRows * asker * kDataStride, m.data + chunk * kCols, cols,
+                                                  row_of);
         fetch_plane<2 * kGroups, kScaleStride, kAskRows>(stage + kScales + kAskRows * asker * kScaleStride,
                                                          m.scales + chunk * 2 * kGroups, cols / 16, row_of);
         ring.asked();
     }
 }
 
-/// Sub-blocks sub, sub + 16 of a stage, which are j, j + 16 of x: acc[u] += their products.
+/// Sub-blocks sub, sub + kUsers of a stage, which are j, j + kUsers of x: acc[first + u] += their products.
 template <int NT>
-__device__ __forceinline__ void eight_pair(const char* stage, int sub, const LaneX& x, int j, int lane,
+__device__ __forceinline__ void eight_pair(const char* stage, int sub, const LaneX& x, int j, int lane, int first,
                                            WideSums<NT, kUsers>& acc) {
     uint32_t xs[NT][4];
 #pragma unroll
@@ -126,16 +126,17 @@ __device__ __forceinline__ void eight_pair(const char* stage, int sub, const Lan
             mma_k32(c, w, xs[nt][2 * u], xs[nt][2 * u + 1], kMagicBits);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                acc[u][nt][i] = fmaf(fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]), d[i % 2], acc[u][nt][i]);
+                acc[first + u][nt][i] =
+                    fmaf(fmaf(s[i / 2], __int_as_float(c[i]), shift[i / 2]), d[i % 2], acc[first + u][nt][i]);
         }
     }
 }
 
 /// RMSNorm and int8 quantisation of up to eight rows of 2,048 columns, by the kUsers warps: warp w has columns 256 (w
-/// mod 8) .. of rows w / 8, + 2, + 4, + 6. The bits of prepare_rows().
+/// mod 8) .. of every kUsers / 8-th row. The bits of prepare_rows().
 class NormedRows {
   public:
-    static constexpr int kRows = 8;
+    static constexpr int kRows = 8, kApart = kUsers / 8, kEach = kRows / kApart;
 
     /// Weights: above pdl_wait().
     __device__ __forceinline__ explicit NormedRows(const ActSource& s) {
@@ -149,36 +150,64 @@ class NormedRows {
     __device__ __forceinline__ void stage(const ActSource& s, int count, int stride, float (*partial)[8],
                                           char* out) const {
         const int c = piece(), warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-        float v[kRows / 2][8];
+        float v[kEach][8];
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-            const int p = 2 * i + warp / 8;
+        for (int i = 0; i < kEach; ++i) {
+            const int p = kApart * i + warp / 8;
             if (p < count) load8(reinterpret_cast<const float*>(s.rows + p * s.stride), c, kCols, v[i]);
         }
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-            const int p = 2 * i + warp / 8;
+        for (int i = 0; i < kEach; ++i) {
+            const int p = kApart * i + warp / 8;
             if (p >= count) break;
             const float sum = warp_sum(add_squares(v[i], 0.0f));
             if (lane == 0) partial[p][warp % 8] = sum;
         }
         sync_warps<kUsers>();
+        // Lane i has the scale of the i-th row; the rows one after the other, in few instructions: all of it is what a
+        // CTA waits for.
+        const float scales = row_scale(partial[kApart * (lane % kEach) + warp / 8], kCols, s.eps);
+        char* row = out + warp / 8 * stride;
+#pragma unroll 1
+        for (int i = 0; i < kEach && kApart * i + warp / 8 < count; ++i, row += kApart * stride) {
+            const float scale = __shfl_sync(~0u, scales, i);
+            float x[8];
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-            const int p = 2 * i + warp / 8;
-            if (p >= count) break;
-            const float scale = row_scale(partial[p], kCols, s.eps);
+            for (int e = 0; e < 8; ++e) {
+                x[e] = rms_value(v[0][e], scale, w_[e]);
 #pragma unroll
-            for (int e = 0; e < 8; ++e) v[i][e] = rms_value(v[i][e], scale, w_[e]);
-            const Act8 q = quantise8(v[i]);
-            char* const row = out + p * stride;
-            *reinterpret_cast<uint2*>(row + (c % 4 / 2 * kGroups + c / 4) * 16 + c % 2 * 8) = q.words;
-            if (c % 4 == 0)
-                *reinterpret_cast<float2*>(row + 32 * kGroups + 2 * c) = make_float2(q.d, static_cast<float>(q.all));
+                for (int k = 0; k + 1 < kEach; ++k) v[k][e] = v[k + 1][e];
+            }
+            put(x, row, c);
         }
     }
 
   private:
+    /// As put8() and quantise8(), with rounding by an addition: the sum's low byte is the integer.
+    static __device__ __forceinline__ void put(const float (&x)[8], char* row, int c) {
+        uint32_t largest = 0;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(x[e]) & 0x7FFFFFFFu);
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        const ActGroup act(largest);
+        uint32_t bits[8], words[2];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) bits[e] = __float_as_uint(__fadd_rn(__fmul_rn(x[e], act.inverse), kMagic));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint32_t* const b = bits + 4 * h;
+            words[h] = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410);
+            if (act.inverse == 0.0f) words[h] = 0;
+        }
+        int sum = __dp4a(static_cast<int>(words[1]), 0x01010101, __dp4a(static_cast<int>(words[0]), 0x01010101, 0));
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        *reinterpret_cast<uint2*>(row + (c % 4 / 2 * kGroups + c / 4) * 16 + c % 2 * 8) =
+            make_uint2(words[0], words[1]);
+        if (c % 4 == 0)
+            *reinterpret_cast<float2*>(row + 32 * kGroups + 2 * c) = make_float2(act.d, static_cast<float>(sum));
+    }
     static __device__ __forceinline__ int piece() { return static_cast<int>(threadIdx.x % 256); }
     float w_[8];
 };
@@ -187,11 +216,12 @@ class NormedRows {
 template <int NT>
 using TileSums = float[8 * NT][2][2 * kTileRows];
 
-/// silu(gate) * up of tile q as int8, by warp p for row p of x.
+/// silu(gate) * up of tile q as int8, by a warp for each row of x.
 template <int NT>
 __device__ __forceinline__ void put_swiglu(const EightArgs& a, const TileSums<NT>& sums, int q, int row0, int count) {
-    const int p = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    if (p < count)
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int p = static_cast<int>(threadIdx.x / 32); p < count; p += kUsers)
         put_act_group(a.act + (row0 + p) * a.act_stride, a.m[0].rows, q,
                       swiglu_value(sums[p][0][lane], sums[p][1][lane]));
 }
@@ -243,12 +273,12 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
         const int chunk = kPairs ? now.part % a.chunks : now.part;
         if (chunk == 0) {
 #pragma unroll
-            for (int i = 0; i < 8 * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
+            for (int i = 0; i < 4 * kSums * NT; ++i) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
         }
         const char* const stage = stages + ring.at() * kStageBytes;
 #pragma unroll
         for (int b = 0; b < kGroups; b += 2 * kUsers)
-            eight_pair<NT>(stage, b + warp, mine, kGroups * chunk + b + warp, lane, acc);
+            eight_pair<NT>(stage, b + warp, mine, kGroups * chunk + b + warp, lane, b / kUsers % kSums, acc);
         ring.used();
         if (chunk != a.chunks - 1) continue;
         const int sub = now.part / a.chunks;
