@@ -5,11 +5,11 @@
 // Laguna XS.2's drafter at 4,096 tokens, 3.6 us at 4.65 TB/s; 4 FLOPs for each of 16 rows, 16.8 MB / 2: twice that for
 // the two halves of f32 (below), about 1 us. Design: a cluster of CTAs has one KV head and 16 (row, query head) pairs.
 // Keys come in chunks of 16, those of the context first, then the block's own; chunk i belongs to CTA i mod kCtas and
-// its warp i / kCtas mod kWarps, which keeps a state of its own. Each lane copies what it needs of a chunk of the
-// context to a place of its own in shared memory (no barriers), kUnits / 2 chunks ahead, the first ones above
-// pdl_wait(): the context was there before the step began. The block's own K and V are made by the CTA that has their
-// chunk. States of a CTA are added in order of warps, pushed to the CTA that finishes a pair, and added in order of
-// CTAs there. The arithmetic: block_attention_tensor.cuh.
+// its warp i / kCtas mod kWarps, which keeps a state of its own. Each warp copies a chunk of the context to a
+// place of its own in shared memory (no barriers), kUnits / 2 chunks ahead, the first ones above pdl_wait(): the
+// context was there before the step began. The block's own K and V are made by the CTA that has their chunk. States of
+// a CTA are added in order of warps, pushed to the CTA that finishes a pair, and added in order of CTAs there. The
+// arithmetic: block_attention_tensor.cuh.
 #include "ops/block_attention_tensor.cuh"
 #include "ops/block_attention_tensor.h"
 #include "ops/cluster_memory.cuh"
@@ -163,13 +163,13 @@ __device__ __forceinline__ void push(Shared<kCtas, kWarps, kUnits>& s, int rank)
 /// Cluster: blockIdx.x / kCtas = (sequence * tiles + tile) * kv_heads + KV head.
 template <int kCtas, int kWarps, int kUnits, bool kPrepare>
 __global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
-    static_assert(kWarps == kPairs && kWarps == kKeys && kPairs % kCtas == 0 && kUnits % 2 == 0);
+    static_assert(kPairs % kWarps == 0 && kPairs == kKeys && kPairs % kCtas == 0 && kUnits % 2 == 0);
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 dynamic[];
     Shared<kCtas, kWarps, kUnits>& s = *reinterpret_cast<Shared<kCtas, kWarps, kUnits>*>(dynamic);
     pdl_trigger();
     cluster_arrive();
-    constexpr int kAhead = kUnits / 2, kStep = kCtas * kWarps, kEach = kPairs / kCtas;
+    constexpr int kAhead = kUnits / 2, kStep = kCtas * kWarps, kEach = kPairs / kCtas, kHeads = kPairs / kWarps;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), g = lane / 4,
               t = lane % 4;
     const int rank = static_cast<int>(blockIdx.x) % kCtas;
@@ -226,11 +226,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __gr
     // Chunk context + o has keys 16 o .. of the block; the first that is this CTA's:
     int own = (rank + kCtas - context % kCtas) % kCtas;
     const int own_chunks = busy ? (job.rows + kKeys - 1) / kKeys : 0;
-    const auto own_slot = [&] {  // of this warp's row of the chunk
-        const int row = kKeys * own + warp;
-        return row < job.rows ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, job.committed + row) : 0;
+    int32_t slot[kHeads];  // of this warp's rows of the chunk
+    const auto find_own = [&] {
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int row = kKeys * own + warp + kWarps * i;
+            slot[i] = row < job.rows ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, job.committed + row) : 0;
+        }
     };
-    int32_t slot = own_slot();
+    find_own();
     float q_weight[kRegs], k_weight[kRegs];
     load_norm(q_weight, a.q_norm, kDim);
     load_norm(k_weight, a.k_norm, kDim);
@@ -252,26 +256,32 @@ __global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __gr
     int u = 0;  // where in the ring
 #pragma unroll 1
     for (bool again = false;; again = true) {  // once, but for blocks of more than 16 kCtas rows
-        const int row = kKeys * own + warp;
-        const bool query = !again && job.row(warp) < job.rows;
-        float x[kRegs] = {}, key[kRegs], value[kRegs];
-        if (query) load_head(x, a.q + job.query(a, warp), kDim);
-        if (kPrepare && row < job.rows) {
-            const int64_t at = ((int64_t{job.row0} + row) * a.kv_heads + job.kv_head) * kDim;
-            load_head(key, a.k + at, kDim);
-            load_head(value, a.v + at, kDim);
-        }
-        if (!again) {
-            if (kPrepare && query) {
-                norm_head(x, q_weight, a.q_norm, kDim);
-                rope_head(x, a.rope, RopeTurns<kRegs>(a.rope, s.turns[0][job.row(warp) - turned]), kDim,
-                          s.buffer[warp]);
+        float x[kHeads][kRegs] = {}, key[kHeads][kRegs], value[kHeads][kRegs];
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int p = warp + kWarps * i, row = kKeys * own + p;
+            if (!again && job.row(p) < job.rows) load_head(x[i], a.q + job.query(a, p), kDim);
+            if (kPrepare && row < job.rows) {
+                const int64_t at = ((int64_t{job.row0} + row) * a.kv_heads + job.kv_head) * kDim;
+                load_head(key[i], a.k + at, kDim);
+                load_head(value[i], a.v + at, kDim);
             }
-            put_block_query(s.q, s.unscale, warp, x);
         }
-        if (own < own_chunks)
-            put_own<kPrepare>(a, job, row, slot, key, value, k_weight, s.turns[small ? 0 : 1][warp], s.own[0][warp],
-                              s.own[1][warp], s.buffer[warp]);
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int p = warp + kWarps * i;
+            if (!again) {
+                if (kPrepare && job.row(p) < job.rows) {
+                    norm_head(x[i], q_weight, a.q_norm, kDim);
+                    rope_head(x[i], a.rope, RopeTurns<kRegs>(a.rope, s.turns[0][job.row(p) - turned]), kDim,
+                              s.buffer[warp]);
+                }
+                put_block_query(s.q, s.unscale, p, x[i]);
+            }
+            if (own < own_chunks)
+                put_own<kPrepare>(a, job, kKeys * own + p, slot[i], key[i], value[i], k_weight,
+                                  s.turns[small ? 0 : 1][p], s.own[0][p], s.own[1][p], s.buffer[warp]);
+        }
         __syncthreads();
         if (!again) {
 #pragma unroll
@@ -320,7 +330,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __gr
         own += kCtas;
         if (own >= own_chunks) break;
         __syncthreads();
-        slot = own_slot();
+        find_own();
         if constexpr (kPrepare) {
             fill_turns(a, job, kKeys * own, s.turns[1]);
             __syncthreads();
@@ -353,7 +363,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __gr
 }
 
 /// CTAs of a cluster, warps of a CTA, and halves of chunks that a warp has on their way.
-constexpr int kClusterCtas = 8, kCtaWarps = 16, kAheadUnits = 2;
+constexpr int kClusterCtas = 8, kCtaWarps = 8, kAheadUnits = 4;
 
 Tensor launch_block(Context& ctx, BlockTensorArgs& a, const KvView& view, const Batch& batch, int64_t heads,
                     float softmax_scale, bool prepare) {
