@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
     const int step = gridDim.x / a.row_blocks;
     Cursor now{block / a.row_blocks, 0};
     StageRing ring(barriers, a.stages);
-    if (threadIdx.x == 0) ring.init_warps(kUsers, 32 * kAskers);
+    if (threadIdx.x == 0) ring.init(kUsers, 32 * kAskers);
     __syncthreads();
     if (warp >= kUsers) {
         ask_for_stages<kWay>(a, stages, ring, now, step, warp - kUsers);
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
 #pragma unroll
         for (int b = 0; b < kGroups; b += 2 * kUsers)
             eight_pair<NT>(stage, b + warp, mine, kGroups * chunk + b + warp, lane, b / kUsers % kSums, acc);
-        ring.used_by_warp();
+        ring.used();
         if (chunk != a.chunks - 1) continue;
         const int sub = now.part / a.chunks;
         int first;

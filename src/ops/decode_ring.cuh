@@ -139,16 +139,6 @@ class StageRing {
         }
 #endif
     }
-    /// As init(), for users that call used_by_warp().
-    __device__ __forceinline__ void init_warps(int users, int asks) const {
-#if __CUDA_ARCH__ >= 800
-#pragma unroll 1
-        for (int i = 0; i < stages_; ++i) {
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i), "r"(asks) : "memory");
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers_ + 16 * i + 8), "r"(users) : "memory");
-        }
-#endif
-    }
     /// The stage that is next.
     __device__ __forceinline__ int at() const { return at_; }
     __device__ __forceinline__ void advance() {
@@ -173,13 +163,6 @@ class StageRing {
     __device__ __forceinline__ void used() const {
 #if __CUDA_ARCH__ >= 800
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + 16 * at_ + 8) : "memory");
-#endif
-    }
-    /// The same by one lane for its warp (init_warps): 32 arrivals of every warp cost more than all else in short stages.
-    __device__ __forceinline__ void used_by_warp() const {
-#if __CUDA_ARCH__ >= 800
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) used();
 #endif
     }
     static constexpr int kBytes = 16;  // of a stage's barriers
