@@ -8,10 +8,10 @@
 // its warp i / kCtas mod kWarps, which keeps a state of its own. Each warp copies a chunk of the context to a
 // place of its own in shared memory (no barriers), kUnits / 2 chunks ahead, the first ones above pdl_wait(): the
 // context was there before the step began. The block's own K and V are made by the CTA that has their chunk. States of
-// a CTA are added in order of warps, pushed to the CTA that finishes a pair, and added in order of CTAs there. The arithmetic: block_attention_tensor.cuh.
-// Measured (H200, 2026-11-23, 8 rows, behind an addition): 8.4 us at 136 tokens, 17.9 at 4,104, 68.9 at 32,776. What
-// limits it: many dependent steps of few instructions. Tried: 16 warps with a head each 13.1, 22.7, 71.6 us; turns in
-// registers and a loop each for context and block 9.1, 18.6, 69.3.
+// a CTA are added in order of warps, pushed to the CTA that finishes a pair, and added in order of CTAs there. The
+// arithmetic: block_attention_tensor.cuh. Measured (H200, 2026-11-23, 8 rows, behind an addition): 8.4 us at 136
+// tokens, 17.9 at 4,104, 68.9 at 32,776. What limits it: many dependent steps of few instructions. Tried: 16 warps with
+// a head each 13.1, 22.7, 71.6 us; turns in registers and a loop each for context and block 9.1, 18.6, 69.3.
 #include "ops/block_attention_tensor.cuh"
 #include "ops/block_attention_tensor.h"
 #include "ops/cluster_memory.cuh"

@@ -7,7 +7,8 @@
 // with j mod 16 = w, by mma.m16n8k32.s8; four more warps ask for its stages (2,048 columns of a tile), from before
 // pdl_wait() on. Weights need no decoding: about 22 instructions for a sub-block, 16 rows of weights and 8 of x. Bits:
 // those of decode_dot.cuh. Measured (H200, 2026-11-23, 8 rows, op by op in a drafter, 4 us of it the profile's): q, k,
-// v with their norm 13 us, o 9, feed-forward 32: 1.7 us for a tile of an SM. Tried: eight user warps, two stages (a pass
+// v with their norm 13 us, o 9, feed-forward 32: 1.7 us for a tile of an SM. Tried: eight user warps, two stages (a
+// pass
 // 60 us slower); one arrival a warp to empty a stage (nothing); dp4a for four rows at a time (290 to 330 us more).
 #include "ops/decode_eight.h"
 
