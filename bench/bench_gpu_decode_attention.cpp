@@ -5,9 +5,10 @@
 // the L2 cache, each behind an addition to the queries as the projections of a layer would be; a chain of additions
 // alone is subtracted.
 //   bench_gpu_decode_attention [--kv f8_e4m3|q8_0|f16|...] [--keys N,...] [--rows N,...] [--heads-of 128|256]
-//                              [--group H,N] [--drafts N,...] [--portable]
+//                              [--group H,N] [--drafts N,...] [--block N,...] [--portable]
 //       rows: of as many sequences; then 4 and 16 rows of one sequence, a draft to verify
 //       heads of 256, group: query and KV heads (24,4; Qwen3.5-0.8B: 8,2); drafts: rows of one sequence (0: none)
+//       block: a drafter's blocks of so many rows instead (16 heads on 8, all rows of a block see each other, f16)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/block_attention.h"
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
 #include "quant/kv_row.h"
@@ -37,6 +39,7 @@ struct Case {
     int32_t window, keys, rows, sequences;
     DType type;
     int64_t dim = 128, kv_heads = 8;
+    bool block = false;
 };
 
 /// Device memory with random contents that decode to modest finite values.
@@ -138,8 +141,11 @@ class Bench {
                 ops::add(ctx_, q_, zeros_);
                 if (!attend) continue;
                 const KvView& view = views_[static_cast<size_t>(i) % views_.size()];
-                out_ = case_.dim == 256 ? ops::sigmoid_attention(ctx_, in_, view, batch_)
-                                        : ops::gated_attention(ctx_, in_, view, batch_);
+                if (case_.block) {
+                    ops::BlockHeads heads{in_.q, in_.k, in_.v, in_.q_norm, in_.k_norm, view};
+                    out_ = ops::gated_block_attention(ctx_, heads, rope_, batch_, in_.softmax_scale, {});
+                } else if (case_.dim == 256) out_ = ops::sigmoid_attention(ctx_, in_, view, batch_);
+                else out_ = ops::gated_attention(ctx_, in_, view, batch_);
             }
         };
         chain();
@@ -227,6 +233,7 @@ int main(int argc, char** argv) {
         std::vector<int32_t> keys{1056}, rows{1, 2, 4, 8, 16, 32, 64, 128}, group{24, 4}, drafts{2, 4, 8, 16, 32};
         DType type = DType::f8_e4m3;
         bool wide = false;
+        std::vector<int32_t> blocks;
         for (int i = 1; i < argc; ++i) {
             const std::string option = argv[i];
             if (option == "--portable") {
@@ -243,6 +250,7 @@ int main(int argc, char** argv) {
             else if (option == "--rows") rows = numbers(value);
             else if (option == "--drafts") drafts = numbers(value);
             else if (option == "--group") group = numbers(value);
+            else if (option == "--block") blocks = numbers(value);
             else if (option == "--heads-of") wide = std::string(value) == "256";
             else fail(ErrorKind::usage, "unknown option {}", option);
         }
@@ -251,6 +259,8 @@ int main(int argc, char** argv) {
         fmt::print("{}{}\n", gpu->info().name, options.portable ? ", portable kernels" : "");
         for (const int32_t k : keys)
             for (const int32_t window : {0, kWindow}) {
+                for (const int32_t n : blocks) run(*gpu, {16, window, k, n, 1, DType::f16, 128, 8, true});
+                if (!blocks.empty()) continue;
                 if (wide && window == 0) {
                     for (const int32_t n : rows) run(*gpu, {group[0], 0, k, n, n, type, 256, group[1]});
                     for (const int32_t n : drafts)

@@ -11,7 +11,6 @@
 #include "ops/block_attention.h"
 #include "ops/block_heads.h"
 #include "ops/capture.h"
-#include "ops/elementwise.h"
 #include "ops/embed.h"
 #include "ops/gated_attention.h"
 #include "ops/matmul.h"
@@ -82,11 +81,10 @@ void Dflash::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
         ops::gated_attention_add(ctx, in, kv, batch, w.wo, x);
         return;
     }
-    ops::BlockHeads heads[] = {{p[0].view({n, H, d}), p[1].view({n, Hkv, d}), p[2].view({n, Hkv, d}), {w.q_norm, eps},
-                                {w.k_norm, eps}, kv}};                     // each head of q, k: RMSNorm, rotation R(p)
-    ops::block_heads(ctx, heads, rope(l), batch);
-    Tensor o = ops::block_attention(ctx, heads[0].q, kv, batch, scale);    // o = softmax(q K^T / sqrt d) V: the context
-    if (w.wg) ops::mul_softplus(ctx, o, gate, H);                          //   and all rows of the block; o * softplus(g)
+    ops::BlockHeads heads{p[0].view({n, H, d}), p[1].view({n, Hkv, d}), p[2].view({n, Hkv, d}), {w.q_norm, eps},
+                          {w.k_norm, eps}, kv};                            // each head of q, k: RMSNorm, rotation R(p)
+    const Tensor o =                                                       // o = softmax(q K^T / sqrt d) V: the context
+        ops::gated_block_attention(ctx, heads, rope(l), batch, scale, gate);  // and all rows of the block; o * softplus(g)
     ops::matmul_add(ctx, w.wo, o, x);                                      // x <- x + Wo o
 }
 

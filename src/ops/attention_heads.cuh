@@ -133,6 +133,13 @@ struct RopeTurns {
         for (int i = 0; i < R / 2; ++i)
             if (lane + 32 * i < rope.half) turn[i] = rope_turn(position, rope.inv_freq[lane + 32 * i], rope.magnitude);
     }
+    /// From a table of the position's turns.
+    __device__ __forceinline__ RopeTurns(const RopeParams& rope, const float2* table) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+        for (int i = 0; i < R / 2; ++i)
+            if (lane + 32 * i < rope.half) turn[i] = table[lane + 32 * i];
+    }
 };
 
 /// Any rotary width; `buffer`: d floats of shared memory of this warp alone.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/cuda.h"
+#include "ops/elementwise.h"
 #include "ops/op_cost.h"
 #include "ops/parallel.h"
 #include "quant/kv_codec.h"
@@ -131,6 +132,24 @@ Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const 
             Work(q, view, batch, i / view.num_kv_heads, i % view.num_kv_heads).run(softmax_scale, out);
     });
     return out;
+}
+
+Tensor gated_block_attention(Context& ctx, BlockHeads& in, const Rope& rope, const Batch& batch, float softmax_scale,
+                             const Tensor& gate) {
+    const int64_t n = in.q.rows(), heads = in.q.shape[1];
+    RT_ASSERT(in.q.rank == 3 && in.q.contiguous() && in.k.contiguous() && in.v.contiguous() && n == batch.rows());
+    RT_ASSERT(in.k.rows() == n && in.k.shape[1] == in.kv.num_kv_heads && in.v.shape == in.k.shape);
+    RT_ASSERT(in.q.shape[2] == in.kv.head_dim && in.k.shape[2] == in.kv.head_dim && batch.parent.empty());
+    RT_ASSERT(gate.data == nullptr ||
+              (gate.rank == 2 && gate.contiguous() && gate.rows() == n && gate.shape[1] == heads));
+    if (ctx.gpu != nullptr && cuda::has_block_tensor(ctx, in.kv, heads)) {
+        announce(ctx, "gated_block_attention", n);
+        return cuda::gated_block_attention_tensor(ctx, in, rope, batch, softmax_scale, gate);
+    }
+    block_heads(ctx, {&in, 1}, rope, batch);
+    Tensor o = block_attention(ctx, in.q, in.kv, batch, softmax_scale);
+    if (gate.data != nullptr) mul_softplus(ctx, o, gate, heads);
+    return o;
 }
 
 template <class Acc>

@@ -120,8 +120,9 @@ namespace cuda {
 
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     check_head_dim(view.head_dim);
+    if (has_block_tensor(ctx, view, q.shape[1])) return block_attention_tensor(ctx, q, view, batch, softmax_scale);
     Tensor out = ctx.alloc(DType::f32, {q.rows(), q.shape[1] * q.shape[2]});
-    if (out.elements() == 0 || block_attention_tensor(ctx, q, view, batch, softmax_scale, out)) return out;
+    if (out.elements() == 0) return out;
     const BlockAttentionArgs args = {
         .places = key_places(view, batch),
         .q = q.row(0),

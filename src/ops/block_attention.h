@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/batch.h"
+#include "ops/block_heads.h"
 #include "ops/kv_view.h"
 #include "tensor/context.h"
 
@@ -16,7 +17,15 @@ namespace riptide::ops {
 /// layout of pages. CPU: two passes, scores over 16 lanes, values added in order of position. GPU: see
 /// block_attention.cu. Cost: n * H * keys * head_dim * 4 FLOPs; for blocks of up to some 16 rows. Source: DFlash
 /// (z-lab), the block's mask.
+/// GPU: REQUIRES that the batch, and K and V of the committed tokens, were complete before the step's first kernel
+/// (embed): they are read above the kernel's wait.
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+
+/// block_heads() of one layer, block_attention() of its queries and, with a gate (f32 [n, H]; without data: none),
+/// mul_softplus(): the same bits. in.q's memory may be written. On a GPU with heads of 128 and K and V in f16 (Hopper):
+/// one kernel, which also makes the result's int8 rows.
+Tensor gated_block_attention(Context& ctx, BlockHeads& in, const Rope& rope, const Batch& batch, float softmax_scale,
+                             const Tensor& gate);
 
 /// The formula with a plain two-pass softmax in Acc, single-threaded: the judge. y [n, H * head_dim].
 template <class Acc>

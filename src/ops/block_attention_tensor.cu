@@ -1,321 +1,429 @@
-// Attention of a drafter's block on tensor cores: heads of 128 with K and V in f16 on Hopper. For block_attention.cu,
-// which has all else.
+// Attention of a drafter's block on tensor cores: heads of 128 with K and V in f16 on Hopper; with the norms and
+// rotations of its heads and the storage of its K and V in front, if asked. For block_attention.cu, which has all else.
 //
 // Bytes: K and V of a KV head once for all its query heads and up to 16 rows and heads together: 16.8 MB a layer of
 // Laguna XS.2's drafter at 4,096 tokens, 3.6 us at 4.65 TB/s; 4 FLOPs for each of 16 rows, 16.8 MB / 2: twice that for
-// the two halves of f32 (below), about 1 us. Design: a cluster of eight CTAs has one KV head and 16 (row, query head)
-// pairs; chunk c of 16 keys belongs to CTA c mod 8 and its warp c / 8 mod 8, which keeps a state of its own; the states
-// of a CTA are added in order of warps, then those of the cluster in order of CTAs. Fragments are loaded from global
-// memory in 16-byte pieces: columns of Q K^T may be summed in any order, and columns of V may come out in any. Queries
-// and probabilities are the sum of two f16 values each, so that products have f32's precision (2^-22); K and V are f16
-// as they are. Measured (H200, 2026-11-22, 8 rows, op by op, 4 us of it the profile's): 13 us at 128 tokens, 21 at
-// 4,096. What limits it: latency, one chunk after the other in a warp. Tried: chunks of 64 keys 17 and 25 us.
-#include "ops/attention_heads.cuh"
+// the two halves of f32 (below), about 1 us. Design: a cluster of CTAs has one KV head and 16 (row, query head) pairs.
+// Keys come in chunks of 16, those of the context first, then the block's own; chunk i belongs to CTA i mod kCtas and
+// its warp i / kCtas mod kWarps, which keeps a state of its own. Each warp copies a chunk of the context to a
+// place of its own in shared memory (no barriers), kUnits / 2 chunks ahead, the first ones above pdl_wait(): the
+// context was there before the step began. The block's own K and V are made by the CTA that has their chunk. States of
+// a CTA are added in order of warps, pushed to the CTA that finishes a pair, and added in order of CTAs there. The
+// arithmetic: block_attention_tensor.cuh. Measured (H200, 2026-11-23, 8 rows, behind an addition): 8.4 us at 136
+// tokens, 17.9 at 4,104, 68.9 at 32,776. What limits it: many dependent steps of few instructions. Tried: 16 warps with
+// a head each 13.1, 22.7, 71.6 us; turns in registers and a loop each for context and block 9.1, 18.6, 69.3.
+#include "ops/block_attention_tensor.cuh"
 #include "ops/block_attention_tensor.h"
 #include "ops/cluster_memory.cuh"
+#include "ops/cuda.h"
+#include "ops/decode_ring.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
-constexpr int kDim = 128, kPairs = 16, kWarps = 8, kCtas = 8, kKeys = 16;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kDim = kBlockDim, kPairs = kBlockPairs, kKeys = kBlockKeys;
+constexpr int kOwnStride = 2 * kDim + 16;  // bytes: no bank conflicts
 
+struct BlockTensorArgs {
+    KeyPlaces places;
+    RopeParams rope;
+    HeadNorm q_norm, k_norm;
+    const float* q;     // [n, heads, 128]
+    const float* k;     // [n, kv_heads, 128], as projected
+    const float* v;     // the same
+    const float* gate;  // [n, heads] or null
+    unsigned char* k_cache;
+    unsigned char* v_cache;
+    float* out;           // [n, heads * 128]
+    unsigned char* out8;  // ActRows, or null
+    int64_t k_slot_bytes;
+    int64_t v_slot_bytes;
+    int heads, kv_heads;
+    int tiles;    // of 16 pairs, of a sequence with all rows
+    float scale;  // of scores in units of log2
+};
+
+using Pieces = uint4[8][32];  // K or V of a chunk: eight pieces of each lane
+
+template <int kCtas, int kWarps, int kUnits>
 struct Shared {
-    float x[kWarps][kPairs][kDim];
-    float2 ml[kWarps][kPairs];  // largest score in units of log2, and the sum
-    float cta_x[kPairs][kDim];
-    float2 cta_ml[kPairs];
+    union {
+        Pieces ring[kWarps][kUnits];
+        float x[kWarps][kUnits * sizeof(Pieces) / (kPairs * kDim * sizeof(float))][kPairs][kDim];
+    };
+    BlockQueries q;
+    unsigned char own[2][kKeys][kOwnStride];
+    float part[kCtas][kPairs / kCtas][kDim];
+    float2 part_ml[kCtas][kPairs / kCtas];  // largest score in units of log2, and the sum
+    float2 ml[kWarps][kPairs];
+    float2 turns[2][kKeys][kDim / 2];  // of the rows of the pairs, of the block's keys
+    float buffer[kWarps][kDim];
+    float unscale[kPairs];
 };
 
 #ifdef RT_CLUSTER_KERNEL
 
-__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Two values as f16, and what is left of them.
-__device__ __forceinline__ void split(float a, float b, uint32_t& high, uint32_t& low) {
-    const __half2 h = __floats2half2_rn(a, b);
-    const float2 f = __half22float2(h);
-    const __half2 l = __floats2half2_rn(a - f.x, b - f.y);
-    high = *reinterpret_cast<const uint32_t*>(&h);
-    low = *reinterpret_cast<const uint32_t*>(&l);
-}
-
-/// A warp's queries: rows lane / 4 and lane / 4 + 8 of the pairs. Lane t of four has elements 32 s + 8 t .. + 7, step 2
-/// s
-/// + h of the product elements 8 t + 4 h .. + 3 of them. Scaled by a power of two, so that halves lose nothing.
-struct Queries {
-    uint32_t high[8][4], low[8][4];
-    float unscale[2];
-
-    __device__ __forceinline__ Queries(const float* const (&rows)[2], int t) {
-        float v[2][32];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float largest = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float4 q = rows[r] != nullptr
-                                     ? *reinterpret_cast<const float4*>(rows[r] + i / 2 * 32 + 8 * t + i % 2 * 4)
-                                     : make_float4(0, 0, 0, 0);
-                v[r][4 * i] = q.x, v[r][4 * i + 1] = q.y, v[r][4 * i + 2] = q.z, v[r][4 * i + 3] = q.w;
-                largest = fmaxf(largest, fmaxf(fmaxf(fabsf(q.x), fabsf(q.y)), fmaxf(fabsf(q.z), fabsf(q.w))));
-            }
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            // To [2^10, 2^11); as far as both powers are numbers.
-            const int power = min(max(137 - static_cast<int>(__float_as_uint(largest) >> 23), -120), 120);
-            const float scale = __uint_as_float(static_cast<uint32_t>(127 + power) << 23);
-            unscale[r] = __uint_as_float(static_cast<uint32_t>(127 - power) << 23);
-#pragma unroll
-            for (int i = 0; i < 32; ++i) v[r][i] *= scale;
-        }
-#pragma unroll
-        for (int s = 0; s < 8; ++s)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                split(v[i % 2][4 * s + i / 2 * 2], v[i % 2][4 * s + i / 2 * 2 + 1], high[s][i], low[s][i]);
-    }
-};
-
-/// What a warp knows of its keys; rows and columns as mma's results: element e of tile j is row lane / 4 + 8 (e / 2)
-/// and element 16 (2 t + e % 2) + j of V.
-struct State {
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-    float x[16][4] = {};
-};
-
-/// The 16 keys of a chunk; slot: of key lane % 16. low, end: the keys that rows see.
-__device__ __forceinline__ void add_chunk(const BlockTensorArgs& a, int kv_head, int chunk, int32_t slot,
-                                          const int (&low)[2], int end, const Queries& q, State& state) {
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    const unsigned char* const k_head = a.k_cache + kv_head * kDim * 2;
-    const unsigned char* const v_head = a.v_cache + kv_head * kDim * 2;
-    uint4 k[2][4], v[4][2];  // v: keys 2 t, + 1, + 8, + 9; columns 16 g ..
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        const auto* row = reinterpret_cast<const uint4*>(k_head + __shfl_sync(~0u, slot, 8 * j + g) * a.k_slot_bytes);
-#pragma unroll
-        for (int s = 0; s < 4; ++s) k[j][s] = row[4 * s + t];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const auto* row =
-            reinterpret_cast<const uint4*>(v_head + __shfl_sync(~0u, slot, 2 * t + i % 2 + i / 2 * 8) * a.v_slot_bytes);
-        v[i][0] = row[2 * g];
-        v[i][1] = row[2 * g + 1];
-    }
-    float score[2][4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        float small[4] = {}, large[4] = {};
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            mma_f16(small, q.low[2 * s], k[j][s].x, k[j][s].y);
-            mma_f16(large, q.high[2 * s], k[j][s].x, k[j][s].y);
-            mma_f16(small, q.low[2 * s + 1], k[j][s].z, k[j][s].w);
-            mma_f16(large, q.high[2 * s + 1], k[j][s].z, k[j][s].w);
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int key = kKeys * chunk + 8 * j + 2 * t + e % 2;
-            const bool seen = key < end && key >= low[e / 2];
-            score[j][e] = seen ? (small[e] + large[e]) * q.unscale[e / 2] * a.scale : -INFINITY;
-        }
-    }
-    float keep[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float most = fmaxf(fmaxf(score[0][2 * r], score[0][2 * r + 1]), fmaxf(score[1][2 * r], score[1][2 * r + 1]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(state.m[r], fmaxf(most, __shfl_xor_sync(~0u, most, 2)));
-        keep[r] = most == -INFINITY ? 1.0f : exp2f(state.m[r] - most);
-        state.m[r] = most;
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                score[j][e] = score[j][e] == -INFINITY ? 0.0f : exp2f(score[j][e] - most);
-                sum += score[j][e];
-            }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        state.l[r] = fmaf(state.l[r], keep[r], sum);
-    }
-    uint32_t high[4], low_part[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) split(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1], high[i], low_part[i]);
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        const auto word = [&](int i) {
-            const uint4& p = v[i][j / 8];
-            return j / 2 % 4 == 0 ? p.x : j / 2 % 4 == 1 ? p.y : j / 2 % 4 == 2 ? p.z : p.w;
-        };
-        const uint32_t half = j % 2 == 0 ? 0x5410u : 0x7632u;
-        const uint32_t b0 = __byte_perm(word(0), word(1), half), b1 = __byte_perm(word(2), word(3), half);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) state.x[j][e] *= keep[e / 2];
-        mma_f16(state.x[j], low_part, b0, b1);
-        mma_f16(state.x[j], high, b0, b1);
-    }
-}
-
-__device__ __forceinline__ void put(const State& state, float (*x)[kDim], float2* ml) {
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        if (t == 0) ml[g + 8 * r] = {state.m[r], state.l[r]};
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-#pragma unroll
-            for (int j = 0; j < 16; j += 4) {
-                const int k = 2 * r + e;
-                *reinterpret_cast<float4*>(&x[g + 8 * r][16 * (2 * t + e) + j]) =
-                    make_float4(state.x[j][k], state.x[j + 1][k], state.x[j + 2][k], state.x[j + 3][k]);
-            }
-    }
-}
+constexpr int kRegs = kDim / 32;
 
 __device__ __forceinline__ float weight_of(float m, float most) { return m == -INFINITY ? 0.0f : exp2f(m - most); }
 
-__device__ __forceinline__ float2 load_there2(uint32_t at) {
-    float2 v;
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-    return v;
-}
-__device__ __forceinline__ float load_there(uint32_t at) {
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-    return v;
-}
+__device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
 
-#endif
+/// The sequence, tile of pairs and KV head of a cluster. All of it was there before the step began.
+struct Job {
+    int sequence, tile, kv_head, group;
+    int row0, rows, committed, ring;
 
-/// Cluster: blockIdx.x / 8 = (sequence * tiles + tile) * kv_heads + KV head.
-__global__ void __launch_bounds__(kThreads, 1) block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
-#ifdef RT_CLUSTER_KERNEL
-    extern __shared__ uint4 dynamic[];
-    Shared& s = *reinterpret_cast<Shared*>(dynamic);
-    pdl_trigger();
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int rank = static_cast<int>(blockIdx.x) % kCtas, job = static_cast<int>(blockIdx.x) / kCtas;
-    const int kv_head = job % a.kv_heads, tile = job / a.kv_heads % a.tiles, sequence = job / a.kv_heads / a.tiles;
-    const int group = a.heads / a.kv_heads;
-    pdl_wait();
-    const int row0 = a.places.row_begin[sequence], rows = a.places.row_begin[sequence + 1] - row0;
-    const int committed = a.places.committed[sequence], end = committed + rows;
-    const auto begin_of = [&](int r) {  // the first key that row r of the sequence sees
+    __device__ __forceinline__ Job(const BlockTensorArgs& a, int number)
+        : sequence(number / a.kv_heads / a.tiles),
+          tile(number / a.kv_heads % a.tiles),
+          kv_head(number % a.kv_heads),
+          group(a.heads / a.kv_heads) {
+        row0 = early(a.places.row_begin + sequence);
+        rows = early(a.places.row_begin + sequence + 1) - row0;
+        committed = early(a.places.committed + sequence);
+        ring = a.places.window > 0 ? early(a.places.state_slot + sequence) * a.places.ring_rows : 0;
+    }
+    /// Pair p of the tile: its row of the sequence, and where its query lies among all.
+    __device__ __forceinline__ int row(int p) const { return (kPairs * tile + p) / group; }
+    __device__ __forceinline__ int64_t query(const BlockTensorArgs& a, int p) const {
+        return ((int64_t{row0} + row(p)) * a.heads + kv_head * group + (kPairs * tile + p) % group) * kDim;
+    }
+    /// The first key that a row of the sequence sees.
+    __device__ __forceinline__ int begin_of(const BlockTensorArgs& a, int r) const {
         return a.places.window > 0 ? max(0, committed + r - a.places.window + 1) : 0;
-    };
-    // Pair p is row p / group of the sequence and query head p % group of the KV head's.
-    const auto query = [&](int p) {
-        return p / group < rows
-                   ? (static_cast<int64_t>(row0 + p / group) * a.heads + kv_head * group + p % group) * kDim
-                   : int64_t{-1};
-    };
-    const int pair0 = kPairs * tile;
-    if (pair0 < rows * group) {  // the same in the whole cluster
-        State state;
-        const int begin = begin_of(pair0 / group), chunks = (end + kKeys - 1) / kKeys;
-        int chunk = begin / kKeys + rank + kCtas * warp;
-        if (chunk < chunks) {
-            const int pairs[2] = {pair0 + lane / 4, pair0 + lane / 4 + 8};
-            const int64_t at[2] = {query(pairs[0]), query(pairs[1])};
-            const float* const from[2] = {at[0] < 0 ? nullptr : a.q + at[0], at[1] < 0 ? nullptr : a.q + at[1]};
-            const int low[2] = {begin_of(pairs[0] / group), begin_of(pairs[1] / group)};
-            const Queries q(from, lane % 4);
-            const int32_t ring = a.places.ring_begin(sequence);
-            // Before `begin` nobody sees a key, and there may be none.
-            const auto slot_of = [&](int c) {
-                return a.places.slot(sequence, ring, min(max(kKeys * c + lane % kKeys, begin), end - 1));
-            };
-            int32_t slot = slot_of(chunk);
+    }
+};
+
+/// The turns of rows base .. base + 15 of the sequence, as far as there are.
+__device__ __forceinline__ void fill_turns(const BlockTensorArgs& a, const Job& job, int base,
+                                           float2 (&turns)[kKeys][kDim / 2]) {
 #pragma unroll 1
-            for (int next = chunk; chunk < chunks; chunk = next) {
-                next = chunk + kCtas * kWarps;
-                const int32_t ahead = next < chunks ? slot_of(next) : 0;
-                add_chunk(a, kv_head, chunk, slot, low, end, q, state);
-                slot = ahead;
-            }
-        }
-        put(state, s.x[warp], s.ml[warp]);
-        __syncthreads();
-        // A thread has eight elements of a pair.
-        const int pair = static_cast<int>(threadIdx.x) / 16, column = static_cast<int>(threadIdx.x) % 16 * 8;
-        float most = -INFINITY, sum = 0.0f, x[8] = {};
+    for (int i = static_cast<int>(threadIdx.x); i < kKeys * kDim / 2; i += static_cast<int>(blockDim.x)) {
+        const int row = i / (kDim / 2), f = i % (kDim / 2);
+        if (base + row < job.rows && f < a.rope.half)
+            turns[row][f] =
+                rope_turn(early(a.places.positions + job.row0 + base + row), a.rope.inv_freq[f], a.rope.magnitude);
+    }
+}
+
+/// Row `row` of the block, a warp's, as key j of a chunk in shared memory; and to the cache, if it is made here (key,
+/// value: as projected). A row that is not there: zeros.
+template <bool kPrepare>
+__device__ __forceinline__ void put_own(const BlockTensorArgs& a, const Job& job, int row, int32_t slot,
+                                        float (&key)[kRegs], const float (&value)[kRegs],
+                                        const float (&k_weight)[kRegs], const float2* turns, unsigned char* own_k,
+                                        unsigned char* own_v, float* buffer) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint4* const here = reinterpret_cast<uint4*>((lane < 16 ? own_k : own_v) + lane % 16 * 16);
+    if (row >= job.rows) {
+        *here = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    unsigned char* const k_row = a.k_cache + slot * a.k_slot_bytes + job.kv_head * kDim * 2;
+    unsigned char* const v_row = a.v_cache + slot * a.v_slot_bytes + job.kv_head * kDim * 2;
+    if constexpr (kPrepare) {
+        norm_head(key, k_weight, a.k_norm, kDim);
+        rope_head(key, a.rope, RopeTurns<kRegs>(a.rope, turns), kDim, buffer);
+        kv_encode_lanes(DType::f16, key, kDim, own_k);
+        kv_encode_lanes(DType::f16, value, kDim, own_v);
+        if (job.tile != 0) return;
+        kv_encode_lanes(DType::f16, key, kDim, k_row);
+        kv_encode_lanes(DType::f16, value, kDim, v_row);
+    } else {
+        *here = *reinterpret_cast<const uint4*>((lane < 16 ? k_row : v_row) + lane % 16 * 16);
+    }
+}
+
+/// States of the warps of this CTA, in their order, to the CTAs that finish the pairs.
+template <int kCtas, int kWarps, int kUnits>
+__device__ __forceinline__ void push(Shared<kCtas, kWarps, kUnits>& s, int rank) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int pair = static_cast<int>(threadIdx.x / 32); pair < kPairs; pair += kWarps) {
+        float most = -INFINITY, sum = 0.0f;
+        float4 x = {};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) most = fmaxf(most, s.ml[w][pair].x);
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
             const float by = weight_of(s.ml[w][pair].x, most);
+            const float4 v = *reinterpret_cast<const float4*>(&s.x[w][0][pair][4 * lane]);
             sum = fmaf(s.ml[w][pair].y, by, sum);
+            x.x = fmaf(v.x, by, x.x), x.y = fmaf(v.y, by, x.y);
+            x.z = fmaf(v.z, by, x.z), x.w = fmaf(v.w, by, x.w);
+        }
+        constexpr int kEach = kPairs / kCtas;
+        store_there(in_cta(&s.part[rank][pair % kEach][4 * lane], pair / kEach), x);
+        if (lane == 0) store_there(in_cta(&s.part_ml[rank][pair % kEach], pair / kEach), float2{most, sum});
+    }
+}
+
+#endif
+
+/// Cluster: blockIdx.x / kCtas = (sequence * tiles + tile) * kv_heads + KV head.
+template <int kCtas, int kWarps, int kUnits, bool kPrepare>
+__global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
+    static_assert(kPairs % kWarps == 0 && kPairs == kKeys && kPairs % kCtas == 0 && kUnits % 2 == 0);
+#ifdef RT_CLUSTER_KERNEL
+    extern __shared__ uint4 dynamic[];
+    Shared<kCtas, kWarps, kUnits>& s = *reinterpret_cast<Shared<kCtas, kWarps, kUnits>*>(dynamic);
+    pdl_trigger();
+    cluster_arrive();
+    constexpr int kAhead = kUnits / 2, kStep = kCtas * kWarps, kEach = kPairs / kCtas, kHeads = kPairs / kWarps;
+    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), g = lane / 4,
+              t = lane % 4;
+    const int rank = static_cast<int>(blockIdx.x) % kCtas;
+    const Job job(a, static_cast<int>(blockIdx.x) / kCtas);
+    const bool busy = job.row(0) < job.rows;  // the same in the whole cluster
+    const int begin = job.begin_of(a, job.row(0)), first = begin / kKeys;
+    const int context = busy && begin < job.committed ? (job.committed + kKeys - 1) / kKeys - first : 0;
+    const unsigned char* const k_head = a.k_cache + job.kv_head * kDim * 2;
+    const unsigned char* const v_head = a.v_cache + job.kv_head * kDim * 2;
+    // The slot of key lane % 16 of chunk i. Before `begin` nobody sees a key, and there may be none.
+    const auto slot_of = [&](int i) {
+        const int key = kKeys * (first + i) + lane % kKeys;
+        return i < context
+                   ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, min(max(key, begin), job.committed - 1))
+                   : 0;
+    };
+    const auto ask_keys = [&](int i, int32_t slot, Pieces& to) {
+        if (i < context) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = fmaf(s.x[w][pair][column + i], by, x[i]);
+            for (int j = 0; j < 2; ++j) {
+                const unsigned char* const row = k_head + __shfl_sync(~0u, slot, 8 * j + g) * a.k_slot_bytes;
+#pragma unroll
+                for (int c = 0; c < 4; ++c) cuda::decode::copy_async16(&to[4 * j + c][lane], row + 16 * (4 * c + t));
+            }
+        }
+        cuda::decode::commit_copies();
+    };
+    // Two lanes bring both halves of each of 32 bytes, one for the other.
+    const auto ask_values = [&](int i, int32_t slot, Pieces& to) {
+        if (i < context) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int whose = (t & 2) + r, half = t % 2;
+                    const unsigned char* const row =
+                        v_head + __shfl_sync(~0u, slot, 2 * whose + j % 2 + j / 2 * 8) * a.v_slot_bytes;
+                    cuda::decode::copy_async16(&to[2 * j + half][4 * g + whose], row + 32 * g + 16 * half);
+                }
+        }
+        cuda::decode::commit_copies();
+    };
+    int chunk = rank + kCtas * warp;
+    int32_t slots[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) slots[u] = slot_of(chunk + kStep * u);
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+        ask_keys(chunk + kStep * u, slots[u], s.ring[warp][2 * u]);
+        ask_values(chunk + kStep * u, slots[u], s.ring[warp][2 * u + 1]);
+    }
+    int32_t next = slot_of(chunk + kStep * kAhead);
+
+    // Chunk context + o has keys 16 o .. of the block; the first that is this CTA's:
+    int own = (rank + kCtas - context % kCtas) % kCtas;
+    const int own_chunks = busy ? (job.rows + kKeys - 1) / kKeys : 0;
+    int32_t slot[kHeads];  // of this warp's rows of the chunk
+    const auto find_own = [&] {
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int row = kKeys * own + warp + kWarps * i;
+            slot[i] = row < job.rows ? find_slot<EarlyLoad>(a.places, job.sequence, job.ring, job.committed + row) : 0;
+        }
+    };
+    find_own();
+    float q_weight[kRegs], k_weight[kRegs];
+    load_norm(q_weight, a.q_norm, kDim);
+    load_norm(k_weight, a.k_norm, kDim);
+    const bool small = job.rows <= kKeys;  // all rows in the first table
+    const int turned = small ? 0 : job.row(0);
+    if constexpr (kPrepare) {
+        fill_turns(a, job, turned, s.turns[0]);
+        if (!small && own < own_chunks) fill_turns(a, job, kKeys * own, s.turns[1]);
+        __syncthreads();
+    }
+    pdl_wait();
+
+    const int last = kEach * rank + static_cast<int>(threadIdx.x) / kDim;  // the pair that this thread finishes
+    const bool finishes = static_cast<int>(threadIdx.x) < kEach * kDim && job.row(last) < job.rows;
+    float gate = 0.0f;
+    if (finishes && a.gate != nullptr) gate = a.gate[job.query(a, last) / kDim];
+    BlockState state;
+    BlockRows rows;
+    int u = 0;  // where in the ring
+#pragma unroll 1
+    for (bool again = false;; again = true) {  // once, but for blocks of more than 16 kCtas rows
+        float x[kHeads][kRegs] = {}, key[kHeads][kRegs], value[kHeads][kRegs];
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int p = warp + kWarps * i, row = kKeys * own + p;
+            if (!again && job.row(p) < job.rows) load_head(x[i], a.q + job.query(a, p), kDim);
+            if (kPrepare && row < job.rows) {
+                const int64_t at = ((int64_t{job.row0} + row) * a.kv_heads + job.kv_head) * kDim;
+                load_head(key[i], a.k + at, kDim);
+                load_head(value[i], a.v + at, kDim);
+            }
         }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s.cta_x[pair][column + i] = x[i];
-        if (column == 0) s.cta_ml[pair] = {most, sum};
+        for (int i = 0; i < kHeads; ++i) {
+            const int p = warp + kWarps * i;
+            if (!again) {
+                if (kPrepare && job.row(p) < job.rows) {
+                    norm_head(x[i], q_weight, a.q_norm, kDim);
+                    rope_head(x[i], a.rope, RopeTurns<kRegs>(a.rope, s.turns[0][job.row(p) - turned]), kDim,
+                              s.buffer[warp]);
+                }
+                put_block_query(s.q, s.unscale, p, x[i]);
+            }
+            if (own < own_chunks)
+                put_own<kPrepare>(a, job, kKeys * own + p, slot[i], key[i], value[i], k_weight,
+                                  s.turns[small ? 0 : 1][p], s.own[0][p], s.own[1][p], s.buffer[warp]);
+        }
+        __syncthreads();
+        if (!again) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                rows.low[r] = job.begin_of(a, job.row(g + 8 * r));
+                rows.factor[r] = s.unscale[g + 8 * r] * a.scale;
+            }
+        }
+        // One loop for the keys of the context, which lie in the ring, and for those of the block: instructions that
+        // run but once are what this kernel waits for most.
+#pragma unroll 1
+        for (; chunk < context || (own < own_chunks && chunk == context + own); chunk += kStep) {
+            const bool before = chunk < context;
+            Pieces& keys = s.ring[warp][2 * u];
+            Pieces& values = s.ring[warp][2 * u + 1];
+            constexpr int kPiece = sizeof(keys[0]);
+            const char* const k_at = before ? reinterpret_cast<const char*>(&keys[0][lane])
+                                            : reinterpret_cast<const char*>(&s.own[0][g][16 * t]);
+            const char* const v_at = before ? reinterpret_cast<const char*>(&values[0][lane])
+                                            : reinterpret_cast<const char*>(&s.own[1][2 * t][32 * g]);
+            const int key_step = before ? 4 * kPiece : 8 * kOwnStride, column_step = before ? kPiece : 64;
+            const int next_step = before ? 2 * kPiece : kOwnStride, half_step = before ? kPiece : 16;
+            const int value_step = before ? 4 * kPiece : 8 * kOwnStride;
+            rows.end = before ? job.committed : job.committed + job.rows;
+            const int32_t ahead = next;
+            next = slot_of(chunk + kStep * (kAhead + 1));
+            float p[2][4], keep[2];
+            asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
+            score_keys(
+                s.q,
+                [&](int j, int c) { return *reinterpret_cast<const uint4*>(k_at + j * key_step + c * column_step); },
+                before ? kKeys * (first + chunk) : job.committed + kKeys * own, rows, state, p, keep);
+            ask_keys(chunk + kStep * kAhead, ahead, keys);
+            asm volatile("cp.async.wait_group %0;" ::"n"(kUnits - 1) : "memory");
+            __syncwarp();
+            add_values(
+                [&](int i, int h) {
+                    return *reinterpret_cast<const uint4*>(v_at + i % 2 * next_step + i / 2 * value_step +
+                                                           h * half_step);
+                },
+                p, keep, state);
+            __syncwarp();
+            ask_values(chunk + kStep * kAhead, ahead, values);
+            u = u + 1 == kAhead ? 0 : u + 1;
+        }
+        own += kCtas;
+        if (own >= own_chunks) break;
+        __syncthreads();
+        find_own();
+        if constexpr (kPrepare) {
+            fill_turns(a, job, kKeys * own, s.turns[1]);
+            __syncthreads();
+        }
     }
+    __syncwarp();  // nothing is on its way to the warp's ring any more, and all lanes have read it
+    put_state(state, s.x[warp][0], s.ml[warp]);
+    __syncthreads();
+    cluster_wait();  // all CTAs are there
+    push(s, rank);
     cluster_arrive();
     cluster_wait();
-    // Two pairs for each CTA, one element for each thread.
-    const int pair = 2 * rank + static_cast<int>(threadIdx.x) / kDim, column = static_cast<int>(threadIdx.x) % kDim;
-    const int64_t to = query(pair0 + pair);
-    if (to >= 0) {
-        float2 ml[kCtas];
-        float part[kCtas], most = -INFINITY, sum = 0.0f, x = 0.0f;
+    if (!finishes) return;
+    const int mine = last % kEach, column = static_cast<int>(threadIdx.x) % kDim;
+    float most = -INFINITY, sum = 0.0f, o = 0.0f;
 #pragma unroll
-        for (int c = 0; c < kCtas; ++c) {
-            ml[c] = load_there2(in_cta(&s.cta_ml[pair], c));
-            part[c] = load_there(in_cta(&s.cta_x[pair][column], c));
-            most = fmaxf(most, ml[c].x);
-        }
+    for (int c = 0; c < kCtas; ++c) most = fmaxf(most, s.part_ml[c][mine].x);
 #pragma unroll
-        for (int c = 0; c < kCtas; ++c) {
-            const float by = weight_of(ml[c].x, most);
-            sum = fmaf(ml[c].y, by, sum);
-            x = fmaf(part[c], by, x);
-        }
-        a.out[to + column] = __fdiv_rn(x, sum);
+    for (int c = 0; c < kCtas; ++c) {
+        const float by = weight_of(s.part_ml[c][mine].x, most);
+        sum = fmaf(s.part_ml[c][mine].y, by, sum);
+        o = fmaf(s.part[c][mine][column], by, o);
     }
-    cluster_arrive();  // nobody leaves while others read its memory
-    cluster_wait();
+    o = __fdiv_rn(o, sum);
+    if (a.gate != nullptr) o = __fmul_rn(o, softplus(gate));
+    const int64_t at = job.query(a, last) + column, cols = int64_t{a.heads} * kDim;
+    a.out[at] = o;
+    if (a.out8 != nullptr) put_act_group(a.out8 + at / cols * ActRow::bytes(cols), cols, at % cols / 32, o);
 #endif
+}
+
+/// CTAs of a cluster, warps of a CTA, and halves of chunks that a warp has on their way.
+constexpr int kClusterCtas = 8, kCtaWarps = 8, kAheadUnits = 4;
+
+Tensor launch_block(Context& ctx, BlockTensorArgs& a, const KvView& view, const Batch& batch, int64_t heads,
+                    float softmax_scale, bool prepare) {
+    const int64_t n = batch.rows(), group = heads / view.num_kv_heads;
+    Tensor out = ctx.alloc(DType::f32, {n, heads * kDim});
+    if (n == 0) return out;
+    a.places = key_places(view, batch);
+    a.places.gaps = nullptr;
+    a.k_cache = static_cast<unsigned char*>(view.k);
+    a.v_cache = static_cast<unsigned char*>(view.v);
+    a.out = out.row(0);
+    a.k_slot_bytes = view.k_slot_bytes;
+    a.v_slot_bytes = view.v_slot_bytes;
+    a.heads = static_cast<int>(heads);
+    a.kv_heads = static_cast<int>(view.num_kv_heads);
+    a.tiles = static_cast<int>((n * group + kPairs - 1) / kPairs);  // no sequence has more rows
+    a.scale = static_cast<float>(softmax_scale * 1.4426950408889634);
+    if (prepare) {
+        a.out8 = static_cast<unsigned char*>(ctx.arena->allocate(n * ActRow::bytes(heads * kDim)));
+        out.int8 = a.out8;
+    }
+    const auto launch = [&]<int kCtas, int kWarps, int kUnits>() {
+        constexpr size_t kShared = sizeof(Shared<kCtas, kWarps, kUnits>);
+        const auto kernel = prepare ? block_tensor_kernel<kCtas, kWarps, kUnits, true>
+                                    : block_tensor_kernel<kCtas, kWarps, kUnits, false>;
+        allow_shared(reinterpret_cast<const void*>(kernel), kShared);
+        const int64_t clusters = batch.sequences() * a.tiles * a.kv_heads;
+        launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(kCtas * clusters)), dim3(32 * kWarps), kShared,
+                        kCtas, a);
+    };
+    launch.operator()<kClusterCtas, kCtaWarps, kAheadUnits>();
+    return out;
 }
 
 }  // namespace
 
 namespace cuda {
 
-bool block_attention_tensor(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale,
-                            Tensor& out) {
-    const int64_t heads = q.shape[1], kv_heads = view.num_kv_heads, group = heads / kv_heads;
-    if (!ctx.gpu->hopper() || !ctx.gpu->programmatic() || ctx.gpu->options().portable || view.head_dim != kDim ||
-        view.k_dtype != DType::f16 || view.v_dtype != DType::f16)
-        return false;
-    const BlockTensorArgs args = {
-        .places = key_places(view, batch),
-        .q = q.row(0),
-        .k_cache = static_cast<const unsigned char*>(view.k),
-        .v_cache = static_cast<const unsigned char*>(view.v),
-        .out = out.row(0),
-        .k_slot_bytes = view.k_slot_bytes,
-        .v_slot_bytes = view.v_slot_bytes,
-        .heads = static_cast<int>(heads),
-        .kv_heads = static_cast<int>(kv_heads),
-        .tiles = static_cast<int>((q.rows() * group + kPairs - 1) / kPairs),  // no sequence has more rows
-        .scale = static_cast<float>(softmax_scale * 1.4426950408889634),
-    };
-    allow_shared(reinterpret_cast<const void*>(block_tensor_kernel), sizeof(Shared));
-    const int64_t clusters = batch.sequences() * args.tiles * kv_heads;
-    launch_clusters(*ctx.gpu, block_tensor_kernel, dim3(static_cast<unsigned>(kCtas * clusters)), dim3(kThreads),
-                    sizeof(Shared), kCtas, args);
-    return true;
+bool has_block_tensor(const Context& ctx, const KvView& view, int64_t heads) {
+    return ctx.gpu->hopper() && ctx.gpu->programmatic() && !ctx.gpu->options().portable && view.head_dim == kDim &&
+           view.k_dtype == DType::f16 && view.v_dtype == DType::f16 && heads % view.num_kv_heads == 0;
+}
+
+Tensor block_attention_tensor(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch,
+                              float softmax_scale) {
+    BlockTensorArgs a = {};
+    a.q = q.row(0);
+    return launch_block(ctx, a, view, batch, q.shape[1], softmax_scale, false);
+}
+
+Tensor gated_block_attention_tensor(Context& ctx, const BlockHeads& in, const Rope& rope, const Batch& batch,
+                                    float softmax_scale, const Tensor& gate) {
+    BlockTensorArgs a = {};
+    a.rope = rope_params(&rope);
+    a.q_norm = head_norm(in.q_norm, kDim), a.k_norm = head_norm(in.k_norm, kDim);
+    a.q = in.q.row(0), a.k = in.k.row(0), a.v = in.v.row(0);
+    a.gate = gate.data == nullptr ? nullptr : gate.row(0);
+    return launch_block(ctx, a, in.kv, batch, in.q.shape[1], softmax_scale, true);
 }
 
 }  // namespace cuda

@@ -49,6 +49,9 @@ void kv_append(Context& ctx, const KvView& view, const Tensor& k, const Tensor& 
 void copy_columns(Context& ctx, const Tensor& x, Tensor& out, int64_t column);
 Tensor rms_norm_parts(Context& ctx, const Tensor& x, std::span<const float> weight, int64_t parts, float eps);
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
+bool has_block_tensor(const Context& ctx, const KvView& view, int64_t heads);
+Tensor gated_block_attention_tensor(Context& ctx, const BlockHeads& in, const Rope& rope, const Batch& batch,
+                                    float softmax_scale, const Tensor& gate);
 void block_heads(Context& ctx, std::span<BlockHeads> layers, const Rope& rope, const Batch& batch);
 // gated_delta.cu.
 Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,

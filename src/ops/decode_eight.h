@@ -18,6 +18,11 @@ bool eight_weight(const Gpu& gpu, const Weight& w);
 bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual);
 
+/// act <- int8 rows of silu(w_gate x) * (w_up x), in the arena: the bits of eight_multiply() and prepare_swiglu() in
+/// one kernel. False: other weights, or rows too long; what was allocated is of no use then.
+bool eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate, const Weight& w_up,
+                   ActSource& act);
+
 /// Staged rows (ActKind::staged, int8 parts) of silu(gate) * up, f32 [n, cols] each: swiglu and prepare_rows in one.
 ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up);
 

@@ -36,6 +36,17 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(ActSource x, ActLayou
     stage_rows(x, layout, blockIdx.x, 1, out + static_cast<int64_t>(blockIdx.x) * layout.bytes(), norm, partial);
 }
 
+/// The same for rows that are not normalised, by many CTAs: CTA (row, piece of 8 * kThreads columns).
+__global__ void __launch_bounds__(kThreads) prepare_plain_kernel(ActSource x, ActLayout layout, char* out) {
+    pdl_trigger();
+    pdl_wait();
+    const int c = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+    const int64_t row = blockIdx.x;
+    float v[8];
+    load8(reinterpret_cast<const float*>(x.rows + row * x.stride), c, layout.cols, v);
+    put8(layout, out + row * layout.bytes(), c, v);
+}
+
 template <int G, int S, bool Whole>
 MatmulKernel k_quant_kernel(int p) {
     if (p == 1) return plane_matmul_kernel<KQuants, G, S, Whole, 1>;
@@ -188,6 +199,12 @@ ActSource prepare_rows(Context& ctx, const ActSource& source, const ActLayout& l
     staged.stride = layout.bytes();
     auto* out = static_cast<char*>(ctx.arena->allocate(n * staged.stride));
     staged.rows = out;
+    constexpr int32_t kPiece = 8 * kThreads;
+    if (source.kind == ActKind::plain && layout.cols > kPiece) {
+        const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>((layout.cols + kPiece - 1) / kPiece));
+        launch(*ctx.gpu, prepare_plain_kernel, grid, kThreads, 0, source, layout, out);
+        return staged;
+    }
     const int32_t shared = source.norm_bytes(layout.cols);
     allow_shared(reinterpret_cast<const void*>(prepare_kernel), shared);
     launch(*ctx.gpu, prepare_kernel, dim3(static_cast<unsigned>(n)), kThreads, static_cast<size_t>(shared), source,

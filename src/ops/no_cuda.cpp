@@ -57,6 +57,10 @@ void kv_append(Context&, const KvView&, const Tensor&, const Tensor&, const Batc
 void copy_columns(Context&, const Tensor&, Tensor&, int64_t) { no_cuda(); }
 Tensor rms_norm_parts(Context&, const Tensor&, std::span<const float>, int64_t, float) { no_cuda(); }
 Tensor block_attention(Context&, const Tensor&, const KvView&, const Batch&, float) { no_cuda(); }
+bool has_block_tensor(const Context&, const KvView&, int64_t) { no_cuda(); }
+Tensor gated_block_attention_tensor(Context&, const BlockHeads&, const Rope&, const Batch&, float, const Tensor&) {
+    no_cuda();
+}
 void block_heads(Context&, std::span<BlockHeads>, const Rope&, const Batch&) { no_cuda(); }
 Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Batch&, DeltaMode,
                    std::span<const int32_t>) {

@@ -139,7 +139,7 @@ TEST(RandomCheckpoint, a_drafter_fits_its_model_and_its_pass_is_timed) {
         EXPECT_GT(row.without.front(), 0);
         int64_t attentions = 0;
         for (const OpProfile::Line& line : row.ops)
-            if (line.op == "block_attention") attentions += line.calls;
+            if (line.op == "block_attention" || line.op == "gated_block_attention") attentions += line.calls;
         EXPECT_EQ(attentions, 2);  // two layers
     }
     EXPECT_THROW(random_drafter("nothing:q8_0", 1), Error);

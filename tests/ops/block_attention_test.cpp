@@ -1,9 +1,12 @@
 #include "ops/block_attention.h"
 
 #include "ops/block_heads.h"
+#include "ops/elementwise.h"
+#include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 #include "tests/ops/attention_world.h"
+#include "tests/quant/random_weight.h"
 
 namespace riptide {
 namespace {
@@ -19,15 +22,15 @@ std::vector<WorldShape> shapes() {
                        .v_dtype = DType::f32,
                        .window = window,
                        .capacity = capacity});
-        out.push_back({.heads = 16,
-                       .kv_heads = 8,
+        out.push_back({.heads = fewer<int64_t>(16, 4),
+                       .kv_heads = fewer<int64_t>(8, 2),
                        .head_dim = 128,
                        .k_dtype = DType::q8_0,
                        .v_dtype = DType::f16,
                        .window = window,
                        .capacity = capacity});
-        out.push_back({.heads = 16,
-                       .kv_heads = 8,
+        out.push_back({.heads = fewer<int64_t>(16, 4),
+                       .kv_heads = fewer<int64_t>(8, 2),
                        .head_dim = 128,
                        .k_dtype = DType::f16,
                        .v_dtype = DType::f16,
@@ -62,8 +65,8 @@ Rows block(OpContext& op, AttentionWorld& world) {
 TEST(block_attention, stays_within_the_bound_of_the_double_reference) {
     std::vector<double> shares;
     for (const WorldShape& shape : shapes())
-        for (const size_t committed : fewer<std::vector<size_t>>({0, 1, 3, 64, 300}, {3, 80}))
-            for (const size_t rows : brief<size_t>({2, 8, 16}, 2)) {
+        for (const size_t committed : fewer<std::vector<size_t>>({0, 1, 3, 64, 300}, {80}))
+            for (const size_t rows : fewer<std::vector<size_t>>({2, 8, 16, 35}, {8})) {
                 OpContext op;
                 AttentionWorld world(op, shape, 1);
                 WorldSequence s = world.sequence();
@@ -201,6 +204,57 @@ TEST(block_heads, layers_together_have_the_bits_of_norm_rotation_and_append) {
             }
         }
     }
+}
+
+TEST(gated_block_attention, has_the_bits_of_heads_attention_and_gate) {
+    for (const WorldShape& shape : shapes())
+        for (const size_t rows : fewer<std::vector<size_t>>({1, 8, 20}, {20})) {
+            if (brief_counts() && shape.k_dtype != DType::f16) continue;
+            OpContext op(Family::decode);
+            const int64_t n = 4 + static_cast<int64_t>(rows), d = shape.head_dim;
+            std::vector<AttentionWorld> worlds;  // with the same pages: of the fused op, of the ops one by one
+            worlds.reserve(2);
+            for (int i = 0; i < 2; ++i) {
+                AttentionWorld& world = worlds.emplace_back(op, shape, 1);
+                WorldSequence a = world.sequence(), b = world.sequence();
+                world.fill(a, token_ids(shape.window > 0 ? 90 : 37, 3), 50);
+                world.step({&b, &a}, {chain_of(4), chain_of(rows)});
+            }
+            const ops::Rope rope = ops::make_rope(10000, d - d % 4);
+            const ops::Norm q_norm{op.floats(normals(static_cast<size_t>(d), 50)), 1e-6f},
+                k_norm{op.floats(normals(static_cast<size_t>(d), 60)), 1e-5f};
+            const auto random = [&](int64_t count, uint64_t seed) {
+                return op.tensor(normals(static_cast<size_t>(n * count * d), seed), {n, count, d});
+            };
+            for (const bool gated : fewer<std::vector<bool>>({true, false}, {true})) {
+                const Tensor gate =
+                    gated ? op.tensor(normals(static_cast<size_t>(n * shape.heads), 7), {n, shape.heads}) : Tensor();
+                ops::BlockHeads heads[2];
+                for (size_t i = 0; i < 2; ++i)
+                    heads[i] = {
+                        random(shape.heads, 1), random(shape.kv_heads, 2), random(shape.kv_heads, 3), q_norm, k_norm,
+                        worlds[i].view};
+                const Batch& batch = worlds[1].device_batch;
+                ops::block_heads(op.ctx, {&heads[1], 1}, rope, batch);
+                Tensor apart = ops::block_attention(op.ctx, heads[1].q, heads[1].kv, batch, worlds[1].scale());
+                if (gated) ops::mul_softplus(op.ctx, apart, gate, shape.heads);
+                Tensor fused =
+                    ops::gated_block_attention(op.ctx, heads[0], rope, worlds[0].device_batch, worlds[0].scale(), gate);
+                expect_same_rows(AttentionWorld::rows_of(fused), AttentionWorld::rows_of(apart), shape_name(shape));
+                const KvView a = worlds[0].host_view(), b = worlds[1].host_view();
+                const auto slots =
+                    static_cast<size_t>(shape.capacity * (shape.window > 0 ? shape.ring_rows : shape.page_rows));
+                EXPECT_EQ(std::memcmp(a.k, b.k, slots * static_cast<size_t>(a.k_slot_bytes)), 0) << shape_name(shape);
+                EXPECT_EQ(std::memcmp(a.v, b.v, slots * static_cast<size_t>(a.v_slot_bytes)), 0) << shape_name(shape);
+                if (fused.int8 == nullptr) continue;
+                const test::RandomWeight matrix(test::WeightKind{DType::q8_0}, 24, shape.heads * d, 9);
+                const Weight w = op.weight(matrix.w);
+                const Tensor from_int8 = ops::matmul(op.ctx, w, fused);  // the int8 rows are those of the floats
+                fused.int8 = nullptr;
+                expect_same_rows(AttentionWorld::rows_of(from_int8),
+                                 AttentionWorld::rows_of(ops::matmul(op.ctx, w, fused)), shape_name(shape));
+            }
+        }
 }
 
 }  // namespace

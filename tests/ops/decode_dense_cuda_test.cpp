@@ -128,11 +128,9 @@ TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
 TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
-    const int64_t cols = 2048, hidden = 4096;
+    const int64_t cols = 2048;
     const Weight a = world.weight(DType::q8_0, fewer(515, 67), cols, 1), b = world.weight(DType::q8_0, 7, cols, 2),
-                 q4 = world.weight(DType::q4_k, 33, cols, 3), beta = world.weight(DType::f32, 9, cols, 4),
-                 up = world.weight(DType::q8_0, hidden, cols, 5), gate = world.weight(DType::q8_0, hidden, cols, 6),
-                 down = world.weight(DType::q8_0, cols, hidden, 7);
+                 q4 = world.weight(DType::q4_k, 33, cols, 3), beta = world.weight(DType::f32, 9, cols, 4);
     const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(cols), 8)), 1e-6f};
     const std::vector<std::vector<const Weight*>> groups = {{&a, &b}, {&b, &q4, &a, &beta}};
     for (const auto& group : groups)
@@ -144,13 +142,19 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
             for (const Tensor& y : ops::norm_matmul_group(ctx, t, norm, group)) out.push_back(world.read(y));
             return out;
         });
-    world.compare("feed-forward", cols, [&](Context& ctx, const std::vector<float>& x, int64_t n) {
-        world.forget();
-        Tensor t = world.tensor(x, n);
-        world.op.ctx.gpu->synchronize();
-        const Tensor y = ops::swiglu_ffn_add(ctx, t, norm, gate, up, down);
-        return Results{world.read(y), world.read(t)};
-    });
+    constexpr struct { int64_t cols, hidden; } kLayers[] = {{2048, 4096}, {4096, 2048}};
+    for (const auto& [wide, hidden] : kLayers) {
+        const Weight up = world.weight(DType::q8_0, hidden, wide, 5), gate = world.weight(DType::q8_0, hidden, wide, 6),
+                     down = world.weight(DType::q8_0, wide, hidden, 7);
+        const ops::Norm scale = {world.op.floats(normals(static_cast<size_t>(wide), 8)), 1e-6f};
+        world.compare("feed-forward", wide, [&](Context& ctx, const std::vector<float>& x, int64_t n) {
+            world.forget();
+            Tensor t = world.tensor(x, n);
+            world.op.ctx.gpu->synchronize();
+            const Tensor y = ops::swiglu_ffn_add(ctx, t, scale, gate, up, down);
+            return Results{world.read(y), world.read(t)};
+        });
+    }
 }
 
 TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
