@@ -276,7 +276,7 @@ __device__ __forceinline__ void ask_for_boxes(const SplitArgs& a, const SplitMap
         for (int first = 0; first < quads; first += Steps) {
             const int count = min(quads - first, Steps), k = lane / 8;
             uint2 d = {};  // of row lane % 8, blocks 4 k ..
-            if (six && asks && k < count) d = *reinterpret_cast<const uint2*>(ds + 8 * (first + k));
+            if (six && asks && k < count) d = load_weight64(ds + 8 * (first + k));
             ring.wait_until_empty();
             const uint32_t barrier = barriers + 16 * ring.at();
             char* const stage = stages + ring.at() * a.stage_bytes;
