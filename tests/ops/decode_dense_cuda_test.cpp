@@ -142,8 +142,8 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
             for (const Tensor& y : ops::norm_matmul_group(ctx, t, norm, group)) out.push_back(world.read(y));
             return out;
         });
-    constexpr struct { int64_t cols, hidden; } kLayers[] = {{2048, 4096}, {4096, 2048}};
-    for (const auto& [wide, hidden] : kLayers) {
+    static constexpr Shape kLayers[] = {{2048, 4096}, {4096, 2048}}, kFewLayers[] = {{2048, 2048}};
+    for (const auto& [wide, hidden] : fewer<std::span<const Shape>>(kLayers, kFewLayers)) {
         const Weight up = world.weight(DType::q8_0, hidden, wide, 5), gate = world.weight(DType::q8_0, hidden, wide, 6),
                      down = world.weight(DType::q8_0, wide, hidden, 7);
         const ops::Norm scale = {world.op.floats(normals(static_cast<size_t>(wide), 8)), 1e-6f};
