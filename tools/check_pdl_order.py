@@ -24,7 +24,7 @@ NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_co
 # Kernels that write before they wait, and only what no earlier kernel still reads: the recurrent state that a step which
 # follows another commits first (gated_delta.cu, catch_up; what the step before did has ended when embed lets others start).
 EARLY_WRITES = ("delta_row_kernel",)
-# Kernels with weights in asynchronous copies of 8 bytes, which there are as .ca only (decode_dense_short.cuh: Q6_K's d).
+# Kernels with weights in asynchronous copies of 8 bytes, which there are as .ca only (decode_dense_short.cu: Q6_K's d).
 SMALL_COPIES = ("short_kernel",)
 
 PTX = {

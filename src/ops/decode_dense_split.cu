@@ -1,5 +1,5 @@
 // One large Q4_K or Q6_K matrix of few rows (o, down) and up to 17,408 columns, a multiple of 1,024, times 9 to 24 rows
-// of x (sm_90a): what decode_dense_short.cu does with four CTAs to a tile (its L = 2), fed by the tensor copy engine.
+// of x (sm_90a): four CTAs to a tile (decode_dense_short.cuh), fed by the tensor copy engine.
 //
 // Bytes: those of the weights. Measured (H200, 2026-11-23, bench_gpu_dense, in brackets with
 // cp.async in the same run): 16 rows: o 16.3 us (18.2), down 33.7 (37.6), in Q6_K 45.8 (50.0); 24 rows: 19.4
@@ -25,7 +25,7 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 [[maybe_unused]] constexpr int kMostStages = 8, kMostParts = 10;
-constexpr int kAskers = 4, kTeams = 2;  // a team's
+constexpr int kAskers = 4;  // a team's
 constexpr int kSplitThreads = 32 * kTeams * (kTeamWarps + kAskers);
 constexpr int kSplitWide = 17;  // groups of eight sub-blocks of a CTA's rows of x, at most
 // Of a thread that multiplies, that asks; all start with 80.
@@ -51,43 +51,12 @@ struct SplitMatrix {
 struct SplitArgs {
     SplitMatrix m;
     int32_t tiles, n, blocks, stages, stage_bytes;
-    ActSource x;   // rows as split_prepare_kernel() leaves them: of four CTAs one behind the other
+    ActSource x;   // rows as prepare_short() leaves them: of four CTAs one behind the other
     float* parts;  // [low][n][rows]
 };
 struct SplitMaps {
     CUtensorMap data, high, heads;
 };
-
-struct SplitPrepareArgs {
-    ActSource x;  // kinds plain, norm
-    char* out;
-    int32_t cols;
-};
-
-/// Row blockIdx.x, quantised; without a norm the columns from 2,048 blockIdx.y on.
-__global__ void __launch_bounds__(kThreads) split_prepare_kernel(const __grid_constant__ SplitPrepareArgs a) {
-    __shared__ float partial[kWarps];
-    pdl_trigger();
-    float norm[kWholeRow][8] = {};
-    load_norms(a.x, a.cols, norm);
-    pdl_wait();
-    const auto* x = reinterpret_cast<const float*>(a.x.rows + blockIdx.x * a.x.stride);
-    const int blocks = a.cols / 256, bytes = kGroupBytes * blocks;
-    char* const out = a.out + static_cast<int64_t>(blockIdx.x) * bytes;
-    const auto put = [&](int c, const float(&v)[8]) {
-        const int b = c / 32, low = c / 4 % 8;
-        const int at = low / 2 * (blocks / 4) + b / 4;
-        put_group(out + kGroupBytes * at, b % 4 * 2 + low % 2, c % 4, b < blocks, v);
-    };
-    if (a.x.kind == ActKind::norm) {
-        whole_row(a.x, x, a.cols, norm, partial, put);
-        return;
-    }
-    const int c = blockIdx.y * kThreads + threadIdx.x;
-    float v[8];
-    load8(x, c, a.cols, v);
-    put(c, v);
-}
 
 struct SplitSumArgs {
     const float* parts;
@@ -113,37 +82,6 @@ __global__ void __launch_bounds__(kThreads) split_sum_kernel(const __grid_consta
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// What a team multiplies in a round: `halves` (0, 1, 2) of a tile, from `half` on.
-struct Assigned {
-    int tile, half, halves;
-};
-/// Of CTA `cta` of `ctas`. Whole tiles as long as all teams get one; the last round's are halved where that leaves no
-/// team with more than half a tile.
-__device__ __forceinline__ Assigned assigned(int tiles, int ctas, int cta, int round, int team) {
-    const int all = kTeams * ctas, whole = tiles / all;
-    if (round < whole) return {round * all + team * ctas + cta, 0, 2};
-    int base = whole * all, rest = tiles - base, unit = team * ctas + cta, units = all;
-    if (rest > ctas) {
-        if (team == 0) return {base + cta, 0, 2};
-        base += ctas, rest -= ctas, unit = cta, units = ctas;
-    }
-    if (2 * rest <= units) return {base + unit / 2, unit % 2, unit < 2 * rest ? 1 : 0};
-    return {base + unit, 0, unit < rest ? 2 : 0};
-}
-
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
-            barrier),
-        "r"(parity)
-        : "memory");
-}
-__device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
 /// A box of four blocks, those of number `quad`: bytes x .. of each, rows row ..
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int row,
                                          int quad) {
@@ -153,21 +91,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, ui
         "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(0), "r"(quad)
         : "memory");
 }
-/// By one warp: groups [first, first + count) of all rows of x, to be waited for at `barrier`.
-__device__ __forceinline__ void ask_for_x(const SplitArgs& a, int from, int first, int count, char* x,
-                                          uint32_t barrier) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) expect_bytes(barrier, kGroupBytes * count * a.n);
-    __syncwarp();
-    if (lane < a.n)
-        copy_bulk(x + lane * kShortXStride<kSplitWide> + kGroupBytes * first,
-                  a.x.rows + lane * a.x.stride + kGroupBytes * from, kGroupBytes * count, barrier);
-}
-
-__device__ __forceinline__ void sync_team(int team) {
-    asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(kTeamThreads) : "memory");
-}
-
 /// A lane's places in a stage and in x.
 struct SplitLane {
     int data, head, high, d, low;
@@ -315,7 +238,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int cta = blockIdx.x / 4, r = blockIdx.x % 4, ctas = gridDim.x / 4;
-    const int rounds = (a.tiles + kTeams * ctas - 1) / (kTeams * ctas), quads = a.blocks / 4;
+    const int rounds = rounds_of(a.tiles, ctas), quads = a.blocks / 4;
     char* const stages = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     char* const x = stages + a.stages * a.stage_bytes;
     const uint32_t x_there = shared_address(barriers + 2 * kMostStages);
@@ -340,7 +263,8 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
         asm volatile("fence.proxy.async.global;" ::: "memory");
 #pragma unroll 1
         for (int first = 0; first < quads; first += Steps)
-            ask_for_x(a, r * quads + first, first, min(quads - first, Steps), x, x_there + 8 * (first / Steps));
+            ask_for_x<kSplitWide>(a.x, a.n, r * quads + first, first, min(quads - first, Steps), x,
+                                  x_there + 8 * (first / Steps));
     }
     const int team = warp / kTeamWarps, sub = warp % kTeamWarps, q = sub / 2, l = sub % 2, g = lane / 4;
     const KShifts at(2 * r + l);
@@ -468,13 +392,7 @@ bool dense_multiply_split(Context& ctx, const ActSource& x, int64_t cols, int64_
     const int64_t products = n * w.rows;
     a.n = static_cast<int32_t>(n);
     a.blocks = static_cast<int32_t>(cols / 256);
-    a.x.kind = ActKind::staged;
-    a.x.stride = kGroupBytes * a.blocks;
-    const SplitPrepareArgs p = {x, static_cast<char*>(ctx.arena->allocate(n * a.x.stride)), static_cast<int32_t>(cols)};
-    a.x.rows = p.out;
-    const int64_t parts = x.kind == ActKind::norm ? 1 : (cols + 2047) / 2048;
-    launch(*ctx.gpu, split_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads, 0,
-           p);
+    a.x = prepare_short(ctx, x, cols, n, true, 0);
     a.parts = static_cast<float*>(ctx.arena->allocate(8 * products * int64_t{sizeof(float)}));
     if (!(n <= 16 ? launch_split<2, 4, 2>(ctx, a) : launch_split<3, 4, 1>(ctx, a) || launch_split<3, 2, 1>(ctx, a)))
         return false;

@@ -101,7 +101,7 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
         }
 }
 
-/// Four CTAs to a tile of few weight rows, without a cluster (decode_dense_short.cu), x in groups of up to 6 and more.
+/// Four CTAs to a tile of few weight rows, without a cluster (decode_dense_split.cu), of x in few groups and many.
 TEST(DecodeDense, products_that_four_ctas_share_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     static constexpr int64_t kShared[] = {12, 17};
