@@ -263,8 +263,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
             !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
             launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
         act.rows = reinterpret_cast<const char*>(out);
-    } else if (!dense() && !(n > 1 && eight_weight(*ctx.gpu, w_down) &&
-                             eight_gate_up(ctx, x, cols, n, w_gate, w_up, act))) {
+    } else if (!dense() &&
+               !(n > 1 && eight_weight(*ctx.gpu, w_down) && eight_gate_up(ctx, x, cols, n, w_gate, w_up, act))) {
         const Weight* const both[] = {&w_gate, &w_up};
         const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
         if (n > 1 && eight_weight(*ctx.gpu, w_down)) act = prepare_swiglu(ctx, products[0], products[1]);

@@ -29,8 +29,8 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 
 /// gated_attention of queries that lie beside their gates, with a sigmoid in the place of softplus: in.q f32
 /// [n, H, 2 d], of each head d values and then d gates; in.gate is not read. The same bits as split_gates,
-/// gated_attention without a gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all, for one row
-/// on Hopper one. Source: transformers, Qwen3_5Attention.
+/// gated_attention without a gate, mul_sigmoid. On a GPU, decode family, heads of 256: three kernels in all, for one
+/// row on Hopper one. Source: transformers, Qwen3_5Attention.
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 /// y = Wo o with o = gated_attention(in); x += y; returns y f32 [n, wo.rows]. The same bits as the two ops. On the CPU

@@ -27,7 +27,8 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 /// CTA (r, p): sixteen columns in each thread. The first kernel of a step: it lets the next one start only behind its
 /// own wait, so that all later kernels of the step may read above their waits what was complete before the step began.
-/// Type: the table's; kAny: whatever it is. One type is little code, which nothing has kept in a cache since the last step.
+/// Type: the table's; kAny: whatever it is. One type is little code, which nothing has kept in a cache since the last
+/// step.
 template <DType Type, bool kAny = false>
 __global__ void __launch_bounds__(kThreads) embed_kernel(Weight table, const int32_t* tokens, float* y) {
     if constexpr (!kAny) table.dtype = Type;
@@ -212,8 +213,8 @@ Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens)
                          : table.dtype == DType::planes_q4_k ? embed_kernel<DType::planes_q4_k>
                          : table.dtype == DType::planes_q6_k ? embed_kernel<DType::planes_q6_k>
                                                              : embed_kernel<DType::bf16, true>;
-    launch(*ctx.gpu, kernel, dim3(blocks(n, 1), blocks(table.cols, 16 * kThreads)), kThreads, 0, table,
-           tokens.data(), y.row(0));
+    launch(*ctx.gpu, kernel, dim3(blocks(n, 1), blocks(table.cols, 16 * kThreads)), kThreads, 0, table, tokens.data(),
+           y.row(0));
     return y;
 }
 

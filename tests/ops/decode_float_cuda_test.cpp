@@ -53,8 +53,8 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
         {{kBf16, kBf16, kBf16}, {515, 4, 129}, 1016},
         {{kBf16, kBf16}, {67, 1021}, 8},
         {{kBf16, kBf16}, {3000, 5}, 1032},
-        {{kBf16}, {20001}, 1024},                                     // a head of this width
-        {{kBf16}, {40000}, 264},                                      // more rounds than one
+        {{kBf16}, {20001}, 1024},  // a head of this width
+        {{kBf16}, {40000}, 264},   // more rounds than one
         {{kFloat8}, {70001}, 272},
     };
     for (const GroupCase& c : cases)
