@@ -1,0 +1,345 @@
+// Products with wide Q4_K and Q6_K matrices: within their bounds of the exact ones, in the arithmetic that the matrix
+// should have, and a row's bits the same in any company. With kernels or without: on the CPU and before Hopper x is
+// int8.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "ops/elementwise.h"
+#include "ops/matmul.h"
+#include "tests/ops/half_world.h"
+#include "tests/ops/row_alone.h"
+
+namespace riptide {
+namespace {
+
+using test::AnyWeight;
+using test::AwkwardRows;
+using test::RandomWeight;
+using test::WeightKind;
+
+struct Shape {
+    int64_t cols, rows;
+};
+
+/// Of the judged products of one call: the largest shares of the two bounds.
+struct Shares {
+    double loose = 0, sharp = 0;
+};
+
+/// y[n, w.rows] against the bounds. norm: empty or a weight for each column.
+Shares judge(const Weight& w, const AwkwardRows& rows, const std::vector<float>& norm, float eps,
+             const std::vector<float>& y, const std::string& what) {
+    const Arithmetic arithmetic = expected_arithmetic(test_gpu(), w);
+    std::vector<TakenInput> x;
+    for (int64_t r = 0; r < rows.count(); ++r) x.emplace_back(arithmetic, rows.row(r), norm, eps);
+    ThreadPool pool(test_gpu() == nullptr ? 2 : 0);
+    std::vector<BoundCheck> loose(static_cast<size_t>(pool.size())), sharp(loose);
+    std::vector<std::string> wrong(loose.size());
+    pool.parallel_for(w.rows, 16, [&](int64_t begin, int64_t end, int thread) {
+        const auto t = static_cast<size_t>(thread);
+        for (int64_t o = begin; o < end; ++o) {
+            const JudgeRow row(TakenRow(w, o), arithmetic);
+            for (int64_t r = 0; r < rows.count(); ++r) {
+                const TakenInput& in = x[static_cast<size_t>(r)];
+                const float got = y[static_cast<size_t>(r * w.rows + o)];
+                const auto complain = [&](const char* law, double expected, double allowed) {
+                    if (wrong[t].empty())
+                        wrong[t] =
+                            fmt::format("{}: row {} ({}), output {} of {}: {} is {}, expected {} +- {}", what, r,
+                                        rows.names[static_cast<size_t>(r)], o, w.rows, law, got, expected, allowed);
+                };
+                if (!in.finite) {
+                    if (!std::isnan(got)) complain("not finite", NAN, 0);
+                    continue;
+                }
+                if (!in.normalisable) {
+                    if (got != 0) complain("squares beyond f32", 0, 0);
+                    continue;
+                }
+                const Judged j = row(in);
+                loose[t].add(got, j.exact, j.bound);
+                if (!(std::abs(got - j.exact) <= j.bound)) complain("bound", j.exact, j.bound);
+                if (!j.known) continue;
+                sharp[t].add(got, j.sharp, j.sharp_bound);
+                if (!(std::abs(got - j.sharp) <= j.sharp_bound)) complain("sharp bound", j.sharp, j.sharp_bound);
+            }
+        }
+    });
+    Shares all;
+    for (size_t t = 0; t < loose.size(); ++t) {
+        EXPECT_EQ(wrong[t], "");
+        all.loose = std::max(all.loose, loose[t].worst());
+        all.sharp = std::max(all.sharp, sharp[t].worst());
+    }
+    return all;
+}
+
+/// Shapes on both sides of every border between the two arithmetics; rows that fill no tile.
+std::vector<Shape> judged_shapes() {
+    if (brief_counts()) return {{3072, 20}, {5120, 9}};
+    if (test_gpu() == nullptr) return {{3072, 48}, {5120, 7}, {17408, 5}};
+    return {{3072, 48},   {3072, 1000}, {3072, 1003}, {3072, 4101}, {4096, 4096}, {4096, 4095}, {5120, 1},
+            {5120, 7},    {5120, 6144}, {6144, 4103}, {6144, 5120}, {6144, 4095}, {7168, 33},   {17408, 5120},
+            {17408, 131}, {25600, 24},  {2048, 4100}, {2304, 4100}, {1024, 50}};
+}
+
+TEST(DecodeHalf, products_stay_within_their_bounds) {
+    OpContext op(2, int64_t{64} << 20);
+    const float eps = 1e-6f;
+    double sharpest = 0;
+    for (const DType type : {DType::q4_k, DType::q6_k})
+        for (const auto& [cols, count] : judged_shapes()) {
+            const AnyWeight m(type, count, cols, static_cast<uint64_t>(cols + count));
+            const Weight w = op.weight(m.w);
+            const AwkwardRows rows(cols, 5);
+            const std::vector<float> weights = normals(static_cast<size_t>(cols), 6);
+            const std::span<const float> scale = op.floats(weights);
+            for (const bool normed : {false, true}) {
+                op.poison();
+                const Tensor x = op.tensor(rows.x, {rows.count(), cols});
+                const ops::Norm norm = normed ? ops::Norm{scale, eps} : ops::Norm{};
+                const Weight* const group[] = {&w};
+                const std::vector<float> y =
+                    values_of(normed ? ops::norm_matmul_group(op.ctx, x, norm, group)[0] : ops::matmul(op.ctx, w, x));
+                const std::string what =
+                    fmt::format("{} {} x {}{}", dtype_name(type), count, cols, normed ? ", norm" : "");
+                const Shares used = judge(m.w, rows, normed ? weights : std::vector<float>(), eps, y, what);
+                fmt::print("{}, {}: {:.3f} of the bound, {:.3f} of the sharp one\n", what,
+                           expected_arithmetic(test_gpu(), m.w) == Arithmetic::half ? "half" : "int8", used.loose,
+                           used.sharp);
+                sharpest = std::max(sharpest, used.sharp);
+                if (testing::Test::HasFailure()) return;
+            }
+        }
+    EXPECT_GE(sharpest, 0.02) << "the sharp bound is too loose";
+}
+
+/// Steps of which a row's bits must not depend on the other rows: those of the row alone.
+class Company {
+  public:
+    static constexpr int64_t kMost = 40;
+
+    explicit Company(int64_t cols) : cols_(cols), x_(test::random_rows(kMost, cols, 17)) {
+        const AwkwardRows awkward(cols, 18);  // some of them between the others
+        for (int64_t r = 0; r < awkward.count() && 3 * r + 1 < kMost; ++r)
+            std::copy_n(awkward.row(r).begin(), cols, x_.begin() + (3 * r + 1) * cols);
+        for (int64_t n = 1; n <= 24; ++n) counts_.push_back(n);
+        counts_.insert(counts_.end(), {25, 33, 40});
+        if (brief_counts()) counts_ = {2, 9, 17};
+        if (test_gpu() == nullptr) counts_ = {2, 3, 8, 17, 40};
+    }
+    /// run(x, n): results, each [n, width], for x[n][cols]. The results of each row alone.
+    std::vector<Results> check(const std::string& what,
+                               const std::function<Results(const std::vector<float>&, int64_t)>& run) const {
+        std::vector<Results> alone;
+        const int64_t most = counts_.back();
+        for (int64_t r = 0; r < most; ++r) alone.push_back(run(some(r, 1), 1));
+        for (const int64_t n : counts_) {
+            const int64_t first = n == most ? 0 : 7 * n % (most - n + 1);
+            const Results got = run(some(first, n), n);
+            for (size_t k = 0; k < got.size(); ++k)
+                for (int64_t i = 0; i < n; ++i) {
+                    const std::vector<float>& one = alone[static_cast<size_t>(first + i)][k];
+                    const auto width = std::ssize(one);
+                    const auto at = got[k].begin() + i * width;
+                    expect_same({at, at + width}, one,
+                                fmt::format("{}: row {} of {} from {}, result {}", what, i, n, first, k));
+                    if (testing::Test::HasFatalFailure()) return alone;
+                }
+        }
+        return alone;
+    }
+    /// The same bits, or both NaN.
+    static void expect_same(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
+        ASSERT_EQ(a.size(), b.size()) << what;
+        for (size_t i = 0; i < a.size(); ++i)
+            ASSERT_TRUE(same_bits(&a[i], &b[i], 1) || (std::isnan(a[i]) && std::isnan(b[i])))
+                << what << ", element " << i << ": " << a[i] << " != " << b[i];
+    }
+
+  private:
+    std::vector<float> some(int64_t first, int64_t n) const {
+        return {x_.begin() + first * cols_, x_.begin() + (first + n) * cols_};
+    }
+
+    int64_t cols_;
+    std::vector<float> x_;
+    std::vector<int64_t> counts_;
+};
+
+struct World {
+    OpContext op{2, int64_t{64} << 20};
+
+    Weight weight(DType type, int64_t rows, int64_t cols, uint64_t seed) {
+        const RandomWeight m(WeightKind{type}, rows, cols, seed);
+        if (op.ctx.gpu == nullptr) kept.push_back(std::make_unique<RandomWeight>(WeightKind{type}, rows, cols, seed));
+        return op.weight(op.ctx.gpu == nullptr ? kept.back()->w : m.w);
+    }
+    Tensor tensor(const std::vector<float>& values, int64_t rows) {
+        op.poison();
+        return op.tensor(values, {rows, std::ssize(values) / rows});
+    }
+    std::vector<std::unique_ptr<RandomWeight>> kept;
+};
+
+TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
+    World world;
+    for (const DType type : {DType::q4_k, DType::q6_k})
+        for (const auto& [cols, rows] : fewer<std::vector<Shape>>(
+                 {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {17408, 101}, {5120, 6144}},
+                 {{3072, 20}, {5120, 9}})) {
+            if (test_gpu() == nullptr && rows > 1000) continue;
+            const Weight w = world.weight(type, rows, cols, 11);
+            const std::string what = fmt::format("{} {} x {}", dtype_name(type), rows, cols);
+            const Company company(cols);
+            std::vector<float> r;
+            for (int64_t i = 0; i < Company::kMost * rows; ++i) r.push_back(0.25f * static_cast<float>(i % 61));
+            const auto products = company.check(what, [&](const std::vector<float>& x, int64_t n) {
+                const Tensor t = world.tensor(x, n);
+                return Results{values_of(ops::matmul(world.op.ctx, w, t))};
+            });
+            if (testing::Test::HasFatalFailure()) return;
+            const auto sums = company.check(what + " and a residual", [&](const std::vector<float>& x, int64_t n) {
+                const Tensor t = world.tensor(x, n);
+                Tensor residual = world.op.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), {n, rows});
+                const Tensor y = ops::matmul_add(world.op.ctx, w, t, residual);
+                return Results{values_of(y), values_of(residual)};
+            });
+            if (testing::Test::HasFatalFailure()) return;
+            for (size_t i = 0; i < products.size(); ++i) {
+                Company::expect_same(sums[i][0], products[i][0], what + ": matmul_add and matmul");
+                std::vector<float> added = products[i][0];
+                for (float& v : added) v = 0.75f + v;
+                Company::expect_same(sums[i][1], added, what + ": the residual");
+                if (testing::Test::HasFatalFailure()) return;
+            }
+        }
+}
+
+/// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
+TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
+    World world;
+    for (const int64_t cols : brief<int64_t>({3072, 4096, 5120}, 1)) {
+        if (test_gpu() == nullptr && cols == 4096) continue;
+        const int64_t many = cols == 4096 ? 4100 : fewer(515, 67);
+        const Weight q4 = world.weight(DType::q4_k, many, cols, 1),
+                     q6 = world.weight(DType::q6_k, fewer(129, 33), cols, 2),
+                     small = world.weight(DType::q4_k, 7, cols, 3), q5 = world.weight(DType::q5_k, 33, cols, 5),
+                     large6 = world.weight(DType::q6_k, many, cols, 8), beta = world.weight(DType::f32, 48, cols, 4),
+                     alpha = world.weight(DType::bf16, 48, cols, 6);
+        const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
+        const std::vector<std::vector<const Weight*>> groups = {{&q4},
+                                                                {&q6},
+                                                                {&small},
+                                                                {&q5},
+                                                                {&beta},
+                                                                {&alpha},
+                                                                {&large6},
+                                                                {&q4, &q6},
+                                                                {&q4, &small, &q6, &large6},
+                                                                {&q4, &small, &beta, &alpha},
+                                                                {&beta, &q6, &alpha},
+                                                                {&q5, &q4, &q6, &small},
+                                                                {&q4, &q6, &small, &large6, &q5, &beta}};
+        const Company company(cols);
+        for (const bool normed : {true, false}) {
+            std::map<const Weight*, std::vector<std::vector<float>>> alone;  // of groups of one: they come first
+            for (size_t g = 0; g < groups.size(); ++g) {
+                if (brief_counts() && groups[g].size() > 1 && normed != (g % 2 == 0)) continue;
+                const std::string what = fmt::format("group {} of {}, norm {}", g, cols, normed);
+                const auto rows = company.check(what, [&](const std::vector<float>& x, int64_t n) {
+                    const Tensor t = world.tensor(x, n);
+                    Results out;
+                    for (const Tensor& y : normed ? ops::norm_matmul_group(world.op.ctx, t, norm, groups[g])
+                                                  : ops::matmul_group(world.op.ctx, groups[g], t))
+                        out.push_back(values_of(y));
+                    return out;
+                });
+                if (testing::Test::HasFatalFailure()) return;
+                for (size_t r = 0; r < rows.size(); ++r)
+                    for (size_t k = 0; k < groups[g].size(); ++k) {
+                        auto& own = alone[groups[g][k]];
+                        if (groups[g].size() == 1) own.push_back(rows[r][k]);
+                        else Company::expect_same(rows[r][k], own[r], fmt::format("{}, member {}, row {}", what, k, r));
+                        if (testing::Test::HasFatalFailure()) return;
+                    }
+            }
+        }
+    }
+}
+
+/// gate, up and down by one op: a row's bits in any company, and those of the ops one by one.
+TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
+    World world;
+    struct Case {
+        DType up, down;
+        int64_t d, ff;
+    };
+    const std::vector<Case> all = {{DType::q4_k, DType::q6_k, fewer(3072, 256), 3072},
+                                   {DType::q4_k, DType::q4_k, 3072, fewer(4096, 256)},
+                                   {DType::q6_k, DType::q4_k, fewer(5120, 256), fewer(3072, 3072)},
+                                   {DType::q4_k, DType::q6_k, 5120, fewer(17408, 256)},
+                                   {DType::q4_k, DType::q6_k, 1280, 3072},
+                                   {DType::q5_k, DType::q6_k, 3072, 5120},
+                                   {DType::q4_k, DType::q6_k, 4096, 4608},
+                                   {DType::q6_k, DType::q6_k, 6144, 5120}};
+    for (const Case& c : brief(all, 4)) {
+        if (test_gpu() == nullptr && c.d * c.ff > 3072 * 3072) continue;
+        const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
+                     down = world.weight(c.down, c.d, c.ff, 23);
+        const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};
+        const std::string what = fmt::format("{} {} -> {} {}", dtype_name(c.up), c.d, dtype_name(c.down), c.ff);
+        const Company company(c.d);
+        const auto whole = company.check(what, [&](const std::vector<float>& x, int64_t n) {
+            Tensor t = world.tensor(x, n);
+            const Tensor y = ops::swiglu_ffn_add(world.op.ctx, t, norm, gate, up, down);
+            return Results{values_of(y), values_of(t)};
+        });
+        if (testing::Test::HasFatalFailure()) return;
+        const auto parts = company.check(what + ", parts", [&](const std::vector<float>& x, int64_t n) {
+            Tensor t = world.tensor(x, n);
+            const Weight* const group[] = {&gate, &up};
+            const std::vector<Tensor> both = ops::norm_matmul_group(world.op.ctx, t, norm, group);
+            const Tensor h = ops::swiglu(world.op.ctx, both[0], both[1]);
+            const Tensor y = ops::matmul_add(world.op.ctx, down, h, t);
+            return Results{values_of(y), values_of(t)};
+        });
+        for (size_t r = 0; r < whole.size() && !testing::Test::HasFatalFailure(); ++r)
+            for (size_t k = 0; k < 2; ++k)
+                Company::expect_same(whole[r][k], parts[r][k], fmt::format("{}, row {}, result {}", what, r, k));
+        if (testing::Test::HasFatalFailure()) return;
+    }
+}
+
+/// The kernels of a chain start before their predecessors end: the same bits in every replay.
+TEST(DecodeHalf, replays_of_a_graph_of_layers_agree) {
+    RT_GPU_ONLY();
+    World world;
+    OpContext& op = world.op;
+    const int64_t kHidden = fewer(5120, 3072), kFf = fewer(17408, 256), kInner = fewer(6144, 256);
+    const Weight q = world.weight(DType::q4_k, kInner, kHidden, 31), beta = world.weight(DType::f32, 48, kHidden, 32),
+                 o = world.weight(DType::q4_k, kHidden, kInner, 33), gate = world.weight(DType::q4_k, kFf, kHidden, 34),
+                 up = world.weight(DType::q4_k, kFf, kHidden, 35), down = world.weight(DType::q6_k, kHidden, kFf, 36);
+    const ops::Norm norm = {op.floats(normals(static_cast<size_t>(kHidden), 37)), 1e-6f};
+    const Weight* const group[] = {&q, &beta};
+    for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 3, 8, 16, 24, 40}, {1, 17})) {
+        op.poison();
+        const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
+        Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
+        std::vector<Tensor> results;
+        const auto step = [&] {
+            op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
+            results.clear();
+            for (int layer = 0; layer < fewer(3, 2); ++layer) {
+                for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, norm, group)) results.push_back(y);
+                ops::matmul_add(op.ctx, o, results[results.size() - 2], x);
+                results.push_back(ops::swiglu_ffn_add(op.ctx, x, norm, gate, up, down));
+            }
+        };
+        expect_replays_agree(op, fmt::format("{} rows", n), results, step);
+    }
+}
+
+}  // namespace
+}  // namespace riptide

@@ -1,0 +1,100 @@
+// Weights and rows of x that are hard on products in half precision.
+#pragma once
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/ops/half_bound.h"
+#include "tests/quant/random_weight.h"
+
+namespace riptide::test {
+
+/// A Q4_K or Q6_K matrix of random bits: every code, scale and minimum that a file may hold, d and dmin of both signs,
+/// now and then zero or below the normal range of f16.
+struct AnyWeight {
+    std::vector<std::byte> data;
+    Weight w;
+
+    AnyWeight(DType type, int64_t rows, int64_t cols, uint64_t seed) {
+        w.dtype = type;
+        w.rows = rows;
+        w.cols = cols;
+        w.row_bytes = row_bytes(type, cols);
+        data.resize(static_cast<size_t>(w.bytes()));
+        std::mt19937_64 random(seed);
+        for (size_t i = 0; i + 8 <= data.size(); i += 8) {
+            const uint64_t word = random();
+            std::memcpy(data.data() + i, &word, 8);
+        }
+        w.data = data.data();
+        const auto number = [&](double size) {
+            const uint64_t bits = random();
+            if (bits % 97 == 0) size = 0;
+            if (bits % 97 == 1) size = 0x1p-20;
+            const double vary = 0.5 + static_cast<double>(bits >> 40) * 0x1p-24;
+            return f32_to_f16(static_cast<float>((bits >> 20 & 1) != 0 ? size * vary : -size * vary));
+        };
+        const size_t blocks = static_cast<size_t>(rows * cols / 256);
+        for (size_t b = 0; b < blocks; ++b) {
+            if (type == DType::q4_k) {
+                auto& block = reinterpret_cast<BlockQ4K*>(data.data())[b];
+                block.d = number(1.0 / (32 * 4.6));
+                block.dmin = number(7.5 / (32 * 4.6));
+            } else {
+                reinterpret_cast<BlockQ6K*>(data.data())[b].d = number(1.0 / (74 * 18.5));
+            }
+        }
+    }
+};
+
+/// Rows of one width, each with a name.
+struct AwkwardRows {
+    std::vector<std::string> names;
+    std::vector<float> x;
+
+    AwkwardRows(int64_t cols, uint64_t seed) : cols_(cols), random_(seed) {
+        add("ordinary", [](int64_t, float v) { return v; });
+        add("every 37th larger", [](int64_t c, float v) { return c % 37 == 5 ? 40 * v : v; });
+        add("outliers of 1e4", [](int64_t c, float v) { return c % 601 == 77 ? 1e4f * v : v; });
+        add("an outlier of 1e30", [](int64_t c, float v) { return c == 1000 ? 1e30f : v; });
+        add("outliers of 1e30 and 1e-30", [](int64_t c, float v) {
+            return c % 509 == 3 ? 1e30f * v : c % 11 == 4 ? 1e-30f * v : v;
+        });
+        add("1e30", [](int64_t, float v) { return 1e30f * v; });
+        add("1e-30", [](int64_t, float v) { return 1e-30f * v; });
+        add("zeros", [](int64_t, float) { return 0.0f; });
+        add("blocks of zeros", [](int64_t c, float v) { return c / 256 % 3 == 1 || c / 32 % 5 == 0 ? 0.0f : v; });
+        add("any exponent", [this](int64_t, float v) { return std::ldexp(v, static_cast<int>(random_() % 80) - 40); });
+        add("ties and edges", [this](int64_t c, float v) {  // what the rounding to f16 and the blocks' scales turn at
+            const float sign = v < 0 ? -1.0f : 1.0f;
+            if (c % 256 == 7) return sign * (c / 256 % 2 == 0 ? 256.0f : std::nextafter(512.0f, 0.0f));
+            return sign *
+                   std::ldexp(static_cast<float>(2049 + 2 * (random_() % 1023)), -4 - static_cast<int>(random_() % 24));
+        });
+        add("blocks next to 2^-100", [](int64_t c, float v) {
+            const float edge = c / 256 % 2 == 0 ? 0x1p-100f : std::nextafter(0x1p-100f, 0.0f);
+            return c % 256 == 9 ? edge : c / 256 % 4 == 2 ? v : std::ldexp(std::tanh(v), -103);
+        });
+        add("one NaN", [=](int64_t c, float v) { return c == cols / 3 ? std::nanf("") : v; });
+        add("one infinity", [=](int64_t c, float v) { return c == cols - 2 ? -INFINITY : v; });
+    }
+    int64_t count() const { return std::ssize(names); }
+    std::span<const float> row(int64_t r) const {
+        return std::span(x).subspan(static_cast<size_t>(r * cols_), static_cast<size_t>(cols_));
+    }
+
+  private:
+    template <class F>
+    void add(const char* name, const F& value) {
+        std::normal_distribution<float> normal;
+        names.push_back(name);
+        for (int64_t c = 0; c < cols_; ++c) x.push_back(value(c, normal(random_)));
+    }
+
+    int64_t cols_;
+    std::mt19937_64 random_;
+};
+
+}  // namespace riptide::test
