@@ -30,6 +30,22 @@ struct DenseFloats {
 
 #ifdef __CUDACC__
 
+/// So that the rows of one such walk lie in the L2 cache. One thread; before pdl_wait().
+__device__ __forceinline__ void prefetch_floats(const DenseFloats& f, int cta, int ctas) {
+#if __CUDA_ARCH__ >= 900
+    for (int pair = cta; pair < f.pairs; pair += ctas) {
+        int k = 0;
+        while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
+        const FloatMatrix& m = f.m[k];
+        const int row = kFloatPair * (pair - m.first), rows = min(kFloatPair, m.rows - row);
+        const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
+        const uint32_t bytes = static_cast<uint32_t>(rows * m.row_bytes) & ~15u;
+        if ((reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes > 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    }
+#endif
+}
+
 /// Rows row0 .. row0 + count - 1 of x (staged, in device memory, read from the L2 cache) times all matrices, by `ctas`
 /// CTAs of 128 kOf threads, of which this is number `cta`. Four warps, a quad, have two rows of weights and four
 /// rows of x at a time, each warp an accumulator of the canonical order. results: of this quad, in shared memory.
@@ -41,7 +57,7 @@ __device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActS
     const int all = f.pairs * ((count + kFloatX - 1) / kFloatX);
     const char* const x0 = x.rows + row0 * x.stride + (x.stride - f.bytes);
 #pragma unroll 1
-    for (int unit = cta * kOf + quad; unit < all; unit += ctas * kOf) {
+    for (int unit = quad * ctas + cta; unit < all; unit += ctas * kOf) {
         const int pair = unit % f.pairs, first = unit / f.pairs * kFloatX;
         int k = 0;
         while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;

@@ -15,6 +15,7 @@
 #include "ops/decode_dense.h"
 #include "ops/decode_eight.h"
 #include "ops/decode_float.h"
+#include "ops/decode_half.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
 #include "ops/decode_line.h"
@@ -236,11 +237,42 @@ int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shar
     return clusters;
 }
 
+namespace {
+
+/// The half_weight()s of a group, with its few float rows; what is left goes on with the others. False: there are none.
+bool multiply_halves(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                     std::span<Tensor> y, Tensor* residual) {
+    constexpr int64_t kFewRows = 256;
+    constexpr size_t kMost = 4;
+    const Gpu& gpu = *ctx.gpu;
+    if (std::none_of(weights.begin(), weights.end(), [&](const Weight* w) { return half_weight(gpu, *w); }))
+        return false;
+    std::vector<const Weight*> w, rest;
+    std::vector<Tensor> to, rest_to;
+    size_t halves = 0, floats = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const bool half = half_weight(gpu, *weights[i]);
+        const bool few = !half && !is_planes(weights[i]->dtype) && weights[i]->dtype != DType::f8_e4m3 &&
+                         weights[i]->scales == nullptr && weights[i]->rows <= kFewRows;
+        size_t& count = half ? halves : floats;
+        if ((half || few) && count < kMost) {
+            w.push_back(weights[i]), to.push_back(y[i]), ++count;
+        } else {
+            rest.push_back(weights[i]), rest_to.push_back(y[i]);
+        }
+    }
+    RT_CHECK(half_multiply(ctx, x, cols, n, w, to, residual), "no kernel for rows of {} values of this kind", cols);
+    if (!rest.empty()) multiply_into(ctx, x, cols, n, rest, rest_to, residual);
+    return true;
+}
+
+}  // namespace
+
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
-    if (n == 0) return;
+    if (n == 0 || multiply_halves(ctx, x, cols, n, weights, y, residual)) return;
     if (n == 1 &&
         (lean_multiply(ctx, x, cols, weights, y, residual) || line_multiply(ctx, x, cols, weights, y, residual) ||
          float_multiply(ctx, x, cols, 1, weights, y, residual) ||
@@ -290,8 +322,9 @@ std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int
 
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                  std::span<const Weight* const> weights, Tensor* residual) {
-    const bool want_float =
-        std::any_of(weights.begin(), weights.end(), [](const Weight* w) { return !is_planes(w->dtype); });
+    const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
+        return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w);
+    });
     return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
 }
 

@@ -20,6 +20,7 @@
 #include "ops/decode_few_moe.h"
 #include "ops/decode_float.h"
 #include "ops/decode_group.h"
+#include "ops/decode_half.h"
 #include "ops/decode_host.h"
 #include "ops/decode_lean.h"
 #include "ops/decode_line.h"
@@ -247,13 +248,16 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     ActSource act;
     act.stride = w_gate.rows * int64_t{sizeof(float)};
     const bool floats = !is_planes(w_gate.dtype), lean = lean_pair(w_gate, w_up);
-    const auto dense = [&] {  // several rows
-        if (n == 1 || cols == 2048) return false;
+    const auto to_act = [&] {
         auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
         act.rows = reinterpret_cast<const char*>(out);
-        return dense_gate_up(ctx, x, cols, n, w_gate, w_up, out);
+        return out;
     };
-    if (n == 1 && !lean && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
+    const auto dense = [&] {  // several rows
+        return n > 1 && cols != 2048 && dense_gate_up(ctx, x, cols, n, w_gate, w_up, to_act());
+    };
+    if (half_weight(*ctx.gpu, w_gate) && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
+    } else if (n == 1 && !lean && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
         Layer layer;
         layer.shared = true;
         layer.shared_gate = matrix_of(w_gate);
@@ -278,7 +282,7 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
                   const Weight& w_down, bool add) {
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
-    const bool floats = !is_planes(w_gate.dtype) || !is_planes(w_up.dtype);
+    const bool floats = !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;
     return y;

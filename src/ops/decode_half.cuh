@@ -1,0 +1,220 @@
+// Q4_K and Q6_K weights times rows of x on half-precision tensor cores: formats, and a tile of sixteen weight rows and
+// 256 columns.
+//
+// Arithmetic. A block of 256 columns of a row of x (times the norm's weights, if there is a norm) is scaled by a power
+// of two, so that its largest magnitude is in [2^8, 2^9), and rounded to f16. The integer u s of a Q4_K weight (4 bits
+// times 6) is exact in f16, so mma.m16n8k16 sums u s x over the sub-blocks of a block without a look at them; of Q6_K
+// (u - 32) s is rounded to f16 where it is odd and above 2,048. Q4_K's minimums take one more mma: m_j times the sum of
+// sub-block j's rounded x, as two halves, hi and lo. Then
+//   c = fma(scale, fma(-dmin, minimums, d * (A + B)), c)
+// in one of four chains, block b mod 4, where A are the sums over first halves of sub-blocks and B those over second
+// ones; a product is (c0 + c1) + (c2 + c3), times 1 / rms of the row if it is normalised. None of it depends on how many
+// rows of x there are.
+//
+// A lane of m16n8k16 (g = lane / 4, t = lane % 4) has four columns of rows g and g + 8, and of x's row g. Which columns
+// is free as long as weights and x agree: lane t has sub-blocks 2 t and 2 t + 1, so that it needs two scales a row, and
+// takes word w of sub-block 2 t + i in step 4 i + w: columns 4 w + {0, 2, 1, 3} by one mma and those sixteen further on
+// by another. x lies in that order (unit 4 (4 i + w) + t: the eight halves of both).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "ops/decode_act.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+/// A block of 256 columns of a row of x: 32 units of eight halves, then for each t the sums of sub-blocks 2 t and 2 t +
+/// 1, hi and lo. A row's blocks lie chain by chain: block b is number b % 4 * (blocks / 4) + b / 4.
+constexpr int kHalfUnits = 512, kHalfBlock = 544;
+
+/// Bytes from row to row in shared memory: neighbouring rows 64 bytes apart in the banks.
+RT_HD constexpr int half_stride(int blocks) { return (kHalfBlock * blocks + 63) / 128 * 128 + 64; }
+static_assert(half_stride(20) >= kHalfBlock * 20 && half_stride(5) >= kHalfBlock * 5);
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ uint32_t half_word(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+__device__ __forceinline__ __half2 word_half(uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
+
+/// Columns 8 lane .. + 7 of a block, by a whole warp: to its 544 bytes and its scale.
+__device__ __forceinline__ void put_half_block(char* block, float* scale, const float (&v)[8]) {
+    const int lane = threadIdx.x % 32;
+    uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
+    largest = __reduce_max_sync(~0u, largest);
+    const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
+    const uint32_t exponent = largest & 0x7F800000u;
+    const float by = finite && !zero ? __uint_as_float((262u << 23) - exponent) : 0.0f;  // 2^8 at the largest
+    __half h[8];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        h[i] = __float2half_rn(finite ? __fmul_rn(v[i], by) : 0.0f);
+        sum = __fadd_rn(sum, __half2float(h[i]));
+    }
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+    const int j = lane / 4, t = j / 2, i = j % 2, q = lane % 4;
+    char* const unit = block + (4 * (4 * i + q % 2 * 2) + t) * 16 + q / 2 * 8;
+    *reinterpret_cast<uint2*>(unit) = {half_word(__halves2half2(h[0], h[2])), half_word(__halves2half2(h[1], h[3]))};
+    *reinterpret_cast<uint2*>(unit + 64) = {half_word(__halves2half2(h[4], h[6])),
+                                            half_word(__halves2half2(h[5], h[7]))};
+    if (q == 0) {
+        auto* const sums = reinterpret_cast<__half*>(block + kHalfUnits + 8 * t);
+        const __half hi = __float2half_rn(sum);
+        sums[i] = hi;
+        sums[2 + i] = __float2half_rn(__fsub_rn(sum, __half2float(hi)));
+    }
+    if (lane == 0)
+        *scale = !finite ? __uint_as_float(0x7FC00000u) : zero ? 0.0f : __uint_as_float(exponent - (8u << 23));
+}
+
+/// d += A (16 x 16) B (16 x 8), f16.
+__device__ __forceinline__ void mma_half(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                         uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+
+/// (a & mask) | c, in one instruction.
+template <uint32_t Mask>
+__device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t c) {
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(v) : "r"(a), "n"(Mask), "r"(c));
+    return v;
+}
+
+constexpr uint32_t kHalf1024 = 0x64006400u;  // 1024 + an integer below 1024 in the last bits
+
+/// Two scales of six bits as f16: low four bits in the first byte of `low`, high two in the first four bits of `high`.
+__device__ __forceinline__ __half2 scale_pair(uint32_t low, uint32_t high) {
+    uint32_t v = masked_or<0x0000000Fu>(low, kHalf1024);
+    v = masked_or<0x000F0000u>(low << 12, v);
+    v = masked_or<0x00000030u>(high << 4, v);
+    v = masked_or<0x00300000u>(high << 18, v);
+    return __hsub2(word_half(v), word_half(kHalf1024));
+}
+
+/// What eight nibbles of a row become: u s exactly.
+struct Q4Row {
+    __half2 s, less, s16, less16;  // s, -1024 s, s / 16, -64 s
+
+    __device__ __forceinline__ void set(__half2 scale) {
+        s = scale;
+        less = __hmul2(scale, __float2half2_rn(-1024.0f));
+        s16 = __hmul2(scale, __float2half2_rn(0.0625f));
+        less16 = __hmul2(scale, __float2half2_rn(-64.0f));
+    }
+    __device__ __forceinline__ void decode(uint32_t v, uint32_t (&to)[4]) const {
+        const uint32_t w = v >> 8;
+        to[0] = half_word(__hfma2(word_half(masked_or<0x000F000Fu>(v, kHalf1024)), s, less));
+        to[1] = half_word(__hfma2(word_half(masked_or<0x000F000Fu>(w, kHalf1024)), s, less));
+        to[2] = half_word(__hfma2(word_half(masked_or<0x00F000F0u>(v, kHalf1024)), s16, less16));
+        to[3] = half_word(__hfma2(word_half(masked_or<0x00F000F0u>(w, kHalf1024)), s16, less16));
+    }
+};
+
+/// Word w of a sub-block of Q6_K, its high bits, and the scales of its halves: (u - 32) s.
+__device__ __forceinline__ void decode_q6(uint32_t v, uint2 high, int w, const __half2 (&s)[2], uint32_t (&to)[4]) {
+    const auto bits = [w](uint32_t h) { return w < 2 ? h << (4 - 2 * w) : h >> (2 * w - 4); };
+    const uint32_t low = masked_or<0x30303030u>(bits(high.x), v & 0x0F0F0F0Fu),
+                   up = masked_or<0x30303030u>(bits(high.y), (v >> 4) & 0x0F0F0F0Fu);
+    const __half2 less = __float2half2_rn(-1056.0f);
+    const auto value = [&](uint32_t bytes, uint32_t order, __half2 by) {
+        return half_word(__hmul2(__hadd2(word_half(__byte_perm(bytes, 0x64646464u, order)), less), by));
+    };
+    to[0] = value(low, 0x4240, s[0]), to[1] = value(low, 0x4341, s[0]);
+    to[2] = value(up, 0x4240, s[1]), to[3] = value(up, 0x4341, s[1]);
+}
+
+/// A lane's places in a tile: of rows g (h = 0) and g + 8 (h = 1). Bytes lie swizzled as the tensor copies leave them.
+struct HalfTile {
+    const char* data[2];  // 128 bytes of the row's block
+    const char* high[2];  // Q6_K: 64 bytes
+    uint4 head[2];        // KHeader, or sixteen scales
+    uint32_t d[2];        // Q6_K: f16 in the low bits
+};
+
+/// c[nt] += the tile times rows 8 nt + g of x. x: the lane's row of the block for each nt; scale(nt, i): of x's row 8 nt
+/// + 2 t + i.
+template <bool Q6, int NT, class Scale>
+__device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* const (&x)[NT], const Scale& scale,
+                                              float (&c)[NT][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float first[NT][4] = {}, second[NT][4] = {};
+    __half2 pair[2];
+    if constexpr (!Q6)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) pair[h] = scale_pair(w.head[h].x >> (8 * t), w.head[h].z >> (4 * t));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        uint32_t word[2][4];
+        uint2 high[2];
+        Q4Row q4[2];
+        __half2 q6[2][2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            *reinterpret_cast<uint4*>(word[h]) =
+                *reinterpret_cast<const uint4*>(w.data[h] + (((2 * t + i) ^ g) << 4));
+            if constexpr (Q6) {
+                high[h] = *reinterpret_cast<const uint2*>(w.high[h] + ((t ^ (g / 2)) << 4) + 8 * i);
+                // Scales 4 t + 2 i, + 1 are bytes of word t.
+                const uint32_t four = t == 0 ? w.head[h].x : t == 1 ? w.head[h].y : t == 2 ? w.head[h].z : w.head[h].w;
+#pragma unroll
+                for (int k = 0; k < 2; ++k)
+                    q6[h][k] = __half2half2(__short2half_rn(static_cast<int8_t>(four >> (16 * i + 8 * k))));
+            } else {
+                q4[h].set(i == 0 ? __low2half2(pair[h]) : __high2half2(pair[h]));
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint32_t a[2][4];
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if constexpr (Q6) decode_q6(word[h][k], high[h], k, q6[h], a[h]);
+                else q4[h].decode(word[h][k], a[h]);
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                const uint4 b = *reinterpret_cast<const uint4*>(x[nt] + (4 * (4 * i + k) + t) * 16);
+                mma_half(first[nt], a[0][0], a[1][0], a[0][1], a[1][1], b.x, b.y);
+                mma_half(second[nt], a[0][2], a[1][2], a[0][3], a[1][3], b.z, b.w);
+            }
+        }
+    }
+    float d[2], dmin[2];
+    uint32_t m[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if constexpr (Q6) {
+            d[h] = __half2float(__ushort_as_half(static_cast<unsigned short>(w.d[h])));
+        } else {
+            const float2 both = __half22float2(word_half(w.head[h].w));
+            d[h] = both.x, dmin[h] = -both.y;
+            m[h] = half_word(scale_pair(w.head[h].y >> (8 * t), w.head[h].z >> (16 + 4 * t)));
+        }
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+        float minimums[4] = {};
+        if constexpr (!Q6) {
+            const uint2 sums = *reinterpret_cast<const uint2*>(x[nt] + kHalfUnits + 8 * t);
+            mma_half(minimums, m[0], m[1], m[0], m[1], sums.x, sums.y);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float v = __fmul_rn(d[e / 2], __fadd_rn(first[nt][e], second[nt][e]));
+            if constexpr (!Q6) v = __fmaf_rn(dmin[e / 2], minimums[e], v);
+            c[nt][e] = __fmaf_rn(scale(nt, e % 2), v, c[nt][e]);
+        }
+    }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace riptide::ops::cuda::decode
