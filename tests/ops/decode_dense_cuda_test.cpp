@@ -20,11 +20,12 @@ constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 3
 constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};
 using Results = std::vector<std::vector<float>>;
 
-/// The widths of Qwen3.5-27B, and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
+/// Wide matrices that Hopper does not multiply in half precision (decode_half_cuda_test.cpp: multiples of 1,024 columns),
+/// and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
 constexpr struct Shape {
     int64_t cols, rows;
-} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5120, 101}, {6144, 101}, {17408, 101}, {2304, 4213}, {6144, 2300}},
-  kFewShapes[] = {{768, 20}, {5120, 20}};
+} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5376, 101}, {6144, 101}, {17664, 101}, {2304, 4213}, {6144, 2300}},
+  kFewShapes[] = {{768, 20}, {5376, 20}};
 
 struct World {
     OpContext op{1, int64_t{64} << 20};
@@ -106,12 +107,11 @@ TEST(DecodeDense, products_that_four_ctas_share_have_the_bits_of_the_general_ker
     RT_GPU_ONLY();
     static constexpr int64_t kShared[] = {12, 17};
     World world(kShared);
-    for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const int64_t cols : {1024, 7168}) {
-            const Weight w = world.weight(type, 20, cols, 12);
-            compare_products(world, fmt::format("{} {}", dtype_name(type), cols), w, 20, cols);
-            if (testing::Test::HasFatalFailure()) return;
-        }
+    for (const DType type : {DType::q4_k, DType::q6_k}) {
+        const Weight w = world.weight(type, 20, 1024, 12);
+        compare_products(world, fmt::format("{} 1024", dtype_name(type)), w, 20, 1024);
+        if (testing::Test::HasFatalFailure()) return;
+    }
 }
 
 TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
@@ -160,7 +160,7 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
 TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
-    for (const int64_t cols : brief<int64_t>({1280, 5120}, 1)) {
+    for (const int64_t cols : brief<int64_t>({1280, 5376}, 1)) {
         const Weight q4 = world.weight(DType::q4_k, fewer(515, 67), cols, 1),
                      q6 = world.weight(DType::q6_k, fewer(129, 33), cols, 2),
                      small = world.weight(DType::q4_k, 7, cols, 3), beta = world.weight(DType::f32, 9, cols, 4),
@@ -197,10 +197,10 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
     };
     for (const Case& c : {Case{DType::q4_k, DType::q6_k, fewer(1280, 512), fewer(2816, 256)},
                           Case{DType::q4_k, DType::q4_k, fewer(1280, 256), fewer(2048, 256)},
-                          Case{DType::q4_k, DType::q6_k, fewer(1024, 256), fewer(5120, 1024)},
-                          Case{DType::q6_k, DType::q4_k, fewer(3072, 1024), fewer(6144, 256)},
+                          Case{DType::q4_k, DType::q6_k, fewer(1024, 256), fewer(5376, 1024)},
+                          Case{DType::q6_k, DType::q4_k, fewer(3328, 1024), fewer(6144, 256)},
                           Case{DType::q5_k, DType::q5_k, fewer(5120, 256), fewer(768, 256)},
-                          Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17408, 768)}}) {
+                          Case{DType::q6_k, DType::q4_k, fewer(512, 256), fewer(17664, 768)}}) {
         const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d), 24)), 1e-6f};

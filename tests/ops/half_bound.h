@@ -42,15 +42,9 @@ namespace riptide {
 
 enum class Arithmetic { int8, half };
 
-#if __has_include("ops/decode_half.h")
-inline constexpr bool kHalfKernels = true;
-#else
-inline constexpr bool kHalfKernels = false;
-#endif
-
 /// How a step of the decode family on this device multiplies a Q4_K or Q6_K matrix of a file.
 inline Arithmetic expected_arithmetic(const Gpu* gpu, const Weight& file) {
-    const bool chip = kHalfKernels && gpu != nullptr && gpu->info().major == 9 && !gpu->options().portable;
+    const bool chip = gpu != nullptr && gpu->info().major == 9 && !gpu->options().portable;
     const bool wide = file.cols % 1024 == 0 && file.cols > 2048 && (file.rows >= 4096 || file.cols % 2048 != 0);
     return chip && wide && file.scale == 1.0f ? Arithmetic::half : Arithmetic::int8;
 }

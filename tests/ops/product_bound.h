@@ -8,6 +8,7 @@
 #include "quant/codec.h"
 #include "quant/dot.h"
 #include "quant/planes.h"
+#include "tests/ops/half_bound.h"
 #include "tests/ops/op_fixture.h"
 
 namespace riptide {
@@ -25,7 +26,8 @@ inline std::vector<Near> exactly(const float* x, int64_t n) {
     return out;
 }
 
-// The bounds, with M = sum |w x| and u = 2^-24. What x is off by goes in with |w|.
+// The bounds, with M = sum |w x| and u = 2^-24. What x is off by goes in with |w|. Not for the matrices that Hopper
+// multiplies in half precision: half_bound.h.
 //   int8 activations (CPU: block types; GPU decode: plane types):
 //     sum |w| 0.502 amax_32 / 127 for quantising x; then at most (10 + K / 256) roundings of terms of which each is
 //     below 4 max |w| |a|: |m| and s u stay below 2 max |w| because codes drawn at random lie near both ends.
@@ -42,7 +44,9 @@ class ProductBound {
           gpu_(ctx.gpu != nullptr),
           bf16_(gpu_ && ctx.family == Family::prefill),
           int8_(gpu_ ? !bf16_ && is_planes(placed.dtype) : uses_int8_activations(host.dtype)),
-          halved_(gpu_ && placed.dtype == DType::f16 && host.dtype != DType::f16) {}
+          halved_(gpu_ && placed.dtype == DType::f16 && host.dtype != DType::f16) {
+        RT_ASSERT(!int8_ || expected_arithmetic(ctx.gpu, host) == Arithmetic::int8);
+    }
 
     /// y = W x.
     std::vector<Near> operator()(const std::vector<Near>& x) const {
