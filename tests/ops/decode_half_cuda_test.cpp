@@ -7,6 +7,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
+#include "quant/act_rows.h"
 #include "tests/ops/half_world.h"
 #include "tests/ops/row_alone.h"
 
@@ -266,6 +267,24 @@ TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
                     }
             }
         }
+    }
+}
+
+/// Attention leaves its rows in int8, too: nobody may take those for a matrix that wants f16.
+TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
+    RT_GPU_ONLY();
+    World world;
+    const AnyWeight m(DType::q4_k, 40, 3072, 61);
+    if (expected_arithmetic(test_gpu(), m.w) == Arithmetic::int8) GTEST_SKIP() << "this chip wants int8 rows";
+    const Weight w = world.op.weight(m.w);
+    for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 5, 9, 17, 25}, {1, 3})) {
+        Tensor x = world.tensor(test::random_rows(n, 3072, 62), n);
+        Tensor a = world.op.tensor(std::vector<float>(static_cast<size_t>(n * 40), 0.75f), {n, 40});
+        Tensor b = world.op.tensor(std::vector<float>(static_cast<size_t>(n * 40), 0.75f), {n, 40});
+        const std::vector<float> expected = values_of(ops::matmul_add(world.op.ctx, w, x, a));
+        x.int8 = upload(world.op, std::vector<int8_t>(static_cast<size_t>(n * ActRow::bytes(3072)), 77));
+        expect_same_bits(values_of(ops::matmul_add(world.op.ctx, w, x, b)), expected, "y");
+        expect_same_bits(values_of(b), values_of(a), "residual");
     }
 }
 
