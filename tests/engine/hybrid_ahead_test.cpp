@@ -9,8 +9,13 @@
 namespace riptide::testing {
 namespace {
 
-class HybridAhead : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, HybridAhead, ::testing::Values("bf16", "q4_k_m"),
+class HybridAhead : public ::testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        if (GetParam() == "wide") RT_GPU_ONLY();  // on the CPU wide_hybrid_test.cpp says the same sooner
+    }
+};
+INSTANTIATE_TEST_SUITE_P(All, HybridAhead, ::testing::Values("bf16", "q4_k_m", "wide"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(HybridAhead, steps_that_follow_leave_what_steps_one_by_one_leave) {

@@ -65,7 +65,7 @@ class HybridSession : public ::testing::TestWithParam<std::string> {
     std::unique_ptr<Session> ahead, steps;
     int64_t watched = 0;
 };
-INSTANTIATE_TEST_SUITE_P(All, HybridSession, ::testing::Values("bf16", "q4_k_m"),
+INSTANTIATE_TEST_SUITE_P(All, HybridSession, ::testing::Values("bf16", "q4_k_m", "wide"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(HybridSession, answers_end_where_they_should_with_steps_under_way_behind_them) {
