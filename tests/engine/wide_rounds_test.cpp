@@ -1,0 +1,97 @@
+// Rounds that the device runs by itself, of a target whose products Hopper takes in half precision
+// (wide_hybrid_test.cpp): they say what plain decoding says.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/draft_rounds.h"
+#include "engine/session.h"
+#include "quant/random_fill.h"
+#include "tests/engine/ahead_world.h"
+#include "tests/engine/state_hash.h"
+#include "tests/models/fake_checkpoint.h"
+
+namespace riptide::testing {
+namespace {
+
+/// The drafter of a fixture made as wide as the target, with weights drawn at random: its guesses are bad, but guesses.
+std::unique_ptr<FakeCheckpoint> wide_drafter(const ModelInfo& target) {
+    const auto small = open_checkpoint(fixture_path("dflash_zlab") + "/model.safetensors");
+    auto out = std::make_unique<FakeCheckpoint>();
+    out->metadata() = small->metadata();
+    json::object& config = out->metadata().at("config").as_object();
+    const auto narrow = config.at("hidden_size").to_number<int64_t>();
+    config["hidden_size"] = target.hidden_size;
+    config["vocab_size"] = target.vocab_size;
+    config["num_target_layers"] = target.num_hidden_layers;
+    config.at("dflash_config").as_object()["target_layer_ids"] = {0, 1, 1};
+    uint64_t seed = 1;
+    for (const TensorInfo& t : small->tensors()) {
+        std::vector<int64_t> shape = t.shape;
+        const bool head = t.name.find("_proj") != std::string::npos;
+        for (size_t i = 0; i < shape.size(); ++i) {
+            const bool input = i + 1 == shape.size();
+            if (t.name.find("q_norm") != std::string::npos || t.name.find("k_norm") != std::string::npos) continue;
+            const bool ours = !head || input != (t.name.find("o_proj") != std::string::npos ||
+                                                 t.name.find("down_proj") != std::string::npos);
+            if (ours && shape[i] % narrow == 0) shape[i] = shape[i] / narrow * target.hidden_size;
+        }
+        int64_t elements = 1;
+        for (const int64_t extent : shape) elements *= extent;
+        std::vector<uint16_t> values(static_cast<size_t>(elements), f32_to_bf16(1.0f));
+        if (shape.size() > 1)
+            random_fill(DType::bf16, values.data(), elements, 1 / std::sqrt(static_cast<float>(shape[1])), seed++);
+        out->add(t.name, DType::bf16, shape, values);
+    }
+    return out;
+}
+
+TEST(WideRounds, say_what_plain_decoding_says) {
+    SessionOptions o;
+    o.threads = 2;
+    o.context = 512;
+    o.k_dtype = o.v_dtype = DType::q8_0;
+    o.chunk_rows = 64;
+    o.page_rows = 16;
+    o.model.decode = DecodeKind::chain;
+    if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
+    Session session(SeededHybrid::open("wide"), o);
+    if (session.gpu() != nullptr) limit_multiprocessors(*session.gpu());
+    const auto drafter = std::make_shared<DflashDrafter>(wide_drafter(session.model().info()), session.draft_target());
+    const std::vector<int32_t> prompt = some_tokens(20, 3);
+    const bool gpu = test_gpu() != nullptr && !brief_counts();
+    for (const double temperature : gpu ? std::vector<double>{0.0, 0.9} : std::vector<double>{0.0}) {
+        GenerateRequest r;
+        r.prompt = prompt;
+        r.sampling.temperature = temperature;
+        r.sampling.seed = 3;
+        r.sampling.max_tokens = gpu ? 90 : 12;
+        const auto answer = [&](const SpeculationOptions* how) {
+            if (how != nullptr) session.speculate(drafter, *how);
+            else session.speculate(nullptr, {});
+            session.clear();
+            GenerationResult result = session.generate(r);
+            const uint64_t state = state_hash(session.sequence());
+            const std::span<const float> logits = session.decode(1);  // what is behind it
+            return std::tuple(std::move(result), state, std::vector<float>(logits.begin(), logits.end()));
+        };
+        const auto [truth, state, behind] = answer(nullptr);
+        using Size = std::pair<int32_t, int32_t>;
+        for (const auto& [width, tree] :
+             gpu ? std::vector<Size>{{1, 0}, {3, 0}, {7, 0}, {7, 1}, {7, 6}, {7, 20}, {7, 40}}
+                 : std::vector<Size>{{3, 0}, {7, 12}}) {
+            SpeculationOptions how;
+            how.width = width, how.tree = tree, how.adaptive = false, how.rounds = SpeculationOptions::Rounds::device;
+            const auto what = fmt::format("temperature {}, width {}, tree {}", temperature, width, tree);
+            const auto [result, after, logits] = answer(&how);
+            EXPECT_EQ(result.tokens, truth.tokens) << what;
+            EXPECT_GT(result.speculation.drafted, result.speculation.steps / 2) << what;
+            EXPECT_EQ(after, state) << what;
+            EXPECT_EQ(logits, behind) << what;
+        }
+    }
+    session.speculate(nullptr, {});
+}
+
+}  // namespace
+}  // namespace riptide::testing
