@@ -11,51 +11,6 @@
 namespace riptide {
 namespace {
 
-/// One step of a tensor core: c + sum a b, lined up with the largest of them and cut off.
-float tensor_step(float c, std::span<const double> a, std::span<const double> b) {
-    double largest = std::abs(double{c});
-    for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] * b[i]));
-    if (largest == 0) return 0;
-    const int unit = std::ilogb(largest) - 25;
-    const auto cut = [](double v, int to) { return std::ldexp(std::trunc(std::ldexp(v, -to)), to); };
-    double sum = cut(double{c}, unit);
-    for (size_t i = 0; i < a.size(); ++i) sum += cut(a[i] * b[i], unit);
-    if (sum == 0) return 0;
-    return static_cast<float>(cut(sum, std::ilogb(sum) - 23));
-}
-
-/// The product as half_bound.h describes it.
-float half_product(const TakenRow& w, const TakenInput& x) {
-    float chain[4] = {};
-    for (size_t b = 0; b < w.d.size(); ++b) {
-        std::vector<double> h(256), us(256), m(16), halves(16);
-        for (size_t i = 0; i < 256; ++i) {
-            h[i] = std::ldexp(x.rounded[256 * b + i], -x.exponent[b]);
-            us[i] = to_f16(w.us[256 * b + i]);
-        }
-        float acc[2] = {}, least = 0;
-        for (size_t step = 0; step < 16; ++step) {
-            double by[2][16];
-            for (size_t i = 0; i < 16; ++i) by[0][i] = us[step_column(step, i)], by[1][i] = h[step_column(step, i)];
-            acc[step / 8] = tensor_step(acc[step / 8], by[0], by[1]);
-        }
-        if (w.minimums) {
-            for (size_t j = 0; j < 8; ++j) {
-                float part[4] = {};
-                for (size_t i = 0; i < 32; ++i) part[i / 8] += static_cast<float>(h[32 * j + i]);
-                const float sum = (part[0] + part[1]) + (part[2] + part[3]);
-                m[2 * j] = m[2 * j + 1] = w.m[256 * b + 32 * j];
-                halves[2 * j] = to_f16(sum);
-                halves[2 * j + 1] = to_f16(sum - halves[2 * j]);
-            }
-            least = tensor_step(0, m, halves);
-        }
-        const float v = static_cast<float>(w.d[b]) * (acc[0] + acc[1]) - static_cast<float>(w.dmin[b]) * least;
-        chain[b % 4] += std::ldexp(v, x.exponent[b]);
-    }
-    return ((chain[0] + chain[1]) + (chain[2] + chain[3])) * static_cast<float>(x.factor);
-}
-
 constexpr int64_t kRows = 24;
 
 std::vector<TakenRow> rows_of(DType type, int64_t cols, bool any) {
@@ -95,7 +50,7 @@ TEST(HalfBound, holds_for_the_definition) {
                         const TakenInput x(Arithmetic::half, rows.row(r), normed ? norm : std::vector<float>(), 1e-6f);
                         if (!x.finite || !x.normalisable) continue;
                         const Judged j = judge(x);
-                        const double y = half_product(row, x);
+                        const double y = test::half_product(row, x);
                         ASSERT_LE(std::abs(y - j.exact), j.bound) << rows.names[static_cast<size_t>(r)];
                         ASSERT_LE(std::abs(y - j.sharp), j.sharp_bound) << rows.names[static_cast<size_t>(r)];
                         check.add(y, j.exact, j.bound);
@@ -202,7 +157,7 @@ TEST(HalfBound, wrong_products_break_it) {
                     Rows pair{row, TakenInput(Arithmetic::half, rows.row(0))};
                     const Judged j = JudgeRow(row, Arithmetic::half)(pair.second);
                     mutant.change(pair, random);
-                    const double y = half_product(pair.first, pair.second);
+                    const double y = test::half_product(pair.first, pair.second);
                     ++all;
                     broken += std::abs(y - j.sharp) > j.sharp_bound;
                     loose += std::abs(y - j.exact) > j.bound;

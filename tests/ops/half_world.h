@@ -1,4 +1,4 @@
-// Weights and rows of x that are hard on products in half precision.
+// Weights and rows of x that are hard on products in half precision, and such a product on the host.
 #pragma once
 
 #include <cmath>
@@ -96,5 +96,61 @@ struct AwkwardRows {
     int64_t cols_;
     std::mt19937_64 random_;
 };
+
+/// How a tensor core adds: bits kept below the largest exponent, that of a product being the sum of its factors' or its
+/// own.
+struct TensorCore {
+    int below = 25;
+    bool of_factors = false;
+};
+
+/// One step of a tensor core: c + sum a b, lined up with the largest of them and cut off.
+inline float tensor_step(float c, std::span<const double> a, std::span<const double> b, const TensorCore& core = {}) {
+    int largest = c == 0 ? -9999 : std::ilogb(c);
+    for (size_t i = 0; i < a.size(); ++i)
+        if (a[i] * b[i] != 0)
+            largest =
+                std::max(largest, core.of_factors ? std::ilogb(a[i]) + std::ilogb(b[i]) : std::ilogb(a[i] * b[i]));
+    if (largest == -9999) return 0;
+    const int unit = largest - core.below;
+    const auto cut = [](double v, int to) { return std::ldexp(std::trunc(std::ldexp(v, -to)), to); };
+    double sum = cut(double{c}, unit);
+    for (size_t i = 0; i < a.size(); ++i) sum += cut(a[i] * b[i], unit);
+    if (sum == 0) return 0;
+    return static_cast<float>(cut(sum, std::ilogb(sum) - 23));
+}
+
+/// The product as half_bound.h describes it.
+inline float half_product(const TakenRow& w, const TakenInput& x, const TensorCore& core = {}) {
+    float chain[4] = {};
+    for (size_t b = 0; b < w.d.size(); ++b) {
+        std::vector<double> h(256), us(256), m(16), halves(16);
+        for (size_t i = 0; i < 256; ++i) {
+            h[i] = std::ldexp(x.rounded[256 * b + i], -x.exponent[b]);
+            us[i] = to_f16(w.us[256 * b + i]);
+        }
+        float acc[2] = {}, least = 0;
+        for (size_t step = 0; step < 16; ++step) {
+            double by[2][16];
+            for (size_t i = 0; i < 16; ++i) by[0][i] = us[step_column(step, i)], by[1][i] = h[step_column(step, i)];
+            acc[step / 8] = tensor_step(acc[step / 8], by[0], by[1], core);
+        }
+        if (w.minimums) {
+            for (size_t j = 0; j < 8; ++j) {
+                float part[4] = {};
+                for (size_t i = 0; i < 32; ++i) part[i / 8] += static_cast<float>(h[32 * j + i]);
+                const float sum = (part[0] + part[1]) + (part[2] + part[3]);
+                m[2 * j] = m[2 * j + 1] = w.m[256 * b + 32 * j];
+                halves[2 * j] = to_f16(sum);
+                halves[2 * j + 1] = to_f16(sum - halves[2 * j]);
+            }
+            least = tensor_step(0, m, halves, core);
+        }
+        float v = static_cast<float>(w.d[b]) * (acc[0] + acc[1]);
+        if (w.minimums) v = std::fma(-static_cast<float>(w.dmin[b]), least, v);
+        chain[b % 4] = std::fma(std::ldexp(1.0f, x.exponent[b]), v, chain[b % 4]);
+    }
+    return ((chain[0] + chain[1]) + (chain[2] + chain[3])) * static_cast<float>(x.factor);
+}
 
 }  // namespace riptide::test
