@@ -240,7 +240,7 @@ TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
 /// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
 TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
     World world;
-    for (const int64_t cols : brief<int64_t>({3072, 4096, 5120}, 1)) {
+    for (const int64_t cols : brief<int64_t>({3072, 4096, 5120, 7168}, 1)) {
         if (test_gpu() == nullptr && cols != 3072) continue;  // there is one arithmetic there
         const int64_t many = cols == 4096 ? 4100 : fewer(515, 67);
         const Weight q4 = world.weight(DType::q4_k, many, cols, 1),
@@ -315,24 +315,30 @@ TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
 TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
     World world;
     struct Case {
-        DType up, down;
+        DType gate, up, down;
         int64_t d, ff;
     };
-    const std::vector<Case> all = {{DType::q4_k, DType::q6_k, fewer(3072, 256), 3072},
-                                   {DType::q4_k, DType::q4_k, 3072, fewer(4096, 256)},
-                                   {DType::q6_k, DType::q4_k, fewer(5120, 256), fewer(3072, 3072)},
-                                   {DType::q4_k, DType::q6_k, 5120, fewer(17408, 256)},
-                                   {DType::q4_k, DType::q6_k, 1280, 3072},
-                                   {DType::q5_k, DType::q6_k, 3072, 5120},
-                                   {DType::q4_k, DType::q6_k, 4096, 4608},
-                                   {DType::q6_k, DType::q6_k, 6144, 5120}};
-    for (const Case& c : brief(all, 4)) {
+    constexpr DType kQ4 = DType::q4_k, kQ5 = DType::q5_k, kQ6 = DType::q6_k;
+    const std::vector<Case> all = {{kQ4, kQ4, kQ6, fewer(3072, 256), 3072},
+                                   {kQ4, kQ4, kQ4, 3072, fewer(4096, 256)},
+                                   {kQ6, kQ6, kQ4, fewer(5120, 256), 3072},
+                                   {kQ4, kQ4, kQ6, 5120, fewer(17408, 256)},
+                                   {kQ4, kQ4, kQ6, 1280, 3072},
+                                   {kQ5, kQ5, kQ6, 3072, 5120},
+                                   {kQ4, kQ4, kQ6, 4096, 4608},
+                                   {kQ6, kQ6, kQ6, 6144, 5120},
+                                   {kQ4, kQ5, kQ6, 3072, 1024},
+                                   {kQ5, kQ6, kQ6, 5120, 1024},
+                                   {kQ6, kQ4, kQ4, 5120, fewer(2048, 256)},
+                                   {kQ4, kQ6, kQ4, 3072, fewer(1024, 256)}};
+    for (const Case& c : brief(all, 5)) {
         if (test_gpu() == nullptr && c.d * c.ff > 3072 * 3072) continue;
-        const Weight gate = world.weight(c.up, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
+        const Weight gate = world.weight(c.gate, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         // Not aligned to 16 bytes: norms lie in a file as they like.
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d) + 1, 24)).subspan(1), 1e-6f};
-        const std::string what = fmt::format("{} {} -> {} {}", dtype_name(c.up), c.d, dtype_name(c.down), c.ff);
+        const std::string what =
+            fmt::format("{} {} {} -> {} {}", dtype_name(c.gate), dtype_name(c.up), c.d, dtype_name(c.down), c.ff);
         const Company company(c.d);
         const auto whole = company.check(what, [&](const std::vector<float>& x, int64_t n) {
             Tensor t = world.tensor(x, n);
