@@ -30,63 +30,71 @@ struct DenseFloats {
 
 #ifdef __CUDACC__
 
-/// So that the rows of one such walk lie in the L2 cache. One thread; before pdl_wait().
-__device__ __forceinline__ void prefetch_floats(const DenseFloats& f, int cta, int ctas) {
+/// So that float row `unit` of all lies in the L2 cache. One thread; may stand above pdl_wait().
+__device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int unit) {
 #if __CUDA_ARCH__ >= 900
-    for (int pair = cta; pair < f.pairs; pair += ctas) {
-        int k = 0;
-        while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
-        const FloatMatrix& m = f.m[k];
-        const int row = kFloatPair * (pair - m.first), rows = min(kFloatPair, m.rows - row);
-        const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
-        const uint32_t bytes = static_cast<uint32_t>(rows * m.row_bytes) & ~15u;
-        if ((reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes > 0)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-    }
+    const int pair = unit / kFloatPair;
+    int k = 0;
+    while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
+    const FloatMatrix& m = f.m[k];
+    const int row = min(kFloatPair * (pair - m.first) + unit % kFloatPair, m.rows - 1);
+    const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
+    const uint32_t bytes = static_cast<uint32_t>(m.row_bytes) & ~15u;
+    if ((reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
-/// Rows row0 .. row0 + count - 1 of x (staged, in device memory, read from the L2 cache) times all matrices, by `ctas`
-/// CTAs of 128 kOf threads, of which this is number `cta`. Four warps, a quad, have two rows of weights and four
-/// rows of x at a time, each warp an accumulator of the canonical order. results: of this quad, in shared memory.
-template <int kOf = kQuads>
-__device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActSource& x, int cta, int ctas, int row0,
-                                                int count, float (&results)[kFloatPair * kFloatX * 4]) {
-    constexpr int kSums = kFloatPair * kFloatX, kLanes = 32 / kSums;
-    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, quad = threadIdx.x / 128;
-    const int all = f.pairs * ((count + kFloatX - 1) / kFloatX);
+/// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first +
+/// step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator of
+/// the canonical order. results: of this quad, in shared memory; barrier: a named one of its own.
+template <int kPair, int kX, int kUnroll>
+__device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
+                                                     int row0, int count, float* results, int barrier) {
+    constexpr int kSums = kPair * kX, kLanes = 32 / kSums, kParts = kFloatPair / kPair;
+    const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4;
+    const int units = f.pairs * kParts, all = units * ((count + kX - 1) / kX);
     const char* const x0 = x.rows + row0 * x.stride + (x.stride - f.bytes);
 #pragma unroll 1
-    for (int unit = quad * ctas + cta; unit < all; unit += ctas * kOf) {
-        const int pair = unit % f.pairs, first = unit / f.pairs * kFloatX;
+    for (int unit = begin; unit < all; unit += step) {
+        const int pair = unit % units / kParts, first = unit / units * kX;
         int k = 0;
         while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
         const FloatMatrix& m = f.m[k];
-        const int row = kFloatPair * (pair - m.first), second = min(row + 1, m.rows - 1) - row;
+        const int row = min(kFloatPair * (pair - m.first) + unit % kParts * kPair, m.rows - 1);
         const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
-        const StagedRows staged{x0 + first * x.stride, static_cast<int>(x.stride), min(kFloatX, count - first)};
-        float acc[kFloatPair][kFloatX] = {};
-#pragma unroll 2
+        const StagedRows staged{x0 + first * x.stride, static_cast<int>(x.stride), min(kX, count - first)};
+        float acc[kPair][kX] = {};
+#pragma unroll kUnroll
         for (int c = 32 * part + lane; c - lane < m.pieces; c += kWindowPieces) {
-            uint32_t raw[kFloatPair][4] = {};
-            if (c < m.pieces) {
-                put_words(raw[0], 0, load_weights(from + 16 * c));
-                put_words(raw[1], 0, load_weights(from + second * m.row_bytes + 16 * c));
-            }
+            uint32_t raw[kPair][4] = {};
+            if (c < m.pieces)
+#pragma unroll
+                for (int i = 0; i < kPair; ++i)
+                    put_words(raw[i], 0,
+                              load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
             dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, staged, acc);
         }
         float v[kSums];
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) v[i] = acc[i / kFloatX][i % kFloatX];
+        for (int i = 0; i < kSums; ++i) v[i] = acc[i / kX][i % kX];
         const float sum = reduce_lanes<kSums>(v, lane);
         if (lane % kLanes == 0) results[lane / kLanes * 4 + part] = sum;
-        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
-        const int i = threadIdx.x % 128, p = i % kFloatX;
-        if (i < kSums && p < staged.count && row + i / kFloatX < m.rows)
-            m.y[static_cast<int64_t>(row0 + first + p) * m.rows + row + i / kFloatX] =
+        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+        const int i = threadIdx.x % 128, p = i % kX;
+        if (i < kSums && p < staged.count && row + i / kX < m.rows)
+            m.y[static_cast<int64_t>(row0 + first + p) * m.rows + row + i / kX] =
                 __fmul_rn(float_sum(results, i), m.scale);
-        asm volatile("bar.sync %0, 128;" ::"r"(2 + quad) : "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
     }
+}
+
+/// The same by `ctas` CTAs of 128 kOf threads, of which this is number `cta`; x in device memory.
+template <int kOf = kQuads>
+__device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActSource& x, int cta, int ctas, int row0,
+                                                int count, float (&results)[kFloatPair * kFloatX * 4]) {
+    const int quad = threadIdx.x / 128;
+    multiply_float_units<kFloatPair, kFloatX, 2>(f, x, quad * ctas + cta, ctas * kOf, row0, count, results, 2 + quad);
 }
 
 #endif  // __CUDACC__

@@ -140,11 +140,10 @@ struct HalfTile {
     uint32_t d[2];        // Q6_K: f16 in the low bits
 };
 
-/// c[nt] += the tile times rows 8 nt + g of x. x: the lane's row of the block for each nt; scale(nt, i): of x's row 8 nt
-/// + 2 t + i.
-template <bool Q6, int NT, class Scale>
-__device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* const (&x)[NT], const Scale& scale,
-                                              float (&c)[NT][4]) {
+/// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). x: the lane's
+/// row of the block for each nt.
+template <bool Q6, int NT, class Put>
+__device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* const (&x)[NT], const Put& put) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float first[NT][4] = {}, second[NT][4] = {};
     __half2 pair[2];
@@ -210,7 +209,7 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
         for (int e = 0; e < 4; ++e) {
             float v = __fmul_rn(d[e / 2], __fadd_rn(first[nt][e], second[nt][e]));
             if constexpr (!Q6) v = __fmaf_rn(dmin[e / 2], minimums[e], v);
-            c[nt][e] = __fmaf_rn(scale(nt, e % 2), v, c[nt][e]);
+            put(nt, e, v);
         }
     }
 }

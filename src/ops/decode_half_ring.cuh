@@ -1,0 +1,230 @@
+// What the half-precision products for one row (decode_half_row.cu) and for more (decode_half.cu) share: their arguments,
+// and how weights come to shared memory.
+//
+// A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same of
+// up. A quad is four blocks of 256 columns, one of each chain. A team is the warps that have the chains of a strip that
+// this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its team's
+// chains of it) in boxes of eight rows: nibbles [chain][row][128 bytes], high bits of Q6_K [chain][row][64], headers
+// [row][16 bytes of each chain], swizzled as wide as a row of the box. The first warp of a team asks; an mbarrier tells
+// that a slot is full, another that all have used it.
+#pragma once
+
+#include "ops/decode_dense_float.cuh"
+#include "ops/decode_dense_tile.cuh"
+#include "ops/decode_float.h"
+#include "ops/decode_half.cuh"
+#include "ops/prefill_gemm_hopper.cuh"
+#include "ops/row_math.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+constexpr int kMostHalf = 4;  // matrices of a group
+[[maybe_unused]] constexpr int kMostHalfStages = 6;
+constexpr int kStripRows = 16;
+
+struct HalfMatrix {
+    const char* d;  // Q6_K
+    float* y;
+    int32_t rows, first;  // first strip
+    int32_t q6;
+};
+struct HalfMaps {
+    CUtensorMap data[kMostHalf], heads[kMostHalf], high[kMostHalf];
+};
+struct HalfArgs {
+    HalfMatrix m[kMostHalf];
+    int32_t matrices, strips;
+    int32_t gate_up;  // strip s has rows 8 s .. of m[0] and of m[1]; m[0].y gets silu(first) * second
+    int32_t n, cols, quads;  // quads: blocks of 256 columns / 4
+    int32_t teams, stages;   // of a CTA; of a team
+    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at;  // in shared memory; x lies first
+    ActSource x;             // one row: as given; more: as half_prepare_kernel() leaves them
+    const float* scales;     // of blocks: [block][8 NT]
+    const float* rms;        // of rows, or null
+    float* residual;
+    float* parts;       // C > 1: [strip][C][4 NT][32]
+    int32_t* arrivals;  // C > 1: [strip]
+    DenseFloats floats;
+};
+
+/// What the host knows of a group.
+struct HalfGroup {
+    HalfArgs a = {};
+    const Weight* w[kMostHalf] = {};
+    bool q6 = false;
+
+    void add(const Weight& weight, float* y, int strip_rows);
+    /// Boxes of eight rows and `chains` blocks.
+    HalfMaps maps(int chains) const;
+};
+
+/// One row of x (decode_half_row.cu), kinds plain and norm. False: it does not fit.
+bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
+
+#ifdef __CUDACC__
+
+#if __CUDA_ARCH__ >= 900
+
+/// The place of a block of 256 columns among those of a row.
+__device__ __forceinline__ int half_place(int block, int quads) { return block % 4 * quads + block / 4; }
+
+#endif
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ void half_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int row, int block,
+                                         int quad, bool does) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %7, 0;\n@p cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::"
+        "complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];\n}" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(block), "r"(quad), "r"(static_cast<int>(does))
+        : "memory");
+}
+__device__ __forceinline__ void head_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int row,
+                                         bool does) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::"
+        "complete_tx::bytes [%0], [%1, {%3, %4}], [%2];\n}" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(static_cast<int>(does))
+        : "memory");
+}
+__device__ __forceinline__ void expect_if(uint32_t barrier, int bytes, bool does) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n}" ::"r"(
+            barrier),
+        "r"(bytes), "r"(static_cast<int>(does))
+        : "memory");
+}
+__device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Where rows g (h = 0) and g + 8 (h = 1) of a strip are: the first of eight rows each.
+struct StripRows {
+    int matrix[2], row[2];
+
+    __device__ __forceinline__ StripRows(const HalfArgs& a, int strip) {
+        if (a.gate_up != 0) {
+            matrix[0] = 0, matrix[1] = 1, row[0] = row[1] = 8 * strip;
+        } else {
+            int i = 0;
+            while (i + 1 < a.matrices && strip >= a.m[i + 1].first) ++i;
+            matrix[0] = matrix[1] = i;
+            row[0] = kStripRows * (strip - a.m[i].first), row[1] = row[0] + 8;
+        }
+    }
+};
+
+/// What a team asks for next, and its ring: slots of T chains. All of a warp's lanes have the same.
+template <int T>
+struct HalfRing {
+    static constexpr int kData = 2048 * T, kHigh = 1024 * T, kHeads = 256 * T;  // of a slot
+    uint32_t data, high, heads, barriers;  // of slot 0; full and empty of a slot side by side
+    int strip, quad, row[2], matrix[2], bytes;  // what is asked for next
+    bool q6;
+
+    __device__ __forceinline__ void enter(const HalfArgs& a, int to) {
+        strip = to, quad = 0;
+        if (to >= a.strips) return;
+        const StripRows rows(a, to);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) row[h] = rows.row[h], matrix[h] = rows.matrix[h];
+        q6 = a.m[matrix[0]].q6 != 0;
+        bytes = kData + kHeads + (q6 ? kHigh : 0);
+    }
+    /// The next quad to a slot; chain: the first of the team's. By a whole warp.
+    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, int slot, int step,
+                                        bool does) {
+        const uint32_t full = barriers + 16 * slot;
+        expect_if(full, bytes, does);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            half_box(data + slot * kData + h * (kData / 2), &maps.data[matrix[h]], full, row[h], chain, quad, does);
+            head_box(heads + slot * kHeads + h * (kHeads / 2), &maps.heads[matrix[h]], full, 64 * quad + 16 * chain,
+                     row[h], does);
+            if (q6)
+                half_box(high + slot * kHigh + h * (kHigh / 2), &maps.high[matrix[h]], full, row[h], chain, quad, does);
+        }
+        if (++quad == a.quads) enter(a, strip + step);
+    }
+};
+
+/// The barriers of a team's slots, by one thread.
+template <int T>
+__device__ __forceinline__ void init_slots(uint32_t barriers, int slots) {
+#pragma unroll 1
+    for (int i = 0; i < slots; ++i) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers + 16 * i) : "memory");
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers + 16 * i + 8), "r"(32 * T) : "memory");
+    }
+}
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Where a lane of a warp finds its rows of a slot, and of slot 0.
+template <int T>
+struct HalfLane {
+    const char* data;
+    const char* high;
+    const char* heads;
+
+    /// from: the team's slot 0 in each of the three.
+    __device__ __forceinline__ HalfLane(const char* data0, const char* high0, const char* heads0, int of_team) {
+        const int g = threadIdx.x % 32 / 4;
+        const int swizzled = T == 4 ? of_team ^ (g / 2) : T == 2 ? of_team ^ (g / 4) : 0;
+        data = data0 + of_team * 1024 + g * 128;
+        high = high0 + of_team * 512 + g * 64;
+        heads = heads0 + g * (16 * T) + 16 * swizzled;
+    }
+    __device__ __forceinline__ HalfTile tile(int slot, const uint32_t (&d)[2]) const {
+        using R = HalfRing<T>;
+        HalfTile tile;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            tile.data[h] = data + slot * R::kData + h * (R::kData / 2);
+            tile.high[h] = high + slot * R::kHigh + h * (R::kHigh / 2);
+            tile.head[h] = *reinterpret_cast<const uint4*>(heads + slot * R::kHeads + h * (R::kHeads / 2));
+            tile.d[h] = d[h];
+        }
+        return tile;
+    }
+};
+
+/// d of Q6_K of a lane's rows of a strip, quad after quad, loaded one ahead; nothing for Q4_K.
+struct HalfD {
+    const char* at[2] = {};
+    uint32_t d[2] = {};
+
+    __device__ __forceinline__ void enter(const HalfArgs& a, const StripRows& rows, int chain, int quad) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const HalfMatrix& m = a.m[rows.matrix[h]];
+            const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
+            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + 4 * quad + chain);
+            d[h] = load_weight16(at[h]);
+        }
+    }
+    /// Loads those of the next quad, if there is one.
+    __device__ __forceinline__ void next(bool there) {
+        if (there)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) d[h] = load_weight16(at[h] += 8);
+    }
+};
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+#endif  // __CUDACC__
+
+}  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,277 @@
+// Large Q4_K and Q6_K matrices times one row of x in half precision (sm_90a): decoding Qwen3.5-27B. Arithmetic and
+// formats: decode_half.cuh; rings and strips: decode_half_ring.cuh.
+//
+// Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
+// (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 245 for 16 x 256 weights, 1.7 ms of
+// issue slots for the whole model, whose bytes take 3.3.
+// Design: one CTA of twenty warps an SM, five teams of four warps; a CTA has strips that follow one another, and its
+// teams equally many quads of them, so that a strip may be begun by one team and ended by others: these do their part
+// first and leave their terms in shared memory, the first one adds them in the order of the chain. The weights of the
+// first slots are asked for before anything else. Every CTA normalises and rounds x for itself; float rows of the group
+// (beta and alpha) are multiplied by the last team of as many CTAs, which has fewer quads for it.
+#include <algorithm>
+
+#include "ops/decode_dense.cuh"
+#include "ops/decode_half_ring.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kRowTeams = 5, kRowWarps = 4 * kRowTeams, kRowThreads = 32 * kRowWarps;
+[[maybe_unused]] constexpr int kFloatQuads = 4;  // quads in whose time a team multiplies a float row
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// The row of x, by all threads of a CTA; what is loaded goes out at once.
+struct OwnRow {
+    static constexpr int Threads = kRowThreads;
+    static constexpr int kNormed = (768 + Threads - 1) / Threads;  // pieces of eight of up to 6,144 columns
+    float norm[kNormed][8];
+
+    __device__ __forceinline__ void load_norms_of(const HalfArgs& a) {
+        if (a.x.kind != ActKind::norm) return;
+#pragma unroll
+        for (int r = 0; r < kNormed; ++r) load_norm8(a.x.norm, r * Threads + threadIdx.x, a.cols, norm[r]);
+    }
+    /// Returns 1 / rms, or 1. floats: where normalised floats go, or null. partial: kWarps floats.
+    __device__ __forceinline__ float stage(const HalfArgs& a, char* x, float* scales, char* floats, float* partial) {
+        const auto* const from = reinterpret_cast<const float*>(a.x.rows);
+        const int pieces = a.cols / 8;
+        const auto put = [&](int c, const float(&v)[8]) {
+            const int place = half_place(c / 32, a.quads);
+            if (c < pieces) put_half_block(x + kHalfBlock * place, scales + place, v);
+        };
+        float rms = 1.0f;
+        if (a.x.kind == ActKind::norm) {
+            float v[kNormed][8], w[kWholeRow][8], by[8];
+#pragma unroll
+            for (int r = 0; r < kNormed; ++r) load8(from, r * Threads + threadIdx.x, a.cols, v[r]);
+            if (threadIdx.x < kThreads)
+#pragma unroll
+                for (int r = 0; r < kWholeRow; ++r) load8(from, r * kThreads + threadIdx.x, a.cols, w[r]);
+#pragma unroll
+            for (int r = 0; r < kNormed; ++r) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) by[i] = __fmul_rn(v[r][i], norm[r][i]);
+                put(r * Threads + threadIdx.x, by);
+            }
+            if (threadIdx.x < kThreads) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int r = 0; r < kWholeRow; ++r) sum = add_squares(w[r], sum);
+                sum = warp_sum(sum);
+                if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+            }
+            __syncthreads();
+            rms = row_scale(partial, a.cols, a.x.eps);
+            if (floats == nullptr) return rms;
+#pragma unroll
+            for (int r = 0; r < kNormed; ++r) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) by[i] = rms_value(v[r][i], rms, norm[r][i]);
+                put8({a.cols, 0, 0, a.floats.bytes}, floats, r * Threads + threadIdx.x, by);
+            }
+        } else {
+            constexpr int kTogether = 4;
+#pragma unroll 1
+            for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < pieces; c += kTogether * Threads) {
+                float v[kTogether][8];
+#pragma unroll
+                for (int r = 0; r < kTogether; ++r) load8(from, c + r * Threads, a.cols, v[r]);
+#pragma unroll
+                for (int r = 0; r < kTogether; ++r) {
+                    put(c + r * Threads, v[r]);
+                    if (floats != nullptr) put8({a.cols, 0, 0, a.floats.bytes}, floats, c + r * Threads, v[r]);
+                }
+            }
+        }
+        __syncthreads();
+        return rms;
+    }
+};
+
+
+/// Of `total` things, where part i of n begins.
+__device__ __forceinline__ int begin_of(int total, int i, int n) {
+    return static_cast<int>(static_cast<int64_t>(total) * i / n);
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+__global__ void __launch_bounds__(kRowThreads, 1)
+    half_row_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ uint4 dynamic[];
+    __shared__ uint64_t barriers[kRowTeams * (2 * kMostHalfStages + 1)];  // of slots; a team's first terms are there
+    __shared__ float partial[kWarps];
+    __shared__ alignas(16) float results[16];
+    char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int cta = blockIdx.x, ctas = gridDim.x, team = warp / 4, chain = warp % 4;
+    const int first_strip = begin_of(a.strips, cta, ctas);
+    const int steps = (begin_of(a.strips, cta + 1, ctas) - first_strip) * a.quads;  // of this CTA
+    const bool has_floats = cta < a.floats.pairs * kFloatPair;
+    const int dealt = steps + (has_floats ? kFloatQuads : 0);
+    const int begin = min(steps, begin_of(dealt, team, kRowTeams)), end = min(steps, begin_of(dealt, team + 1, kRowTeams));
+    HalfRing<4> ring;
+    const int first_slot = team * a.stages;
+    ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
+    ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
+    ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
+    ring.barriers = shared_address(barriers) + 16 * first_slot;
+    const uint32_t terms_there = shared_address(barriers) + 16 * kRowTeams * a.stages;
+    int asked = begin;
+    if (chain == 0) {
+        if (lane == 0) {
+            init_slots<4>(ring.barriers, a.stages);
+            asm volatile("mbarrier.init.shared.b64 [%0], 128;" ::"r"(terms_there + 8 * team) : "memory");
+            publish_barriers();
+        }
+        __syncwarp();
+        ring.enter(a, first_strip + begin / a.quads);
+        ring.quad = begin % a.quads;
+#pragma unroll 1
+        for (int slot = 0; slot < a.stages && asked < end; ++slot, ++asked) ring.ask(a, maps, 0, slot, 1, lane == 0);
+    }
+    pdl_trigger();
+    char* const floats = has_floats ? x + a.floats_at : nullptr;
+    if (has_floats && threadIdx.x == 32) prefetch_float_row(a.floats, cta);
+    OwnRow own;
+    own.load_norms_of(a);
+    auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
+    pdl_wait();
+    const float rms = own.stage(a, x, scales, floats, partial);
+    if (has_floats) __syncthreads();
+    if (has_floats && team == kRowTeams - 1) {
+        ActSource staged;
+        staged.rows = floats, staged.stride = a.floats.bytes;
+        multiply_float_units<1, 1, 5>(a.floats, staged, cta, ctas, 0, 1, results, 7 + kRowTeams);
+    }
+    const char* const row_of_x = x + kHalfBlock * chain * a.quads;
+    const float* const scale_of_x = scales + chain * a.quads;
+    auto* const terms = reinterpret_cast<float*>(x + a.terms_at);  // [team][quad][chain][16 rows]
+    auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * 128;  // [2][chain][16 rows]
+    const HalfLane<4> mine(x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
+                           x + a.heads_at + first_slot * ring.kHeads, chain);
+    const auto sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(7 + team) : "memory"); };
+    int slot = 0, before = 0, other = 0;
+    uint32_t parity = 0, before_parity = 0;
+    bool first = true;
+#pragma unroll 1
+    for (int at = begin; at < end;) {
+        const int strip = first_strip + at / a.quads, quad0 = at % a.quads, count = min(end - at, a.quads - quad0);
+        const StripRows rows(a, strip);
+        const HalfMatrix& m = a.m[rows.matrix[0]];
+        const bool q6 = m.q6 != 0;
+        const int row = rows.row[0] + lane;  // to be stored by lanes of chain 0
+        const bool stores = chain == 0 && lane < (a.gate_up != 0 ? 8 : 16) && row < m.rows;
+        const float old = a.residual != nullptr && quad0 == 0 && stores ? a.residual[row] : 0.0f;
+        HalfD d;
+        if (q6) d.enter(a, rows, chain, quad0);
+        float c[2] = {};  // rows g, g + 8; lanes with t = 0
+        const auto multiply = [&](auto six) {
+            constexpr bool kSix = decltype(six)::value;
+#pragma unroll 1
+            for (int k = 0; k < count; ++k) {
+                const uint32_t d_now[2] = {d.d[0], d.d[1]};
+                if constexpr (kSix) d.next(k + 1 < count);
+                wait_parity(ring.barriers + 16 * slot, parity);
+                if (chain == 0 && !first && asked < end) {
+                    wait_parity(ring.barriers + 16 * before + 8, before_parity);
+                    ring.ask(a, maps, 0, before, 1, lane == 0);
+                    ++asked;
+                }
+                first = false;
+                const char* const block[1] = {row_of_x + kHalfBlock * (quad0 + k)};
+                const float scale = scale_of_x[quad0 + k];
+                float v[4];
+                multiply_tile<kSix, 1>(mine.tile(slot, d_now), block, [&](int, int e, float value) { v[e] = value; });
+                arrive_at(ring.barriers + 16 * slot + 8);
+                before = slot, before_parity = parity;
+                if (++slot == a.stages) slot = 0, parity ^= 1;
+                if (quad0 == 0) {
+                    c[0] = __fmaf_rn(scale, v[0], c[0]), c[1] = __fmaf_rn(scale, v[2], c[1]);
+                } else if (t == 0) {
+                    float* const to = terms + ((team * a.quads + k) * 4 + chain) * 16 + g;
+                    to[0] = v[0], to[8] = v[2];
+                }
+            }
+        };
+        if (q6) multiply(std::true_type{});
+        else multiply(std::false_type{});
+        at += count;
+        if (quad0 != 0) {
+            arrive_at(terms_there + 8 * team);
+            continue;
+        }
+        // What other teams have of this strip.
+#pragma unroll 1
+        for (int k = count, from = team + 1; k < a.quads; ++from) {
+            const int there = min(steps, begin_of(dealt, from + 1, kRowTeams)) - min(steps, begin_of(dealt, from, kRowTeams));
+            const int some = min(there, a.quads - k);
+            if (some == 0) continue;
+            wait_parity(terms_there + 8 * from, 0);
+            for (int i = 0; i < some; ++i, ++k) {
+                const float* const of = terms + ((from * a.quads + i) * 4 + chain) * 16 + g;
+                const float scale = scale_of_x[k];
+                c[0] = __fmaf_rn(scale, of[0], c[0]), c[1] = __fmaf_rn(scale, of[8], c[1]);
+            }
+        }
+        float* const met = meeting + other * 64;
+        other ^= 1;
+        if (t == 0) met[16 * chain + g] = c[0], met[16 * chain + 8 + g] = c[1];
+        sync();
+        if (chain != 0) continue;
+        const float* const s = met + lane % 16;
+        float sum = __fadd_rn(__fadd_rn(s[0], s[16]), __fadd_rn(s[32], s[48]));
+        if (a.x.kind == ActKind::norm) sum = __fmul_rn(sum, rms);
+        const float up = __shfl_down_sync(~0u, sum, 8);
+        if (!stores) continue;
+        if (a.gate_up != 0) {
+            m.y[row] = swiglu_value(sum, up);
+        } else {
+            m.y[row] = sum;
+            if (a.residual != nullptr) a.residual[row] = __fadd_rn(old, sum);
+        }
+    }
+#endif
+}
+
+}  // namespace
+
+bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
+    HalfArgs& a = group.a;
+    if (x.kind == ActKind::norm && a.cols > 2048 * kWholeRow) return false;
+    constexpr int64_t kStatic = 1 << 10, kAlign = 1 << 10, kStage = 4 * (2048 + 256), kHigh = 4 * 1024;
+    const int64_t blocks = 4 * a.quads, each = kStage + (group.q6 ? kHigh : 0);
+    a.floats.bytes = a.floats.pairs > 0 ? act_layout(a.cols, false, true).float_bytes : 0;
+    int64_t at = 0;
+    const auto take = [&at](int64_t bytes) {
+        const int64_t from = at;
+        at += (bytes + 15) / 16 * 16;
+        return static_cast<int32_t>(from);
+    };
+    take(kHalfBlock * blocks);
+    a.scales_at = take(4 * blocks);
+    a.meeting_at = take(kRowTeams * 512);
+    a.terms_at = take(int64_t{kRowTeams} * a.quads * 256);
+    a.floats_at = take(a.floats.bytes);
+    at = (at + kAlign - 1) / kAlign * kAlign;
+    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - at;
+    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (kRowTeams * each)));
+    if (room < 0 || a.stages < 2) return false;
+    const int64_t slots = int64_t{kRowTeams} * a.stages;
+    a.data_at = take(slots * 8192);
+    a.high_at = take(group.q6 ? slots * kHigh : 0);
+    a.heads_at = take(slots * 1024);
+    a.x = x;
+    const int64_t shared = at + kAlign, ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
+    allow_shared(reinterpret_cast<const void*>(half_row_kernel), shared);
+    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a,
+           group.maps(4));
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode
