@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <random>
 
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
@@ -260,6 +261,55 @@ TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
                         if (testing::Test::HasFatalFailure()) return;
                     }
             }
+        }
+    }
+}
+
+/// Matrices of any number of rows are shared out among CTAs and their warps in many ways.
+TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
+    std::mt19937 random(71);
+    const auto any = [&](int64_t least, int64_t most) {
+        return least + static_cast<int64_t>(random()) % (most - least + 1);
+    };
+    for (int i = 0; i < (test_gpu() == nullptr ? 3 : fewer(80, 4)); ++i) {
+        World world;
+        const int64_t cols = std::vector<int64_t>{3072, 5120, 7168, 9216}[static_cast<size_t>(any(0, 3))];
+        std::vector<Weight> weights;
+        const int64_t wide = any(1, 4), floats = any(0, 3);
+        for (int64_t k = 0; k < wide + floats; ++k) {
+            const DType type = k < wide         ? any(0, 1) == 0 ? DType::q4_k : DType::q6_k
+                               : any(0, 1) == 0 ? DType::f32
+                                                : DType::bf16;
+            const int64_t most = k >= wide                                 ? 64
+                                 : test_gpu() == nullptr || brief_counts() ? 70
+                                 : any(0, 2) == 0                          ? 4000
+                                                                           : 300;
+            weights.push_back(world.weight(type, any(1, most), cols, static_cast<uint64_t>(100 * i + k)));
+        }
+        std::shuffle(weights.begin(), weights.end(), random);
+        std::vector<const Weight*> group;
+        std::string what = fmt::format("{}: {} columns", i, cols);
+        for (const Weight& w : weights) {
+            group.push_back(&w);
+            what += fmt::format(", {} {}", w.rows, dtype_name(w.dtype));
+        }
+        const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(cols), 72)), 1e-6f};
+        const bool normed = any(0, 1) == 0;
+        const int64_t n = any(2, 24);
+        const std::vector<float> x = test::random_rows(n, cols, static_cast<uint64_t>(i));
+        const auto run = [&](const std::vector<float>& rows) {
+            const Tensor t = world.tensor(rows, std::ssize(rows) / cols);
+            Results out;
+            for (const Tensor& y : normed ? ops::norm_matmul_group(world.op.ctx, t, norm, group)
+                                          : ops::matmul_group(world.op.ctx, group, t))
+                out.push_back(values_of(y));
+            return out;
+        };
+        const Results one = run({x.end() - cols, x.end()}), all = run(x);
+        for (size_t k = 0; k < one.size(); ++k) {
+            Company::expect_same({all[k].end() - weights[k].rows, all[k].end()}, one[k],
+                                 fmt::format("{}{}, {} rows, matrix {}", what, normed ? ", norm" : "", n, k));
+            if (testing::Test::HasFatalFailure()) return;
         }
     }
 }
