@@ -25,59 +25,6 @@ struct Shape {
     int64_t cols, rows;
 };
 
-/// Of the judged products of one call: the largest shares of the two bounds.
-struct Shares {
-    double loose = 0, sharp = 0;
-};
-
-/// y[n, w.rows] against the bounds. norm: empty or a weight for each column.
-Shares judge(const Weight& w, const AwkwardRows& rows, const std::vector<float>& norm, float eps,
-             const std::vector<float>& y, const std::string& what) {
-    const Arithmetic arithmetic = expected_arithmetic(test_gpu(), w);
-    std::vector<TakenInput> x;
-    for (int64_t r = 0; r < rows.count(); ++r) x.emplace_back(arithmetic, rows.row(r), norm, eps);
-    ThreadPool pool(test_gpu() == nullptr ? 2 : 0);
-    std::vector<BoundCheck> loose(static_cast<size_t>(pool.size())), sharp(loose);
-    std::vector<std::string> wrong(loose.size());
-    pool.parallel_for(w.rows, 16, [&](int64_t begin, int64_t end, int thread) {
-        const auto t = static_cast<size_t>(thread);
-        for (int64_t o = begin; o < end; ++o) {
-            const JudgeRow row(TakenRow(w, o), arithmetic);
-            for (int64_t r = 0; r < rows.count(); ++r) {
-                const TakenInput& in = x[static_cast<size_t>(r)];
-                const float got = y[static_cast<size_t>(r * w.rows + o)];
-                const auto complain = [&](const char* law, double expected, double allowed) {
-                    if (wrong[t].empty())
-                        wrong[t] =
-                            fmt::format("{}: row {} ({}), output {} of {}: {} is {}, expected {} +- {}", what, r,
-                                        rows.names[static_cast<size_t>(r)], o, w.rows, law, got, expected, allowed);
-                };
-                if (!in.finite) {
-                    if (!std::isnan(got)) complain("not finite", NAN, 0);
-                    continue;
-                }
-                if (!in.normalisable) {
-                    if (got != 0) complain("squares beyond f32", 0, 0);
-                    continue;
-                }
-                const Judged j = row(in);
-                loose[t].add(got, j.exact, j.bound);
-                if (!(std::abs(got - j.exact) <= j.bound)) complain("bound", j.exact, j.bound);
-                if (!j.known) continue;
-                sharp[t].add(got, j.sharp, j.sharp_bound);
-                if (!(std::abs(got - j.sharp) <= j.sharp_bound)) complain("sharp bound", j.sharp, j.sharp_bound);
-            }
-        }
-    });
-    Shares all;
-    for (size_t t = 0; t < loose.size(); ++t) {
-        EXPECT_EQ(wrong[t], "");
-        all.loose = std::max(all.loose, loose[t].worst());
-        all.sharp = std::max(all.sharp, sharp[t].worst());
-    }
-    return all;
-}
-
 /// Shapes on both sides of every border between the two arithmetics; rows that fill no tile.
 std::vector<Shape> judged_shapes() {
     if (brief_counts()) return {{3072, 20}, {5120, 9}};
@@ -107,7 +54,7 @@ TEST(DecodeHalf, products_stay_within_their_bounds) {
                     values_of(normed ? ops::norm_matmul_group(op.ctx, x, norm, group)[0] : ops::matmul(op.ctx, w, x));
                 const std::string what =
                     fmt::format("{} {} x {}{}", dtype_name(type), count, cols, normed ? ", norm" : "");
-                const Shares used = judge(m.w, rows, normed ? weights : std::vector<float>(), eps, y, what);
+                const test::Shares used = test::judge(m.w, rows, normed ? weights : std::vector<float>(), eps, y, what);
                 fmt::print("{}, {}: {:.3f} of the bound, {:.3f} of the sharp one\n", what,
                            expected_arithmetic(test_gpu(), m.w) == Arithmetic::half ? "half" : "int8", used.loose,
                            used.sharp);

@@ -165,4 +165,57 @@ inline float half_product(const TakenRow& w, const TakenInput& x, float factor =
     return ((chain[0] + chain[1]) + (chain[2] + chain[3])) * factor;
 }
 
+/// Of the judged products of one call: the largest shares of the two bounds.
+struct Shares {
+    double loose = 0, sharp = 0;
+};
+
+/// y[n, w.rows] against the bounds. norm: empty or a weight for each column.
+inline Shares judge(const Weight& w, const AwkwardRows& rows, const std::vector<float>& norm, float eps,
+                    const std::vector<float>& y, const std::string& what) {
+    const Arithmetic arithmetic = expected_arithmetic(test_gpu(), w);
+    std::vector<TakenInput> x;
+    for (int64_t r = 0; r < rows.count(); ++r) x.emplace_back(arithmetic, rows.row(r), norm, eps);
+    ThreadPool pool(test_gpu() == nullptr ? 2 : 0);
+    std::vector<BoundCheck> loose(static_cast<size_t>(pool.size())), sharp(loose);
+    std::vector<std::string> wrong(loose.size());
+    pool.parallel_for(w.rows, 16, [&](int64_t begin, int64_t end, int thread) {
+        const auto t = static_cast<size_t>(thread);
+        for (int64_t o = begin; o < end; ++o) {
+            const JudgeRow row(TakenRow(w, o), arithmetic);
+            for (int64_t r = 0; r < rows.count(); ++r) {
+                const TakenInput& in = x[static_cast<size_t>(r)];
+                const float got = y[static_cast<size_t>(r * w.rows + o)];
+                const auto complain = [&](const char* law, double expected, double allowed) {
+                    if (wrong[t].empty())
+                        wrong[t] =
+                            fmt::format("{}: row {} ({}), output {} of {}: {} is {}, expected {} +- {}", what, r,
+                                        rows.names[static_cast<size_t>(r)], o, w.rows, law, got, expected, allowed);
+                };
+                if (!in.finite) {
+                    if (!std::isnan(got)) complain("not finite", NAN, 0);
+                    continue;
+                }
+                if (!in.normalisable) {
+                    if (got != 0) complain("squares beyond f32", 0, 0);
+                    continue;
+                }
+                const Judged j = row(in);
+                loose[t].add(got, j.exact, j.bound);
+                if (!(std::abs(got - j.exact) <= j.bound)) complain("bound", j.exact, j.bound);
+                if (!j.known) continue;
+                sharp[t].add(got, j.sharp, j.sharp_bound);
+                if (!(std::abs(got - j.sharp) <= j.sharp_bound)) complain("sharp bound", j.sharp, j.sharp_bound);
+            }
+        }
+    });
+    Shares all;
+    for (size_t t = 0; t < loose.size(); ++t) {
+        EXPECT_EQ(wrong[t], "");
+        all.loose = std::max(all.loose, loose[t].worst());
+        all.sharp = std::max(all.sharp, sharp[t].worst());
+    }
+    return all;
+}
+
 }  // namespace riptide::test
