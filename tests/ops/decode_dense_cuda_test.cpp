@@ -20,8 +20,8 @@ constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 3
 constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};
 using Results = std::vector<std::vector<float>>;
 
-/// Wide matrices that Hopper does not multiply in half precision (decode_half_cuda_test.cpp: multiples of 1,024 columns),
-/// and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
+/// Wide matrices that Hopper does not multiply in half precision (decode_half_cuda_test.cpp: multiples of 1,024
+/// columns), and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
 constexpr struct Shape {
     int64_t cols, rows;
 } kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5376, 101}, {6144, 101}, {17664, 101}, {2304, 4213}, {6144, 2300}},
