@@ -53,7 +53,19 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     load8(x, c, a.cols, own);
     const bool sums = norm && (a.float_bytes != 0 || blockIdx.y == 0);
     float scale = 1.0f;
-    if (sums) scale = block_rms_scale(x, a.cols, a.x.eps, partial);
+    if (sums && a.cols <= 2048 * kWholeRow) {  // block_rms_scale(), all loads at once
+        float all[kWholeRow][8], sum = 0.0f;
+#pragma unroll
+        for (int r = 0; r < kWholeRow; ++r) load8(x, r * kThreads + threadIdx.x, a.cols, all[r]);
+#pragma unroll
+        for (int r = 0; r < kWholeRow; ++r) sum = add_squares(all[r], sum);
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+        __syncthreads();
+        scale = row_scale(partial, a.cols, a.x.eps);
+    } else if (sums) {
+        scale = block_rms_scale(x, a.cols, a.x.eps, partial);
+    }
     if (sums && blockIdx.y == 0 && threadIdx.x == 0) a.rms[row] = scale;
     char* const out = a.out + static_cast<int64_t>(row) * (kHalfBlock * blocks + a.float_bytes);
     if (c / 32 >= blocks) return;

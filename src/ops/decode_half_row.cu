@@ -18,10 +18,14 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRowTeams = 5, kRowWarps = 4 * kRowTeams, kRowThreads = 32 * kRowWarps;
+constexpr int kRowTeams = 4, kRowThreads = 128 * kRowTeams;  // that multiply
+constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;     // and a warp for each team that asks
+[[maybe_unused]] constexpr int kAhead = 3;        // slots that are asked for before x is there
 [[maybe_unused]] constexpr int kFloatQuads = 4;  // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ void sync_row() { asm volatile("bar.sync 13, %0;" ::"n"(kRowThreads) : "memory"); }
 
 /// The row of x, by all threads of a CTA; what is loaded goes out at once.
 struct OwnRow {
@@ -63,7 +67,7 @@ struct OwnRow {
                 sum = warp_sum(sum);
                 if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
             }
-            __syncthreads();
+            sync_row();
             rms = row_scale(partial, a.cols, a.x.eps);
             if (floats == nullptr) return rms;
 #pragma unroll
@@ -86,7 +90,7 @@ struct OwnRow {
                 }
             }
         }
-        __syncthreads();
+        sync_row();
         return rms;
     }
 };
@@ -99,7 +103,7 @@ __device__ __forceinline__ int begin_of(int total, int i, int n) {
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-__global__ void __launch_bounds__(kRowThreads, 1)
+__global__ void __launch_bounds__(kAllThreads, 1)
     half_row_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint4 dynamic[];
@@ -109,7 +113,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int cta = blockIdx.x, ctas = gridDim.x, team = warp / 4, chain = warp % 4;
+    const int cta = blockIdx.x, ctas = gridDim.x, 
+              team = warp < 4 * kRowTeams ? warp / 4 : warp - 4 * kRowTeams, chain = warp % 4;
     const int first_strip = begin_of(a.strips, cta, ctas);
     const int steps = (begin_of(a.strips, cta + 1, ctas) - first_strip) * a.quads;  // of this CTA
     const bool has_floats = cta < a.floats.pairs * kFloatPair;
@@ -122,8 +127,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
     const uint32_t terms_there = shared_address(barriers) + 16 * kRowTeams * a.stages;
-    int asked = begin;
-    if (chain == 0) {
+    if (warp >= 4 * kRowTeams) {  // asks for the team's weights
         if (lane == 0) {
             init_slots<4>(ring.barriers, a.stages);
             asm volatile("mbarrier.init.shared.b64 [%0], 128;" ::"r"(terms_there + 8 * team) : "memory");
@@ -132,8 +136,23 @@ __global__ void __launch_bounds__(kRowThreads, 1)
         __syncwarp();
         ring.enter(a, first_strip + begin / a.quads);
         ring.quad = begin % a.quads;
+        int at = begin, slot = 0;
 #pragma unroll 1
-        for (int slot = 0; slot < a.stages && asked < end; ++slot, ++asked) ring.ask(a, maps, 0, slot, 1, lane == 0);
+        for (; at < end && slot < min(kAhead, a.stages); ++at, ++slot) ring.ask(a, maps, 0, slot, 1, lane == 0);
+        pdl_trigger();
+        __syncthreads();
+        asm volatile("bar.sync 14, %0;" ::"n"(kAllThreads) : "memory");  // x is there
+#pragma unroll 1
+        for (; at < end && slot < a.stages; ++at, ++slot) ring.ask(a, maps, 0, slot, 1, lane == 0);
+        uint32_t parity = 0;
+        slot = 0;
+#pragma unroll 1
+        for (; at < end; ++at) {
+            wait_parity(ring.barriers + 16 * slot + 8, parity);
+            ring.ask(a, maps, 0, slot, 1, lane == 0);
+            if (++slot == a.stages) slot = 0, parity ^= 1;
+        }
+        return;
     }
     pdl_trigger();
     char* const floats = has_floats ? x + a.floats_at : nullptr;
@@ -141,9 +160,12 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     OwnRow own;
     own.load_norms_of(a);
     auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
+    const StripRows first_rows(a, min(first_strip + begin / a.quads, a.strips - 1));
+    __syncthreads();  // barriers are ready
     pdl_wait();
     const float rms = own.stage(a, x, scales, floats, partial);
-    if (has_floats) __syncthreads();
+    asm volatile("bar.arrive 14, %0;" ::"n"(kAllThreads) : "memory");
+    if (has_floats) sync_row();
     if (has_floats && team == kRowTeams - 1) {
         ActSource staged;
         staged.rows = floats, staged.stride = a.floats.bytes;
@@ -156,9 +178,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     const HalfLane<4> mine(x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, chain);
     const auto sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(7 + team) : "memory"); };
-    int slot = 0, before = 0, other = 0;
-    uint32_t parity = 0, before_parity = 0;
-    bool first = true;
+    int slot = 0, other = 0;
+    uint32_t parity = 0;
 #pragma unroll 1
     for (int at = begin; at < end;) {
         const int strip = first_strip + at / a.quads, quad0 = at % a.quads, count = min(end - at, a.quads - quad0);
@@ -178,18 +199,11 @@ __global__ void __launch_bounds__(kRowThreads, 1)
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
                 if constexpr (kSix) d.next(k + 1 < count);
                 wait_parity(ring.barriers + 16 * slot, parity);
-                if (chain == 0 && !first && asked < end) {
-                    wait_parity(ring.barriers + 16 * before + 8, before_parity);
-                    ring.ask(a, maps, 0, before, 1, lane == 0);
-                    ++asked;
-                }
-                first = false;
                 const char* const block[1] = {row_of_x + kHalfBlock * (quad0 + k)};
                 const float scale = scale_of_x[quad0 + k];
                 float v[4];
                 multiply_tile<kSix, 1>(mine.tile(slot, d_now), block, [&](int, int e, float value) { v[e] = value; });
                 arrive_at(ring.barriers + 16 * slot + 8);
-                before = slot, before_parity = parity;
                 if (++slot == a.stages) slot = 0, parity ^= 1;
                 if (quad0 == 0) {
                     c[0] = __fmaf_rn(scale, v[0], c[0]), c[1] = __fmaf_rn(scale, v[2], c[1]);
@@ -269,7 +283,7 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
     a.x = x;
     const int64_t shared = at + kAlign, ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
     allow_shared(reinterpret_cast<const void*>(half_row_kernel), shared);
-    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a,
+    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kAllThreads, static_cast<size_t>(shared), a,
            group.maps(4));
     return true;
 }
