@@ -248,6 +248,7 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     ActSource act;
     act.stride = w_gate.rows * int64_t{sizeof(float)};
     const bool floats = !is_planes(w_gate.dtype), lean = lean_pair(w_gate, w_up);
+    const bool half = half_weight(*ctx.gpu, w_gate) || half_weight(*ctx.gpu, w_up);  // of two types: one by one
     const auto to_act = [&] {
         auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
         act.rows = reinterpret_cast<const char*>(out);
@@ -256,8 +257,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     const auto dense = [&] {  // several rows
         return n > 1 && cols != 2048 && dense_gate_up(ctx, x, cols, n, w_gate, w_up, to_act());
     };
-    if (half_weight(*ctx.gpu, w_gate) && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
-    } else if (n == 1 && !lean && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
+    if (half && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
+    } else if (n == 1 && !lean && !half && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
         Layer layer;
         layer.shared = true;
         layer.shared_gate = matrix_of(w_gate);
@@ -282,7 +283,8 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
                   const Weight& w_down, bool add) {
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
-    const bool floats = !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate);
+    const bool floats = !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) ||
+                        half_weight(*ctx.gpu, w_up);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;
     return y;
