@@ -82,30 +82,41 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Stores products of rows g and g + 8 of a strip and column `col` of x.
-__device__ __forceinline__ void store_half(const HalfArgs& a, const StripRows& rows, int g, int col, float low,
-                                           float high) {
-    if (col >= a.n) return;
-    if (a.rms != nullptr) {
-        const float by = a.rms[col];
-        low = __fmul_rn(low, by), high = __fmul_rn(high, by);
-    }
+/// Stores the products of a strip that a lane of an mma has: all loads go out before the first store.
+template <int NT>
+__device__ __forceinline__ void store_half(const HalfArgs& a, const StripRows& rows, float (&v)[NT][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const HalfMatrix& m = a.m[rows.matrix[0]];
-    float* const y = m.y + static_cast<int64_t>(col) * m.rows;
     const int row = rows.row[0] + g;
-    if (a.gate_up != 0) {
-        if (row < m.rows) y[row] = swiglu_value(low, high);
-        return;
+    float by[NT][2], old[NT][4] = {};
+    bool there[NT][4];
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int col = 8 * nt + 2 * t + e % 2;
+            there[nt][e] = col < a.n && row + e / 2 * 8 < m.rows;
+            if (e < 2) by[nt][e] = a.rms != nullptr && col < a.n ? a.rms[col] : 1.0f;
+            if (a.residual != nullptr && there[nt][e])
+                old[nt][e] = a.residual[static_cast<int64_t>(col) * m.rows + row + e / 2 * 8];
+        }
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+        if (a.rms != nullptr)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) v[nt][e] = __fmul_rn(v[nt][e], by[nt][e % 2]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int64_t at = static_cast<int64_t>(8 * nt + 2 * t + e % 2) * m.rows + row + e / 2 * 8;
+            if (a.gate_up != 0) {  // rows of gate; e + 2: of up
+                if (e < 2 && 8 * nt + 2 * t + e < a.n && row < m.rows) m.y[at] = swiglu_value(v[nt][e], v[nt][e + 2]);
+            } else if (there[nt][e]) {
+                m.y[at] = v[nt][e];
+                if (a.residual != nullptr) a.residual[at] = __fadd_rn(old[nt][e], v[nt][e]);
+            }
+        }
     }
-    float* const residual = a.residual == nullptr ? nullptr : a.residual + static_cast<int64_t>(col) * m.rows;
-    const auto put = [&](int i, float v) {
-        if (i >= m.rows) return;
-        y[i] = v;
-        if (residual != nullptr) residual[i] = __fadd_rn(residual[i], v);
-    };
-    put(row, low), put(row + 8, high);
 }
-
 
 /// Sixteen bytes to another CTA of the cluster, which its barrier counts.
 __device__ __forceinline__ void send4(uint32_t address, const float (&v)[4], uint32_t barrier) {
@@ -120,37 +131,40 @@ template <int NT, int C>
 __global__ void __launch_bounds__(kHalfThreads, 1)
     half_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int T = 4 / C, kTeams = kHalfWarps / T;
+    // Of four CTAs a warp of a team of two has the even quads, the other the odd ones, each with a ring of its own.
+    constexpr int T = 4 / C, kOfTeam = C == 4 ? 2 : T, kTeams = kHalfWarps / kOfTeam, kRings = kHalfWarps / T;
     extern __shared__ uint4 dynamic[];
     // Of slots; x is there; C = 2: a team's sums of the other CTA are there, its own were read there.
-    __shared__ uint64_t barriers[2 * kMostHalfStages * kTeams + 1 + 2 * kTeams];
-    __shared__ alignas(16) float results[kHalfWarps / 4][16];
+    __shared__ uint64_t barriers[2 * kMostHalfStages * kRings + 1 + 2 * kTeams];
+    __shared__ alignas(16) float results[kHalfWarps / 4][64];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int rank = blockIdx.x % C, cta = blockIdx.x / C, ctas = gridDim.x / C;
-    const int team = warp / T, of_team = warp % T;
+    const int team = warp / kOfTeam, of_team = warp % kOfTeam, of_ring = warp % T;
     const int blocks = a.quads * T, stride = half_stride(blocks);  // of x here
-    const int first_slot = team * a.stages, step = a.teams * ctas;
+    const int first_slot = warp / T * a.stages, further = a.teams * ctas;
+    const int first_step = C == 4 && of_team == 1 ? even_quads(a.quads) : 0;
+    const int last_step = C == 4 && of_team == 0 ? even_quads(a.quads) : a.quads;
     HalfRing<T> ring;
     ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
     ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
-    const uint32_t x_there = shared_address(barriers) + 16 * a.teams * a.stages;
+    const uint32_t x_there = shared_address(barriers) + 16 * a.teams * (kOfTeam / T) * a.stages;
     const uint32_t sums_there = x_there + 8 + 16 * team, sums_read = sums_there + 8;
     const int begin = team < a.teams ? team * ctas + cta : a.strips;
-    const bool asks = of_team == 0 && begin < a.strips;
+    const bool asks = of_ring == 0 && begin < a.strips;
     if (asks) {
         if (lane == 0) {
             init_slots<T>(ring.barriers, a.stages);
             publish_barriers();
         }
         __syncwarp();
-        ring.enter(a, begin);
+        ring.enter(a, begin, first_step);
 #pragma unroll 1
         for (int slot = 0; slot < a.stages && ring.strip < a.strips; ++slot)
-            ring.ask(a, maps, rank * T, slot, step, lane == 0);
+            ring.ask(a, maps, rank * T, slot, first_step, last_step, further, lane == 0);
     }
     if (lane == 0) {
         if (warp == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
@@ -167,8 +181,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
     const int turned = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
     if (a.floats.pairs > 0 && lane == 0 && warp % 4 == 3) {
-        const int unit = warp / 4 * static_cast<int>(gridDim.x) + turned;
-        if (unit < a.floats.pairs * kFloatPair) prefetch_float_row(a.floats, unit);
+        const int pair = warp / 4 * static_cast<int>(gridDim.x) + turned;
+        if (pair < a.floats.pairs)
+            for (int i = 0; i < kFloatPair; ++i) prefetch_float_row(a.floats, kFloatPair * pair + i);
     }
     pdl_wait();
     if (warp == 0) {
@@ -191,21 +206,21 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     const char* rows_of_x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
-        rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * of_team * a.quads;
-    const float* const scales_of_x = scales + 8 * NT * of_team * a.quads + 2 * t;
+        rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * (of_ring * a.quads + first_step);
+    const float* const scales_of_x = scales + 8 * NT * (of_ring * a.quads + first_step) + 2 * t;
     const HalfLane<T> mine(x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
-                           x + a.heads_at + first_slot * ring.kHeads, of_team);
-    const auto sync = [&] { asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(32 * T) : "memory"); };
+                           x + a.heads_at + first_slot * ring.kHeads, of_ring);
+    const auto sync = [&] { asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(32 * kOfTeam) : "memory"); };
     int slot = 0, before = 0;
     uint32_t parity = 0, before_parity = 0, there_parity = 0, read_parity = 1;
     bool first = true;
 #pragma unroll 1
-    for (int strip = begin; strip < a.strips; strip += step) {
+    for (int strip = begin; strip < a.strips; strip += further) {
         const StripRows rows(a, strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_team, 0);
-        float c[NT][4] = {};
+        if (q6) d.enter(a, rows, rank * T + of_ring, first_step);
+        float c[NT][4] = {}, even[NT][4] = {};
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
             const char* block[NT];
@@ -213,13 +228,16 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
             for (int nt = 0; nt < NT; ++nt) block[nt] = rows_of_x[nt];
             const float* scale = scales_of_x;
 #pragma unroll 1
-            for (int quad = 0; quad < a.quads; ++quad) {
+            for (int step = first_step; step < last_step; ++step) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if constexpr (kSix) d.next(quad + 1 < a.quads);
+                if (kSix && step + 1 < last_step) d.load(step + 1, a.quads);
+                if (C < 4 && step == even_quads(a.quads))
+#pragma unroll
+                    for (int i = 0; i < 4 * NT; ++i) even[i / 4][i % 4] = c[i / 4][i % 4], c[i / 4][i % 4] = 0.0f;
                 wait_parity(ring.barriers + 16 * slot, parity);
                 if (asks && !first && ring.strip < a.strips) {
                     wait_parity(ring.barriers + 16 * before + 8, before_parity);
-                    ring.ask(a, maps, rank * T, before, step, lane == 0);
+                    ring.ask(a, maps, rank * T, before, first_step, last_step, further, lane == 0);
                 }
                 first = false;
                 multiply_tile<kSix, NT>(mine.tile(slot, d_now), block, [&](int nt, int e, float v) {
@@ -235,22 +253,23 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
+        if constexpr (C < 4)
+#pragma unroll
+            for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(even[i / 4][i % 4], c[i / 4][i % 4]);
         auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * (C == 1 ? 4 : 1) * (128 * NT) + lane;
         if constexpr (C == 1) {
 #pragma unroll
-            for (int i = 0; i < 4 * NT; ++i) meeting[(of_team * 4 * NT + i) * 32] = c[i / 4][i % 4];
+            for (int i = 0; i < 4 * NT; ++i)
+                if (of_team != 0) meeting[(of_team * 4 * NT + i) * 32] = c[i / 4][i % 4];
             sync();
+            if (of_team == 0) {
 #pragma unroll
-            for (int i = 0; i < 2 * NT; ++i) {
-                if (i % 4 != of_team) continue;
-                const int nt = i / 2, e = i % 2;
-                float v[2];
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float* const s = meeting + (4 * nt + e + 2 * h) * 32;
-                    v[h] = __fadd_rn(__fadd_rn(s[0], s[128 * NT]), __fadd_rn(s[256 * NT], s[384 * NT]));
+                for (int i = 0; i < 4 * NT; ++i) {
+                    const float* const of = meeting + 32 * i;
+                    c[i / 4][i % 4] = __fadd_rn(__fadd_rn(c[i / 4][i % 4], of[128 * NT]),
+                                                __fadd_rn(of[256 * NT], of[384 * NT]));
                 }
-                store_half(a, rows, g, 8 * nt + 2 * t + e, v[0], v[1]);
+                store_half<NT>(a, rows, c);
             }
             sync();
         } else if constexpr (C == 2) {
@@ -262,7 +281,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 #pragma unroll
                 for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(c[i / 4][i % 4], meeting[32 * i]);
                 char* const inbox = x + a.inbox_at + team * (512 * NT) + 16 * lane;
-                if (strip / step % 2 != rank) {
+                if (strip / further % 2 != rank) {
                     wait_parity(sums_read, read_parity);  // what was sent before was read
                     read_parity ^= 1;
                     const uint32_t to = in_cta(shared_address(inbox), rank ^ 1), barrier = in_cta(sums_there, rank ^ 1);
@@ -282,44 +301,56 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                                      in_cta(sums_read, rank ^ 1))
                                  : "memory");
-#pragma unroll
-                    for (int i = 0; i < 2 * NT; ++i)
-                        store_half(a, rows, g, 8 * (i / 2) + 2 * t + i % 2, c[i / 2][i % 2], c[i / 2][i % 2 + 2]);
+                    store_half<NT>(a, rows, c);
                 }
             }
             sync();
         } else {
-            float* const parts = a.parts + static_cast<int64_t>(strip) * (C * 128 * NT) + lane;
+            if (of_team == 1)
 #pragma unroll
-            for (int i = 0; i < 4 * NT; ++i) parts[rank * (128 * NT) + 32 * i] = c[i / 4][i % 4];
-            __syncwarp();
-            int arrived = 0;
-            if (lane == 0) {
-                __threadfence();
-                arrived = atomicAdd(a.arrivals + strip, 1);
-                __threadfence();
-            }
-            arrived = __shfl_sync(~0u, arrived, 0);
-            if (arrived == C - 1)
+                for (int i = 0; i < 4 * NT; ++i) meeting[32 * i] = c[i / 4][i % 4];
+            sync();
+            if (of_team == 0) {
+                float* const parts = a.parts + static_cast<int64_t>(strip) * (C * 128 * NT) + 4 * lane;
 #pragma unroll
-                for (int i = 0; i < 2 * NT; ++i) {
-                    const int nt = i / 2, e = i % 2;
-                    float v[2];
+                for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(c[i / 4][i % 4], meeting[32 * i]);
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const float* const s = parts + (4 * nt + e + 2 * h) * 32;
-                        float p[C];
-#pragma unroll
-                        for (int k = 0; k < C; ++k) p[k] = __ldcg(s + k * (128 * NT));
-                        v[h] = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[C - 2], p[C - 1]));
-                    }
-                    store_half(a, rows, g, 8 * nt + 2 * t + e, v[0], v[1]);
+                for (int nt = 0; nt < NT; ++nt)
+                    *reinterpret_cast<float4*>(parts + (rank * NT + nt) * 128) =
+                        make_float4(c[nt][0], c[nt][1], c[nt][2], c[nt][3]);
+                __syncwarp();
+                int arrived = 0;
+                if (lane == 0) {
+                    __threadfence();
+                    arrived = atomicAdd(a.arrivals + strip, 1);
+                    __threadfence();
                 }
+                arrived = __shfl_sync(~0u, arrived, 0);
+                if (arrived == C - 1) {
+                    float4 p[C][NT];
+#pragma unroll
+                    for (int k = 0; k < C; ++k)
+#pragma unroll
+                        for (int nt = 0; nt < NT; ++nt)
+                            p[k][nt] = __ldcg(reinterpret_cast<const float4*>(parts + (k * NT + nt) * 128));
+#pragma unroll
+                    for (int nt = 0; nt < NT; ++nt) {
+                        const auto sum = [&](float4 q0, float4 q1) {
+                            return make_float4(__fadd_rn(q0.x, q1.x), __fadd_rn(q0.y, q1.y), __fadd_rn(q0.z, q1.z),
+                                               __fadd_rn(q0.w, q1.w));
+                        };
+                        const float4 all = sum(sum(p[0][nt], p[1][nt]), sum(p[C - 2][nt], p[C - 1][nt]));
+                        c[nt][0] = all.x, c[nt][1] = all.y, c[nt][2] = all.z, c[nt][3] = all.w;
+                    }
+                    store_half<NT>(a, rows, c);
+                }
+            }
+            sync();
         }
     }
     if (a.floats.pairs > 0)
-        multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
-                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[warp / 4], 2 + warp / 4);
+        multiply_float_units<2, 8, 2>(a.floats, a.x, warp / 4 * gridDim.x + turned, kHalfWarps / 4 * gridDim.x, 0, a.n,
+                                      results[warp / 4], 2 + warp / 4);
     if constexpr (C == 2) {  // the other one may still send and tell
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -359,7 +390,7 @@ CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains) 
 template <int NT, int C>
 bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
     constexpr int T = 4 / C;
-    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 512, kAlign = 1024;
+    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 1280, kAlign = 1024;
     constexpr int64_t kBeside = 2 << 10;  // for half_prepare_kernel()
     const int64_t blocks = a.quads * T, x = int64_t{a.n} * half_stride(static_cast<int>(blocks));
     const int64_t stage = T * (2048 + 256 + (q6 ? 1024 : 0));
@@ -371,14 +402,15 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     };
     take(x);
     a.scales_at = take(4 * 8 * NT * blocks);
-    a.meeting_at = take(C == 1 ? teams * 4 * 512 * NT : C == 2 ? teams * 512 * NT : 0);
+    a.meeting_at = take((C == 1 ? 4 : 1) * teams * 512 * NT);
     a.inbox_at = take(C == 2 ? teams * 512 * NT : 0);
     at = (at + kAlign - 1) / kAlign * kAlign;
     const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBeside - at;
-    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (teams * stage)));
+    const int64_t rings = C == 4 ? 2 * teams : teams;
+    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (rings * stage)));
     if (room < 0 || a.stages < 2) return false;
     a.teams = teams;
-    const int64_t slots = int64_t{teams} * a.stages;
+    const int64_t slots = rings * a.stages;
     a.data_at = take(slots * 2048 * T);
     a.high_at = take(q6 ? slots * 1024 * T : 0);
     a.heads_at = take(slots * 256 * T);
@@ -389,10 +421,12 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
 template <int NT, int C>
 bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     HalfArgs& a = group.a;
-    constexpr int kTeams = kHalfWarps * C / 4;
+    constexpr int kTeams = C == 1 ? kHalfWarps / 4 : kHalfWarps / 2;
     int64_t shared = 0;
     const auto fits = [&](int teams) { return place_half<NT, C>(ctx, a, teams, group.q6, shared); };
-    if (!fits(kTeams) && (C == 1 || (!fits(kTeams * 3 / 4) && !fits(kTeams / 2)))) return false;
+    int teams = kTeams;
+    while (teams >= kTeams / 2 && !fits(teams)) --teams;
+    if (teams < kTeams / 2) return false;
     const int64_t blocks = 4 * a.quads, stride = kHalfBlock * blocks + a.floats.bytes;
     HalfPrepareArgs p = {};
     p.x = x;

@@ -7,9 +7,9 @@
 // (u - 32) s is rounded to f16 where it is odd and above 2,048. Q4_K's minimums take one more mma: m_j times the sum of
 // sub-block j's rounded x, as two halves, hi and lo. Then
 //   c = fma(scale, fma(-dmin, minimums, d * (A + B)), c)
-// in one of four chains, block b mod 4, where A are the sums over first halves of sub-blocks and B those over second
-// ones; a product is (c0 + c1) + (c2 + c3), times 1 / rms of the row if it is normalised. None of it depends on how many
-// rows of x there are.
+// in one of eight chains, block b mod 8, where A are the sums over first halves of sub-blocks and B those over second
+// ones; a product is ((c0 + c4) + (c1 + c5)) + ((c2 + c6) + (c3 + c7)), times 1 / rms of the row if it is normalised.
+// None of it depends on how many rows of x there are.
 //
 // A lane of m16n8k16 (g = lane / 4, t = lane % 4) has four columns of rows g and g + 8, and of x's row g. Which columns
 // is free as long as weights and x agree: lane t has sub-blocks 2 t and 2 t + 1, so that it needs two scales a row, and
@@ -24,8 +24,16 @@
 namespace riptide::ops::cuda::decode {
 
 /// A block of 256 columns of a row of x: 32 units of eight halves, then for each t the sums of sub-blocks 2 t and 2 t +
-/// 1, hi and lo. A row's blocks lie chain by chain: block b is number b % 4 * (blocks / 4) + b / 4.
+/// 1, hi and lo. A row's blocks lie as they are multiplied: those with the same b mod 4 (a lane of chains), of them the
+/// even ones of b / 4 (a quad) first.
 constexpr int kHalfUnits = 512, kHalfBlock = 544;
+
+/// Quad number `step` of `quads` in that order, and back.
+RT_HD constexpr int even_quads(int quads) { return (quads + 1) / 2; }
+RT_HD constexpr int quad_of(int step, int quads) {
+    return step < even_quads(quads) ? 2 * step : 2 * (step - even_quads(quads)) + 1;
+}
+RT_HD constexpr int step_of(int quad, int quads) { return quad % 2 * even_quads(quads) + quad / 2; }
 
 /// Bytes from row to row in shared memory: neighbouring rows 64 bytes apart in the banks.
 RT_HD constexpr int half_stride(int blocks) { return (kHalfBlock * blocks + 63) / 128 * 128 + 64; }
