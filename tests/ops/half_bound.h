@@ -20,7 +20,7 @@
 //   d acc - dmin acc_m: three roundings of |d acc| + |dmin acc_m|, A + B one of them. Times 2^e: exact, or lost below
 //   2^-126.
 // Q6_K: us = (code - 32) s, to f16: exact up to 2,048, then 1 off if odd; no minimum.
-// All blocks: block b goes to chain b mod 4, u of the chain's new sum each; then two more additions, and 1 / rms.
+// All blocks: block b goes to chain b mod 8, u of the chain's new sum each; then three more additions, and 1 / rms.
 //
 // x in int8: 0.502 / 127 amax for rounding, or |x| where amax < 2^-100; (10 + K / 256) u sum G: see quant/dot.h.
 //
@@ -220,7 +220,7 @@ class JudgeRow {
 
   private:
     double half_off(const TakenInput& x) const {
-        double off = 0, chain[4] = {};
+        double off = 0, chain[8] = {};
         for (size_t b = 0; b < weight_.size(); b += 256) {
             double acc[2] = {}, least = 0;
             for (size_t step = 0; step < 16; ++step) {
@@ -234,11 +234,11 @@ class JudgeRow {
                 least += X;
                 off += kStep * std::abs(X) + (10 * kUnitF32 + 0x1p-22) * size + std::abs(minimum_[g]) * x.floor[g];
             }
-            double& to = chain[b / 256 % 4];
+            double& to = chain[b / 256 % 8];
             to += acc[0] + acc[1] - least;
             off += kUnitF32 * (3 * (std::abs(acc[0] + acc[1]) + std::abs(least)) + std::abs(to));
         }
-        for (const double c : chain) off += 2 * kUnitF32 * std::abs(c);
+        for (const double c : chain) off += 3 * kUnitF32 * std::abs(c);
         return off;
     }
     double int8_off(const TakenInput& x) const {

@@ -134,7 +134,7 @@ inline float rms_factor(std::span<const float> x, float eps) {
 
 /// The product as half_bound.h describes it, times 1 / rms.
 inline float half_product(const TakenRow& w, const TakenInput& x, float factor = 1.0f) {
-    float chain[4] = {};
+    float c[8] = {};
     for (size_t b = 0; b < w.d.size(); ++b) {
         std::vector<double> h(256), us(256), m(16), halves(16);
         for (size_t i = 0; i < 256; ++i) {
@@ -160,9 +160,9 @@ inline float half_product(const TakenRow& w, const TakenInput& x, float factor =
         }
         float v = static_cast<float>(w.d[b]) * (acc[0] + acc[1]);
         if (w.minimums) v = std::fma(-static_cast<float>(w.dmin[b]), least, v);
-        chain[b % 4] = std::fma(std::ldexp(1.0f, x.exponent[b]), v, chain[b % 4]);
+        c[b % 8] = std::fma(std::ldexp(1.0f, x.exponent[b]), v, c[b % 8]);
     }
-    return ((chain[0] + chain[1]) + (chain[2] + chain[3])) * factor;
+    return (((c[0] + c[4]) + (c[1] + c[5])) + ((c[2] + c[6]) + (c[3] + c[7]))) * factor;
 }
 
 /// Of the judged products of one call: the largest shares of the two bounds.
