@@ -24,8 +24,6 @@ NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_co
 # Kernels that write before they wait, and only what no earlier kernel still reads: the recurrent state that a step which
 # follows another commits first (gated_delta.cu, catch_up; what the step before did has ended when embed lets others start).
 EARLY_WRITES = ("delta_row_kernel",)
-# Kernels with weights in asynchronous copies of 8 bytes, which there are as .ca only (decode_dense_short.cu: Q6_K's d).
-SMALL_COPIES = ("short_kernel",)
 
 PTX = {
     "start": re.compile(r"^\s*(?:\.visible|\.weak)?\s*\.entry\s+(\w+)"),
@@ -56,8 +54,6 @@ def check_kernel(name: str, body: list[str], form: dict) -> list[str]:
     if not waits:
         return [] if any(skip in name for skip in NO_WAIT) else problems + [f"{name}: never waits"]
     for line in body[:waits[0]]:
-        if any(small in name for small in SMALL_COPIES) and re.search(r"cp\.async\.ca\S* .*, 8$", line):
-            continue
         if form["write"].search(line):
             if not any(early in name for early in EARLY_WRITES):
                 problems.append(f"{name}: global write before the wait: {line}")

@@ -29,16 +29,4 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
 bool dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
                    float* out);
 
-/// The same for 2 to 8 rows, Q4_K and Q6_K, up to 5,120 columns, a multiple of 1,024 (decode_dense_short.cu): what the
-/// two above try first. Takes arena memory even if false.
-bool dense_multiply_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
-                          std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual);
-bool dense_gate_up_short(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
-                         const Weight& up, float* out);
-
-/// The same for one Q4_K or Q6_K matrix of few rows and up to 17,408 columns, a multiple of 1,024, times 9 to 24 rows,
-/// on Hopper (decode_dense_split.cu); dense_multiply tries it before the others. Takes arena memory even if false.
-bool dense_multiply_split(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w, float* y,
-                          Tensor* residual);
-
 }  // namespace riptide::ops::cuda::decode

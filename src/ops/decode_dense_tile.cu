@@ -437,8 +437,6 @@ DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
 
 bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    if (weights.size() == 1 && dense_multiply_split(ctx, x, cols, n, *weights[0], y[0].row(0), residual)) return true;
-    if (dense_multiply_short(ctx, x, cols, n, weights, y, residual)) return true;
     if (!right_source(x, cols) || weights.size() > kMostDense) return false;
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -456,7 +454,6 @@ bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
 
 bool dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
                    float* out) {
-    if (dense_gate_up_short(ctx, x, cols, n, gate, up, out)) return true;
     if (!right_source(x, cols) || !dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) ||
         gate.dtype != up.dtype || gate.rows != up.rows)
         return false;

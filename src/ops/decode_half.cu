@@ -34,48 +34,43 @@ struct HalfPrepareArgs {
     int32_t n, cols, columns, float_bytes, strips;  // columns: rows of x to a block's scales
 };
 
-/// Columns 2,048 blockIdx.y .. of row blockIdx.x.
+/// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for half_kernel(), and stages them as floats if those are
+/// wanted; if not, and x is normalised, one CTA more finds 1 / rms.
 __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_constant__ HalfPrepareArgs a) {
 #if __CUDA_ARCH__ >= 900
     __shared__ float partial[kWarps];
     pdl_trigger();
     const bool norm = a.x.kind == ActKind::norm;
-    const int row = blockIdx.x, blocks = a.cols / 256, c = blockIdx.y * kThreads + threadIdx.x;
+    const int row = blockIdx.x, blocks = a.cols / 256, parts = (a.cols + 2047) / 2048;
+    const bool rounds = static_cast<int>(blockIdx.y) < parts;
+    const int c = blockIdx.y * kThreads + threadIdx.x;
     float by[8] = {};
-    if (norm) load_norm8(a.x.norm, c, a.cols, by);
+    if (norm && rounds) load_norm8(a.x.norm, c, a.cols, by);
     pdl_wait();
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
-    if (a.arrivals != nullptr)
-        for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < a.strips;
-             i += gridDim.x * gridDim.y * kThreads)
-            a.arrivals[i] = 0;
-    float v[8], own[8];
-    load8(x, c, a.cols, own);
-    const bool sums = norm && (a.float_bytes != 0 || blockIdx.y == 0);
-    float scale = 1.0f;
-    if (sums && a.cols <= 2048 * kWholeRow) {  // block_rms_scale(), all loads at once
-        float all[kWholeRow][8], sum = 0.0f;
-#pragma unroll
-        for (int r = 0; r < kWholeRow; ++r) load8(x, r * kThreads + threadIdx.x, a.cols, all[r]);
-#pragma unroll
-        for (int r = 0; r < kWholeRow; ++r) sum = add_squares(all[r], sum);
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-        __syncthreads();
-        scale = row_scale(partial, a.cols, a.x.eps);
-    } else if (sums) {
-        scale = block_rms_scale(x, a.cols, a.x.eps, partial);
-    }
-    if (sums && blockIdx.y == 0 && threadIdx.x == 0) a.rms[row] = scale;
     char* const out = a.out + static_cast<int64_t>(row) * (kHalfBlock * blocks + a.float_bytes);
-    if (c / 32 >= blocks) return;
+    float v[8] = {};
+    if (rounds) {
+        if (a.arrivals != nullptr)
+            for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < a.strips;
+                 i += gridDim.x * parts * kThreads)
+                a.arrivals[i] = 0;
+        load8(x, c, a.cols, v);
+        float weighted[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = norm ? __fmul_rn(own[i], by[i]) : own[i];
-    const int at = half_place(c / 32, blocks / 4);
-    put_half_block(out + kHalfBlock * at, a.scales + a.columns * at + row, v);
-    if (a.float_bytes == 0) return;
+        for (int i = 0; i < 8; ++i) weighted[i] = norm ? __fmul_rn(v[i], by[i]) : v[i];
+        const int at = half_place(c / 32, blocks / 4);
+        if (c / 32 < blocks) put_half_block(out + kHalfBlock * at, a.scales + a.columns * at + row, weighted);
+        if (a.float_bytes == 0) return;
+    }
+    float scale = 1.0f;
+    if (norm) {
+        scale = block_rms_scale(x, a.cols, a.x.eps, partial);
+        if ((!rounds || blockIdx.y == 0) && threadIdx.x == 0) a.rms[row] = scale;
+        if (!rounds) return;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = norm ? rms_value(own[i], scale, by[i]) : own[i];
+        for (int i = 0; i < 8; ++i) v[i] = rms_value(v[i], scale, by[i]);
+    }
     put8({a.cols, 0, 0, a.float_bytes}, out + kHalfBlock * blocks, c, v);
 #endif
 }
@@ -136,7 +131,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     extern __shared__ uint4 dynamic[];
     // Of slots; x is there; C = 2: a team's sums of the other CTA are there, its own were read there.
     __shared__ uint64_t barriers[2 * kMostHalfStages * kRings + 1 + 2 * kTeams];
-    __shared__ alignas(16) float results[kHalfWarps / 4][64];
+    __shared__ alignas(16) float results[kHalfWarps / 4][16];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -181,9 +176,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
     const int turned = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
     if (a.floats.pairs > 0 && lane == 0 && warp % 4 == 3) {
-        const int pair = warp / 4 * static_cast<int>(gridDim.x) + turned;
-        if (pair < a.floats.pairs)
-            for (int i = 0; i < kFloatPair; ++i) prefetch_float_row(a.floats, kFloatPair * pair + i);
+        const int row = warp / 4 * static_cast<int>(gridDim.x) + turned;
+        if (row < a.floats.pairs * kFloatPair) prefetch_float_row(a.floats, row);
     }
     pdl_wait();
     if (warp == 0) {
@@ -208,11 +202,12 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     for (int nt = 0; nt < NT; ++nt)
         rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * (of_ring * a.quads + first_step);
     const float* const scales_of_x = scales + 8 * NT * (of_ring * a.quads + first_step) + 2 * t;
-    const HalfLane<T> mine(x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
+    const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
     const auto sync = [&] { asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(32 * kOfTeam) : "memory"); };
     int slot = 0, before = 0;
     uint32_t parity = 0, before_parity = 0, there_parity = 0, read_parity = 1;
+    [[maybe_unused]] int other = 0;  // C = 1: the chains' sums have two places by turns
     bool first = true;
 #pragma unroll 1
     for (int strip = begin; strip < a.strips; strip += further) {
@@ -256,7 +251,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         if constexpr (C < 4)
 #pragma unroll
             for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(even[i / 4][i % 4], c[i / 4][i % 4]);
-        auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * (C == 1 ? 4 : 1) * (128 * NT) + lane;
+        auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * (C == 1 ? 8 : 1) * (128 * NT) + lane +
+                              (C == 1 ? other * (512 * NT) : 0);
         if constexpr (C == 1) {
 #pragma unroll
             for (int i = 0; i < 4 * NT; ++i)
@@ -271,7 +267,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                 }
                 store_half<NT>(a, rows, c);
             }
-            sync();
+            other ^= 1;
         } else if constexpr (C == 2) {
             if (of_team == 1)
 #pragma unroll
@@ -349,8 +345,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         }
     }
     if (a.floats.pairs > 0)
-        multiply_float_units<2, 8, 2>(a.floats, a.x, warp / 4 * gridDim.x + turned, kHalfWarps / 4 * gridDim.x, 0, a.n,
-                                      results[warp / 4], 2 + warp / 4);
+        multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
+                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128], 2 + static_cast<int>(threadIdx.x) / 128);
     if constexpr (C == 2) {  // the other one may still send and tell
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -360,8 +356,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 
 // ---- The host's side.
 
-/// A plane of `each` bytes for each block of 256 columns, in boxes of eight rows and `chains` blocks of four.
-CUtensorMap half_boxes(const char* plane, int64_t rows, int blocks, int each, int chains) {
+/// A plane of `each` bytes for each block of 256 columns, in boxes of `box` rows and `chains` blocks of four.
+CUtensorMap half_boxes(const char* plane, int64_t rows, int blocks, int each, int chains, int box) {
     prefill::BoxedTensor t;
     t.data = plane;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -370,10 +366,11 @@ CUtensorMap half_boxes(const char* plane, int64_t rows, int blocks, int each, in
     const auto e = static_cast<cuuint64_t>(each), b = static_cast<cuuint64_t>(blocks);
     t.extents[0] = e, t.extents[1] = static_cast<cuuint64_t>(rows), t.extents[2] = 4, t.extents[3] = b / 4;
     t.strides[0] = e * b, t.strides[1] = e, t.strides[2] = 4 * e;
-    t.box[0] = static_cast<cuuint32_t>(each), t.box[1] = 8, t.box[2] = static_cast<cuuint32_t>(chains), t.box[3] = 1;
+    t.box[0] = static_cast<cuuint32_t>(each), t.box[1] = static_cast<cuuint32_t>(box);
+    t.box[2] = static_cast<cuuint32_t>(chains), t.box[3] = 1;
     return prefill::encode(t);
 }
-CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains) {
+CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains, int box) {
     prefill::BoxedTensor t;
     t.data = plane;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -382,7 +379,7 @@ CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains) 
                               : CU_TENSOR_MAP_SWIZZLE_NONE;
     t.extents[0] = static_cast<cuuint64_t>(16 * blocks), t.extents[1] = static_cast<cuuint64_t>(rows);
     t.strides[0] = static_cast<cuuint64_t>(16 * blocks);
-    t.box[0] = static_cast<cuuint32_t>(16 * chains), t.box[1] = 8;
+    t.box[0] = static_cast<cuuint32_t>(16 * chains), t.box[1] = static_cast<cuuint32_t>(box);
     return prefill::encode(t);
 }
 
@@ -390,7 +387,7 @@ CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains) 
 template <int NT, int C>
 bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
     constexpr int T = 4 / C;
-    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 1280, kAlign = 1024;
+    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 512, kAlign = 1024;
     constexpr int64_t kBeside = 2 << 10;  // for half_prepare_kernel()
     const int64_t blocks = a.quads * T, x = int64_t{a.n} * half_stride(static_cast<int>(blocks));
     const int64_t stage = T * (2048 + 256 + (q6 ? 1024 : 0));
@@ -402,7 +399,7 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     };
     take(x);
     a.scales_at = take(4 * 8 * NT * blocks);
-    a.meeting_at = take((C == 1 ? 4 : 1) * teams * 512 * NT);
+    a.meeting_at = take((C == 1 ? 8 : 1) * teams * 512 * NT);
     a.inbox_at = take(C == 2 ? teams * 512 * NT : 0);
     at = (at + kAlign - 1) / kAlign * kAlign;
     const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBeside - at;
@@ -439,7 +436,9 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
         a.parts = static_cast<float*>(ctx.arena->allocate(int64_t{a.strips} * C * 512 * NT));
     }
     launch(*ctx.gpu, half_prepare_kernel,
-           dim3(static_cast<unsigned>(a.n), static_cast<unsigned>((a.cols + 2047) / 2048)), kThreads, 0, p);
+           dim3(static_cast<unsigned>(a.n),
+                static_cast<unsigned>((a.cols + 2047) / 2048 + (x.kind == ActKind::norm && a.floats.bytes == 0 ? 1 : 0))),
+           kThreads, 0, p);
     a.x.kind = ActKind::staged;
     a.x.rows = p.out;
     a.x.stride = stride;
@@ -506,11 +505,12 @@ void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
 
 HalfMaps HalfGroup::maps(int chains) const {
     HalfMaps maps = {};
+    const int box = a.gate_up != 0 ? 8 : kStripRows;
     for (int i = 0; i < a.matrices; ++i) {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
-        maps.data[i] = half_boxes(planes.data, w[i]->rows, 4 * a.quads, 128, chains);
-        maps.heads[i] = half_heads(planes.scales, w[i]->rows, 4 * a.quads, chains);
-        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(planes.high, w[i]->rows, 4 * a.quads, 64, chains);
+        maps.data[i] = half_boxes(planes.data, w[i]->rows, 4 * a.quads, 128, chains, box);
+        maps.heads[i] = half_heads(planes.scales, w[i]->rows, 4 * a.quads, chains, box);
+        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(planes.high, w[i]->rows, 4 * a.quads, 64, chains, box);
     }
     return maps;
 }

@@ -4,8 +4,8 @@
 // A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same of
 // up. A quad is four blocks of 256 columns, one of each lane of chains. A team is the warps that have the chains of a strip that
 // this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its team's
-// chains of it) in boxes of eight rows: nibbles [chain][row][128 bytes], high bits of Q6_K [chain][row][64], headers
-// [row][16 bytes of each chain], swizzled as wide as a row of the box. The first warp of a team asks; an mbarrier tells
+// chains of it) in boxes of sixteen rows, of gate and up eight each: nibbles [box][chain][row][128 bytes], high bits of
+// Q6_K [box][chain][row][64], headers [row][16 bytes of each chain], swizzled as wide as a row of the box. The first warp of a team asks; an mbarrier tells
 // that a slot is full, another that all have used it.
 #pragma once
 
@@ -54,7 +54,7 @@ struct HalfGroup {
     bool q6 = false;
 
     void add(const Weight& weight, float* y, int strip_rows);
-    /// Boxes of eight rows and `chains` blocks.
+    /// Boxes of sixteen rows (gate and up: eight) and `chains` blocks.
     HalfMaps maps(int chains) const;
 };
 
@@ -155,6 +155,7 @@ struct HalfRing {
                      row[h], does);
             if (q6)
                 half_box(high + slot * kHigh + h * (kHigh / 2), &maps.high[matrix[h]], full, row[h], chain, quad, does);
+            if (a.gate_up == 0) break;  // one box
         }
         if (++step == last) enter(a, strip + further, first);
     }
@@ -183,12 +184,16 @@ struct HalfLane {
     const char* high;
     const char* heads;
 
+    int second;  // from rows g to rows g + 8, in units of a row's eight
+
     /// from: the team's slot 0 in each of the three.
-    __device__ __forceinline__ HalfLane(const char* data0, const char* high0, const char* heads0, int of_team) {
-        const int g = threadIdx.x % 32 / 4;
+    __device__ __forceinline__ HalfLane(const HalfArgs& a, const char* data0, const char* high0, const char* heads0,
+                                        int of_team) {
+        const int g = threadIdx.x % 32 / 4, each = a.gate_up != 0 ? 1 : 2;
         const int swizzled = T == 4 ? of_team ^ (g / 2) : T == 2 ? of_team ^ (g / 4) : 0;
-        data = data0 + of_team * 1024 + g * 128;
-        high = high0 + of_team * 512 + g * 64;
+        second = a.gate_up != 0 ? T : 1;
+        data = data0 + each * of_team * 1024 + g * 128;
+        high = high0 + each * of_team * 512 + g * 64;
         heads = heads0 + g * (16 * T) + 16 * swizzled;
     }
     __device__ __forceinline__ HalfTile tile(int slot, const uint32_t (&d)[2]) const {
@@ -196,8 +201,8 @@ struct HalfLane {
         HalfTile tile;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            tile.data[h] = data + slot * R::kData + h * (R::kData / 2);
-            tile.high[h] = high + slot * R::kHigh + h * (R::kHigh / 2);
+            tile.data[h] = data + slot * R::kData + h * second * 1024;
+            tile.high[h] = high + slot * R::kHigh + h * second * 512;
             tile.head[h] = *reinterpret_cast<const uint4*>(heads + slot * R::kHeads + h * (R::kHeads / 2));
             tile.d[h] = d[h];
         }

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     const float* const scale_of_x = scales + chain * a.quads;
     auto* const terms = reinterpret_cast<float*>(x + a.terms_at);  // [team][quad][chain][16 rows]
     auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * 128;  // [2][chain][16 rows]
-    const HalfLane<4> mine(x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
+    const HalfLane<4> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, chain);
     const auto sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(7 + team) : "memory"); };
     int slot = 0, other = 0;
