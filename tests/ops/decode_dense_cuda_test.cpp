@@ -102,18 +102,6 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
         }
 }
 
-/// Four CTAs to a tile of few weight rows, without a cluster (decode_dense_split.cu), of x in few groups and many.
-TEST(DecodeDense, products_that_four_ctas_share_have_the_bits_of_the_general_kernels) {
-    RT_GPU_ONLY();
-    static constexpr int64_t kShared[] = {12, 17};
-    World world(kShared);
-    for (const DType type : {DType::q4_k, DType::q6_k}) {
-        const Weight w = world.weight(type, 20, 1024, 12);
-        compare_products(world, fmt::format("{} 1024", dtype_name(type)), w, 20, 1024);
-        if (testing::Test::HasFatalFailure()) return;
-    }
-}
-
 TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     World world;
