@@ -47,7 +47,8 @@ __device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int uni
 
 /// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first +
 /// step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator of
-/// the canonical order. results: of this quad, in shared memory; barrier: a named one of its own.
+/// the canonical order. results: of this quad, 8 kPair kX floats of shared memory, by turns; barrier: a named one of its
+/// own.
 template <int kPair, int kX, int kUnroll>
 __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
                                                      int row0, int count, float* results, int barrier) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
     const int units = f.pairs * kParts, all = units * ((count + kX - 1) / kX);
     const char* const x0 = x.rows + row0 * x.stride + (x.stride - f.bytes);
 #pragma unroll 1
-    for (int unit = begin; unit < all; unit += step) {
+    for (int unit = begin, other = 0; unit < all; unit += step, other ^= 4 * kSums) {
         const int pair = unit % units / kParts, first = unit / units * kX;
         int k = 0;
         while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
@@ -79,20 +80,19 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
 #pragma unroll
         for (int i = 0; i < kSums; ++i) v[i] = acc[i / kX][i % kX];
         const float sum = reduce_lanes<kSums>(v, lane);
-        if (lane % kLanes == 0) results[lane / kLanes * 4 + part] = sum;
+        if (lane % kLanes == 0) results[other + lane / kLanes * 4 + part] = sum;
         asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
         const int i = threadIdx.x % 128, p = i % kX;
         if (i < kSums && p < staged.count && row + i / kX < m.rows)
             m.y[static_cast<int64_t>(row0 + first + p) * m.rows + row + i / kX] =
-                __fmul_rn(float_sum(results, i), m.scale);
-        asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+                __fmul_rn(float_sum(results + other, i), m.scale);
     }
 }
 
 /// The same by `ctas` CTAs of 128 kOf threads, of which this is number `cta`; x in device memory.
 template <int kOf = kQuads>
 __device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActSource& x, int cta, int ctas, int row0,
-                                                int count, float (&results)[kFloatPair * kFloatX * 4]) {
+                                                int count, float (&results)[2 * kFloatPair * kFloatX * 4]) {
     const int quad = threadIdx.x / 128;
     multiply_float_units<kFloatPair, kFloatX, 2>(f, x, quad * ctas + cta, ctas * kOf, row0, count, results, 2 + quad);
 }

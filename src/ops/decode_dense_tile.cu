@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostDenseStages + 3];  // of the ring; sums there (two), sums read
-    __shared__ alignas(16) float results[kDenseWarps / 4][kFloatPair * kFloatX * 4];
+    __shared__ alignas(16) float results[kDenseWarps / 4][2 * kFloatPair * kFloatX * 4];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int row0 = cluster % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);

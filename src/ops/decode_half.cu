@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     extern __shared__ uint4 dynamic[];
     // Of slots; x is there; C = 2: a team's sums of the other CTA are there, its own were read there.
     __shared__ uint64_t barriers[2 * kMostHalfStages * kRings + 1 + 2 * kTeams];
-    __shared__ alignas(16) float results[kHalfWarps / 4][16];
+    __shared__ alignas(16) float results[kHalfWarps / 4][32];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     const int team = warp / kOfTeam, of_team = warp % kOfTeam, of_ring = warp % T;
     const int blocks = a.quads * T, stride = half_stride(blocks);  // of x here
     const int first_slot = warp / T * a.stages, further = a.teams * ctas;
-    const int first_step = C == 4 && of_team == 1 ? even_quads(a.quads) : 0;
-    const int last_step = C == 4 && of_team == 0 ? even_quads(a.quads) : a.quads;
+    const int first_quad = C == 4 ? of_team : 0;
+    constexpr int kBy = C == 4 ? 2 : 1;
     HalfRing<T> ring;
     ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
     ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
             publish_barriers();
         }
         __syncwarp();
-        ring.enter(a, begin, first_step);
+        ring.enter(a, begin, first_quad);
 #pragma unroll 1
         for (int slot = 0; slot < a.stages && ring.strip < a.strips; ++slot)
-            ring.ask(a, maps, rank * T, slot, first_step, last_step, further, lane == 0);
+            ring.ask(a, maps, rank * T, slot, first_quad, kBy, further, lane == 0);
     }
     if (lane == 0) {
         if (warp == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     const char* rows_of_x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
-        rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * (of_ring * a.quads + first_step);
-    const float* const scales_of_x = scales + 8 * NT * (of_ring * a.quads + first_step) + 2 * t;
+        rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * (of_ring * a.quads + first_quad);
+    const float* const scales_of_x = scales + 8 * NT * (of_ring * a.quads + first_quad) + 2 * t;
     const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
     const auto sync = [&] { asm volatile("bar.sync %0, %1;" ::"r"(6 + team), "n"(32 * kOfTeam) : "memory"); };
@@ -214,8 +214,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         const StripRows rows(a, strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_ring, first_step);
-        float c[NT][4] = {}, even[NT][4] = {};
+        if (q6) d.enter(a, rows, rank * T + of_ring, first_quad);
+        float c[NT][4] = {}, odd[NT][4] = {};
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
             const char* block[NT];
@@ -223,34 +223,38 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
             for (int nt = 0; nt < NT; ++nt) block[nt] = rows_of_x[nt];
             const float* scale = scales_of_x;
 #pragma unroll 1
-            for (int step = first_step; step < last_step; ++step) {
+            for (int quad = first_quad; quad < a.quads; quad += kBy) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && step + 1 < last_step) d.load(step + 1, a.quads);
-                if (C < 4 && step == even_quads(a.quads))
-#pragma unroll
-                    for (int i = 0; i < 4 * NT; ++i) even[i / 4][i % 4] = c[i / 4][i % 4], c[i / 4][i % 4] = 0.0f;
+                if (kSix && quad + kBy < a.quads) d.load(quad + kBy);
                 wait_parity(ring.barriers + 16 * slot, parity);
                 if (asks && !first && ring.strip < a.strips) {
                     wait_parity(ring.barriers + 16 * before + 8, before_parity);
-                    ring.ask(a, maps, rank * T, before, first_step, last_step, further, lane == 0);
+                    ring.ask(a, maps, rank * T, before, first_quad, kBy, further, lane == 0);
                 }
                 first = false;
-                multiply_tile<kSix, NT>(mine.tile(slot, d_now), block, [&](int nt, int e, float v) {
-                    c[nt][e] = __fmaf_rn(scale[8 * nt + e % 2], v, c[nt][e]);
-                });
+                float v[NT][4];
+                multiply_tile<kSix, NT>(mine.tile(slot, d_now), block,
+                                        [&](int nt, int e, float value) { v[nt][e] = value; });
+                const auto add = [&](float(&to)[NT][4]) {
+#pragma unroll
+                    for (int i = 0; i < 4 * NT; ++i)
+                        to[i / 4][i % 4] = __fmaf_rn(scale[8 * (i / 4) + i % 2], v[i / 4][i % 4], to[i / 4][i % 4]);
+                };
+                if (C == 4 || quad % 2 == 0) add(c);
+                else add(odd);
                 arrive_at(ring.barriers + 16 * slot + 8);
                 before = slot, before_parity = parity;
                 if (++slot == a.stages) slot = 0, parity ^= 1;
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt) block[nt] += kHalfBlock;
-                scale += 8 * NT;
+                for (int nt = 0; nt < NT; ++nt) block[nt] += kBy * kHalfBlock;
+                scale += kBy * 8 * NT;
             }
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
         if constexpr (C < 4)
 #pragma unroll
-            for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(even[i / 4][i % 4], c[i / 4][i % 4]);
+            for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(c[i / 4][i % 4], odd[i / 4][i % 4]);
         auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * (C == 1 ? 8 : 1) * (128 * NT) + lane +
                               (C == 1 ? other * (512 * NT) : 0);
         if constexpr (C == 1) {
@@ -387,7 +391,7 @@ CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains, 
 template <int NT, int C>
 bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
     constexpr int T = 4 / C;
-    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 512, kAlign = 1024;
+    constexpr int64_t kStatic = (2 * kMostHalfStages + 2) * kHalfWarps / T * 8 + 768, kAlign = 1024;
     constexpr int64_t kBeside = 2 << 10;  // for half_prepare_kernel()
     const int64_t blocks = a.quads * T, x = int64_t{a.n} * half_stride(static_cast<int>(blocks));
     const int64_t stage = T * (2048 + 256 + (q6 ? 1024 : 0));

@@ -24,16 +24,8 @@
 namespace riptide::ops::cuda::decode {
 
 /// A block of 256 columns of a row of x: 32 units of eight halves, then for each t the sums of sub-blocks 2 t and 2 t +
-/// 1, hi and lo. A row's blocks lie as they are multiplied: those with the same b mod 4 (a lane of chains), of them the
-/// even ones of b / 4 (a quad) first.
+/// 1, hi and lo. A row's blocks lie side by side if they have the same b mod 4: two chains, by turns.
 constexpr int kHalfUnits = 512, kHalfBlock = 544;
-
-/// Quad number `step` of `quads` in that order, and back.
-RT_HD constexpr int even_quads(int quads) { return (quads + 1) / 2; }
-RT_HD constexpr int quad_of(int step, int quads) {
-    return step < even_quads(quads) ? 2 * step : 2 * (step - even_quads(quads)) + 1;
-}
-RT_HD constexpr int step_of(int quad, int quads) { return quad % 2 * even_quads(quads) + quad / 2; }
 
 /// Bytes from row to row in shared memory: neighbouring rows 64 bytes apart in the banks.
 RT_HD constexpr int half_stride(int blocks) { return (kHalfBlock * blocks + 63) / 128 * 128 + 64; }

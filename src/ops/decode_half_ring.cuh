@@ -2,7 +2,7 @@
 // and how weights come to shared memory.
 //
 // A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same of
-// up. A quad is four blocks of 256 columns, one of each lane of chains. A team is the warps that have the chains of a strip that
+// up. A quad is four blocks of 256 columns, one of each b mod 4. A team is the warps that have the chains of a strip that
 // this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its team's
 // chains of it) in boxes of sixteen rows, of gate and up eight each: nibbles [box][chain][row][128 bytes], high bits of
 // Q6_K [box][chain][row][64], headers [row][16 bytes of each chain], swizzled as wide as a row of the box. The first warp of a team asks; an mbarrier tells
@@ -67,7 +67,7 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
 
 /// The place of a block of 256 columns among those of a row.
 __device__ __forceinline__ int half_place(int block, int quads) {
-    return block % 4 * quads + step_of(block / 4, quads);
+    return block % 4 * quads + block / 4;
 }
 
 #endif
@@ -129,11 +129,11 @@ template <int T>
 struct HalfRing {
     static constexpr int kData = 2048 * T, kHigh = 1024 * T, kHeads = 256 * T;  // of a slot
     uint32_t data, high, heads, barriers;  // of slot 0; full and empty of a slot side by side
-    int strip, step, row[2], matrix[2], bytes;  // what is asked for next
+    int strip, quad, row[2], matrix[2], bytes;  // what is asked for next
     bool q6;
 
-    __device__ __forceinline__ void enter(const HalfArgs& a, int to, int first_step) {
-        strip = to, step = first_step;
+    __device__ __forceinline__ void enter(const HalfArgs& a, int to, int first) {
+        strip = to, quad = first;
         if (to >= a.strips) return;
         const StripRows rows(a, to);
 #pragma unroll
@@ -141,11 +141,10 @@ struct HalfRing {
         q6 = a.m[matrix[0]].q6 != 0;
         bytes = kData + kHeads + (q6 ? kHigh : 0);
     }
-    /// The next quad to a slot; chain: the first of the team's; strips have steps first .. last - 1, the next one is
-    /// `further` on. By a whole warp.
-    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, int slot, int first, int last,
+    /// The next quad to a slot; chain: the first of the team's. Of a strip come quads first, first + by, ..., then the
+    /// strip `further` on. By a whole warp.
+    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, int slot, int first, int by,
                                         int further, bool does) {
-        const int quad = quad_of(step, a.quads);
         const uint32_t full = barriers + 16 * slot;
         expect_if(full, bytes, does);
 #pragma unroll
@@ -157,7 +156,7 @@ struct HalfRing {
                 half_box(high + slot * kHigh + h * (kHigh / 2), &maps.high[matrix[h]], full, row[h], chain, quad, does);
             if (a.gate_up == 0) break;  // one box
         }
-        if (++step == last) enter(a, strip + further, first);
+        if ((quad += by) >= a.quads) enter(a, strip + further, first);
     }
 };
 
@@ -210,24 +209,23 @@ struct HalfLane {
     }
 };
 
-/// d of Q6_K of a lane's rows of a strip, step after step, loaded one ahead; nothing for Q4_K.
+/// d of Q6_K of a lane's rows of a strip, quad after quad, loaded one ahead; nothing for Q4_K.
 struct HalfD {
     const char* at[2] = {};
     uint32_t d[2] = {};
 
-    __device__ __forceinline__ void enter(const HalfArgs& a, const StripRows& rows, int chain, int step) {
+    __device__ __forceinline__ void enter(const HalfArgs& a, const StripRows& rows, int chain, int quad) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const HalfMatrix& m = a.m[rows.matrix[h]];
             const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
             at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + chain);
-            d[h] = load_weight16(at[h] + 8 * quad_of(step, a.quads));
+            d[h] = load_weight16(at[h] + 8 * quad);
         }
     }
-    /// Loads those of a step.
-    __device__ __forceinline__ void load(int step, int quads) {
+    __device__ __forceinline__ void load(int quad) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) d[h] = load_weight16(at[h] + 8 * quad_of(step, quads));
+        for (int h = 0; h < 2; ++h) d[h] = load_weight16(at[h] + 8 * quad);
     }
 };
 

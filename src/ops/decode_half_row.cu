@@ -137,18 +137,18 @@ __global__ void __launch_bounds__(kAllThreads, 1)
         ring.enter(a, first_strip + begin / a.quads, begin % a.quads);
         int at = begin, slot = 0;
 #pragma unroll 1
-        for (; at < end && slot < min(kAhead, a.stages); ++at, ++slot) ring.ask(a, maps, 0, slot, 0, a.quads, 1, lane == 0);
+        for (; at < end && slot < min(kAhead, a.stages); ++at, ++slot) ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
         pdl_trigger();
         __syncthreads();
         asm volatile("bar.sync 14, %0;" ::"n"(kAllThreads) : "memory");  // x is there
 #pragma unroll 1
-        for (; at < end && slot < a.stages; ++at, ++slot) ring.ask(a, maps, 0, slot, 0, a.quads, 1, lane == 0);
+        for (; at < end && slot < a.stages; ++at, ++slot) ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
         uint32_t parity = 0;
         slot = 0;
 #pragma unroll 1
         for (; at < end; ++at) {
             wait_parity(ring.barriers + 16 * slot + 8, parity);
-            ring.ask(a, maps, 0, slot, 0, a.quads, 1, lane == 0);
+            ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
             if (++slot == a.stages) slot = 0, parity ^= 1;
         }
         return;
@@ -181,34 +181,34 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     uint32_t parity = 0;
 #pragma unroll 1
     for (int at = begin; at < end;) {
-        const int strip = first_strip + at / a.quads, step0 = at % a.quads, count = min(end - at, a.quads - step0);
+        const int strip = first_strip + at / a.quads, quad0 = at % a.quads, count = min(end - at, a.quads - quad0);
         const StripRows rows(a, strip);
         const HalfMatrix& m = a.m[rows.matrix[0]];
         const bool q6 = m.q6 != 0;
         const int row = rows.row[0] + lane;  // to be stored by lanes of chain 0
         const bool stores = chain == 0 && lane < (a.gate_up != 0 ? 8 : 16) && row < m.rows;
-        const float old = a.residual != nullptr && step0 == 0 && stores ? a.residual[row] : 0.0f;
+        const float old = a.residual != nullptr && quad0 == 0 && stores ? a.residual[row] : 0.0f;
         HalfD d;
-        if (q6) d.enter(a, rows, chain, step0);
-        float c[2] = {}, even[2] = {};  // rows g, g + 8; lanes with t = 0; the chain of even quads
-        const auto add = [&](int step, float scale, float low, float high) {
-            if (step == even_quads(a.quads)) even[0] = c[0], even[1] = c[1], c[0] = c[1] = 0.0f;
-            c[0] = __fmaf_rn(scale, low, c[0]), c[1] = __fmaf_rn(scale, high, c[1]);
+        if (q6) d.enter(a, rows, chain, quad0);
+        float c[2][2] = {};  // chains of even and of odd quads; rows g, g + 8; lanes with t = 0
+        const auto add = [&](int quad, float scale, float low, float high) {
+            if (quad % 2 == 0) c[0][0] = __fmaf_rn(scale, low, c[0][0]), c[0][1] = __fmaf_rn(scale, high, c[0][1]);
+            else c[1][0] = __fmaf_rn(scale, low, c[1][0]), c[1][1] = __fmaf_rn(scale, high, c[1][1]);
         };
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
 #pragma unroll 1
             for (int k = 0; k < count; ++k) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && k + 1 < count) d.load(step0 + k + 1, a.quads);
+                if (kSix && k + 1 < count) d.load(quad0 + k + 1);
                 wait_parity(ring.barriers + 16 * slot, parity);
-                const char* const block[1] = {row_of_x + kHalfBlock * (step0 + k)};
-                const float scale = scale_of_x[step0 + k];
+                const char* const block[1] = {row_of_x + kHalfBlock * (quad0 + k)};
+                const float scale = scale_of_x[quad0 + k];
                 float v[4];
                 multiply_tile<kSix, 1>(mine.tile(slot, d_now), block, [&](int, int e, float value) { v[e] = value; });
                 arrive_at(ring.barriers + 16 * slot + 8);
                 if (++slot == a.stages) slot = 0, parity ^= 1;
-                if (step0 == 0) {
+                if (quad0 == 0) {
                     add(k, scale, v[0], v[2]);
                 } else if (t == 0) {
                     float* const to = terms + ((team * a.quads + k) * 4 + chain) * 16 + g;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
         at += count;
-        if (step0 != 0) {
+        if (quad0 != 0) {
             arrive_at(terms_there + 8 * team);
             continue;
         }
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
         }
         float* const met = meeting + other * 64;
         other ^= 1;
-        if (t == 0) met[16 * chain + g] = __fadd_rn(even[0], c[0]), met[16 * chain + 8 + g] = __fadd_rn(even[1], c[1]);
+        if (t == 0) met[16 * chain + g] = __fadd_rn(c[0][0], c[1][0]), met[16 * chain + 8 + g] = __fadd_rn(c[0][1], c[1][1]);
         sync();
         if (chain != 0) continue;
         const float* const s = met + lane % 16;
