@@ -59,10 +59,10 @@ void DeltaStates::add_layer(const StateSpec& spec, size_t layer, int64_t slots, 
     layers_.push_back(view);
 }
 
-bool DeltaStates::can_follow() const {
-    return any_ && layers_.front().stash_rows >= 2 &&
-           std::all_of(layers_.begin(), layers_.end(),
-                       [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); });
+int64_t DeltaStates::follow_rows() const {
+    const auto follows = [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); };
+    if (!any_ || !std::all_of(layers_.begin(), layers_.end(), follows)) return 0;
+    return layers_.front().stash_rows / 2;  // ops::delta_follow_row
 }
 
 int32_t DeltaStates::acquire_spare() {

@@ -33,8 +33,9 @@ class DeltaStates {
     std::span<const DeltaView> views() const { return views_; }
     /// Those that are not empty.
     std::span<const DeltaView> layers() const { return layers_; }
-    /// Whether steps of one row each may follow (ops::DeltaMode::follow).
-    bool can_follow() const;
+    /// The most sequences whose steps of one row each may follow (ops::DeltaMode::follow); 0: none may.
+    int64_t follow_rows() const;
+    bool can_follow() const { return follow_rows() > 0; }
     /// Bytes of one slot, of all layers.
     int64_t bytes_per_sequence() const { return slot_bytes_; }
     int64_t total_bytes() const { return total_bytes_; }

@@ -111,24 +111,30 @@ int32_t SequenceState::begin_turns() {
     return step_.spare;
 }
 
-void SequenceState::begin_follow() {
+void SequenceState::begin_follow(int64_t row) {
     DeltaStates& delta = cache_->delta();
-    RT_ASSERT(delta.can_follow() && reserved_ > 0);
+    RT_ASSERT(row >= 0 && row < delta.follow_rows() && reserved_ > 0);
     commit_delta({});
-    step_ = {.number = delta.step(), .rows = reserved_, .mode = ops::DeltaMode::follow};
+    step_ = {.number = delta.step(), .first_row = row, .rows = reserved_, .mode = ops::DeltaMode::follow};
 }
 
 void SequenceState::commit_followed(int64_t rows, int64_t run) {
+    RT_ASSERT(step_.mode == ops::DeltaMode::follow);
+    commit_followed_state(rows, run);
+    commit_prefix(rows);
+}
+
+void SequenceState::commit_followed_state(int64_t rows, int64_t run) {
+    if (step_.mode != ops::DeltaMode::follow) return;
     DeltaStates& delta = cache_->delta();
-    RT_ASSERT(rows >= 0 && rows <= reserved_ && (run == rows || run == rows + 1));
-    RT_ASSERT(step_.mode == ops::DeltaMode::follow && step_.number == delta.step());
+    RT_ASSERT(rows >= 0 && run <= reserved_ && (run == rows || run == rows + 1));
+    RT_ASSERT(step_.number == delta.step() && step_.committed < 0);
     if (run == rows && rows > 0) {
         const int64_t last = length_ + rows - 1;
-        const auto row = static_cast<int32_t>(ops::delta_follow_row(0, last));
+        const auto row = static_cast<int32_t>(ops::delta_follow_row(step_.first_row, last));
         delta.commit(slot_, last, {&row, 1});
     }
-    end_rows();
-    keep(rows);
+    step_.committed = rows;
 }
 
 void SequenceState::end_rows() {
