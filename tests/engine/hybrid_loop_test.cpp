@@ -281,7 +281,7 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
         EXPECT_EQ(lone.launched.most_run, 0);
         EXPECT_GT(ahead.launched.most_run, fewer(8, 3));
         EXPECT_EQ(ahead.launched.most_pending, 2);
-        EXPECT_GT(ahead.launched.formed_ahead, fewer(20, 3));
+        EXPECT_GT(ahead.launched.formed_ahead, fewer(5, 1));
         const auto most_rows = static_cast<int64_t>(*ahead.launched.ahead.rbegin());
         EXPECT_LE(most_rows, follow_rows);
         EXPECT_GE(most_rows, fewer<int64_t>(follow_rows, 1));
