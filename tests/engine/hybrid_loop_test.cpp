@@ -81,7 +81,10 @@ class World {
   public:
     /// Steps of up to `follow_rows` answers follow each other, all others are committed before the next.
     World(const std::string& type, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
-        : machine_(SeededHybrid::open(type), o), random_(seed) {
+        : World(SeededHybrid::open(type), o, follow_rows, seed) {}
+    template <class Of>
+    World(std::unique_ptr<Of> checkpoint_or_model, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
+        : machine_(std::move(checkpoint_or_model), o), random_(seed) {
         if (machine_.decoder() == nullptr && follow_rows > 0)  // else all is drawn by the host there
             machine_.use_decoder(stand_in_.emplace(machine_).functions());
         if (machine_.decoder() != nullptr) {
@@ -310,6 +313,60 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
     }
     EXPECT_GT(ahead.stats().preempted, fewer(0, -1));
     EXPECT_GT(ahead.launched.most_run, 1);
+}
+
+/// A hybrid whose logits are NaN behind a certain token.
+class DamagedHybrid final : public Model {
+  public:
+    explicit DamagedHybrid(int32_t trouble) : trouble_(trouble) {}
+    const ModelInfo& info() const override { return model_->info(); }
+    std::span<const StateSpec> state_specs() const override { return model_->state_specs(); }
+    Workspace workspace() const override { return model_->workspace(); }
+    Tensor embed(Context& ctx, const Batch& batch) const override { return model_->embed(ctx, batch); }
+    void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override {
+        model_->layer(ctx, l, x, batch, states);
+    }
+    Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override {
+        Tensor all = model_->logits(ctx, x, batch);
+        for (size_t i = 0; i < batch.logit_rows.size(); ++i)
+            if (batch.tokens[static_cast<size_t>(batch.logit_rows[i])] == trouble_)
+                all.row(static_cast<int64_t>(i))[5] = std::numeric_limits<float>::quiet_NaN();
+        return all;
+    }
+
+  private:
+    int32_t trouble_;
+    std::unique_ptr<Checkpoint> checkpoint_ = SeededHybrid::open("bf16");
+    std::unique_ptr<Model> model_ = load_model(*checkpoint_);
+};
+
+TEST(HybridLoop, an_answer_that_fails_in_the_middle_leaves_the_others_alone) {
+    RT_CPU_ONLY("a model without a checkpoint");
+    Forms forms;
+    std::mt19937 random(29);
+    std::vector<Asked> asked = some_requests(forms, kThreadSanitizer ? 12 : 40, random);
+    for (Asked& a : asked) a.cancel_at = a.breaks_at = SIZE_MAX;
+    const std::vector<Came> expected = World("bf16", loop_options(), 0, 7).answer(asked, true);
+    const std::vector<int32_t>& some = expected[4].heard.tokens;
+    ASSERT_GT(some.size(), 8u);
+    const int32_t trouble = some[some.size() / 2];
+    World world(std::make_unique<DamagedHybrid>(trouble), loop_options(), 4, 8);
+    const std::vector<Came> came = world.answer(asked, false);
+    int failed = 0, answered = 0;
+    for (size_t i = 0; i < asked.size(); ++i) {
+        std::vector<int32_t> tokens = expected[i].heard.tokens;
+        const auto at = std::find(tokens.begin(), tokens.end(), trouble);
+        const bool fails =
+            asked[i].prompt.back() == trouble ||
+            (at != tokens.end() && (at + 1 != tokens.end() || expected[i].heard.done->reason == FinishReason::stop_id));
+        if (fails) tokens.resize(asked[i].prompt.back() == trouble ? 0 : static_cast<size_t>(at + 1 - tokens.begin()));
+        EXPECT_EQ(came[i].heard.failed.has_value(), fails) << i;
+        EXPECT_EQ(came[i].heard.tokens, tokens) << i;
+        (fails ? failed : answered) += 1;
+    }
+    EXPECT_GT(failed, 0);
+    EXPECT_GT(answered, 10);
+    EXPECT_GT(world.launched.most_run, 8);
 }
 
 }  // namespace
