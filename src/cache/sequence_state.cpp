@@ -120,21 +120,24 @@ void SequenceState::begin_follow(int64_t row) {
 
 void SequenceState::commit_followed(int64_t rows, int64_t run) {
     RT_ASSERT(step_.mode == ops::DeltaMode::follow);
-    commit_followed_state(rows, run);
+    const Followed one{this, rows};
+    commit_followed_states({&one, 1}, run);
     commit_prefix(rows);
 }
 
-void SequenceState::commit_followed_state(int64_t rows, int64_t run) {
-    if (step_.mode != ops::DeltaMode::follow) return;
-    DeltaStates& delta = cache_->delta();
-    RT_ASSERT(rows >= 0 && run <= reserved_ && (run == rows || run == rows + 1));
-    RT_ASSERT(step_.number == delta.step() && step_.committed < 0);
-    if (run == rows && rows > 0) {
-        const int64_t last = length_ + rows - 1;
-        const auto row = static_cast<int32_t>(ops::delta_follow_row(step_.first_row, last));
-        delta.commit(slot_, last, {&row, 1});
+void SequenceState::commit_followed_states(std::span<const Followed> all, int64_t run) {
+    std::vector<DeltaStates::Row> last;
+    for (const auto& [sequence, rows] : all) {
+        DeltaStep& step = sequence->step_;
+        if (step.mode != ops::DeltaMode::follow) continue;
+        RT_ASSERT(rows >= 0 && run <= sequence->reserved_ && (run == rows || run == rows + 1));
+        RT_ASSERT(step.number == sequence->cache_->delta().step() && step.committed < 0);
+        step.committed = rows;
+        if (run > rows || rows == 0) continue;
+        const int64_t position = sequence->length_ + rows - 1;
+        last.push_back({sequence->slot_, position, ops::delta_follow_row(step.first_row, position)});
     }
-    step_.committed = rows;
+    if (!last.empty()) all.front().sequence->cache_->delta().commit_rows(last);
 }
 
 void SequenceState::end_rows() {

@@ -64,14 +64,18 @@ class SequenceState {
 
     /// Steps of one row each follow that a device runs by itself, this sequence number `row` of their batch: each is
     /// stashed, and joins the state at the beginning of the next (ops::DeltaMode::follow). To be ended by
-    /// commit_followed() or commit_followed_state(). REQUIRES row < follow_rows() of the cache's states.
+    /// commit_followed() or commit_followed_states(). REQUIRES row < follow_rows() of the cache's states.
     void begin_follow(int64_t row = 0);
     /// Keeps the first `rows` of the `run` steps that were run since begin_follow(): rows or rows + 1, since all but
     /// the last are part of the state.
     void commit_followed(int64_t rows, int64_t run);
-    /// The same for the recurrent state alone, now: as commit_state(), to be followed by commit of the same rows. Does
-    /// nothing but after begin_follow().
-    void commit_followed_state(int64_t rows, int64_t run);
+    struct Followed {
+        SequenceState* sequence = nullptr;
+        int64_t rows = 0;  // to be kept
+    };
+    /// The same for several sequences of the same steps, and the recurrent state alone, now: as commit_state(), to be
+    /// followed by commit of the same rows of each. Leaves those alone that are not between begin_follow() and its end.
+    static void commit_followed_states(std::span<const Followed> all, int64_t run);
 
     /// Does to the recurrent state what commit(path) will do, now: for who stashes another step before commit, which
     /// must then keep the same rows. Does nothing without recurrent state.

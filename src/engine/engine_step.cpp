@@ -245,8 +245,10 @@ bool EngineLoop::steps_follow() const {
 /// Recurrent state: all steps but the last are part of it, and of an answer that ended before the last, which was fed
 /// something all the same, nothing more may be.
 void EngineLoop::commit_followed() {
+    std::vector<SequenceState::Followed> all;
     for (size_t r = 0; r < device_rows_.size(); ++r)
-        decode_rows_[r].sequence->commit_followed_state(1 + std::ssize(device_rows_[r].answer->ahead), device_steps_);
+        all.push_back({decode_rows_[r].sequence, 1 + std::ssize(device_rows_[r].answer->ahead)});
+    SequenceState::commit_followed_states(all, device_steps_);
 }
 
 bool EngineLoop::try_step(std::span<const StepItem> items, Family family) {

@@ -262,11 +262,13 @@ TEST_F(DeltaStatesTest, sequences_whose_steps_follow_each_other_commit_their_own
         std::vector<std::vector<int32_t>> tokens(1 + random() % 5);
         for (std::vector<int32_t>& fed : tokens) fed = invent(all.size());
         world.follow(sequences, tokens);
+        std::vector<SequenceState::Followed> followed;
         for (size_t s = 0; s < all.size(); ++s) {
             const size_t kept = tokens.size() - random() % 2;
-            all[s].state.commit_followed_state(static_cast<int64_t>(kept), std::ssize(tokens));
+            followed.push_back({&all[s].state, static_cast<int64_t>(kept)});
             for (size_t i = 0; i < kept; ++i) all[s].tokens.push_back(tokens[i][s]);
         }
+        SequenceState::commit_followed_states(followed, std::ssize(tokens));
         for (size_t s = all.size(); s-- > 0;) {
             all[s].state.commit_prefix(std::ssize(all[s].tokens) - all[s].state.length());
             ASSERT_EQ(world.state_of(all[s].state), fresh(all[s].tokens)) << "round " << round << ", sequence " << s;
