@@ -19,6 +19,7 @@ struct Asked {
     SamplingParams sampling;
     std::shared_ptr<Constraint> constraint;
     int64_t most = 1;
+    int priority = 1;
     size_t breaks_at = SIZE_MAX;  // tokens after which the listener fails,
     size_t cancel_at = SIZE_MAX;  // or the request is cancelled
     bool whole() const { return breaks_at == SIZE_MAX && cancel_at == SIZE_MAX; }
@@ -145,6 +146,7 @@ class World {
         job->sampling = asked.sampling;
         job->constraint = asked.constraint;
         job->share = static_cast<uint64_t>(last_);
+        job->priority = asked.priority;
         job->cache_session = static_cast<uint64_t>(last_);
         job->want_tokens = true;
         job->open = 1;
@@ -207,6 +209,7 @@ std::vector<Asked> some_requests(Forms& forms, size_t count, std::mt19937& rando
         for (size_t n = random() % 90; n > 0; --n) a.prompt.push_back(static_cast<int32_t>(random() % 512));
         a.most = static_cast<int64_t>(1 + random() % 60);
         for (int k = 0; k < 8; ++k) a.stop_ids.push_back(static_cast<int32_t>(random() % 512));
+        a.priority = static_cast<int>(i % 3);
         a.sampling.seed = i;
         a.sampling.temperature = i % 3 == 0 ? 0 : 1;
         if (i % 5 == 3) a.sampling.repetition_penalty = 1.2;
@@ -297,7 +300,7 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
     EngineOptions o = loop_options();
     o.context = 160;
     World lone(GetParam(), o, 0, 5);
-    o.kv_tokens = 192;
+    o.kv_tokens = 160;
     World ahead(GetParam(), o, o.max_running, 6);
     const std::vector<Asked> asked = some_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 40, 12), random);
     std::vector<Asked> uncut = asked;

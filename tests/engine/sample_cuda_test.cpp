@@ -57,8 +57,8 @@ TEST(SampleCuda, draws_the_cpus_tokens_from_a_large_vocabulary) {
     if (brief_counts()) return;
     // In this order: what a kernel was once allowed of shared memory it keeps.
     EXPECT_GT(compare(151937, 6, 2), 0);
-    EXPECT_GT(compare(248320, 2, 3), 0);  // Qwen3.5's
-    EXPECT_GT(compare(ops::SampleState::kMostVocab, 2, 4), 0);
+    EXPECT_GT(compare(248320, 1, 3), 0);  // Qwen3.5's
+    EXPECT_GT(compare(ops::SampleState::kMostVocab, 1, 4), 0);
 }
 
 struct Few {
