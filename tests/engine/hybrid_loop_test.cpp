@@ -290,7 +290,7 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
         EXPECT_GT(ahead.launched.formed_ahead, fewer(5, 1));
         const auto most_rows = static_cast<int64_t>(*ahead.launched.ahead.rbegin());
         EXPECT_LE(most_rows, follow_rows);
-        EXPECT_GE(most_rows, fewer<int64_t>(follow_rows, 1));
+        EXPECT_GE(most_rows, follow_rows < 4 ? 1 : fewer(3, 1));
     }
 }
 
