@@ -55,10 +55,8 @@ TEST(SampleCuda, draws_the_cpus_tokens_from_a_large_vocabulary) {
     RT_GPU_ONLY();
     EXPECT_GT(compare(fewer(100352, 1300), fewer(30, 1), 1), 0);
     if (brief_counts()) return;
-    // In this order: what a kernel was once allowed of shared memory it keeps.
     EXPECT_GT(compare(151937, 6, 2), 0);
-    EXPECT_GT(compare(248320, 1, 3), 0);  // Qwen3.5's
-    EXPECT_GT(compare(ops::SampleState::kMostVocab, 1, 4), 0);
+    EXPECT_GT(compare(248320, 2, 3), 0);  // Qwen3.5's: more than 48 KB of shared memory, static and dynamic together
 }
 
 struct Few {
