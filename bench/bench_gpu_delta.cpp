@@ -54,17 +54,21 @@ class Bench {
         const Arena::Mark mark = inputs_.mark();
         const Batch batch = make_batch(sequences, rows, tree);
         const ops::GatedDeltaInput in = make_input(sequences * rows);
-        const bool update = mode == ops::DeltaMode::update;
-        const double bytes = static_cast<double>(sequences * layers_.front().state_bytes()) * (update ? 2 : 1);
+        const bool update = mode == ops::DeltaMode::update, follows = mode == ops::DeltaMode::follow;
+        const std::vector<int32_t> held(static_cast<size_t>(follows ? sequences : 0), 99);  // one less than committed
+        const std::span<const int32_t> held_there = ints(held);
+        const double bytes =
+            static_cast<double>(sequences * layers_.front().state_bytes()) * (update || follows ? 2 : 1);
         report(fmt::format("{} {} of {} {}", sequences * rows,
-                           update ? "kept rows"
-                           : tree ? "tree rows"
-                                  : "chain rows",
+                           update    ? "kept rows"
+                           : follows ? "rows that follow"
+                           : tree    ? "tree rows"
+                                     : "chain rows",
                            sequences, sequences == 1 ? "sequence" : "sequences"),
                bytes, [&] {
                    for (const DeltaView& view : layers_) {
                        arena_.reset();
-                       ops::gated_delta(ctx_, in, view, batch, mode);
+                       ops::gated_delta(ctx_, in, view, batch, mode, held_there);
                    }
                });
         inputs_.restore(mark);
@@ -193,6 +197,7 @@ void run(Gpu& gpu, int64_t heads) {
     using ops::DeltaMode;
     Bench bench(gpu, heads);
     for (const int64_t sequences : {1, 2, 4, 8, 16}) bench.decode(sequences, 1, false, DeltaMode::update);
+    for (const int64_t sequences : {1, 2, 4}) bench.decode(sequences, 1, false, DeltaMode::follow);
     for (const int64_t rows : {1, 2, 4, 8, 16}) bench.decode(1, rows, false, DeltaMode::stash);
     for (const int64_t rows : {8, 23, 64}) bench.decode(1, rows, true, DeltaMode::stash);
     for (const int64_t rows : {1, 4, 16}) bench.commit(rows);

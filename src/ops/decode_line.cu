@@ -90,14 +90,33 @@ __device__ __forceinline__ int batch_row(const FloatMatrix& m, int b) {
     return min((b - m.first) * batch_rows(m.type), m.rows - batch_rows(m.type));
 }
 
+/// The barrier of a quad. With a number that is not known when compiling a CTA counts for all 16 barriers, of which an
+/// SM has 64 for its CTAs.
+template <int Quads>
+__device__ __forceinline__ void quad_barrier(int quad) {
+    static_assert(Quads == 2 || Quads == 4);
+    if (quad == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else if (Quads == 2 || quad == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
+    else if (quad == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
+    else asm volatile("bar.sync 4, 128;" ::: "memory");
+}
+
 enum class LineKind {
     rows,     // of bf16
     singles,  // the same, and f32 (two rows a batch) in some matrices
     pairs,    // a batch is two rows of gate and the same of up; out = silu(gate x) * (up x)
 };
 
+/// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
+/// are asked for while Gated DeltaNet is computed.
 template <int Windows, int Quads, LineKind Kind>
-__global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_constant__ LineArgs a) {
+constexpr int kCtasOfRegisters = Quads == 2                                ? 4
+                                 : Windows == 1 && Kind == LineKind::pairs ? 3
+                                                                           : 2;
+
+template <int Windows, int Quads, LineKind Kind>
+__global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
+    line_kernel(const __grid_constant__ LineArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
@@ -108,9 +127,8 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     const int pieces = a.cols / 8;
     const int begin = part_of(a.batches, blockIdx.x, gridDim.x), end = part_of(a.batches, blockIdx.x + 1, gridDim.x);
     const int most = (a.batches + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    const int rounds = (most + Quads - 1) / Quads;
-    const int stage = kQuadRows * pieces;  // uint4, of a batch
-    auto* const results = reinterpret_cast<float*>(dynamic + rounds * Quads * stage);  // [batch][row][part]
+    const int stage = kQuadRows * pieces;                                           // uint4, of a batch
+    auto* const results = reinterpret_cast<float*>(dynamic + most * stage);         // [batch][row][part]
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
     // The quad's first thread asks for its batches: rows that lie behind each other, f32 or bf16, have one length.
@@ -131,7 +149,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
             }
         }
     LineX<Windows> norm;
-    const bool normed = a.x.kind == ActKind::norm;
+    const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // suits()
     if (normed)
 #pragma unroll
         for (int w = 0; w < Windows; ++w) {
@@ -141,7 +159,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     // Thread t stores the t-th row of the CTA.
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");  // barriers are ready
+    quad_barrier<Quads>(quad);  // barriers are ready
     pdl_wait();
     LineX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
@@ -155,7 +173,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
             if (lane == 0) partial[quad][4 * w + part] = sum;
         }
         if (Windows == 1 && lane == 0) partial[quad][4 + part] = 0.0f;
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");
+        quad_barrier<Quads>(quad);
         const float scale = row_scale(partial[quad], a.cols, a.x.eps);
 #pragma unroll
         for (int w = 0; w < Windows; ++w)
@@ -238,7 +256,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
     const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
     if (rounds > kMostRounds<Windows, Quads>) return false;
-    const int64_t need = rounds * Quads * kQuadRows * (int64_t{2} * a.cols + 16) +
+    const int64_t need = most * kQuadRows * (int64_t{2} * a.cols + 16) +
                          (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
     const int64_t room = ctx.gpu->info().shared_bytes - (2 << 10);
     if (need > room) return false;
