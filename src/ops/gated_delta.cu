@@ -344,7 +344,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
     a.norm = in.norm.weight.data();
     a.eps = in.norm.eps;
     a.out = out.row(0);
-    if (ctx.family == Family::decode && view.value_dim % 32 == 0) {
+    if (in.int8 && ctx.family == Family::decode && view.value_dim % 32 == 0) {
         a.out8 = static_cast<unsigned char*>(ctx.arena->allocate(n * ActRow::bytes(heads * view.value_dim)));
         out.int8 = a.out8;
     }
