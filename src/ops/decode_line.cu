@@ -28,6 +28,9 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
+#ifndef RT_EXTRA
+#define RT_EXTRA 0
+#endif
 constexpr int kLineMatrices = 4;
 /// Batches of a quad: CTAs take up to 128 KB of weights.
 template <int Windows, int Quads>
@@ -41,6 +44,7 @@ struct LineArgs {
     ActSource x;
     float* residual = nullptr;  // [rows of m[0]]
     float* out = nullptr;       // of pairs
+    int32_t window = 16;        // batches under way at a time
 };
 
 __device__ __forceinline__ void load_eight(const float* from, float (&v)[8]) {
@@ -101,12 +105,21 @@ __device__ __forceinline__ void quad_barrier(int quad) {
     else asm volatile("bar.sync 4, 128;" ::: "memory");
 }
 
+/// Of all quads.
+template <int Quads>
+__device__ __forceinline__ void workers_barrier() {
+    asm volatile("bar.sync 5, %0;" ::"n"(128 * Quads) : "memory");
+}
+
 enum class LineKind {
     rows,     // of bf16
     singles,  // the same, and f32 (two rows a batch) in some matrices
     pairs,    // a batch is two rows of gate and the same of up; out = silu(gate x) * (up x)
 };
 
+/// A warp beside four quads asks for their weights.
+template <int Quads>
+constexpr int kLineThreads = 128 * Quads + (RT_EXTRA && Quads == 4 ? 32 : 0);
 /// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
 /// are asked for while Gated DeltaNet is computed.
 template <int Windows, int Quads, LineKind Kind>
@@ -114,15 +127,26 @@ constexpr int kCtasOfRegisters = Quads == 2                                ? 4
                                  : Windows == 1 && Kind == LineKind::pairs ? 3
                                                                            : 2;
 
+/// The CTA's batches to shared memory, by one thread: no more than `window` of them under way at a time, so that what
+/// else the SM reads does not stand behind all of them. copy(n, barrier) asks for the n-th.
+template <class Copy>
+__device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int window, const Copy& copy) {
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        if (n >= window) LeanFetch{barriers + n - window}.wait();
+        copy(n, LeanFetch{barriers + n});
+    }
+}
+
 template <int Windows, int Quads, LineKind Kind>
-__global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
+__global__ void __launch_bounds__(kLineThreads<Quads>, kCtasOfRegisters<Windows, Quads, Kind>)
     line_kernel(const __grid_constant__ LineArgs a) {
-    constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
+    constexpr int kFetcher = kLineThreads<Quads> - 32, kWorkers = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
     __shared__ float partial[Quads][8];
-    __shared__ uint64_t barriers[Quads][kRounds];
+    __shared__ uint64_t barriers[kRounds * Quads];  // of batches
     const int t = threadIdx.x, lane = t % 32, part = t / 32 % 4, quad = t / 128, piece = part * 32 + lane;
     const int pieces = a.cols / 8;
     const int begin = part_of(a.batches, blockIdx.x, gridDim.x), end = part_of(a.batches, blockIdx.x + 1, gridDim.x);
@@ -131,23 +155,27 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     auto* const results = reinterpret_cast<float*>(dynamic + most * stage);         // [batch][row][part]
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
-    // The quad's first thread asks for its batches: rows that lie behind each other, f32 or bf16, have one length.
-    if (t % 128 == 0)
-#pragma unroll
-        for (int k = 0; k < kRounds; ++k) {
-            const int b = begin + k * Quads + quad;
-            if (b >= end) break;
-            const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
-            const LeanFetch fetch{&barriers[quad][k]};
-            uint4* const to = dynamic + (k * Quads + quad) * stage;
-            fetch.init(16 * stage);
-            if constexpr (kPairs) {
-                fetch.copy(to, m.data + int64_t{2 * b} * m.row_bytes, 8 * stage);
-                fetch.copy(to + stage / 2, a.m[1].data + int64_t{2 * b} * m.row_bytes, 8 * stage);
-            } else {
-                fetch.copy(to, m.data + int64_t{batch_row(m, b)} * m.row_bytes, 16 * stage);
-            }
+    // Rows that lie behind each other, f32 or bf16, have one length.
+    const auto copy = [&](int n, const LeanFetch& fetch) {
+        const int b = begin + n;
+        const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
+        uint4* const to = dynamic + n * stage;
+        if constexpr (kPairs) {
+            fetch.copy(to, m.data + int64_t{2 * b} * m.row_bytes, 8 * stage);
+            fetch.copy(to + stage / 2, a.m[1].data + int64_t{2 * b} * m.row_bytes, 8 * stage);
+        } else {
+            fetch.copy(to, m.data + int64_t{batch_row(m, b)} * m.row_bytes, 16 * stage);
         }
+    };
+    if (lane == 0)
+#pragma unroll 1
+        for (int n = t / 32; n < end - begin; n += kLineThreads<Quads> / 32) LeanFetch{barriers + n}.init(16 * stage);
+    __syncthreads();
+    if (t == kFetcher) fetch_batches(barriers, end - begin, a.window, copy);
+    if (kFetcher == kWorkers && t >= kWorkers) {
+        pdl_wait();
+        return;
+    }
     LineX<Windows> norm;
     const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // suits()
     if (normed)
@@ -159,7 +187,6 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     // Thread t stores the t-th row of the CTA.
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
-    quad_barrier<Quads>(quad);  // barriers are ready
     pdl_wait();
     LineX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
@@ -189,12 +216,12 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
                 singles[2 * c] = make_float4(x.v[w][0], x.v[w][1], x.v[w][2], x.v[w][3]);
                 singles[2 * c + 1] = make_float4(x.v[w][4], x.v[w][5], x.v[w][6], x.v[w][7]);
             }
-        __syncthreads();
+        workers_barrier<Quads>();
     }
 
 #pragma unroll 1
     for (int k = 0; begin + k * Quads + quad < end; ++k) {
-        LeanFetch{&barriers[quad][k]}.wait();
+        LeanFetch{barriers + k * Quads + quad}.wait();
         const uint4* const from = dynamic + (k * Quads + quad) * stage + piece;
         float acc[kQuadRows] = {};
         const int b = begin + k * Quads + quad;
@@ -229,9 +256,9 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
         const float sum = reduce_lanes<kQuadRows>(acc, lane);
         if (lane % 8 == 0) results[((k * Quads + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
     }
-    __syncthreads();
+    workers_barrier<Quads>();
 #pragma unroll 1
-    for (int i = t; begin + i / kQuadRows < end; i += kThreadCount) {
+    for (int i = t; begin + i / kQuadRows < end; i += kWorkers) {
         const int b = begin + i / kQuadRows;
         if constexpr (kPairs) {
             if (i % kQuadRows >= 2) continue;
@@ -264,7 +291,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kLineThreads<Quads>, static_cast<size_t>(need), a);
     return true;
 }
 

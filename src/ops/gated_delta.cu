@@ -179,6 +179,7 @@ __device__ __forceinline__ void keep_part(const DeltaArgs& a, const DeltaPlace& 
 /// The CTAs of a head. Alone: value_dim / 8 warps.
 struct OneCta {
     static constexpr int kThreads = 4 * kMostDim, kMost = 2;
+    static constexpr bool kKeepsFirst = false;
     __device__ static int head() { return static_cast<int>(blockIdx.x); }
     __device__ static int first_column() { return 0; }
     __device__ static void start() {}
@@ -190,6 +191,7 @@ struct OneCta {
 /// A cluster: each has 32 columns and four warps. The outputs of a head meet in the shared memory of all.
 struct Cluster {
     static constexpr int kColumns = 32, kThreads = kColumns / kWarpColumns * 32, kMost = 7;
+    static constexpr bool kKeepsFirst = true;
 #ifdef RT_CLUSTER_KERNEL
     __device__ static int size() { return static_cast<int>(cluster_size()); }
     __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
@@ -260,24 +262,27 @@ __device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
     if (DeltaTile<kRows>::has_output())
         Ctas::send(s.o + column + own + DeltaTile<kRows>::output_column(), z.value_dim / columns, o);
     Ctas::sent();
-    // What nobody waits for.
-    if (part < kParts && writes) keep_part(a, at, last.to, part, first, d, s);
-    if (warp == 0 && lane == 0 && column == 0) delta_keep_gates(a, last.to, at.h, s.gates);
-    if (a.update) {
+    const auto keep = [&] {  // nobody of the step waits for it
+        if (part < kParts && writes) keep_part(a, at, last.to, part, first, d, s);
+        if (warp == 0 && lane == 0 && column == 0) delta_keep_gates(a, last.to, at.h, s.gates);
+        if (!a.update) return;
         float difference[4];
         DeltaTile<kRows>::own_rows(s.head[1], keys);
         tile.join(sum, keys, *reinterpret_cast<const float4*>(s.head[2] + own), by, difference);
-    }
+        tile.store(state, z.key_dim, z.value_dim, columns - own);
+    };
     if (finisher) gate = delta_gate(gate);
+    if (Ctas::kKeepsFirst) keep();  // meanwhile outputs are on their way
     Ctas::receive();
-    if (a.update) tile.store(state, z.key_dim, z.value_dim, columns - own);
-    if (!finisher) return;
-    const float* const all = s.o;
-    const float scale = warp_rms_scale([all, lane](int j) { return all[lane + 32 * j]; }, z.value_dim, a.eps);
-    const float y = delta_output(s.o[finishes], scale, norm, gate);
-    const int64_t cols = int64_t{z.value_heads} * z.value_dim, i = int64_t{at.h} * z.value_dim + finishes;
-    a.out[at.first * cols + i] = y;
-    if (a.out8 != nullptr) put_act_group(a.out8 + at.first * ActRow::bytes(cols), cols, i / 32, y);
+    if (finisher) {
+        const float* const all = s.o;
+        const float scale = warp_rms_scale([all, lane](int j) { return all[lane + 32 * j]; }, z.value_dim, a.eps);
+        const float y = delta_output(s.o[finishes], scale, norm, gate);
+        const int64_t cols = int64_t{z.value_heads} * z.value_dim, i = int64_t{at.h} * z.value_dim + finishes;
+        a.out[at.first * cols + i] = y;
+        if (a.out8 != nullptr) put_act_group(a.out8 + at.first * ActRow::bytes(cols), cols, i / 32, y);
+    }
+    if (!Ctas::kKeepsFirst) keep();
 }
 
 /// Grid: value heads times CTAs of each, sequences. REQUIRES takes_one_row.
