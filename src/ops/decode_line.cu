@@ -28,9 +28,6 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-#ifndef RT_EXTRA
-#define RT_EXTRA 0
-#endif
 constexpr int kLineMatrices = 4;
 /// Batches of a quad: CTAs take up to 128 KB of weights.
 template <int Windows, int Quads>
@@ -105,21 +102,12 @@ __device__ __forceinline__ void quad_barrier(int quad) {
     else asm volatile("bar.sync 4, 128;" ::: "memory");
 }
 
-/// Of all quads.
-template <int Quads>
-__device__ __forceinline__ void workers_barrier() {
-    asm volatile("bar.sync 5, %0;" ::"n"(128 * Quads) : "memory");
-}
-
 enum class LineKind {
     rows,     // of bf16
     singles,  // the same, and f32 (two rows a batch) in some matrices
     pairs,    // a batch is two rows of gate and the same of up; out = silu(gate x) * (up x)
 };
 
-/// A warp beside four quads asks for their weights.
-template <int Quads>
-constexpr int kLineThreads = 128 * Quads + (RT_EXTRA && Quads == 4 ? 32 : 0);
 /// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
 /// are asked for while Gated DeltaNet is computed.
 template <int Windows, int Quads, LineKind Kind>
@@ -139,9 +127,9 @@ __device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int
 }
 
 template <int Windows, int Quads, LineKind Kind>
-__global__ void __launch_bounds__(kLineThreads<Quads>, kCtasOfRegisters<Windows, Quads, Kind>)
+__global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
     line_kernel(const __grid_constant__ LineArgs a) {
-    constexpr int kFetcher = kLineThreads<Quads> - 32, kWorkers = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
+    constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
@@ -169,13 +157,10 @@ __global__ void __launch_bounds__(kLineThreads<Quads>, kCtasOfRegisters<Windows,
     };
     if (lane == 0)
 #pragma unroll 1
-        for (int n = t / 32; n < end - begin; n += kLineThreads<Quads> / 32) LeanFetch{barriers + n}.init(16 * stage);
+        for (int n = t / 32; n < end - begin; n += kThreadCount / 32) LeanFetch{barriers + n}.init(16 * stage);
     __syncthreads();
-    if (t == kFetcher) fetch_batches(barriers, end - begin, a.window, copy);
-    if (kFetcher == kWorkers && t >= kWorkers) {
-        pdl_wait();
-        return;
-    }
+    if (t == kThreadCount - 32) fetch_batches(barriers, end - begin, a.window, copy);
+    __syncwarp();  // else the warp's other lanes may go ahead, to pdl_wait(), and this one only behind it
     LineX<Windows> norm;
     const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // suits()
     if (normed)
@@ -216,7 +201,7 @@ __global__ void __launch_bounds__(kLineThreads<Quads>, kCtasOfRegisters<Windows,
                 singles[2 * c] = make_float4(x.v[w][0], x.v[w][1], x.v[w][2], x.v[w][3]);
                 singles[2 * c + 1] = make_float4(x.v[w][4], x.v[w][5], x.v[w][6], x.v[w][7]);
             }
-        workers_barrier<Quads>();
+        __syncthreads();
     }
 
 #pragma unroll 1
@@ -256,9 +241,9 @@ __global__ void __launch_bounds__(kLineThreads<Quads>, kCtasOfRegisters<Windows,
         const float sum = reduce_lanes<kQuadRows>(acc, lane);
         if (lane % 8 == 0) results[((k * Quads + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
     }
-    workers_barrier<Quads>();
+    __syncthreads();
 #pragma unroll 1
-    for (int i = t; begin + i / kQuadRows < end; i += kWorkers) {
+    for (int i = t; begin + i / kQuadRows < end; i += kThreadCount) {
         const int b = begin + i / kQuadRows;
         if constexpr (kPairs) {
             if (i % kQuadRows >= 2) continue;
@@ -291,7 +276,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kLineThreads<Quads>, static_cast<size_t>(need), a);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
     return true;
 }
 

@@ -308,9 +308,10 @@ bool takes_one_row(const DeltaView& view, const GatedDeltaInput& in, const Batch
 }
 
 void launch_row(const Gpu& gpu, const DeltaArgs& a, const DeltaView& view, int64_t sequences) {
-    // Clusters shorten a head's way; where there are more heads than SMs it is their number that takes the time.
-    const bool clusters = gpu.hopper() && view.value_heads * sequences <= gpu.info().sm_count;
-    const int ctas = clusters ? static_cast<int>(view.value_dim) / Cluster::kColumns : 1;
+    // Clusters as long as each of their CTAs has an SM to itself.
+    const int64_t most = view.value_dim / Cluster::kColumns;
+    const bool clusters = gpu.hopper() && view.value_heads * sequences * most <= gpu.info().sm_count;
+    const int ctas = clusters ? static_cast<int>(most) : 1;
     const dim3 grid(static_cast<unsigned>(view.value_heads * ctas), static_cast<unsigned>(sequences));
     const auto threads = static_cast<unsigned>(view.value_dim / ctas / kWarpColumns * 32);
     auto* const kernel = view.key_dim <= 64 ? (clusters ? delta_row_kernel<4, Cluster> : delta_row_kernel<4, OneCta>)
