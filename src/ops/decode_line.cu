@@ -11,10 +11,16 @@
 // them itself, in registers. Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the
 // products, one barrier, the sums. These kernels let the next one start first thing.
 //
-// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 774 us with bulk copies, 754 with
-// the trigger in front of them, 750 without a floor under the shared memory that is asked for.
-// With copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and up before the
-// wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
+// What lies between gate and up and the next layer's first projections fits on an SM together (kCtasOfRegisters), so
+// the weights of `out`, gate, up and `down` come while Gated DeltaNet is computed. But no CTA has more than 16 to 28 KB
+// of them under way: with all asked for at once (16 MB on the chip, 3.7 us of its bandwidth) x, code and stores of
+// whatever else runs stand behind them.
+//
+// Measured on an H200, 2026-11-23 (docs/results/qwen35.md): a token of Qwen3.5-0.8B 621 us; windows of 32 KB 643 us,
+// of 48 KB 659, none 667; 701 before that room and before Gated DeltaNet's clusters. Earlier: copies before the trigger
+// 774 where it was 754; copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and
+// up before the wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
+// The next layer's first weights sent to the L2 cache by `out` or by gate and up: no gain, up to 44 us more.
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
@@ -41,7 +47,7 @@ struct LineArgs {
     ActSource x;
     float* residual = nullptr;  // [rows of m[0]]
     float* out = nullptr;       // of pairs
-    int32_t window = 16;        // batches under way at a time
+    int32_t window = 1;         // batches under way at a time
 };
 
 __device__ __forceinline__ void load_eight(const float* from, float (&v)[8]) {
@@ -263,8 +269,13 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
 
 using LineKernel = void (*)(LineArgs);
 
+/// Bytes of a CTA's weights that are under way at a time: those of first projections are waited for, others are early.
+int64_t window_bytes(const LineArgs& a, LineKind kind) {
+    return kind == LineKind::pairs || a.residual != nullptr ? 16 << 10 : 24 << 10;
+}
+
 template <int Windows, int Quads>
-bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
+bool launch_line(Context& ctx, LineArgs a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
     const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
     if (rounds > kMostRounds<Windows, Quads>) return false;
@@ -276,6 +287,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
+    a.window = static_cast<int32_t>(std::max<int64_t>(1, window_bytes(a, kind) / (kQuadRows * int64_t{2} * a.cols)));
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
     return true;
 }
