@@ -18,9 +18,9 @@
 //
 // Measured on an H200, 2026-11-23 (docs/results/qwen35.md): a token of Qwen3.5-0.8B 621 us; windows of 32 KB 643 us,
 // of 48 KB 659, none 667; 701 before that room and before Gated DeltaNet's clusters. Earlier: copies before the trigger
-// 774 where it was 754; copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and
-// up before the wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
-// The next layer's first weights sent to the L2 cache by `out` or by gate and up: no gain, up to 44 us more.
+// 774 where it was 754; copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate
+// and up before the wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was
+// 798. The next layer's first weights sent to the L2 cache by `out` or by gate and up: no gain, up to 44 us more.
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
@@ -116,10 +116,15 @@ enum class LineKind {
 
 /// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
 /// are asked for while Gated DeltaNet is computed.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <int Windows, int Quads, LineKind Kind>
+constexpr int kCtasOfRegisters = 2;  // never run there
+#else
 template <int Windows, int Quads, LineKind Kind>
 constexpr int kCtasOfRegisters = Quads == 2                                ? 4
                                  : Windows == 1 && Kind == LineKind::pairs ? 3
                                                                            : 2;
+#endif
 
 /// The CTA's batches to shared memory, by one thread: no more than `window` of them under way at a time, so that what
 /// else the SM reads does not stand behind all of them. copy(n, barrier) asks for the n-th.

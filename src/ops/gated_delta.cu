@@ -4,14 +4,19 @@
 // one row reads and writes 6.3 MB, 1.4 us at 4.5 TB/s on an H200. FLOPs: 8 for each element of the state and row; on
 // CUDA cores, 128 x 128 x 4 fma of a head are 512 cycles of an SM. All of it is less than the latency of the chain from
 // projections to output, so that is what the kernel is built around.
-// Reached on an H200, 2026-11-22 (bench_gpu_delta, random inputs, 48 heads; docs/results/qwen35.md): a row that is not
-// kept 5.5 us, kept 8.3 us (13.8 before anything was fetched ahead); 16 kept rows of 16 sequences 58 us, 37 %.
+// Reached on an H200, 2026-11-23 (bench_gpu_delta, random inputs; docs/results/qwen35.md; before that day in brackets),
+// a row that is not kept, that is kept, that follows: 48 heads in clusters 5.5 us (5.4), 6.6 (8.0), 6.8 (5.4), in
+// single CTAs 4.8, 6.9 and 5.4; 16 heads in clusters 4.0 (3.8), 4.4 (6.0) and 4.4 us (4.2), in single CTAs 3.4, 4.9
+// and 3.8. 16 kept rows of 16 sequences, 48 heads: 58.7 us (56.1), 37 %.
 //
-// A block has a head; a warp owns eight columns of its state, in registers (DeltaTile), and needs nobody else's. Before
-// the wait, while the projections are still computed: the state, the convolution's weights and older inputs. Behind it:
-// one read of the row's projections; q, k, v and gates by a warp each; a barrier; the state's row; a barrier; norm and
-// gate, 32 elements a warp. The convolution is computed again by each value head of a key head: 256 channels beside 128
-// x 128 elements of a state.
+// A warp owns eight columns of a head's state, in registers (DeltaTile), and needs nobody else's. Before the wait,
+// while the projections are still computed: the state, the sums over the convolution's older inputs. Behind it: one
+// read of the row's projections; q, k, v and gates by a warp each; a barrier; the state's row; a barrier; norm and
+// gate, 32 elements a warp. What is kept of the row is stored where no output waits for it. The convolution is computed
+// again by each value head of a key head: 256 channels beside 128 x 128 elements of a state. A head is a CTA's, or
+// where there are few a cluster's of four (32 columns each; q and k are prepared by all four). Alone that is slower. In
+// a step of a model it is faster: 64 KB of state on a few SMs come after everything that other kernels fetch there, and
+// 512 threads leave those no room. A token of Qwen3.5-0.8B 695 us, 667 with clusters; of the 27B 6.08 ms and 5.95.
 #include <algorithm>
 #include <type_traits>
 
@@ -179,7 +184,7 @@ __device__ __forceinline__ void keep_part(const DeltaArgs& a, const DeltaPlace& 
 /// The CTAs of a head. Alone: value_dim / 8 warps.
 struct OneCta {
     static constexpr int kThreads = 4 * kMostDim, kMost = 2;
-    static constexpr bool kKeepsFirst = false;
+    [[maybe_unused]] static constexpr bool kKeepsFirst = false;
     __device__ static int head() { return static_cast<int>(blockIdx.x); }
     __device__ static int first_column() { return 0; }
     __device__ static void start() {}
@@ -191,7 +196,7 @@ struct OneCta {
 /// A cluster: each has 32 columns and four warps. The outputs of a head meet in the shared memory of all.
 struct Cluster {
     static constexpr int kColumns = 32, kThreads = kColumns / kWarpColumns * 32, kMost = 7;
-    static constexpr bool kKeepsFirst = true;
+    [[maybe_unused]] static constexpr bool kKeepsFirst = true;
 #ifdef RT_CLUSTER_KERNEL
     __device__ static int size() { return static_cast<int>(cluster_size()); }
     __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
@@ -308,10 +313,8 @@ bool takes_one_row(const DeltaView& view, const GatedDeltaInput& in, const Batch
 }
 
 void launch_row(const Gpu& gpu, const DeltaArgs& a, const DeltaView& view, int64_t sequences) {
-    // Clusters as long as each of their CTAs has an SM to itself.
-    const int64_t most = view.value_dim / Cluster::kColumns;
-    const bool clusters = gpu.hopper() && view.value_heads * sequences * most <= gpu.info().sm_count;
-    const int ctas = clusters ? static_cast<int>(most) : 1;
+    const bool clusters = gpu.hopper() && 2 * view.value_heads * sequences <= gpu.info().sm_count;
+    const int ctas = clusters ? static_cast<int>(view.value_dim) / Cluster::kColumns : 1;
     const dim3 grid(static_cast<unsigned>(view.value_heads * ctas), static_cast<unsigned>(sequences));
     const auto threads = static_cast<unsigned>(view.value_dim / ctas / kWarpColumns * 32);
     auto* const kernel = view.key_dim <= 64 ? (clusters ? delta_row_kernel<4, Cluster> : delta_row_kernel<4, OneCta>)

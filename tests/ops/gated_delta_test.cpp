@@ -249,7 +249,7 @@ TEST(gated_delta, one_row_of_each_sequence_is_a_step_like_any_other) {
 }
 
 TEST(gated_delta, rows_of_few_heads_and_of_many_have_the_same_bits) {
-    // On a GPU a head has several CTAs where there are fewer heads than multiprocessors.
+    // On a GPU a head has several CTAs where there are at most half as many heads as multiprocessors.
     for (const int64_t dim : brief<int64_t>({128, 96, 64, 32}, 2)) {
         OpContext op(2, int64_t{16} << 20);
         const int64_t keys = brief_counts() ? 2 : 16;
