@@ -184,7 +184,7 @@ __device__ __forceinline__ void keep_part(const DeltaArgs& a, const DeltaPlace& 
 /// The CTAs of a head. Alone: value_dim / 8 warps.
 struct OneCta {
     static constexpr int kThreads = 4 * kMostDim, kMost = 2;
-    [[maybe_unused]] static constexpr bool kKeepsFirst = false;
+    static constexpr bool kKeepsFirst = false;
     __device__ static int head() { return static_cast<int>(blockIdx.x); }
     __device__ static int first_column() { return 0; }
     __device__ static void start() {}
@@ -196,8 +196,8 @@ struct OneCta {
 /// A cluster: each has 32 columns and four warps. The outputs of a head meet in the shared memory of all.
 struct Cluster {
     static constexpr int kColumns = 32, kThreads = kColumns / kWarpColumns * 32, kMost = 7;
-    [[maybe_unused]] static constexpr bool kKeepsFirst = true;
 #ifdef RT_CLUSTER_KERNEL
+    static constexpr bool kKeepsFirst = true;
     __device__ static int size() { return static_cast<int>(cluster_size()); }
     __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
     __device__ static int first_column() { return static_cast<int>(blockIdx.x) % size() * kColumns; }
