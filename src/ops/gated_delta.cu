@@ -202,7 +202,7 @@ struct Cluster {
     __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
     __device__ static int first_column() { return static_cast<int>(blockIdx.x) % size() * kColumns; }
     __device__ static void start() { cluster_arrive(); }
-    __device__ static void started() { cluster_wait(); }
+    __device__ static void started() { receive(); }
     __device__ static void send(float* at, int count, float o) {
         for (int i = 0; i < count; ++i) store_there(in_cta(at, i), o);
     }
@@ -210,7 +210,10 @@ struct Cluster {
         __syncwarp();
         cluster_arrive();
     }
-    __device__ static void receive() { cluster_wait(); }
+    __device__ static void receive() {
+        __syncwarp();
+        cluster_wait();
+    }
 #endif
 };
 

@@ -301,7 +301,7 @@ struct DeltaTile {
         const float sum = sums<kOutput>(q, k, keys);
         join(sum, keys, v, gate, d);
         if constexpr (!kOutput) return 0.0f;
-        return output(sum, d[0], d[1], d[2], d[3], gate);
+        return output(sum, d, gate);
     }
     /// The same in two parts, the output first: sums(), look(), and join() where the state is kept.
     ///
@@ -384,9 +384,9 @@ struct DeltaTile {
         *reinterpret_cast<float4*>(to) = x;
 #endif
     }
-    __device__ static float output(float sum, float d0, float d1, float d2, float d3, float4 gate) {
+    __device__ static float output(float sum, const float (&d)[4], float4 gate) {
         const bool bit3 = (threadIdx.x & 8) != 0, bit2 = (threadIdx.x & 4) != 0;
-        return __fmaf_rn(gate.z, bit3 ? (bit2 ? d3 : d2) : (bit2 ? d1 : d0), __fmul_rn(gate.x, sum));
+        return __fmaf_rn(gate.z, bit3 ? (bit2 ? d[3] : d[2]) : (bit2 ? d[1] : d[0]), __fmul_rn(gate.x, sum));
     }
     __device__ static void add(float (&sum)[4], float4 e, float factor) {
         sum[0] = __fmaf_rn(e.x, factor, sum[0]);
