@@ -2,7 +2,8 @@
 // microseconds of a call (median of 15 graph replays, spread), the floor of reading (and where rows are kept writing)
 // the states once at 4.65 TB/s, and the share of it reached. A graph holds a chain of 48 calls over states of their
 // own, 150 MB at 48 heads. Random inputs.
-//   bench_gpu_delta [--heads N] [--portable]
+//   bench_gpu_delta [--heads N] [--one-row] [--portable]
+// --one-row: only steps of one row for each sequence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,17 +55,21 @@ class Bench {
         const Arena::Mark mark = inputs_.mark();
         const Batch batch = make_batch(sequences, rows, tree);
         const ops::GatedDeltaInput in = make_input(sequences * rows);
-        const bool update = mode == ops::DeltaMode::update;
-        const double bytes = static_cast<double>(sequences * layers_.front().state_bytes()) * (update ? 2 : 1);
+        const bool update = mode == ops::DeltaMode::update, follows = mode == ops::DeltaMode::follow;
+        const std::vector<int32_t> held(static_cast<size_t>(follows ? sequences : 0), 99);  // one less than committed
+        const std::span<const int32_t> held_there = ints(held);
+        const double bytes =
+            static_cast<double>(sequences * layers_.front().state_bytes()) * (update || follows ? 2 : 1);
         report(fmt::format("{} {} of {} {}", sequences * rows,
-                           update ? "kept rows"
-                           : tree ? "tree rows"
-                                  : "chain rows",
+                           update    ? "kept rows"
+                           : follows ? "rows that follow"
+                           : tree    ? "tree rows"
+                                     : "chain rows",
                            sequences, sequences == 1 ? "sequence" : "sequences"),
                bytes, [&] {
                    for (const DeltaView& view : layers_) {
                        arena_.reset();
-                       ops::gated_delta(ctx_, in, view, batch, mode);
+                       ops::gated_delta(ctx_, in, view, batch, mode, held_there);
                    }
                });
         inputs_.restore(mark);
@@ -189,11 +194,14 @@ class Bench {
     std::span<const float> conv_, decay_, bias_, norm_;
 };
 
-void run(Gpu& gpu, int64_t heads) {
+void run(Gpu& gpu, int64_t heads, bool one_row) {
     using ops::DeltaMode;
     Bench bench(gpu, heads);
     for (const int64_t sequences : {1, 2, 4, 8, 16}) bench.decode(sequences, 1, false, DeltaMode::update);
-    for (const int64_t rows : {1, 2, 4, 8, 16}) bench.decode(1, rows, false, DeltaMode::stash);
+    for (const int64_t sequences : {1, 2, 4}) bench.decode(sequences, 1, false, DeltaMode::follow);
+    for (const int64_t rows : {1, 2, 4, 8, 16})
+        if (rows == 1 || !one_row) bench.decode(1, rows, false, DeltaMode::stash);
+    if (one_row) return;
     for (const int64_t rows : {8, 23, 64}) bench.decode(1, rows, true, DeltaMode::stash);
     for (const int64_t rows : {1, 4, 16}) bench.commit(rows);
     for (const int64_t rows : {64, 512, 2048, 8192}) bench.prompt(rows);
@@ -205,15 +213,17 @@ void run(Gpu& gpu, int64_t heads) {
 int main(int argc, char** argv) {
     std::vector<int64_t> heads = {48, 32, 16};
     riptide::GpuOptions options;
+    bool one_row = false;
     for (int i = 1; i < argc; ++i) {
         if (std::strcmp(argv[i], "--portable") == 0) options.portable = true;
+        else if (std::strcmp(argv[i], "--one-row") == 0) one_row = true;
         else if (std::strcmp(argv[i], "--heads") == 0 && i + 1 < argc) heads = {std::atoll(argv[++i])};
-        else return fmt::print(stderr, "usage: {} [--heads N] [--portable]\n", argv[0]), 64;
+        else return fmt::print(stderr, "usage: {} [--heads N] [--one-row] [--portable]\n", argv[0]), 64;
     }
     try {
         const auto gpu = riptide::Gpu::open(options);
         fmt::print("{}, {} layers\n", gpu->info().name, riptide::kLayers);
-        for (const int64_t n : heads) riptide::run(*gpu, n);
+        for (const int64_t n : heads) riptide::run(*gpu, n, one_row);
     } catch (const riptide::Error& error) {
         fmt::print(stderr, "{}: {}\n", argv[0], error.what());
         return static_cast<int>(error.kind());

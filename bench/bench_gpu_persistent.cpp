@@ -101,7 +101,7 @@ int ahead_of_host(Run& ahead, Run& by_steps, int32_t token) {
             token = decoder.next()[0];
         }
         decoder.end();
-        s.commit_followed(answer, decoder.launched());
+        s.commit_followed(answer, decoder.run());
         same += s.length() == by_steps.sequence->length() && s.save() == by_steps.sequence->save() ? 1 : 0;
     }
     return same;

@@ -11,7 +11,7 @@ namespace riptide {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-constexpr size_t kPathWords = 3;  // in front of the rows
+constexpr size_t kPathWords = 3;  // for each sequence, in front of the rows
 
 void check_sizes(const DeltaView& d, size_t layer) {
     RT_CHECK(d.key_heads >= 1 && d.value_heads >= 1 && d.value_heads % d.key_heads == 0,
@@ -38,7 +38,7 @@ DeltaStates::DeltaStates(std::span<const StateSpec> specs, int32_t slots, int64_
     for (size_t l = 0; l < specs.size(); ++l)
         if (specs[l].kind == StateSpec::Kind::delta) add_layer(specs[l], l, int64_t{slots} + spares_, stash_rows);
     if (gpu != nullptr)
-        path_memory_ = DeviceMemory(gpu, static_cast<int64_t>((kPathWords + kStashRows) * sizeof(int32_t)),
+        path_memory_ = DeviceMemory(gpu, static_cast<int64_t>((kPathWords + 1) * kStashRows * sizeof(int32_t)),
                                     "rows of recurrent state");
 }
 
@@ -59,10 +59,10 @@ void DeltaStates::add_layer(const StateSpec& spec, size_t layer, int64_t slots, 
     layers_.push_back(view);
 }
 
-bool DeltaStates::can_follow() const {
-    return any_ && layers_.front().stash_rows >= 2 &&
-           std::all_of(layers_.begin(), layers_.end(),
-                       [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); });
+int64_t DeltaStates::follow_rows() const {
+    const auto follows = [this](const DeltaView& view) { return ops::delta_follows(context_.gpu, view); };
+    if (!any_ || !std::all_of(layers_.begin(), layers_.end(), follows)) return 0;
+    return layers_.front().stash_rows / 2;  // ops::delta_follow_row
 }
 
 int32_t DeltaStates::acquire_spare() {
@@ -80,21 +80,37 @@ void DeltaStates::copy(int32_t from, int32_t to) {
 void DeltaStates::commit(int32_t slot, int64_t committed, std::span<const int32_t> rows) {
     RT_ASSERT(any_ && std::ssize(rows) <= layers_.front().stash_rows);
     if (rows.empty()) return;
-    const auto count = static_cast<int32_t>(rows.size());
-    path_words_.assign({slot, static_cast<int32_t>(committed), count});
+    path_words_.assign({slot, static_cast<int32_t>(committed), static_cast<int32_t>(rows.size())});
     path_words_.insert(path_words_.end(), rows.begin(), rows.end());
+    commit_paths(1);
+}
+
+void DeltaStates::commit_rows(std::span<const Row> rows) {
+    RT_ASSERT(any_ && std::ssize(rows) <= layers_.front().stash_rows);
+    if (rows.empty()) return;
+    path_words_.clear();
+    for (const Row& row : rows) path_words_.push_back(row.slot);
+    for (const Row& row : rows) path_words_.push_back(static_cast<int32_t>(row.committed));
+    path_words_.resize(kPathWords * rows.size(), 1);
+    for (const Row& row : rows) path_words_.push_back(static_cast<int32_t>(row.row));
+    commit_paths(rows.size());
+}
+
+/// What path_words_ says: the slots, how much they describe, how many rows, the rows.
+void DeltaStates::commit_paths(size_t n) {
     const int32_t* words = path_words_.data();
+    const size_t rows = path_words_.size() - kPathWords * n;
     if (context_.gpu != nullptr) {
         context_.gpu->to_device(path_memory_.data(), words, static_cast<int64_t>(path_words_.size() * sizeof(int32_t)));
         words = reinterpret_cast<const int32_t*>(path_memory_.data());
     }
     arena_.reset();
     ops::gated_delta_commit(context_, layers_,
-                            {.state_slot = {words, 1},
-                             .committed = {words + 1, 1},
-                             .count = {words + 2, 1},
-                             .rows = {words + kPathWords, rows.size()},
-                             .most = count});
+                            {.state_slot = {words, n},
+                             .committed = {words + n, n},
+                             .count = {words + 2 * n, n},
+                             .rows = {words + kPathWords * n, rows},
+                             .most = static_cast<int64_t>(rows / n)});
 }
 
 }  // namespace riptide

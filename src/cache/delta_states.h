@@ -33,8 +33,9 @@ class DeltaStates {
     std::span<const DeltaView> views() const { return views_; }
     /// Those that are not empty.
     std::span<const DeltaView> layers() const { return layers_; }
-    /// Whether steps of one row each may follow (ops::DeltaMode::follow).
-    bool can_follow() const;
+    /// The most sequences whose steps of one row each may follow (ops::DeltaMode::follow); 0: none may.
+    int64_t follow_rows() const;
+    bool can_follow() const { return follow_rows() > 0; }
     /// Bytes of one slot, of all layers.
     int64_t bytes_per_sequence() const { return slot_bytes_; }
     int64_t total_bytes() const { return total_bytes_; }
@@ -54,9 +55,17 @@ class DeltaStates {
     /// Makes rows of the last stashed step, by their numbers in the step, part of the state in a slot, which described
     /// `committed` tokens: ops::gated_delta_commit.
     void commit(int32_t slot, int64_t committed, std::span<const int32_t> rows);
+    /// The same for one row of each of several slots, at once.
+    struct Row {
+        int32_t slot = 0;
+        int64_t committed = 0;
+        int64_t row = 0;
+    };
+    void commit_rows(std::span<const Row> rows);
 
   private:
     void add_layer(const StateSpec& spec, size_t layer, int64_t slots, int64_t stash_rows);
+    void commit_paths(size_t sequences);
 
     bool any_ = false;
     std::vector<DeltaView> views_, layers_;  // layers_: those that are not empty
@@ -67,7 +76,7 @@ class DeltaStates {
     int64_t slot_bytes_ = 0, total_bytes_ = 0;
     Arena arena_;
     Context context_;
-    DeviceMemory path_memory_;  // slot, committed, count, rows of a commit
+    DeviceMemory path_memory_;  // of a commit: slots, committed, counts, rows
     std::vector<int32_t> path_words_;
 };
 

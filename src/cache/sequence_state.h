@@ -62,13 +62,22 @@ class SequenceState {
     /// begin_rows.
     int32_t begin_turns();
 
-    /// Steps of one row each follow that a device runs by itself, this sequence the first of their batch: each is
+    /// Steps of one row each follow that a device runs by itself, this sequence number `row` of their batch: each is
     /// stashed, and joins the state at the beginning of the next (ops::DeltaMode::follow). To be ended by
-    /// commit_followed(). REQUIRES can_follow() of the cache's states.
-    void begin_follow();
+    /// commit_followed() or commit_followed_states(). REQUIRES row < follow_rows() of the cache's states.
+    /// `mode` stash: each joins the state by a commit in front of the next, from the row of the stash that has the
+    /// sequence's number.
+    void begin_follow(int64_t row = 0, ops::DeltaMode mode = ops::DeltaMode::follow);
     /// Keeps the first `rows` of the `run` steps that were run since begin_follow(): rows or rows + 1, since all but
     /// the last are part of the state.
     void commit_followed(int64_t rows, int64_t run);
+    struct Followed {
+        SequenceState* sequence = nullptr;
+        int64_t rows = 0;  // to be kept
+    };
+    /// The same for several sequences of the same steps, and the recurrent state alone, now: as commit_state(), to be
+    /// followed by commit of the same rows of each. Leaves those alone that are not between begin_follow() and its end.
+    static void commit_followed_states(std::span<const Followed> all, int64_t run);
 
     /// Does to the recurrent state what commit(path) will do, now: for who stashes another step before commit, which
     /// must then keep the same rows. Does nothing without recurrent state.
@@ -138,7 +147,7 @@ class SequenceState {
         int64_t committed = -1;  // by commit_state: rows
         ops::DeltaMode mode = ops::DeltaMode::stash;
         int32_t spare = -1;  // holds the state from before the step; or takes turns with the sequence's own slot
-        bool turns = false;
+        bool turns = false, follows = false;
     };
     DeltaStep step_;
 };

@@ -33,6 +33,10 @@ std::string cache_name(const std::string& weights, bool exact);
 /// on the CPU. For answers of a given form the host finds out what may come next while the step's layers run, and so
 /// one step is launched ahead, without its draw.
 ///
+/// Recurrent state: the device's steps follow each other (SequenceState::begin_follow), where its layers can, and are
+/// no more than one beyond the one whose tokens are asked for: what that one was fed is not yet part of the state of an
+/// answer that has ended. Before settle() the state of all of them describes the tokens that they keep.
+///
 /// Not thread-safe: the engine's thread owns it. Functions throw only what ends the engine; errors of one request
 /// become its Failed.
 class EngineLoop {
@@ -129,6 +133,8 @@ class EngineLoop {
     bool draw_formed();
     bool next_from_device();
     int64_t run_on_device(int64_t steps);
+    bool steps_follow() const;
+    void commit_followed();
     void run_part(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     void run_each(std::span<const StepItem> items, std::span<const RequestId> ids, Family family);
     void commit_state(const StepItem& item, RequestId id);
@@ -161,6 +167,7 @@ class EngineLoop {
     bool rows_on_device_ = false;  // the device draws for all rows of host_items_ too
     GpuDecoder::Draw row_draw_ = GpuDecoder::Draw::largest;
     std::vector<int32_t> row_slots_;
+    int64_t device_steps_ = 0;     // that have been started
     bool device_samples_ = false;  // by its slots' parameters; else the largest logits
     bool device_formed_ = false;   // answers of a given form are among device_rows_
     std::vector<AllowedSet> allowed_;      // what may be drawn for device_rows_

@@ -11,8 +11,9 @@ namespace riptide {
 
 namespace {
 
-/// Steps that the device may be ahead of the host, and that settle may be behind the device.
-constexpr int64_t kAhead = 3, kMostAhead = 256;
+/// Steps that the device may be ahead of the host, without and with recurrent state, and that settle may be behind the
+/// device.
+constexpr int64_t kAhead = 3, kAheadWithState = 2, kMostAhead = 256;
 
 int64_t rows_of(std::span<const StepItem> items) {
     int64_t rows = 0;
@@ -68,6 +69,7 @@ void EngineLoop::run(const StepPlan& plan) {
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
     int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
     for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
+    if (machine_.cache().delta().any() && !steps_follow()) most = 1;  // each is committed before the next
     int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
     if (!device_rows_.empty() && !begin_on_device()) steps = 1;
     if (!host_items_.empty()) {
@@ -83,6 +85,7 @@ void EngineLoop::run(const StepPlan& plan) {
     finish_prompts(prompts);
     const double seconds = prompts == Prompts::none ? static_cast<double>(now_us() - start_us) * 1e-6 : 0;
     tell_drafter(plan, steps, seconds);
+    commit_followed();
 }
 
 /// Which rows of the decode part the device draws for.
@@ -138,7 +141,9 @@ bool EngineLoop::begin_on_device() {
         const Answer& answer = *device_rows_[r].answer;
         start_slot(answer, decode_rows_[r].slot, std::ssize(answer.tokens()));
     }
-    decoder.begin(decode_rows_, device_samples_ ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest);
+    decoder.begin(decode_rows_, device_samples_ ? GpuDecoder::Draw::sampled : GpuDecoder::Draw::largest,
+                  steps_follow() ? GpuDecoder::Recurrent::follows : GpuDecoder::Recurrent::waits);
+    device_steps_ = 1;
     if (device_formed_) {
         decoder.forward();
         return draw_formed();
@@ -203,13 +208,17 @@ bool EngineLoop::next_from_device() {
 /// behind them, where what may be drawn depends on them. Returns how many.
 int64_t EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
-    const int64_t deadline = steps > 1 ? nearest_deadline() : 0;
+    const int64_t deadline = steps > 1 ? nearest_deadline() : 0, ahead = steps_follow() ? kAheadWithState : kAhead;
     bool more = true;
     int64_t taken = 0;
     for (int64_t launched = 1; taken < launched; ++taken) {
         const bool formed = device_formed_ && more && launched < steps;
-        if (formed) decoder.forward();
-        for (; !device_formed_ && more && launched < std::min(steps, taken + kAhead); ++launched) decoder.launch();
+        if (formed) {
+            decoder.forward();
+            ++device_steps_;
+        }
+        for (; !device_formed_ && more && launched < std::min(steps, taken + ahead); ++launched, ++device_steps_)
+            decoder.launch();
         more = next_from_device() && more;
         if (more && steps > 1) more = !interrupted_() && now_us() < deadline;
         if (!formed || !more) continue;
@@ -225,6 +234,21 @@ int64_t EngineLoop::run_on_device(int64_t steps) {
                 std::ssize(row.answer->tokens());
     }
     return taken;
+}
+
+/// Whether the steps of device_rows_ are to follow each other (GpuDecoder::Recurrent::follows).
+bool EngineLoop::steps_follow() const {
+    return machine_.decoder() != nullptr && machine_.cache().delta().any() &&
+           std::ssize(device_rows_) <= machine_.decoder()->follow_rows;
+}
+
+/// Recurrent state: all steps but the last are part of it, and of an answer that ended before the last, which was fed
+/// something all the same, nothing more may be.
+void EngineLoop::commit_followed() {
+    std::vector<SequenceState::Followed> all;
+    for (size_t r = 0; r < device_rows_.size(); ++r)
+        all.push_back({decode_rows_[r].sequence, 1 + std::ssize(device_rows_[r].answer->ahead)});
+    SequenceState::commit_followed_states(all, device_steps_);
 }
 
 bool EngineLoop::try_step(std::span<const StepItem> items, Family family) {

@@ -203,13 +203,15 @@ void Machine::make_runner() {
                                                 options_.max_running);
         use_decoder(
             {[this](int64_t slot, const ops::SampleStart& start) { decoder_->start_answer(slot, start); },
-             [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) { decoder_->begin(rows, draw); },
+             [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw, GpuDecoder::Recurrent state) {
+                 decoder_->begin(rows, draw, {}, state);
+             },
              [this] { decoder_->launch(); }, [this] { return decoder_->next(); },
              [this](std::span<const int32_t> slots, GpuDecoder::Draw draw, std::span<const AllowedSet> allowed) {
                  return decoder_->draw_rows(logits_, slots, draw, allowed);
              },
-             [this] { decoder_->forward(); },
-             [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); }});
+             [this] { decoder_->forward(); }, [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); },
+             decoder_->follow_rows()});
     }
     weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
                                 gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);

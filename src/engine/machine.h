@@ -22,7 +22,7 @@ namespace riptide {
 /// Decoding steps that draw their own tokens: the functions of a GpuDecoder, or a test's.
 struct DecodeDevice {
     std::function<void(int64_t slot, const ops::SampleStart&)> start_answer;
-    std::function<void(std::span<const DecodeRow>, GpuDecoder::Draw)> begin;
+    std::function<void(std::span<const DecodeRow>, GpuDecoder::Draw, GpuDecoder::Recurrent)> begin;
     std::function<void()> launch;
     std::function<std::span<const int32_t>()> next;
     /// The tokens that follow all rows of the last step; see GpuDecoder::draw_rows.
@@ -32,6 +32,7 @@ struct DecodeDevice {
     /// A step in two; without them answers of a given form are drawn on the host.
     std::function<void()> forward = {};
     std::function<void(std::span<const AllowedSet> allowed)> draw = {};
+    int64_t follow_rows = 0;  // GpuDecoder::follow_rows()
 };
 
 /// Not thread-safe: whoever steps owns it.

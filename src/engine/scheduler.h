@@ -52,7 +52,8 @@ class Scheduler {
     const StepPlan& plan(int64_t now_us);
     /// Room for more steps like the planned one before settle(), if all that run decode a row each without drafts: each
     /// step feeds what the one before it drew. Takes pages that no sequence needs, but preempts nobody. Returns how
-    /// many steps may run, from 1 to `most`.
+    /// many steps may run, from 1 to `most`. REQUIRES most = 1 if there is recurrent state, unless they follow each
+    /// other (SequenceState::begin_follow), and are ended by commit_followed_states() before settle().
     int64_t run_ahead(int64_t most);
     /// REQUIRES one result for each item that wanted logits, except of requests cancelled since. Answers end at
     /// max_tokens: what a path brings beyond is dropped. `prompts_done` false: the prompts' step, planned now or

@@ -154,7 +154,6 @@ void Scheduler::build_items() {
 
 int64_t Scheduler::run_ahead(int64_t most) {
     RT_ASSERT(in_step_ && most >= 1);
-    if (cache_.delta().any()) return 1;  // each step is committed before the next
     int64_t steps = std::min<int64_t>(most, cache_.options().max_step_rows);
     for (const Request* r : running_) {
         if (r->rows != 1 || r->drafts > 0 || !r->decodes()) return 1;

@@ -211,7 +211,7 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
         int64_t fed = 0, launched = 0;
         const auto settle = [&] {
             decoder_->end();
-            if (state == Recurrent::follows) sequence_->commit_followed(fed, decoder_->launched());
+            if (state == Recurrent::follows) sequence_->commit_followed(fed, decoder_->run());
             else sequence_->commit_prefix(fed);
         };
         const DecodeRow row{&*sequence_, token};

@@ -14,6 +14,7 @@
 #include "ops/gated_delta.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
+#include "quant/planes.h"
 
 namespace riptide {
 
@@ -59,7 +60,8 @@ void Qwen35::linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& b
                                   .conv = w.conv,
                                   .decay = w.decay,
                                   .dt_bias = w.dt_bias,
-                                  .norm = {w.delta_norm, eps}};
+                                  .norm = {w.delta_norm, eps},
+                                  .int8 = is_planes(w.out.dtype)};
     const Tensor o =                                                       // S <- e^g S + k (beta (v - e^g S^T k))^T;
         ops::gated_delta(ctx, in, states.delta[i], batch, states.delta_mode,  // o = RMSNorm(S^T q) * silu(z)
                          states.held);

@@ -27,11 +27,19 @@ struct ActGroup {
 __device__ __forceinline__ void put_act_group(unsigned char* row, int64_t cols, int64_t g, float v) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t largest = __float_as_uint(v) & 0x7FFFFFFFu;
+#if __CUDA_ARCH__ >= 800
+    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+#else
     for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+#endif
     const ActGroup act(largest);
     const int code = act.code(v);
     int sum = code;
+#if __CUDA_ARCH__ >= 800
+    sum = __reduce_add_sync(0xFFFFFFFFu, sum);
+#else
     for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
+#endif
     const ActRow to{reinterpret_cast<const int8_t*>(row), cols};
     const_cast<int8_t*>(to.half(g, lane / 16))[lane % 16] = static_cast<int8_t>(code);
     if (lane == 0)

@@ -17,6 +17,12 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+/// CTAs of the cluster.
+__device__ __forceinline__ uint32_t cluster_size() {
+    uint32_t size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
 /// Where `here`, in this CTA's shared memory, lies in that of CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t in_cta(const void* here, int rank) {
     uint32_t there;
@@ -28,6 +34,9 @@ __device__ __forceinline__ uint32_t in_cta(const void* here, int rank) {
 __device__ __forceinline__ void store_there(uint32_t at, float4 v) {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
+}
+__device__ __forceinline__ void store_there(uint32_t at, float v) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
 }
 __device__ __forceinline__ void store_there(uint32_t at, float2 v) {
     asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(v.x), "f"(v.y) : "memory");

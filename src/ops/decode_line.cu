@@ -11,10 +11,16 @@
 // them itself, in registers. Behind the wait there are one load of x, one barrier of a quad (if x is normalised), the
 // products, one barrier, the sums. These kernels let the next one start first thing.
 //
-// Measured on an H200, 2026-11-22 (docs/results/qwen35.md): a step of Qwen3.5-0.8B 774 us with bulk copies, 754 with
-// the trigger in front of them, 750 without a floor under the shared memory that is asked for.
-// With copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate and up before the
-// wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was 798.
+// What lies between gate and up and the next layer's first projections fits on an SM together (kCtasOfRegisters), so
+// the weights of `out`, gate, up and `down` come while Gated DeltaNet is computed. But no CTA has more than 16 to 28 KB
+// of them under way: with all asked for at once (16 MB on the chip, 3.7 us of its bandwidth) x, code and stores of
+// whatever else runs stand behind them.
+//
+// Measured on an H200, 2026-11-23 (docs/results/qwen35.md): a token of Qwen3.5-0.8B 621 us; windows of 32 KB 643 us,
+// of 48 KB 659, none 667; 701 before that room and before Gated DeltaNet's clusters. Earlier: copies before the trigger
+// 774 where it was 754; copies by all lanes: a trigger behind the wait 885 us where it was 839, fewer rounds of gate
+// and up before the wait 827, of the first projections 839. A pass over the code before the wait: 814 us where it was
+// 798. The next layer's first weights sent to the L2 cache by `out` or by gate and up: no gain, up to 44 us more.
 #include <algorithm>
 
 #include "ops/decode_float.cuh"
@@ -41,6 +47,7 @@ struct LineArgs {
     ActSource x;
     float* residual = nullptr;  // [rows of m[0]]
     float* out = nullptr;       // of pairs
+    int32_t window = 1;         // batches under way at a time
 };
 
 __device__ __forceinline__ void load_eight(const float* from, float (&v)[8]) {
@@ -90,48 +97,83 @@ __device__ __forceinline__ int batch_row(const FloatMatrix& m, int b) {
     return min((b - m.first) * batch_rows(m.type), m.rows - batch_rows(m.type));
 }
 
+/// The barrier of a quad. With a number that is not known when compiling a CTA counts for all 16 barriers, of which an
+/// SM has 64 for its CTAs.
+template <int Quads>
+__device__ __forceinline__ void quad_barrier(int quad) {
+    static_assert(Quads == 2 || Quads == 4);
+    if (quad == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else if (Quads == 2 || quad == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
+    else if (quad == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
+    else asm volatile("bar.sync 4, 128;" ::: "memory");
+}
+
 enum class LineKind {
     rows,     // of bf16
     singles,  // the same, and f32 (two rows a batch) in some matrices
     pairs,    // a batch is two rows of gate and the same of up; out = silu(gate x) * (up x)
 };
 
+/// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
+/// are asked for while Gated DeltaNet is computed.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 template <int Windows, int Quads, LineKind Kind>
-__global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_constant__ LineArgs a) {
+constexpr int kCtasOfRegisters = 2;  // never run there
+#else
+template <int Windows, int Quads, LineKind Kind>
+constexpr int kCtasOfRegisters = Quads == 2                                ? 4
+                                 : Windows == 1 && Kind == LineKind::pairs ? 3
+                                                                           : 2;
+#endif
+
+/// The CTA's batches to shared memory, by one thread: no more than `window` of them under way at a time, so that what
+/// else the SM reads does not stand behind all of them. copy(n, barrier) asks for the n-th.
+template <class Copy>
+__device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int window, const Copy& copy) {
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        if (n >= window) LeanFetch{barriers + n - window}.wait();
+        copy(n, LeanFetch{barriers + n});
+    }
+}
+
+template <int Windows, int Quads, LineKind Kind>
+__global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
+    line_kernel(const __grid_constant__ LineArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
     constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
     __shared__ float partial[Quads][8];
-    __shared__ uint64_t barriers[Quads][kRounds];
+    __shared__ uint64_t barriers[kRounds * Quads];  // of batches
     const int t = threadIdx.x, lane = t % 32, part = t / 32 % 4, quad = t / 128, piece = part * 32 + lane;
     const int pieces = a.cols / 8;
     const int begin = part_of(a.batches, blockIdx.x, gridDim.x), end = part_of(a.batches, blockIdx.x + 1, gridDim.x);
     const int most = (a.batches + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    const int rounds = (most + Quads - 1) / Quads;
-    const int stage = kQuadRows * pieces;  // uint4, of a batch
-    auto* const results = reinterpret_cast<float*>(dynamic + rounds * Quads * stage);  // [batch][row][part]
+    const int stage = kQuadRows * pieces;                                           // uint4, of a batch
+    auto* const results = reinterpret_cast<float*>(dynamic + most * stage);         // [batch][row][part]
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
-    // The quad's first thread asks for its batches: rows that lie behind each other, f32 or bf16, have one length.
-    if (t % 128 == 0)
-#pragma unroll
-        for (int k = 0; k < kRounds; ++k) {
-            const int b = begin + k * Quads + quad;
-            if (b >= end) break;
-            const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
-            const LeanFetch fetch{&barriers[quad][k]};
-            uint4* const to = dynamic + (k * Quads + quad) * stage;
-            fetch.init(16 * stage);
-            if constexpr (kPairs) {
-                fetch.copy(to, m.data + int64_t{2 * b} * m.row_bytes, 8 * stage);
-                fetch.copy(to + stage / 2, a.m[1].data + int64_t{2 * b} * m.row_bytes, 8 * stage);
-            } else {
-                fetch.copy(to, m.data + int64_t{batch_row(m, b)} * m.row_bytes, 16 * stage);
-            }
+    // Rows that lie behind each other, f32 or bf16, have one length.
+    const auto copy = [&](int n, const LeanFetch& fetch) {
+        const int b = begin + n;
+        const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
+        uint4* const to = dynamic + n * stage;
+        if constexpr (kPairs) {
+            fetch.copy(to, m.data + int64_t{2 * b} * m.row_bytes, 8 * stage);
+            fetch.copy(to + stage / 2, a.m[1].data + int64_t{2 * b} * m.row_bytes, 8 * stage);
+        } else {
+            fetch.copy(to, m.data + int64_t{batch_row(m, b)} * m.row_bytes, 16 * stage);
         }
+    };
+    if (lane == 0)
+#pragma unroll 1
+        for (int n = t / 32; n < end - begin; n += kThreadCount / 32) LeanFetch{barriers + n}.init(16 * stage);
+    __syncthreads();
+    if (t == kThreadCount - 32) fetch_batches(barriers, end - begin, a.window, copy);
+    __syncwarp();  // else the warp's other lanes may go ahead, to pdl_wait(), and this one only behind it
     LineX<Windows> norm;
-    const bool normed = a.x.kind == ActKind::norm;
+    const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // suits()
     if (normed)
 #pragma unroll
         for (int w = 0; w < Windows; ++w) {
@@ -141,7 +183,6 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
     // Thread t stores the t-th row of the CTA.
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");  // barriers are ready
     pdl_wait();
     LineX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
@@ -155,7 +196,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
             if (lane == 0) partial[quad][4 * w + part] = sum;
         }
         if (Windows == 1 && lane == 0) partial[quad][4 + part] = 0.0f;
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + quad) : "memory");
+        quad_barrier<Quads>(quad);
         const float scale = row_scale(partial[quad], a.cols, a.x.eps);
 #pragma unroll
         for (int w = 0; w < Windows; ++w)
@@ -176,7 +217,7 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 
 #pragma unroll 1
     for (int k = 0; begin + k * Quads + quad < end; ++k) {
-        LeanFetch{&barriers[quad][k]}.wait();
+        LeanFetch{barriers + k * Quads + quad}.wait();
         const uint4* const from = dynamic + (k * Quads + quad) * stage + piece;
         float acc[kQuadRows] = {};
         const int b = begin + k * Quads + quad;
@@ -233,12 +274,17 @@ __global__ void __launch_bounds__(128 * Quads, 2) line_kernel(const __grid_const
 
 using LineKernel = void (*)(LineArgs);
 
+/// Bytes of a CTA's weights that are under way at a time: those of first projections are waited for, others are early.
+int64_t window_bytes(const LineArgs& a, LineKind kind) {
+    return kind == LineKind::pairs || a.residual != nullptr ? 16 << 10 : 24 << 10;
+}
+
 template <int Windows, int Quads>
-bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
+bool launch_line(Context& ctx, LineArgs a, LineKind kind) {
     const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
     const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
     if (rounds > kMostRounds<Windows, Quads>) return false;
-    const int64_t need = rounds * Quads * kQuadRows * (int64_t{2} * a.cols + 16) +
+    const int64_t need = most * kQuadRows * (int64_t{2} * a.cols + 16) +
                          (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
     const int64_t room = ctx.gpu->info().shared_bytes - (2 << 10);
     if (need > room) return false;
@@ -246,6 +292,7 @@ bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), room);
+    a.window = static_cast<int32_t>(std::max<int64_t>(1, window_bytes(a, kind) / (kQuadRows * int64_t{2} * a.cols)));
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
     return true;
 }

@@ -4,16 +4,23 @@
 // one row reads and writes 6.3 MB, 1.4 us at 4.5 TB/s on an H200. FLOPs: 8 for each element of the state and row; on
 // CUDA cores, 128 x 128 x 4 fma of a head are 512 cycles of an SM. All of it is less than the latency of the chain from
 // projections to output, so that is what the kernel is built around.
-// Reached on an H200, 2026-11-22 (bench_gpu_delta, random inputs, 48 heads; docs/results/qwen35.md): a row that is not
-// kept 5.5 us, kept 8.3 us (13.8 before anything was fetched ahead); 16 kept rows of 16 sequences 58 us, 37 %.
+// Reached on an H200, 2026-11-23 (bench_gpu_delta, random inputs; docs/results/qwen35.md; before that day in brackets),
+// a row that is not kept, that is kept, that follows: 48 heads in clusters 5.5 us (5.4), 6.6 (8.0), 6.8 (5.4), in
+// single CTAs 4.8, 6.9 and 5.4; 16 heads in clusters 4.0 (3.8), 4.4 (6.0) and 4.4 us (4.2), in single CTAs 3.4, 4.9
+// and 3.8. 16 kept rows of 16 sequences, 48 heads: 58.7 us (56.1), 37 %.
 //
-// A block has a head; a warp owns eight columns of its state, in registers (DeltaTile), and needs nobody else's. Before
-// the wait, while the projections are still computed: the state, the convolution's weights and older inputs. Behind it:
-// one read of the row's projections; q, k, v and gates by a warp each; a barrier; the state's row; a barrier; norm and
-// gate, 32 elements a warp. The convolution is computed again by each value head of a key head: 256 channels beside 128
-// x 128 elements of a state.
+// A warp owns eight columns of a head's state, in registers (DeltaTile), and needs nobody else's. Before the wait,
+// while the projections are still computed: the state, the sums over the convolution's older inputs. Behind it: one
+// read of the row's projections; q, k, v and gates by a warp each; a barrier; the state's row; a barrier; norm and
+// gate, 32 elements a warp. What is kept of the row is stored where no output waits for it. The convolution is computed
+// again by each value head of a key head: 256 channels beside 128 x 128 elements of a state. A head is a CTA's, or
+// where there are few a cluster's of four (32 columns each; q and k are prepared by all four). Alone that is slower. In
+// a step of a model it is faster: 64 KB of state on a few SMs come after everything that other kernels fetch there, and
+// 512 threads leave those no room. A token of Qwen3.5-0.8B 695 us, 667 with clusters; of the 27B 6.08 ms and 5.95.
 #include <algorithm>
+#include <type_traits>
 
+#include "ops/cluster_memory.cuh"
 #include "ops/cuda.h"
 #include "ops/gated_delta_rows.cuh"
 
@@ -27,9 +34,9 @@ constexpr int kParts = 3;      // q, k, v
 struct RowShared {
     alignas(16) float last_key[kMostDim];                       // of the row that joins the state first
     float4 weights[kParts][kMostDim];                           // of the convolution, the oldest tap first
-    alignas(16) float older[kParts][kDeltaTaps - 1][kMostDim];  // inputs, the newest first
-    alignas(16) float head[kParts][kMostDim];
-    float o[kMostDim];
+    alignas(16) float older[kParts][kDeltaTaps - 1][kMostDim];  // inputs, the newest first; then the row's own in [0]
+    alignas(16) float head[kParts][kMostDim];                   // of v the CTA's columns
+    float o[kMostDim];                                          // of the whole head
     float2 gates;
 };
 
@@ -118,25 +125,39 @@ __device__ __forceinline__ void fetch_older(const DeltaArgs& a, const DeltaPlace
     }
 }
 
-/// q, k or v of the row, by the warp that fetched what is older: to shared memory, and to row `to` of what is kept.
-__device__ __forceinline__ void prepare_part(const DeltaArgs& a, const DeltaPlace& at, int to, int part, int first,
-                                             int d, RowShared& s) {
+/// What a lane has of a head of q, k or v above the wait: the sums over the older taps, and the newest tap's weight.
+struct OlderSums {
+    float sum[kMostDim / 32], weight[kMostDim / 32];
+
+    /// By the warp that fetched them. As DeltaConvolution::convolved begins.
+    __device__ __forceinline__ void take(const RowShared& s, int part, int d) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+        for (int c = 0; c < kMostDim / 32; ++c) {
+            const int i = lane + 32 * c;
+            sum[c] = weight[c] = 0.0f;
+            if (i >= d) continue;
+            const float4 w = s.weights[part][i];
+            sum[c] = __fmaf_rn(w.x, s.older[part][2][i], 0.0f);
+            sum[c] = __fmaf_rn(w.y, s.older[part][1][i], sum[c]);
+            sum[c] = __fmaf_rn(w.z, s.older[part][0][i], sum[c]);
+            weight[c] = w.w;
+        }
+    }
+};
+
+/// q, k or v of the row, to shared memory.
+__device__ __forceinline__ void prepare_part(const float* from, int part, int d, const OlderSums& older, RowShared& s) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const float* from = a.qkv.row(at.first) + first;
     float newest[kMostDim / 32], x[kMostDim / 32];
 #pragma unroll
     for (int c = 0; c < kMostDim / 32; ++c) newest[c] = lane + 32 * c < d ? from[lane + 32 * c] : 0.0f;
-    fetched();
-    const bool writes = part == 2 || a.sizes.writes_keys(at.h);
 #pragma unroll
     for (int c = 0; c < kMostDim / 32; ++c) {
-        const int i = lane + 32 * c;
         x[c] = 0.0f;
-        if (i >= d) continue;
-        const float4 w = s.weights[part][i];
-        const float taps[kDeltaTaps] = {newest[c], s.older[part][0][i], s.older[part][1][i], s.older[part][2][i]},
-                    weights[kDeltaTaps] = {w.w, w.z, w.y, w.x};
-        x[c] = DeltaConvolution<1>::convolved(taps, weights);
+        if (lane + 32 * c >= d) continue;
+        const float sum = __fmaf_rn(older.weight[c], newest[c], older.sum[c]);
+        x[c] = __fdiv_rn(sum, __fadd_rn(1.0f, expf(-sum)));
     }
     if (part < 2) {
         const float factor = delta_factor(delta_squares(x, d, 0.0f), d, part == 0);
@@ -144,73 +165,142 @@ __device__ __forceinline__ void prepare_part(const DeltaArgs& a, const DeltaPlac
         for (int c = 0; c < kMostDim / 32; ++c) x[c] = __fmul_rn(x[c], factor);
     }
 #pragma unroll
-    for (int c = 0; c < kMostDim / 32; ++c) s.head[part][lane + 32 * c] = x[c];  // behind d: zeros
-    if (!writes) return;
-    float* const kept = a.kept.at + to * a.kept.stride + a.kept.heads_at - a.sizes.keys() + first;
-#pragma unroll
     for (int c = 0; c < kMostDim / 32; ++c) {
-        const int i = lane + 32 * c;
-        if (i >= d) break;
-        delta_keep_input(a, at, to, first + i, newest[c]);
-        if (part > 0 && a.kept.at != nullptr) kept[i] = x[c];
+        s.head[part][lane + 32 * c] = x[c];  // behind d: zeros
+        s.older[part][0][lane + 32 * c] = newest[c];
     }
 }
 
-/// Grid: value heads, sequences. REQUIRES takes_one_row.
-template <int kRows>
-__global__ void __launch_bounds__(4 * kMostDim, 2) delta_row_kernel(const __grid_constant__ DeltaArgs a) {
-    __shared__ RowShared s;
+/// What is kept of it, by the same warp.
+__device__ __forceinline__ void keep_part(const DeltaArgs& a, const DeltaPlace& at, int to, int part, int first, int d,
+                                          const RowShared& s) {
+    float* const kept = a.kept.at + to * a.kept.stride + a.kept.heads_at - a.sizes.keys() + first;
+    for (int i = static_cast<int>(threadIdx.x % 32); i < d; i += 32) {
+        delta_keep_input(a, at, to, first + i, s.older[part][0][i]);
+        if (part > 0 && a.kept.at != nullptr) kept[i] = s.head[part][i];
+    }
+}
+
+/// The CTAs of a head. Alone: value_dim / 8 warps.
+struct OneCta {
+    static constexpr int kThreads = 4 * kMostDim, kMost = 2;
+    static constexpr bool kKeepsFirst = false;
+    __device__ static int head() { return static_cast<int>(blockIdx.x); }
+    __device__ static int first_column() { return 0; }
+    __device__ static void start() {}
+    __device__ static void started() {}
+    __device__ static void send(float* at, int, float o) { *at = o; }
+    __device__ static void sent() {}
+    __device__ static void receive() { __syncthreads(); }
+};
+/// A cluster: each has 32 columns and four warps. The outputs of a head meet in the shared memory of all.
+struct Cluster {
+    static constexpr int kColumns = 32, kThreads = kColumns / kWarpColumns * 32, kMost = 7;
+#ifdef RT_CLUSTER_KERNEL
+    static constexpr bool kKeepsFirst = true;
+    __device__ static int size() { return static_cast<int>(cluster_size()); }
+    __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
+    __device__ static int first_column() { return static_cast<int>(blockIdx.x) % size() * kColumns; }
+    __device__ static void start() { cluster_arrive(); }
+    __device__ static void started() { receive(); }
+    __device__ static void send(float* at, int count, float o) {
+        for (int i = 0; i < count; ++i) store_there(in_cta(at, i), o);
+    }
+    __device__ static void sent() {
+        __syncwarp();
+        cluster_arrive();
+    }
+    __device__ static void receive() {
+        __syncwarp();
+        cluster_wait();
+    }
+#endif
+};
+
+template <int kRows, class Ctas>
+__device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
     pdl_trigger();
+    Ctas::start();
     const DeltaSizes& z = a.sizes;
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    const int warps = static_cast<int>(blockDim.x / 32);
+    const int warps = static_cast<int>(blockDim.x / 32), columns = kWarpColumns * warps;
     DeltaPlace at;
-    at.find(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x));
-    const int own = warp * kWarpColumns + DeltaTile<kRows>::first_column();
-    float* state = a.state + at.slot * z.state_elements + int64_t{at.h} * z.key_dim * z.value_dim + own;
+    at.find(a, static_cast<int>(blockIdx.y), Ctas::head());
+    const int column = Ctas::first_column(), own = warp * kWarpColumns + DeltaTile<kRows>::first_column();
+    float* state = a.state + at.slot * z.state_elements + int64_t{at.h} * z.key_dim * z.value_dim + column + own;
     const DeltaLast last(a, at);
     DeltaTile<kRows> tile;
     if (last.held == 0) tile.clear();
-    else tile.load(state, z.key_dim, z.value_dim, z.value_dim - own);
-    const int part = warp, d = part == 2 ? z.value_dim : z.key_dim;
-    const int first = part == 0 ? at.key * d : part == 1 ? z.keys() + at.key * d : 2 * z.keys() + at.h * d;
+    else tile.load(state, z.key_dim, z.value_dim, columns - own);
+    const int part = warp, d = part == 2 ? columns : z.key_dim;
+    const int first = part == 0   ? at.key * d
+                      : part == 1 ? z.keys() + at.key * d
+                                  : 2 * z.keys() + at.h * z.value_dim + column;
+    const bool writes = part == 2 || (column == 0 && z.writes_keys(at.h));
     if (part < kParts) fetch_older(a, at, last.row, part, first, d, s);
     // The last warps will finish 32 elements each.
-    const int finishes = 32 * (warps - 1 - warp) + lane;
-    const bool finisher = finishes < z.value_dim;
+    const int finishes = column + 32 * (warps - 1 - warp) + lane;
+    const bool finisher = 32 * (warps - 1 - warp) < columns;
     float norm = 0.0f, gate = 0.0f;
     if (finisher) norm = __uint_as_float(EarlyLoad::one(a.norm + finishes));
     const float dt_bias = __uint_as_float(EarlyLoad::one(a.dt_bias + at.h)),
                 decay = __uint_as_float(EarlyLoad::one(a.decay + at.h));
-    if (last.row != nullptr) {
-        catch_up(a, at, last.row, own, state, tile, s);
-        if (part < kParts) {
-            fetched();
-            if (part == 2 || z.writes_keys(at.h)) keep_last_input(a, at, last.held, first, d, s.older[part][0]);
-        }
-    }
-    pdl_wait();
-    if (finisher) gate = delta_gate(a.z.row(at.first)[at.h * z.value_dim + finishes]);
+    if (last.row != nullptr) catch_up(a, at, last.row, column + own, state, tile, s);
+    OlderSums older;
     if (part < kParts) {
-        prepare_part(a, at, last.to, part, first, d, s);
-    } else if (part == kParts && lane == 0) {
-        s.gates = delta_gates(a, at.first, at.h, dt_bias, decay);
-        delta_keep_gates(a, last.to, at.h, s.gates);
+        fetched();
+        if (last.row != nullptr && writes) keep_last_input(a, at, last.held, first, d, s.older[part][0]);
+        older.take(s, part, d);
+    }
+    Ctas::started();
+    pdl_wait();
+    if (finisher) gate = a.z.row(at.first)[at.h * z.value_dim + finishes];
+    if (part < kParts) {
+        prepare_part(a.qkv.row(at.first) + first, part, d, older, s);
+    } else if (part == kParts) {
+        const float2 gates = delta_gates(a, at.first, at.h, dt_bias, decay);
+        if (lane == 0) s.gates = gates;
     }
     __syncthreads();
     const float4 v = *reinterpret_cast<const float4*>(s.head[2] + own);
     const float kq = delta_dot(s.head[1], s.head[0], z.key_dim);
-    const float o = tile.template step<true>(s.head[0], s.head[1], v, make_float4(s.gates.x, s.gates.y, kq, 0.0f));
-    if (DeltaTile<kRows>::has_output()) s.o[own + DeltaTile<kRows>::output_column()] = o;
-    __syncthreads();
-    if (a.update) tile.store(state, z.key_dim, z.value_dim, z.value_dim - own);
-    if (!finisher) return;
-    const float* const all = s.o;
-    const float scale = warp_rms_scale([all, lane](int j) { return all[lane + 32 * j]; }, z.value_dim, a.eps);
-    const float y = delta_output(s.o[finishes], scale, norm, gate);
-    const int64_t cols = int64_t{z.value_heads} * z.value_dim, i = int64_t{at.h} * z.value_dim + finishes;
-    a.out[at.first * cols + i] = y;
-    if (a.out8 != nullptr) put_act_group(a.out8 + at.first * ActRow::bytes(cols), cols, i / 32, y);
+    const float4 by = make_float4(s.gates.x, s.gates.y, kq, 0.0f);
+    float keys[kRows];
+    const float sum = tile.template sums<true>(s.head[0], s.head[1], keys), o = tile.look(sum, v, by);
+    if (DeltaTile<kRows>::has_output())
+        Ctas::send(s.o + column + own + DeltaTile<kRows>::output_column(), z.value_dim / columns, o);
+    Ctas::sent();
+    const auto keep = [&] {  // nobody of the step waits for it
+        if (part < kParts && writes) keep_part(a, at, last.to, part, first, d, s);
+        if (warp == 0 && lane == 0 && column == 0) delta_keep_gates(a, last.to, at.h, s.gates);
+        if (!a.update) return;
+        float difference[4];
+        DeltaTile<kRows>::own_rows(s.head[1], keys);
+        tile.join(sum, keys, *reinterpret_cast<const float4*>(s.head[2] + own), by, difference);
+        tile.store(state, z.key_dim, z.value_dim, columns - own);
+    };
+    if (finisher) gate = delta_gate(gate);
+    if (Ctas::kKeepsFirst) keep();  // meanwhile outputs are on their way
+    Ctas::receive();
+    if (finisher) {
+        const float* const all = s.o;
+        const float scale = warp_rms_scale([all, lane](int j) { return all[lane + 32 * j]; }, z.value_dim, a.eps);
+        const float y = delta_output(s.o[finishes], scale, norm, gate);
+        const int64_t cols = int64_t{z.value_heads} * z.value_dim, i = int64_t{at.h} * z.value_dim + finishes;
+        a.out[at.first * cols + i] = y;
+        if (a.out8 != nullptr) put_act_group(a.out8 + at.first * ActRow::bytes(cols), cols, i / 32, y);
+    }
+    if (!Ctas::kKeepsFirst) keep();
+}
+
+/// Grid: value heads times CTAs of each, sequences. REQUIRES takes_one_row.
+template <int kRows, class Ctas>
+__global__ void __launch_bounds__(Ctas::kThreads, Ctas::kMost) delta_row_kernel(const __grid_constant__ DeltaArgs a) {
+    __shared__ RowShared s;
+#ifndef RT_CLUSTER_KERNEL
+    if constexpr (std::is_same_v<Ctas, OneCta>)
+#endif
+        delta_row<kRows, Ctas>(a, s);
 }
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -226,9 +316,13 @@ bool takes_one_row(const DeltaView& view, const GatedDeltaInput& in, const Batch
 }
 
 void launch_row(const Gpu& gpu, const DeltaArgs& a, const DeltaView& view, int64_t sequences) {
-    const dim3 grid(static_cast<unsigned>(view.value_heads), static_cast<unsigned>(sequences));
-    auto* const kernel = view.key_dim <= 64 ? delta_row_kernel<4> : delta_row_kernel<8>;
-    launch(gpu, kernel, grid, dim3(static_cast<unsigned>(view.value_dim / kWarpColumns * 32)), 0, a);
+    const bool clusters = gpu.hopper() && 2 * view.value_heads * sequences <= gpu.info().sm_count;
+    const int ctas = clusters ? static_cast<int>(view.value_dim) / Cluster::kColumns : 1;
+    const dim3 grid(static_cast<unsigned>(view.value_heads * ctas), static_cast<unsigned>(sequences));
+    const auto threads = static_cast<unsigned>(view.value_dim / ctas / kWarpColumns * 32);
+    auto* const kernel = view.key_dim <= 64 ? (clusters ? delta_row_kernel<4, Cluster> : delta_row_kernel<4, OneCta>)
+                                            : (clusters ? delta_row_kernel<8, Cluster> : delta_row_kernel<8, OneCta>);
+    launch_clusters(gpu, kernel, grid, dim3(threads), 0, ctas, a);
 }
 
 DeltaMatrix matrix(const Tensor& t) { return {t.row(0), t.row_stride}; }
@@ -262,7 +356,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
     a.norm = in.norm.weight.data();
     a.eps = in.norm.eps;
     a.out = out.row(0);
-    if (ctx.family == Family::decode && view.value_dim % 32 == 0) {
+    if (in.int8 && ctx.family == Family::decode && view.value_dim % 32 == 0) {
         a.out8 = static_cast<unsigned char*>(ctx.arena->allocate(n * ActRow::bytes(heads * view.value_dim)));
         out.int8 = a.out8;
     }
@@ -280,8 +374,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
         launch_row(*ctx.gpu, a, view, batch.sequences());
         return out;
     }
-    a.by_chunks =
-        a.update && ctx.family == Family::prefill && n >= kDeltaChunk && takes_delta_chunks(*ctx.gpu, view);
+    a.by_chunks = a.update && ctx.family == Family::prefill && n >= kDeltaChunk && takes_delta_chunks(*ctx.gpu, view);
     launch_delta_chain(ctx, a, batch);
     launch_delta_norm(ctx, a, n);
     if (a.update) launch_delta_conv(ctx, a, batch.sequences());

@@ -294,16 +294,26 @@ struct DeltaTile {
     }
 
     /// One row: see gated_delta.h. q, k [padded], v of the lane's columns, gate: e^g, beta, k . q. Returns, where
-    /// has_output(), o of the lane's column first_column() + output_column(). The sums over rows: a lane's own in
-    /// ascending order, then lanes xor 16, 8, 4, 2.
+    /// has_output(), o of the lane's column first_column() + output_column().
     template <bool kOutput>
     __device__ __forceinline__ float step(const float* q, const float* k, float4 v, float4 gate) {
+        float keys[kRows], d[4];
+        const float sum = sums<kOutput>(q, k, keys);
+        join(sum, keys, v, gate, d);
+        if constexpr (!kOutput) return 0.0f;
+        return output(sum, d, gate);
+    }
+    /// The same in two parts, the output first: sums(), look(), and join() where the state is kept.
+    ///
+    /// The sums over rows: a lane's own in ascending order, then lanes xor 16, 8, 4, 2. Lanes with bit 4 of their
+    /// number get S^T q of column output_column(), the others S^T k.
+    template <bool kOutput>
+    __device__ __forceinline__ float sums(const float* q, const float* k, float (&keys)[kRows]) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
-        float keys[kRows], p[4] = {}, o[4] = {};
+        float p[4] = {}, o[4] = {};
+        own_rows(k, keys);
 #pragma unroll
         for (int j = 0; j < kRows / 4; ++j) {
-            const float4 x = *reinterpret_cast<const float4*>(k + row(4 * j));
-            keys[4 * j] = x.x, keys[4 * j + 1] = x.y, keys[4 * j + 2] = x.z, keys[4 * j + 3] = x.w;
             float queries[4] = {};
             if constexpr (kOutput) {
                 const float4 y = *reinterpret_cast<const float4*>(q + row(4 * j));
@@ -323,9 +333,28 @@ struct DeltaTile {
 #pragma unroll
         for (int c = 0; c < 2; ++c) two[c] = exchange(bit3 ? four[2 + c] : four[c], bit3 ? four[c] : four[2 + c], 8);
         const float one = exchange(bit2 ? two[1] : two[0], bit2 ? two[0] : two[1], 4);
-        const float sum = exchange(one, one, 2);
+        return exchange(one, one, 2);
+    }
+    __device__ __forceinline__ static void own_rows(const float* k, float (&keys)[kRows]) {
+#pragma unroll
+        for (int j = 0; j < kRows / 4; ++j) {
+            const float4 x = *reinterpret_cast<const float4*>(k + row(4 * j));
+            keys[4 * j] = x.x, keys[4 * j + 1] = x.y, keys[4 * j + 2] = x.z, keys[4 * j + 3] = x.w;
+        }
+    }
+    /// What step() returns.
+    __device__ __forceinline__ static float look(float sum, float4 v, float4 gate) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        const float p = __shfl_sync(0xFFFFFFFFu, sum, 4 * output_column() + lane % 2);
+        const bool bit3 = (lane & 8) != 0, bit2 = (lane & 4) != 0;
+        const float own = bit3 ? (bit2 ? v.w : v.z) : (bit2 ? v.y : v.x);
+        const float d = __fmul_rn(gate.y, __fsub_rn(own, __fmul_rn(gate.x, p)));
+        return __fmaf_rn(gate.z, d, __fmul_rn(gate.x, sum));
+    }
+    /// S <- e^g S + k d^T.
+    __device__ __forceinline__ void join(float sum, const float (&keys)[kRows], float4 v, float4 gate, float (&d)[4]) {
+        const int lane = static_cast<int>(threadIdx.x % 32);
         const float decay = gate.x, beta = gate.y;
-        float d[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) d[c] = __shfl_sync(0xFFFFFFFFu, sum, 4 * c + lane % 2);
         d[0] = __fmul_rn(beta, __fsub_rn(v.x, __fmul_rn(decay, d[0])));
@@ -339,9 +368,6 @@ struct DeltaTile {
             s[i].z = __fmaf_rn(keys[i], d[2], __fmul_rn(decay, s[i].z));
             s[i].w = __fmaf_rn(keys[i], d[3], __fmul_rn(decay, s[i].w));
         }
-        if constexpr (!kOutput) return 0.0f;
-        const float own = bit3 ? (bit2 ? d[3] : d[2]) : (bit2 ? d[1] : d[0]);
-        return __fmaf_rn(gate.z, own, __fmul_rn(decay, sum));
     }
 
   private:
@@ -357,6 +383,10 @@ struct DeltaTile {
 #else
         *reinterpret_cast<float4*>(to) = x;
 #endif
+    }
+    __device__ static float output(float sum, const float (&d)[4], float4 gate) {
+        const bool bit3 = (threadIdx.x & 8) != 0, bit2 = (threadIdx.x & 4) != 0;
+        return __fmaf_rn(gate.z, bit3 ? (bit2 ? d[3] : d[2]) : (bit2 ? d[1] : d[0]), __fmul_rn(gate.x, sum));
     }
     __device__ static void add(float (&sum)[4], float4 e, float factor) {
         sum[0] = __fmaf_rn(e.x, factor, sum[0]);

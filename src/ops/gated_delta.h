@@ -21,6 +21,7 @@ struct GatedDeltaInput {
     std::span<const float> decay;    // [Hv]: -exp(A_log); GGUF ssm_a stores it like that
     std::span<const float> dt_bias;  // [Hv]
     Norm norm;                       // over dv; each value head by itself
+    bool int8 = true;                // on a GPU y is wanted as int8 rows, too (Tensor::int8)
 };
 
 /// What becomes of the state.

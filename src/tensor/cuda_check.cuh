@@ -11,9 +11,8 @@ class Gpu;
 [[noreturn]] void fail_cuda(cudaError_t error, const char* call, const char* file, int line);
 /// Throws Error (system, or unavailable when out of memory) naming what was launched on which device.
 [[noreturn]] void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_t shared_bytes);
-/// Lets a kernel use so many bytes of dynamic shared memory (up to 38 KB and 10 KB of static memory need
-/// no asking). What was allowed stays allowed: another engine's thread may
-/// be about to launch the same kernel with more.
+/// Lets a kernel use so many bytes of dynamic shared memory (up to 8 KB, and 40 KB of static memory, need no asking).
+/// What was allowed stays allowed: another engine's thread may be about to launch the same kernel with more.
 void allow_shared(const void* kernel, int64_t bytes);
 }  // namespace riptide
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "cache/batch_builder.h"
@@ -64,20 +65,35 @@ class World {
             ASSERT_EQ(ops::gated_delta(context_, in, view, batch, mode, held).rows(), n);
         }
     }
-    /// Runs steps that follow each other, as a device does by itself, and keeps the first `rows`.
-    void follow(SequenceState& s, std::span<const int32_t> tokens, int64_t rows) {
-        ASSERT_TRUE(s.try_reserve(std::ssize(tokens)));
-        const StepRows step{.sequence = &s, .tokens = tokens.first(1), .parents = {}};
-        Batch batch = builder_.build({&step, 1});
-        cache_.delta().begin_step();
-        s.begin_follow();
-        auto committed = static_cast<int32_t>(s.length()), held = committed;
-        batch.positions = batch.committed = {&committed, 1};
-        for (size_t i = 0; i < tokens.size(); ++i, held = committed++) {
-            batch.tokens = tokens.subspan(i, 1);
-            run_layers(batch, ops::DeltaMode::follow, {&held, 1});
+    /// Runs steps of some sequences that follow each other, as a device does by itself; tokens[i][s] is fed to sequence
+    /// s in step i. `mode` stash: with a commit in front of each but the first.
+    void follow(std::span<SequenceState* const> sequences, const std::vector<std::vector<int32_t>>& tokens,
+                ops::DeltaMode mode) {
+        std::vector<StepRows> first;
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            ASSERT_TRUE(sequences[s]->try_reserve(std::ssize(tokens)));
+            first.push_back({.sequence = sequences[s], .tokens = std::span(tokens[0]).subspan(s, 1), .parents = {}});
         }
-        s.commit_followed(rows, std::ssize(tokens));
+        Batch batch = builder_.build(first);
+        cache_.delta().begin_step();
+        std::vector<int32_t> committed;
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            sequences[s]->begin_follow(static_cast<int64_t>(s), mode);
+            committed.push_back(static_cast<int32_t>(sequences[s]->length()));
+        }
+        std::vector<int32_t> held = committed, rows(committed.size());
+        const std::vector<int32_t> ones(committed.size(), 1);
+        std::iota(rows.begin(), rows.end(), 0);
+        batch.positions = batch.committed = committed;
+        const bool follow = mode == ops::DeltaMode::follow;
+        for (const std::vector<int32_t>& fed : tokens) {
+            batch.tokens = fed;
+            if (!follow && &fed != &tokens.front())
+                ops::gated_delta_commit(context_, cache_.delta().layers(), {batch.state_slot, held, ones, rows, 1});
+            run_layers(batch, mode, follow ? std::span<const int32_t>(held) : std::span<const int32_t>());
+            held = committed;
+            for (int32_t& length : committed) ++length;
+        }
     }
     void run(SequenceState& s, std::span<const int32_t> tokens, std::span<const int32_t> parents, ops::DeltaMode mode) {
         const StepRows step{.sequence = &s, .tokens = tokens, .parents = parents};
@@ -207,7 +223,11 @@ TEST_F(DeltaStatesTest, state_is_that_of_feeding_the_kept_tokens_one_by_one) {
             std::vector<int32_t> tokens(1 + random() % 6);
             for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 1000);
             const size_t kept = tokens.size() - random() % 2;
-            world.follow(t.state, tokens, static_cast<int64_t>(kept));
+            std::vector<std::vector<int32_t>> steps;
+            for (const int32_t token : tokens) steps.push_back({token});
+            SequenceState* const one = &t.state;
+            world.follow({&one, 1}, steps, random() % 2 == 0 ? ops::DeltaMode::follow : ops::DeltaMode::stash);
+            t.state.commit_followed(static_cast<int64_t>(kept), std::ssize(tokens));
             t.tokens.insert(t.tokens.end(), tokens.begin(), tokens.begin() + static_cast<int64_t>(kept));
         } else {
             step(t);
@@ -236,6 +256,30 @@ TEST_F(DeltaStatesTest, sequences_of_one_step_commit_their_own_rows) {
             all[i].tokens.insert(all[i].tokens.end(), tokens[i].begin(), tokens[i].begin() + keep);
         }
         for (const Tracked& t : all) ASSERT_EQ(world.state_of(t.state), fresh(t.tokens));
+    }
+}
+
+TEST_F(DeltaStatesTest, sequences_whose_steps_follow_each_other_commit_their_own_rows) {
+    std::vector<Tracked> all;
+    for (int i = 0; i < kSequences; ++i) all.push_back({SequenceState(world.cache()), {}});
+    for (int round = 0; round < 20; ++round) {
+        step(all[random() % all.size()]);  // so that their lengths differ
+        std::vector<SequenceState*> sequences;
+        for (Tracked& t : all) sequences.push_back(&t.state);
+        std::vector<std::vector<int32_t>> tokens(1 + random() % 5);
+        for (std::vector<int32_t>& fed : tokens) fed = invent(all.size());
+        world.follow(sequences, tokens, round % 2 == 0 ? ops::DeltaMode::follow : ops::DeltaMode::stash);
+        std::vector<SequenceState::Followed> followed;
+        for (size_t s = 0; s < all.size(); ++s) {
+            const size_t kept = tokens.size() - random() % 2;
+            followed.push_back({&all[s].state, static_cast<int64_t>(kept)});
+            for (size_t i = 0; i < kept; ++i) all[s].tokens.push_back(tokens[i][s]);
+        }
+        SequenceState::commit_followed_states(followed, std::ssize(tokens));
+        for (size_t s = all.size(); s-- > 0;) {
+            all[s].state.commit_prefix(std::ssize(all[s].tokens) - all[s].state.length());
+            ASSERT_EQ(world.state_of(all[s].state), fresh(all[s].tokens)) << "round " << round << ", sequence " << s;
+        }
     }
 }
 

@@ -23,7 +23,7 @@ class FakeDevice {
                     history.assign(start.prompt.begin(), start.prompt.end());
                     history.insert(history.end(), start.answer.begin(), start.answer.end());
                 },
-                [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw) {
+                [this](std::span<const DecodeRow> rows, GpuDecoder::Draw draw, GpuDecoder::Recurrent) {
                     EXPECT_TRUE(pending_.empty());
                     rows_.assign(rows.begin(), rows.end());
                     sampled_ = draw == GpuDecoder::Draw::sampled;

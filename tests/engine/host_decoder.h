@@ -11,7 +11,7 @@
 namespace riptide::testing {
 
 /// Holds the loop to GpuDecoder's contract. A step's layers are computed when it is launched, long before the loop asks
-/// for its tokens. Rows of several at once (draw_rows) are drawn greedily only.
+/// for its tokens. Rows of several at once (draw_rows) are drawn greedily only. Recurrent state follows, if it can.
 class HostDecoder {
   public:
     explicit HostDecoder(Machine& machine)
@@ -21,11 +21,12 @@ class HostDecoder {
     }
     DecodeDevice functions() {
         return {[this](int64_t slot, const ops::SampleStart& from) { start(slot, from); },
-                [this](std::span<const DecodeRow> rows, GpuDecoder::Draw how) {
+                [this](std::span<const DecodeRow> rows, GpuDecoder::Draw how, GpuDecoder::Recurrent state) {
                     EXPECT_TRUE(pending_.empty());
                     rows_.assign(rows.begin(), rows.end());
                     how_ = how;
-                    step_ = 0;
+                    state_ = state;
+                    begin();
                 },
                 [this] {
                     forward();
@@ -47,9 +48,11 @@ class HostDecoder {
                     EXPECT_TRUE(pending_.empty()) << "what may be drawn cannot be known yet";
                     EXPECT_EQ(allowed.size(), rows_.size());
                     draw(allowed);
-                }};
+                },
+                machine_.cache().delta().follow_rows()};
     }
     int64_t lost = 0;  // steps without a draw
+    int64_t most_run = 0, most_rows = 0;  // of steps that followed each other: how many, and of how many answers
 
   private:
     void start(int64_t slot, const ops::SampleStart& from) {
@@ -65,24 +68,45 @@ class HostDecoder {
         for (const int32_t token : from.answer) sampler.accept(token);
         slots_.insert_or_assign(static_cast<int32_t>(slot), std::move(sampler));
     }
+    void begin() {
+        std::vector<StepRows> steps;
+        for (const DecodeRow& row : rows_)
+            steps.push_back({row.sequence, std::span(&row.token, 1), {}, StepRows::Logits::last, {}});
+        batch_ = builder_.build(steps);
+        committed_.assign(batch_.committed.begin(), batch_.committed.end());
+        held_ = committed_;
+        machine_.cache().delta().begin_step();
+        for (size_t r = 0; r < rows_.size(); ++r) {
+            const auto number = static_cast<int64_t>(r);
+            if (state_ == GpuDecoder::Recurrent::follows) rows_[r].sequence->begin_follow(number);
+            else rows_[r].sequence->begin_rows(number, 1, ops::DeltaMode::stash);
+        }
+        step_ = 0;
+    }
     void forward() {
         lost += logits_.empty() ? 0 : 1;
         logits_.clear();
+        KvCache& cache = machine_.cache();
+        const bool follows = state_ == GpuDecoder::Recurrent::follows;
+        std::vector<int32_t> tokens;
         for (const DecodeRow& row : rows_) {
             ASSERT_LT(step_, row.sequence->reserved()) << "a step without room";
-            const std::vector<int32_t> token = {std::max(row.token, 0)}, zero = {0}, begin = {0, 1},
-                                       slot = {row.sequence->slot()},
-                                       at = {static_cast<int32_t>(row.sequence->length() + step_)};
-            Batch batch;
-            batch.tokens = token, batch.positions = at, batch.row_sequence = zero, batch.row_begin = begin;
-            batch.committed = at, batch.page_table = row.sequence->pages(), batch.state_slot = slot;
-            batch.logit_rows = zero, batch.max_pages = static_cast<int32_t>(row.sequence->pages().size());
-            arena_.reset();
-            KvCache& cache = machine_.cache();
-            const Tensor logits = machine_.model().forward(context_, batch, {cache.views(), cache.delta().views()});
-            logits_.emplace_back(logits.row(0), logits.row(0) + vocab_);
+            tokens.push_back(std::max(row.token, 0));
         }
+        ASSERT_TRUE(step_ == 0 || follows || !cache.delta().any()) << "a step that is not committed";
+        Batch batch = batch_;
+        batch.tokens = tokens, batch.positions = batch.committed = committed_;
+        States states{cache.views(), cache.delta().views()};
+        if (follows) states.delta_mode = ops::DeltaMode::follow, states.held = held_;
+        arena_.reset();
+        const Tensor logits = machine_.model().forward(context_, batch, states);
+        for (int64_t r = 0; r < logits.rows(); ++r) logits_.emplace_back(logits.row(r), logits.row(r) + vocab_);
+        held_ = committed_;
+        for (int32_t& length : committed_) ++length;
         ++step_;
+        if (!follows) return;
+        most_run = std::max(most_run, step_);
+        if (step_ > 1) most_rows = std::max(most_rows, std::ssize(rows_));
     }
     void draw(std::span<const AllowedSet> allowed) {
         std::vector<int32_t> drawn;
@@ -134,6 +158,10 @@ class HostDecoder {
     std::map<int32_t, Sampler> slots_;
     std::vector<DecodeRow> rows_;
     GpuDecoder::Draw how_ = GpuDecoder::Draw::largest;
+    GpuDecoder::Recurrent state_ = GpuDecoder::Recurrent::waits;
+    BatchBuilder builder_;
+    Batch batch_;  // of the first step
+    std::vector<int32_t> committed_, held_;
     int64_t step_ = 0;
     std::vector<std::vector<float>> logits_;  // of a step that waits for its draw
     std::deque<std::vector<int32_t>> pending_;

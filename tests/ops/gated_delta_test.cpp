@@ -248,6 +248,26 @@ TEST(gated_delta, one_row_of_each_sequence_is_a_step_like_any_other) {
     expect_same_bits(world.slot_of(a), world.slot_of(lone), "state");
 }
 
+TEST(gated_delta, rows_of_few_heads_and_of_many_have_the_same_bits) {
+    // On a GPU a head has several CTAs where there are at most half as many heads as multiprocessors.
+    for (const int64_t dim : brief<int64_t>({128, 96, 64, 32}, 2)) {
+        OpContext op(2, int64_t{16} << 20);
+        const int64_t keys = brief_counts() ? 2 : 16;
+        DeltaWorld world(op, {.key_heads = keys, .value_heads = 3 * keys, .key_dim = dim, .value_dim = dim, .slots = 6},
+                         18);
+        std::vector<DeltaSequence> together, alone;
+        for (int s = 0; s < 3; ++s) together.push_back(world.sequence()), alone.push_back(world.sequence());
+        for (uint64_t i = 0; i < 5; ++i) {
+            const DeltaRowsOut rows = world.step({&together[0], &together[1], &together[2]},
+                                                 {{{i, -1}}, {{10 + i, -1}}, {{20 + i, -1}}}, DeltaMode::update);
+            for (size_t s = 0; s < 3; ++s)
+                expect_same({rows[s]}, world.feed(alone[s], {10 * s + i}, 1), fmt::format("{}, row {}", dim, s));
+        }
+        for (size_t s = 0; s < 3; ++s)
+            expect_same_bits(world.slot_of(together[s]), world.slot_of(alone[s]), fmt::format("{}", dim).c_str());
+    }
+}
+
 TEST(gated_delta, rows_of_wider_matrices_are_the_same_rows) {
     OpContext op;
     DeltaWorld world(op, {}, 16);
