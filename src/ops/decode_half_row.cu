@@ -4,11 +4,19 @@
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
 // (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 245 for 16 x 256 weights, 1.7 ms of
 // issue slots for the whole model, whose bytes take 3.3.
-// Design: one CTA of twenty warps an SM, five teams of four warps; a CTA has strips that follow one another, and its
-// teams equally many quads of them, so that a strip may be begun by one team and ended by others: these do their part
-// first and leave their terms in shared memory, the first one adds them in the order of the chain. The weights of the
-// first slots are asked for before anything else. Every CTA normalises and rounds x for itself; float rows of the group
-// (beta and alpha) are multiplied by the last team of as many CTAs, which has fewer quads for it.
+// Measured (H200, 2026-11-23, docs/results/qwen35.md): gate, up and down 46 us, projections 17, o 9.5, the head 264; a
+// whole step is 3 % faster than with the int8 kernel (decode_dense_row.cu), whose products were as fast. A third of an op's
+// time is before its first product: 1.1 us until the kernel before has ended and its writes are there, 1.4 for x.
+// Design: one CTA an SM, three teams of four warps and a warp for each that asks for its weights. A CTA has strips that
+// follow one another, and its teams equally many quads of them, so that a strip may be begun by one team and ended by
+// others: these do their part first and leave their terms in shared memory, the first one adds them in the order of the
+// chain. The weights of the first slots are asked for before anything else. Every CTA normalises and rounds x for itself;
+// float rows of the group (beta and alpha) are multiplied by the last team of as many CTAs, which has fewer quads for it.
+// Few registers and slots leave room for the next kernels, which is worth more than faster products. Tried (tok/s of
+// Qwen3.5-27B, one lease but for the last two; this: 172.8): four teams with 80 registers 167.0, with 95 and all slots that
+// fit 156 (another lease, where this had not been built; four teams with 80 had 162); two teams 120; two slots 168, four
+// 170; three slots asked for ahead 171; 96 registers 169; 64 (spills) 151. Strips shared by neighbouring CTAs, too, through
+// the L2 cache: slower (146). One of the team's warps asking: 5 to 10 % slower alone.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -18,10 +26,12 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRowTeams = 4, kRowThreads = 128 * kRowTeams;  // that multiply
+constexpr int kRowTeams = 3, kRowThreads = 128 * kRowTeams;  // that multiply
 constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;     // and a warp for each team that asks
-[[maybe_unused]] constexpr int kAhead = 3;        // slots that are asked for before x is there
-[[maybe_unused]] constexpr int kFloatQuads = 4;  // quads in whose time a team multiplies a float row
+constexpr int kRegisters = 80;                                // of a thread
+constexpr int kRowStages = 3;                                 // at most
+[[maybe_unused]] constexpr int kAhead = 2;                    // of them, that are asked for before x is there
+[[maybe_unused]] constexpr int kFloatQuads = 4;               // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -103,7 +113,7 @@ __device__ __forceinline__ int begin_of(int total, int i, int n) {
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-__global__ void __launch_bounds__(kAllThreads, 1)
+__global__ void __maxnreg__(kRegisters)
     half_row_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint4 dynamic[];
@@ -276,7 +286,7 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
     a.floats_at = take(a.floats.bytes);
     at = (at + kAlign - 1) / kAlign * kAlign;
     const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - at;
-    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (kRowTeams * each)));
+    a.stages = static_cast<int32_t>(std::min<int64_t>(kRowStages, room / (kRowTeams * each)));
     if (room < 0 || a.stages < 2) return false;
     const int64_t slots = int64_t{kRowTeams} * a.stages;
     a.data_at = take(slots * 8192);
