@@ -45,10 +45,10 @@ __device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int uni
 #endif
 }
 
-/// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first +
-/// step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator of
-/// the canonical order. results: of this quad, 8 kPair kX floats of shared memory, by turns; barrier: a named one of its
-/// own.
+/// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first
+/// + step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator
+/// of the canonical order. results: of this quad, 8 kPair kX floats of shared memory, by turns; barrier: a named one of
+/// its own.
 template <int kPair, int kX, int kUnroll>
 __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
                                                      int row0, int count, float* results, int barrier) {
@@ -72,8 +72,7 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
             if (c < m.pieces)
 #pragma unroll
                 for (int i = 0; i < kPair; ++i)
-                    put_words(raw[i], 0,
-                              load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
+                    put_words(raw[i], 0, load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
             dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, staged, acc);
         }
         float v[kSums];

@@ -3,12 +3,12 @@
 // decode_half_ring.cuh; one row: decode_half_row.cu.
 //
 // Bytes: those of the weights (decode_half_row.cu has them). Instructions by count, for 16 x 256 weights: 204 + 37 for
-// eight rows of x, as decoding a weight costs the same whatever the rows: 2.0 ms of issue slots for the whole model at 16
-// rows, 2.2 at 24, where the bytes take 3.3.
-// Design: one CTA of sixteen warps an SM, in teams of 4 / C warps that share strips. Where x does not fit in shared memory
-// beside the rings, C CTAs share strips, each with its share of the chains and of x: two are a cluster and send each
-// other their sums, the one that finishes a strip by turns; four leave them in the L2 cache, and whoever comes last adds
-// them up. x is rounded by a kernel before, small enough to wait beside the kernel in front of it.
+// eight rows of x, as decoding a weight costs the same whatever the rows: 2.0 ms of issue slots for the whole model at
+// 16 rows, 2.2 at 24, where the bytes take 3.3. Design: one CTA of sixteen warps an SM, in teams of 4 / C warps that
+// share strips. Where x does not fit in shared memory beside the rings, C CTAs share strips, each with its share of the
+// chains and of x: two are a cluster and send each other their sums, the one that finishes a strip by turns; four leave
+// them in the L2 cache, and whoever comes last adds them up. x is rounded by a kernel before, small enough to wait
+// beside the kernel in front of it.
 #include <algorithm>
 
 #include "ops/cluster_memory.cuh"
@@ -115,9 +115,10 @@ __device__ __forceinline__ void store_half(const HalfArgs& a, const StripRows& r
 
 /// Sixteen bytes to another CTA of the cluster, which its barrier counts.
 __device__ __forceinline__ void send4(uint32_t address, const float (&v)[4], uint32_t barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
-                 "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
+        "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+        : "memory");
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -266,8 +267,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 #pragma unroll
                 for (int i = 0; i < 4 * NT; ++i) {
                     const float* const of = meeting + 32 * i;
-                    c[i / 4][i % 4] = __fadd_rn(__fadd_rn(c[i / 4][i % 4], of[128 * NT]),
-                                                __fadd_rn(of[256 * NT], of[384 * NT]));
+                    c[i / 4][i % 4] =
+                        __fadd_rn(__fadd_rn(c[i / 4][i % 4], of[128 * NT]), __fadd_rn(of[256 * NT], of[384 * NT]));
                 }
                 store_half<NT>(a, rows, c);
             }
@@ -350,7 +351,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     }
     if (a.floats.pairs > 0)
         multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
-                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128], 2 + static_cast<int>(threadIdx.x) / 128);
+                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128],
+                                                    2 + static_cast<int>(threadIdx.x) / 128);
     if constexpr (C == 2) {  // the other one may still send and tell
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -439,10 +441,11 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
         p.arrivals = static_cast<int32_t*>(ctx.arena->allocate(a.strips * 4));
         a.parts = static_cast<float*>(ctx.arena->allocate(int64_t{a.strips} * C * 512 * NT));
     }
-    launch(*ctx.gpu, half_prepare_kernel,
-           dim3(static_cast<unsigned>(a.n),
-                static_cast<unsigned>((a.cols + 2047) / 2048 + (x.kind == ActKind::norm && a.floats.bytes == 0 ? 1 : 0))),
-           kThreads, 0, p);
+    launch(
+        *ctx.gpu, half_prepare_kernel,
+        dim3(static_cast<unsigned>(a.n),
+             static_cast<unsigned>((a.cols + 2047) / 2048 + (x.kind == ActKind::norm && a.floats.bytes == 0 ? 1 : 0))),
+        kThreads, 0, p);
     a.x.kind = ActKind::staged;
     a.x.rows = p.out;
     a.x.stride = stride;

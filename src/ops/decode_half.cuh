@@ -158,8 +158,7 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
         __half2 q6[2][2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            *reinterpret_cast<uint4*>(word[h]) =
-                *reinterpret_cast<const uint4*>(w.data[h] + (((2 * t + i) ^ g) << 4));
+            *reinterpret_cast<uint4*>(word[h]) = *reinterpret_cast<const uint4*>(w.data[h] + (((2 * t + i) ^ g) << 4));
             if constexpr (Q6) {
                 high[h] = *reinterpret_cast<const uint2*>(w.high[h] + ((t ^ (g / 2)) << 4) + 8 * i);
                 // Scales 4 t + 2 i, + 1 are bytes of word t.

@@ -1,12 +1,12 @@
-// What the half-precision products for one row (decode_half_row.cu) and for more (decode_half.cu) share: their arguments,
-// and how weights come to shared memory.
+// What the half-precision products for one row (decode_half_row.cu) and for more (decode_half.cu) share: their
+// arguments, and how weights come to shared memory.
 //
-// A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same of
-// up. A quad is four blocks of 256 columns, one of each b mod 4. A team is the warps that have the chains of a strip that
-// this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its team's
-// chains of it) in boxes of sixteen rows, of gate and up eight each: nibbles [box][chain][row][128 bytes], high bits of
-// Q6_K [box][chain][row][64], headers [row][16 bytes of each chain], swizzled as wide as a row of the box. The first warp of a team asks; an mbarrier tells
-// that a slot is full, another that all have used it.
+// A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same
+// of up. A quad is four blocks of 256 columns, one of each b mod 4. A team is the warps that have the chains of a strip
+// that this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its
+// team's chains of it) in boxes of sixteen rows, of gate and up eight each: nibbles [box][chain][row][128 bytes], high
+// bits of Q6_K [box][chain][row][64], headers [row][16 bytes of each chain], swizzled as wide as a row of the box. The
+// first warp of a team asks; an mbarrier tells that a slot is full, another that all have used it.
 #pragma once
 
 #include "ops/decode_dense_float.cuh"
@@ -34,13 +34,14 @@ struct HalfMaps {
 struct HalfArgs {
     HalfMatrix m[kMostHalf];
     int32_t matrices, strips;
-    int32_t gate_up;  // strip s has rows 8 s .. of m[0] and of m[1]; m[0].y gets silu(first) * second
+    int32_t gate_up;         // strip s has rows 8 s .. of m[0] and of m[1]; m[0].y gets silu(first) * second
     int32_t n, cols, quads;  // quads: blocks of 256 columns / 4
     int32_t teams, stages;   // of a CTA; of a team
-    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at;  // in shared memory; x lies first
-    ActSource x;             // one row: as given; more: as half_prepare_kernel() leaves them
-    const float* scales;     // of blocks: [block][8 NT]
-    const float* rms;        // of rows, or null
+    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at,
+        floats_at;        // in shared memory; x lies first
+    ActSource x;          // one row: as given; more: as half_prepare_kernel() leaves them
+    const float* scales;  // of blocks: [block][8 NT]
+    const float* rms;     // of rows, or null
     float* residual;
     float* parts;       // C > 1: [strip][C][4 NT][32]
     int32_t* arrivals;  // C > 1: [strip]
@@ -66,9 +67,7 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
 #if __CUDA_ARCH__ >= 900
 
 /// The place of a block of 256 columns among those of a row.
-__device__ __forceinline__ int half_place(int block, int quads) {
-    return block % 4 * quads + block / 4;
-}
+__device__ __forceinline__ int half_place(int block, int quads) { return block % 4 * quads + block / 4; }
 
 #endif
 
@@ -128,7 +127,7 @@ struct StripRows {
 template <int T>
 struct HalfRing {
     static constexpr int kData = 2048 * T, kHigh = 1024 * T, kHeads = 256 * T;  // of a slot
-    uint32_t data, high, heads, barriers;  // of slot 0; full and empty of a slot side by side
+    uint32_t data, high, heads, barriers;       // of slot 0; full and empty of a slot side by side
     int strip, quad, row[2], matrix[2], bytes;  // what is asked for next
     bool q6;
 

@@ -2,21 +2,21 @@
 // formats: decode_half.cuh; rings and strips: decode_half_ring.cuh.
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
-// (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 245 for 16 x 256 weights, 1.7 ms of
-// issue slots for the whole model, whose bytes take 3.3.
-// Measured (H200, 2026-11-23, docs/results/qwen35.md): gate, up and down 46 us, projections 17, o 9.5, the head 264; a
-// whole step is 3 % faster than with the int8 kernel (decode_dense_row.cu), whose products were as fast. A third of an op's
-// time is before its first product: 1.1 us until the kernel before has ended and its writes are there, 1.4 for x.
-// Design: one CTA an SM, three teams of four warps and a warp for each that asks for its weights. A CTA has strips that
-// follow one another, and its teams equally many quads of them, so that a strip may be begun by one team and ended by
-// others: these do their part first and leave their terms in shared memory, the first one adds them in the order of the
-// chain. The weights of the first slots are asked for before anything else. Every CTA normalises and rounds x for itself;
-// float rows of the group (beta and alpha) are multiplied by the last team of as many CTAs, which has fewer quads for it.
-// Few registers and slots leave room for the next kernels, which is worth more than faster products. Tried (tok/s of
-// Qwen3.5-27B, one lease but for the last two; this: 172.8): four teams with 80 registers 167.0, with 95 and all slots that
-// fit 156 (another lease, where this had not been built; four teams with 80 had 162); two teams 120; two slots 168, four
-// 170; three slots asked for ahead 171; 96 registers 169; 64 (spills) 151. Strips shared by neighbouring CTAs, too, through
-// the L2 cache: slower (146). One of the team's warps asking: 5 to 10 % slower alone.
+// (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 245 for 16 x 256 weights, 1.7 ms
+// of issue slots for the whole model, whose bytes take 3.3. Measured (H200, 2026-11-23, docs/results/qwen35.md): gate,
+// up and down 46 us, projections 17, o 9.5, the head 264; a whole step is 3 % faster than with the int8 kernel
+// (decode_dense_row.cu), whose products were as fast. A third of an op's time is before its first product: 1.1 us until
+// the kernel before has ended and its writes are there, 1.4 for x. Design: one CTA an SM, three teams of four warps and
+// a warp for each that asks for its weights. A CTA has strips that follow one another, and its teams equally many quads
+// of them, so that a strip may be begun by one team and ended by others: these do their part first and leave their
+// terms in shared memory, the first one adds them in the order of the chain. The weights of the first slots are asked
+// for before anything else. Every CTA normalises and rounds x for itself; float rows of the group (beta and alpha) are
+// multiplied by the last team of as many CTAs, which has fewer quads for it. Few registers and slots leave room for the
+// next kernels, which is worth more than faster products. Tried (tok/s of Qwen3.5-27B, one lease but for the last two;
+// this: 172.8): four teams with 80 registers 167.0, with 95 and all slots that fit 156 (another lease, where this had
+// not been built; four teams with 80 had 162); two teams 120; two slots 168, four 170; three slots asked for ahead 171;
+// 96 registers 169; 64 (spills) 151. Strips shared by neighbouring CTAs, too, through the L2 cache: slower (146). One
+// of the team's warps asking: 5 to 10 % slower alone.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -27,11 +27,11 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kRowTeams = 3, kRowThreads = 128 * kRowTeams;  // that multiply
-constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;     // and a warp for each team that asks
-constexpr int kRegisters = 80;                                // of a thread
-constexpr int kRowStages = 3;                                 // at most
-[[maybe_unused]] constexpr int kAhead = 2;                    // of them, that are asked for before x is there
-[[maybe_unused]] constexpr int kFloatQuads = 4;               // quads in whose time a team multiplies a float row
+constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;    // and a warp for each team that asks
+constexpr int kRegisters = 80;                               // of a thread
+constexpr int kRowStages = 3;                                // at most
+[[maybe_unused]] constexpr int kAhead = 2;                   // of them, that are asked for before x is there
+[[maybe_unused]] constexpr int kFloatQuads = 4;              // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -105,7 +105,6 @@ struct OwnRow {
     }
 };
 
-
 /// Of `total` things, where part i of n begins.
 __device__ __forceinline__ int begin_of(int total, int i, int n) {
     return static_cast<int>(static_cast<int64_t>(total) * i / n);
@@ -123,13 +122,14 @@ __global__ void __maxnreg__(kRegisters)
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int cta = blockIdx.x, ctas = gridDim.x, 
-              team = warp < 4 * kRowTeams ? warp / 4 : warp - 4 * kRowTeams, chain = warp % 4;
+    const int cta = blockIdx.x, ctas = gridDim.x, team = warp < 4 * kRowTeams ? warp / 4 : warp - 4 * kRowTeams,
+              chain = warp % 4;
     const int first_strip = begin_of(a.strips, cta, ctas);
     const int steps = (begin_of(a.strips, cta + 1, ctas) - first_strip) * a.quads;  // of this CTA
     const bool has_floats = cta < a.floats.pairs * kFloatPair;
     const int dealt = steps + (has_floats ? kFloatQuads : 0);
-    const int begin = min(steps, begin_of(dealt, team, kRowTeams)), end = min(steps, begin_of(dealt, team + 1, kRowTeams));
+    const int begin = min(steps, begin_of(dealt, team, kRowTeams)),
+              end = min(steps, begin_of(dealt, team + 1, kRowTeams));
     HalfRing<4> ring;
     const int first_slot = team * a.stages;
     ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
@@ -182,7 +182,7 @@ __global__ void __maxnreg__(kRegisters)
     }
     const char* const row_of_x = x + kHalfBlock * chain * a.quads;
     const float* const scale_of_x = scales + chain * a.quads;
-    auto* const terms = reinterpret_cast<float*>(x + a.terms_at);  // [team][quad][chain][16 rows]
+    auto* const terms = reinterpret_cast<float*>(x + a.terms_at);                   // [team][quad][chain][16 rows]
     auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * 128;  // [2][chain][16 rows]
     const HalfLane<4> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, chain);
@@ -236,7 +236,8 @@ __global__ void __maxnreg__(kRegisters)
         // What other teams have of this strip.
 #pragma unroll 1
         for (int k = count, from = team + 1; k < a.quads; ++from) {
-            const int there = min(steps, begin_of(dealt, from + 1, kRowTeams)) - min(steps, begin_of(dealt, from, kRowTeams));
+            const int there =
+                min(steps, begin_of(dealt, from + 1, kRowTeams)) - min(steps, begin_of(dealt, from, kRowTeams));
             const int some = min(there, a.quads - k);
             if (some == 0) continue;
             wait_parity(terms_there + 8 * from, 0);
@@ -247,7 +248,8 @@ __global__ void __maxnreg__(kRegisters)
         }
         float* const met = meeting + other * 64;
         other ^= 1;
-        if (t == 0) met[16 * chain + g] = __fadd_rn(c[0][0], c[1][0]), met[16 * chain + 8 + g] = __fadd_rn(c[0][1], c[1][1]);
+        if (t == 0)
+            met[16 * chain + g] = __fadd_rn(c[0][0], c[1][0]), met[16 * chain + 8 + g] = __fadd_rn(c[0][1], c[1][1]);
         sync();
         if (chain != 0) continue;
         const float* const s = met + lane % 16;
