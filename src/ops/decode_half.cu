@@ -13,67 +13,13 @@
 
 #include "ops/cluster_memory.cuh"
 #include "ops/decode_dense.cuh"
-#include "ops/decode_dense.h"
-#include "ops/decode_half.h"
 #include "ops/decode_half_ring.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostHalfRows = 24;  // of x, in one launch
 constexpr int kHalfWarps = 16, kHalfThreads = 32 * kHalfWarps;
-constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
-
-struct HalfPrepareArgs {
-    ActSource x;  // kinds plain, norm
-    char* out;
-    float* scales;
-    float* rms;
-    int32_t* arrivals;
-    int32_t n, cols, columns, float_bytes, strips;  // columns: rows of x to a block's scales
-};
-
-/// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for half_kernel(), and stages them as floats if those are
-/// wanted; if not, and x is normalised, one CTA more finds 1 / rms.
-__global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_constant__ HalfPrepareArgs a) {
-#if __CUDA_ARCH__ >= 900
-    __shared__ float partial[kWarps];
-    pdl_trigger();
-    const bool norm = a.x.kind == ActKind::norm;
-    const int row = blockIdx.x, blocks = a.cols / 256, parts = (a.cols + 2047) / 2048;
-    const bool rounds = static_cast<int>(blockIdx.y) < parts;
-    const int c = blockIdx.y * kThreads + threadIdx.x;
-    float by[8] = {};
-    if (norm && rounds) load_norm8(a.x.norm, c, a.cols, by);
-    pdl_wait();
-    const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
-    char* const out = a.out + static_cast<int64_t>(row) * (kHalfBlock * blocks + a.float_bytes);
-    float v[8] = {};
-    if (rounds) {
-        if (a.arrivals != nullptr)
-            for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < a.strips;
-                 i += gridDim.x * parts * kThreads)
-                a.arrivals[i] = 0;
-        load8(x, c, a.cols, v);
-        float weighted[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) weighted[i] = norm ? __fmul_rn(v[i], by[i]) : v[i];
-        const int at = half_place(c / 32, blocks / 4);
-        if (c / 32 < blocks) put_half_block(out + kHalfBlock * at, a.scales + a.columns * at + row, weighted);
-        if (a.float_bytes == 0) return;
-    }
-    float scale = 1.0f;
-    if (norm) {
-        scale = block_rms_scale(x, a.cols, a.x.eps, partial);
-        if ((!rounds || blockIdx.y == 0) && threadIdx.x == 0) a.rms[row] = scale;
-        if (!rounds) return;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = rms_value(v[i], scale, by[i]);
-    }
-    put8({a.cols, 0, 0, a.float_bytes}, out + kHalfBlock * blocks, c, v);
-#endif
-}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -362,33 +308,6 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 
 // ---- The host's side.
 
-/// A plane of `each` bytes for each block of 256 columns, in boxes of `box` rows and `chains` blocks of four.
-CUtensorMap half_boxes(const char* plane, int64_t rows, int blocks, int each, int chains, int box) {
-    prefill::BoxedTensor t;
-    t.data = plane;
-    t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    t.swizzle = each == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-    t.rank = 4;
-    const auto e = static_cast<cuuint64_t>(each), b = static_cast<cuuint64_t>(blocks);
-    t.extents[0] = e, t.extents[1] = static_cast<cuuint64_t>(rows), t.extents[2] = 4, t.extents[3] = b / 4;
-    t.strides[0] = e * b, t.strides[1] = e, t.strides[2] = 4 * e;
-    t.box[0] = static_cast<cuuint32_t>(each), t.box[1] = static_cast<cuuint32_t>(box);
-    t.box[2] = static_cast<cuuint32_t>(chains), t.box[3] = 1;
-    return prefill::encode(t);
-}
-CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains, int box) {
-    prefill::BoxedTensor t;
-    t.data = plane;
-    t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    t.swizzle = chains == 4   ? CU_TENSOR_MAP_SWIZZLE_64B
-                : chains == 2 ? CU_TENSOR_MAP_SWIZZLE_32B
-                              : CU_TENSOR_MAP_SWIZZLE_NONE;
-    t.extents[0] = static_cast<cuuint64_t>(16 * blocks), t.extents[1] = static_cast<cuuint64_t>(rows);
-    t.strides[0] = static_cast<cuuint64_t>(16 * blocks);
-    t.box[0] = static_cast<cuuint32_t>(16 * chains), t.box[1] = static_cast<cuuint32_t>(box);
-    return prefill::encode(t);
-}
-
 /// How x and the rings share shared memory; false: they do not fit.
 template <int NT, int C>
 bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
@@ -441,11 +360,7 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
         p.arrivals = static_cast<int32_t*>(ctx.arena->allocate(a.strips * 4));
         a.parts = static_cast<float*>(ctx.arena->allocate(int64_t{a.strips} * C * 512 * NT));
     }
-    launch(
-        *ctx.gpu, half_prepare_kernel,
-        dim3(static_cast<unsigned>(a.n),
-             static_cast<unsigned>((a.cols + 2047) / 2048 + (x.kind == ActKind::norm && a.floats.bytes == 0 ? 1 : 0))),
-        kThreads, 0, p);
+    launch_half_prepare(ctx, p);
     a.x.kind = ActKind::staged;
     a.x.rows = p.out;
     a.x.stride = stride;
@@ -458,102 +373,13 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     return true;
 }
 
-/// Up to 24 rows. False: they do not fit.
-bool launch_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
+}  // namespace
+
+bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int n = group.a.n;
-    if (n == 1 && launch_half_row(ctx, group, x)) return true;
     if (n <= 8) return launch_half<1, 1>(ctx, group, x) || launch_half<1, 4>(ctx, group, x);
     if (n <= 16) return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x);
     return launch_half<3, 2>(ctx, group, x) || launch_half<3, 4>(ctx, group, x);
-}
-
-/// All rows, as many at a time as fit.
-bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int64_t cols, int64_t n) {
-    for (int64_t row = 0; row < n;) {
-        bool done = false;
-        for (const int64_t most : {int64_t{kMostHalfRows}, int64_t{16}, int64_t{8}, int64_t{1}}) {
-            const ArenaScope scope(*ctx.arena);
-            HalfGroup part = group;
-            HalfArgs& a = part.a;
-            a.n = static_cast<int32_t>(std::min(most, n - row));
-            a.cols = static_cast<int32_t>(cols);
-            a.quads = static_cast<int32_t>(cols / 1024);
-            for (int i = 0; i < a.matrices; ++i)
-                if (a.m[i].y != nullptr) a.m[i].y += row * a.m[i].rows;
-            for (int i = 0; i < a.floats.matrices; ++i) a.floats.m[i].y += row * a.floats.m[i].rows;
-            if (a.residual != nullptr) a.residual += row * a.m[0].rows;
-            a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, false, true).float_bytes : 0;
-            ActSource from = x;
-            from.rows += row * x.stride;
-            if (x.kind != ActKind::norm) from.norm = nullptr;
-            if (!launch_rows(ctx, part, from)) continue;
-            row += a.n;
-            done = true;
-            break;
-        }
-        RT_CHECK(done, "rows of {} values do not fit in the {} bytes of shared memory of {}", cols,
-                 ctx.gpu->info().shared_bytes, ctx.gpu->info().name);
-    }
-    return true;
-}
-
-bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind == ActKind::norm; }
-
-}  // namespace
-
-void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
-    const Matrix m = matrix_of(weight);
-    const bool six = weight.dtype == kQ6;
-    q6 = q6 || six;
-    w[a.matrices] = &weight;
-    a.m[a.matrices++] = {tile_planes(m).d, y, m.rows, a.strips, six ? 1 : 0};
-    a.strips += (m.rows + strip_rows - 1) / strip_rows;
-}
-
-HalfMaps HalfGroup::maps(int chains) const {
-    HalfMaps maps = {};
-    const int box = a.gate_up != 0 ? 8 : kStripRows;
-    for (int i = 0; i < a.matrices; ++i) {
-        const TilePlanes planes = tile_planes(matrix_of(*w[i]));
-        maps.data[i] = half_boxes(planes.data, w[i]->rows, 4 * a.quads, 128, chains, box);
-        maps.heads[i] = half_heads(planes.scales, w[i]->rows, 4 * a.quads, chains, box);
-        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(planes.high, w[i]->rows, 4 * a.quads, 64, chains, box);
-    }
-    return maps;
-}
-
-bool half_weight(const Gpu& gpu, const Weight& w) {
-    return gpu.info().major == 9 && gpu.info().shared_bytes >= (220 << 10) && dense_weight(gpu, w) &&
-           (w.dtype == kQ4 || w.dtype == kQ6) && w.cols % 1024 == 0 && w.cols > 2048 &&
-           (w.rows >= 4096 || w.cols % 2048 != 0);
-}
-
-bool half_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                   std::span<const Tensor> y, Tensor* residual) {
-    if (!half_source(x)) return false;
-    HalfGroup group;
-    for (size_t i = 0; i < weights.size(); ++i) {
-        const Weight& w = *weights[i];
-        if (half_weight(*ctx.gpu, w) && group.a.matrices < kMostHalf) group.add(w, y[i].row(0), kStripRows);
-        else if (residual != nullptr || !group.a.floats.add(w, y[i].row(0))) return false;
-    }
-    if (group.a.matrices == 0) return false;
-    group.a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return multiply_half(ctx, group, x, cols, n);
-}
-
-bool half_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
-                  float* out) {
-    if (!half_source(x) || !half_weight(*ctx.gpu, gate) || !half_weight(*ctx.gpu, up) || gate.dtype != up.dtype ||
-        gate.rows != up.rows)
-        return false;
-    HalfGroup group;
-    group.add(gate, out, kStripRows / 2);
-    const int32_t strips = group.a.strips;
-    group.add(up, nullptr, kStripRows / 2);
-    group.a.strips = strips;
-    group.a.gate_up = 1;
-    return multiply_half(ctx, group, x, cols, n);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -61,6 +61,19 @@ struct HalfGroup {
 
 /// One row of x (decode_half_row.cu), kinds plain and norm. False: it does not fit.
 bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
+/// Up to 24 rows (decode_half.cu). False: they do not fit. Takes arena memory.
+bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
+
+/// Rows of x as decode_half.cu wants them.
+struct HalfPrepareArgs {
+    ActSource x;  // kinds plain, norm
+    char* out;
+    float* scales;
+    float* rms;
+    int32_t* arrivals;
+    int32_t n, cols, columns, float_bytes, strips;  // columns: rows of x to a block's scales
+};
+void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 
 #ifdef __CUDACC__
 
