@@ -97,8 +97,8 @@ def self_test() -> None:
     assert check(PTX_SAMPLE, PTX) == ([], 1) and check(SASS_SAMPLE, SASS) == ([], 1)
     counting = PTX_SAMPLE.replace("griddepcontrol.wait", "bar.red.popc.u32 %r5, 0, %p1;\n\tgriddepcontrol.wait")
     assert check(counting, PTX) == ([], 1) and check(counting.replace("bar.red.popc", "red.global.add"), PTX)[0]
-    wait, early, copy = "griddepcontrol.wait", "st.global.f32 [%rd3], %f2", "cp.async.ca.shared.global [%r1], [%rd3], 8"
-    for line, name in [(early, "delta_row_kernel"), (copy, "short_kernel")]:
+    wait, early = "griddepcontrol.wait", "st.global.f32 [%rd3], %f2"
+    for line, name in [(early, "delta_row_kernel")]:
         sample = PTX_SAMPLE.replace(wait, f"{line};\n\t{wait}")
         assert check(sample, PTX)[0] and check(sample.replace("good", name), PTX) == ([], 1), name
         assert check(sample.replace("good", name).replace(wait, f"ld.global.f32 %f3, [%rd4];\n\t{wait}"), PTX)[0], name
