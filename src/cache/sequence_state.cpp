@@ -111,15 +111,15 @@ int32_t SequenceState::begin_turns() {
     return step_.spare;
 }
 
-void SequenceState::begin_follow(int64_t row, ops::DeltaMode mode) {
+void SequenceState::begin_follow(int64_t row) {
     DeltaStates& delta = cache_->delta();
     RT_ASSERT(row >= 0 && row < delta.follow_rows() && reserved_ > 0);
     commit_delta({});
-    step_ = {.number = delta.step(), .first_row = row, .rows = reserved_, .mode = mode, .follows = true};
+    step_ = {.number = delta.step(), .first_row = row, .rows = reserved_, .mode = ops::DeltaMode::follow};
 }
 
 void SequenceState::commit_followed(int64_t rows, int64_t run) {
-    RT_ASSERT(step_.follows);
+    RT_ASSERT(step_.mode == ops::DeltaMode::follow);
     const Followed one{this, rows};
     commit_followed_states({&one, 1}, run);
     commit_prefix(rows);
@@ -129,15 +129,13 @@ void SequenceState::commit_followed_states(std::span<const Followed> all, int64_
     std::vector<DeltaStates::Row> last;
     for (const auto& [sequence, rows] : all) {
         DeltaStep& step = sequence->step_;
-        if (!step.follows) continue;
+        if (step.mode != ops::DeltaMode::follow) continue;
         RT_ASSERT(rows >= 0 && run <= sequence->reserved_ && (run == rows || run == rows + 1));
         RT_ASSERT(step.number == sequence->cache_->delta().step() && step.committed < 0);
         step.committed = rows;
         if (run > rows || rows == 0) continue;
         const int64_t position = sequence->length_ + rows - 1;
-        const bool by_turns = step.mode == ops::DeltaMode::follow;
-        last.push_back(
-            {sequence->slot_, position, by_turns ? ops::delta_follow_row(step.first_row, position) : step.first_row});
+        last.push_back({sequence->slot_, position, ops::delta_follow_row(step.first_row, position)});
     }
     if (!last.empty()) all.front().sequence->cache_->delta().commit_rows(last);
 }
@@ -160,7 +158,7 @@ void SequenceState::commit_delta(std::span<const int32_t> path) {
         RT_ASSERT(path.empty() || std::ssize(path) == step_.committed);
         return end_rows();
     }
-    RT_ASSERT(path.empty() || (step_.rows > 0 && !step_.follows));
+    RT_ASSERT(path.empty() || (step_.rows > 0 && step_.mode != ops::DeltaMode::follow));
     if (step_.turns) {
         if (path.size() % 2 != 0) cache_->delta().copy(step_.spare, slot_);
     } else if (step_.mode == ops::DeltaMode::update) {

@@ -65,9 +65,7 @@ class SequenceState {
     /// Steps of one row each follow that a device runs by itself, this sequence number `row` of their batch: each is
     /// stashed, and joins the state at the beginning of the next (ops::DeltaMode::follow). To be ended by
     /// commit_followed() or commit_followed_states(). REQUIRES row < follow_rows() of the cache's states.
-    /// `mode` stash: each joins the state by a commit in front of the next, from the row of the stash that has the
-    /// sequence's number.
-    void begin_follow(int64_t row = 0, ops::DeltaMode mode = ops::DeltaMode::follow);
+    void begin_follow(int64_t row = 0);
     /// Keeps the first `rows` of the `run` steps that were run since begin_follow(): rows or rows + 1, since all but
     /// the last are part of the state.
     void commit_followed(int64_t rows, int64_t run);
@@ -147,7 +145,7 @@ class SequenceState {
         int64_t committed = -1;  // by commit_state: rows
         ops::DeltaMode mode = ops::DeltaMode::stash;
         int32_t spare = -1;  // holds the state from before the step; or takes turns with the sequence's own slot
-        bool turns = false, follows = false;
+        bool turns = false;
     };
     DeltaStep step_;
 };

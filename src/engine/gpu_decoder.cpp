@@ -10,19 +10,6 @@
 
 namespace riptide {
 
-namespace {
-
-/// Whether steps of so many rows that follow each other begin with a commit of what the last one has stashed, in all
-/// layers at once, or each layer catches up by itself (ops::DeltaMode::follow), which reads and writes S once for both.
-/// Measured (H200, 2026-11-23): Qwen3.5-0.8B, 19 MB of state a row: one and two rows gain 3.5 and 4 % by the commit,
-/// four none, eight lose 4 %; the 27B, 154 MB: one row gains 0.8 %, four lose 4 %.
-bool commits_first(const DeltaStates& delta, int64_t rows) {
-    constexpr int64_t kSmall = int64_t{32} << 20;
-    return rows == 1 || (rows == 2 && delta.bytes_per_sequence() <= kSmall);
-}
-
-}  // namespace
-
 GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, DeviceBatch& device_batch,
                        int64_t sequences)
     : model_(model),
@@ -36,20 +23,16 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
       step_memory_(context.gpu, 2 * int64_t{sizeof(int64_t)} + (2 * sequences + kForced) * int64_t{sizeof(int32_t)},
                    "step counter"),
       one_slot_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
-      drawn_slots_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows"),
-      commit_words_(context.gpu, 2 * sequences * int64_t{sizeof(int32_t)}, "rows of recurrent state") {
-    std::vector<int32_t> words(static_cast<size_t>(2 * sequences), 1);
-    for (int64_t r = 0; r < sequences; ++r) words[static_cast<size_t>(sequences + r)] = static_cast<int32_t>(r);
-    context.gpu->to_device(commit_words_.data(), words.data(), commit_words_.bytes());
+      drawn_slots_(context.gpu, kMostDraws * int64_t{sizeof(int32_t)}, "slots of drafted rows") {
     for (auto* steps : {&waiting_, &following_})
         for (RecordedSteps& way : *steps)
             for (auto& kind : way) kind.resize(static_cast<size_t>(sequences));
     const std::vector<int32_t> zeros(kMostDraws);
     context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
-    auto* const step = reinterpret_cast<int64_t*>(step_memory_.data());
-    auto* const slots = reinterpret_cast<int32_t*>(step + 2);
-    ring_ = {reinterpret_cast<uint64_t*>(ring_memory_.data()), kRingSteps, step, slots + 2 * sequences, step + 1};
+    auto* const words = reinterpret_cast<int64_t*>(step_memory_.data());
+    auto* const slots = reinterpret_cast<int32_t*>(words + 2);
+    ring_ = {reinterpret_cast<uint64_t*>(ring_memory_.data()), kRingSteps, words, slots + 2 * sequences, words + 1};
     row_slots_ = {slots, static_cast<size_t>(sequences)};
     ahead_ = {slots + sequences, static_cast<size_t>(sequences)};
 }
@@ -85,14 +68,12 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         RT_ASSERT(begin_words_.back() < sequences_);
     }
     begin_words_.resize(sizeof size / sizeof(int32_t) + row_slots_.size());
-    const bool commits = commits_first(cache_.delta(), std::ssize(rows));
     for (size_t r = 0; r < rows.size(); ++r) {
         SequenceState& sequence = *rows[r].sequence;
         const auto number = static_cast<int64_t>(r);
         begin_words_.push_back(static_cast<int32_t>(sequence.length()));
         if (state == Recurrent::waits) sequence.begin_rows(number, 1, ops::DeltaMode::stash);
-        else if (state == Recurrent::follows)
-            sequence.begin_follow(number, commits ? ops::DeltaMode::stash : ops::DeltaMode::follow);
+        else if (state == Recurrent::follows) sequence.begin_follow(number);
         else begin_words_.back() = sequence.begin_turns();
     }
     std::byte* const words = step_memory_.data() + sizeof(int64_t);
@@ -106,8 +87,7 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
 
 RecordedStep& GpuDecoder::recorded(Way way) {
     if (state_ == Recurrent::turns) return turning_[kind_][way];
-    const bool alone = state_ == Recurrent::waits || (commits() && run_ == 0);
-    return (alone ? waiting_ : following_)[way][kind_][static_cast<size_t>(rows_ - 1)];
+    return (state_ == Recurrent::follows ? following_ : waiting_)[way][kind_][static_cast<size_t>(rows_ - 1)];
 }
 
 States GpuDecoder::states() const {
@@ -116,30 +96,11 @@ States GpuDecoder::states() const {
     if (state_ == Recurrent::turns) {
         states.delta_mode = ops::DeltaMode::update;
         states.next_slot = words;
-    } else if (state_ == Recurrent::follows && !commits()) {
+    } else if (state_ == Recurrent::follows) {
         states.delta_mode = ops::DeltaMode::follow;
         states.held = words;
     }
     return states;
-}
-
-/// Whether what the last step has stashed is committed in front of a step, in all layers at once.
-bool GpuDecoder::commits() const { return state_ == Recurrent::follows && commits_first(cache_.delta(), rows_); }
-
-Tensor GpuDecoder::run_layers() {
-    const Batch& batch = device_batch_.batch();
-    const auto n = static_cast<size_t>(rows_);
-    if (commits() && run_ > 0) {
-        const std::span<const int32_t> words(reinterpret_cast<const int32_t*>(commit_words_.data()),
-                                             2 * row_slots_.size());
-        ops::gated_delta_commit(context_, cache_.delta().layers(),
-                                {.state_slot = batch.state_slot,
-                                 .committed = ahead_.first(n),
-                                 .count = words.first(n),
-                                 .rows = words.subspan(row_slots_.size(), n),
-                                 .most = 1});
-    }
-    return model_.forward(context_, batch, states());
 }
 
 void GpuDecoder::launch() {
@@ -148,17 +109,14 @@ void GpuDecoder::launch() {
     context_.family = Family::decode;
     recorded(sampled ? kSampled : kLargest).run(context_, [&] {
         const Batch& batch = device_batch_.batch();
-        const std::span<const int32_t> words = ahead_.first(static_cast<size_t>(rows_));
-        const bool turns = state_ == Recurrent::turns;
-        const std::span<const int32_t> next_slot = turns ? words : std::span<const int32_t>(),
-                                       held = turns ? std::span<const int32_t>() : words;
-        const Tensor logits = run_layers();
+        const States states = this->states();
+        const Tensor logits = model_.forward(context_, batch, states);
         if (sampled) {
             const Tensor tokens = ops::sample(context_, logits, slots_.state(), batch.positions,
                                               row_slots_.first(static_cast<size_t>(rows_)));
-            ops::advance(context_, tokens, batch, ring_, next_slot, held);
+            ops::advance(context_, tokens, batch, ring_, states.next_slot, states.held);
         } else {
-            ops::advance_most_likely(context_, logits, batch, ring_, next_slot, held);
+            ops::advance_most_likely(context_, logits, batch, ring_, states.next_slot, states.held);
         }
         return logits;
     });
@@ -169,7 +127,8 @@ void GpuDecoder::launch() {
 void GpuDecoder::forward() {
     RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && state_ != Recurrent::turns);
     context_.family = Family::decode;
-    logits_ = recorded(kForward).run(context_, [&] { return run_layers(); });
+    logits_ =
+        recorded(kForward).run(context_, [&] { return model_.forward(context_, device_batch_.batch(), states()); });
     ++run_;
 }
 
@@ -179,7 +138,7 @@ void GpuDecoder::draw(std::span<const AllowedSet> allowed) {
     const Tensor tokens =
         ops::sample(context_, std::exchange(logits_, {}), slots_.state(), batch.positions,
                     row_slots_.first(static_cast<size_t>(rows_)), true, masks_.upload(allowed, DeviceMasks::Use::step));
-    ops::advance(context_, tokens, batch, ring_, {}, ahead_.first(static_cast<size_t>(rows_)));
+    ops::advance(context_, tokens, batch, ring_, {}, states().held);
     if (context_.on_op) context_.on_op({});
     ++launched_;
 }

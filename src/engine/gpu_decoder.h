@@ -39,7 +39,7 @@ class GpuDecoder {
     enum class Recurrent {
         waits,    // nothing, or there is none
         turns,    // SequenceState::begin_turns
-        follows,  // SequenceState::begin_follow, in the faster of its ways; to be ended by commit_followed(.., run())
+        follows,  // SequenceState::begin_follow, to be ended by commit_followed(.., run())
     };
     /// Begins an answer in a slot. What is drawn for the slot joins its history. REQUIRES nothing pending. Throws what
     /// SampleSlots::start does.
@@ -107,8 +107,6 @@ class GpuDecoder {
     enum Way : size_t { kLargest, kSampled, kForward, kWays };  // what a recorded step ends with
     RecordedStep& recorded(Way way);
     States states() const;
-    bool commits() const;
-    Tensor run_layers();
     std::array<RecordedSteps, kWays> waiting_, following_;
     RecordedStep turning_[4][kWays];  // of one row
     Recurrent state_ = Recurrent::waits;
@@ -127,7 +125,6 @@ class GpuDecoder {
     std::span<const int32_t> ahead_;      // likewise; of turns: the slot that the next step writes; else States::held
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
     DeviceMemory drawn_slots_;            // of draw_rows
-    DeviceMemory commit_words_;           // for each row 1, and its number
     std::vector<int32_t> tokens_, drawn_;
     int64_t launched_ = 0, taken_ = 0, run_ = 0;
 };

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <numeric>
 #include <random>
 
 #include "cache/batch_builder.h"
@@ -66,9 +65,8 @@ class World {
         }
     }
     /// Runs steps of some sequences that follow each other, as a device does by itself; tokens[i][s] is fed to sequence
-    /// s in step i. `mode` stash: with a commit in front of each but the first.
-    void follow(std::span<SequenceState* const> sequences, const std::vector<std::vector<int32_t>>& tokens,
-                ops::DeltaMode mode) {
+    /// s in step i.
+    void follow(std::span<SequenceState* const> sequences, const std::vector<std::vector<int32_t>>& tokens) {
         std::vector<StepRows> first;
         for (size_t s = 0; s < sequences.size(); ++s) {
             ASSERT_TRUE(sequences[s]->try_reserve(std::ssize(tokens)));
@@ -78,19 +76,14 @@ class World {
         cache_.delta().begin_step();
         std::vector<int32_t> committed;
         for (size_t s = 0; s < sequences.size(); ++s) {
-            sequences[s]->begin_follow(static_cast<int64_t>(s), mode);
+            sequences[s]->begin_follow(static_cast<int64_t>(s));
             committed.push_back(static_cast<int32_t>(sequences[s]->length()));
         }
-        std::vector<int32_t> held = committed, rows(committed.size());
-        const std::vector<int32_t> ones(committed.size(), 1);
-        std::iota(rows.begin(), rows.end(), 0);
+        std::vector<int32_t> held = committed;
         batch.positions = batch.committed = committed;
-        const bool follow = mode == ops::DeltaMode::follow;
         for (const std::vector<int32_t>& fed : tokens) {
             batch.tokens = fed;
-            if (!follow && &fed != &tokens.front())
-                ops::gated_delta_commit(context_, cache_.delta().layers(), {batch.state_slot, held, ones, rows, 1});
-            run_layers(batch, mode, follow ? std::span<const int32_t>(held) : std::span<const int32_t>());
+            run_layers(batch, ops::DeltaMode::follow, held);
             held = committed;
             for (int32_t& length : committed) ++length;
         }
@@ -226,7 +219,7 @@ TEST_F(DeltaStatesTest, state_is_that_of_feeding_the_kept_tokens_one_by_one) {
             std::vector<std::vector<int32_t>> steps;
             for (const int32_t token : tokens) steps.push_back({token});
             SequenceState* const one = &t.state;
-            world.follow({&one, 1}, steps, random() % 2 == 0 ? ops::DeltaMode::follow : ops::DeltaMode::stash);
+            world.follow({&one, 1}, steps);
             t.state.commit_followed(static_cast<int64_t>(kept), std::ssize(tokens));
             t.tokens.insert(t.tokens.end(), tokens.begin(), tokens.begin() + static_cast<int64_t>(kept));
         } else {
@@ -268,7 +261,7 @@ TEST_F(DeltaStatesTest, sequences_whose_steps_follow_each_other_commit_their_own
         for (Tracked& t : all) sequences.push_back(&t.state);
         std::vector<std::vector<int32_t>> tokens(1 + random() % 5);
         for (std::vector<int32_t>& fed : tokens) fed = invent(all.size());
-        world.follow(sequences, tokens, round % 2 == 0 ? ops::DeltaMode::follow : ops::DeltaMode::stash);
+        world.follow(sequences, tokens);
         std::vector<SequenceState::Followed> followed;
         for (size_t s = 0; s < all.size(); ++s) {
             const size_t kept = tokens.size() - random() % 2;
