@@ -1,5 +1,5 @@
 // Large Q4_K, Q5_K and Q6_K matrices of any width times 2 to 256 rows: each weight is read and decoded once for up to
-// 32 rows. What Qwen3.5-27B's products are made of when guesses are checked or sequences share a step.
+// 32 rows. For what decode_half.cu does not take: Q5_K, other widths, other chips than Hopper.
 //
 // Bytes: those of the weights (decode_dense_row.cu has them); the issue of instructions is as near: 65 of a warp for a
 // sub-block of sixteen rows would take as long as its bytes in Q4_K, and 16 rows of x need about 52, by count.

@@ -13,7 +13,8 @@ namespace riptide::ops {
 /// y[r, o] = sum_c W[o, c] x[r, c].
 /// x: f32 [n, cols], contiguous. y: f32 [n, rows], fresh. W: any type for which has_dot() holds.
 /// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for
-/// 32 values. quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a function of x[r] and
+/// 32 values; on Hopper large Q4_K and Q6_K matrices multiply activations rounded to f16, one power of two for 256 values
+/// (ops/decode_half.cuh). quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a function of x[r] and
 /// W alone, bit for bit: the number of rows, of threads, and the instruction set do not matter. Errors: throws Error if
 /// W has a type without a product or x has another width. Cost: reads W once for up to 256 rows (n = 1: memory-bound);
 /// 2 * n * rows * cols operations. One parallel region, and one more to quantise x if n >= 16.
@@ -30,7 +31,8 @@ struct Norm {
 };
 
 /// The products of several matrices with RMSNorm(x). x: f32 [n, d], d = norm.weight.size().
-/// The same bits as rms_norm and matmul_group. On a GPU: one kernel (decode).
+/// The same bits as rms_norm and matmul_group, but for matrices multiplied in f16: they take 1 / rms last. On a GPU: one
+/// kernel (decode).
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);
 
@@ -40,7 +42,7 @@ Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residu
 /// The same on the CPU, with x also given as Int8Row rows if int8 is not null.
 Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, const std::byte* int8, Tensor& residual);
 
-/// y = swiglu_ffn(RMSNorm(x)); x += y; returns y. The same bits as rms_norm, swiglu_ffn and add.
+/// y = swiglu_ffn(RMSNorm(x)); x += y; returns y. The same bits as norm_matmul_group, swiglu and matmul_add.
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                       const Weight& w_down);
 

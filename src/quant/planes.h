@@ -46,7 +46,8 @@ RT_HD int k_scale(uint32_t low, uint32_t high, int g) {
     return static_cast<int>(((low >> (4 * g)) & 15u) | (((high >> (2 * g)) & 3u) << 4));
 }
 
-/// Whether rows of this type are multiplied with int8 activations (quant/act_rows.h) on a GPU: all planes_* types.
+/// Whether rows of this type are multiplied with int8 activations (quant/act_rows.h) on a GPU (or, where
+/// ops/decode_half.h says so, f16 ones): all planes_* types.
 bool is_planes(DType type);
 
 /// Bytes that a placed weight takes, planes and padding included.

@@ -17,7 +17,7 @@ namespace riptide {
 /// On a GPU there are two sets of kernels for one mathematics. Within a family a row's bits do not depend on the other
 /// rows of its step; between the families they may differ by rounding. On the CPU both are the same.
 enum class Family {
-    decode,   // up to 256 rows, bound by reading weights: int8 activations
+    decode,   // up to 256 rows, bound by reading weights: int8 activations (large K-quant matrices on Hopper: f16)
     prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
 };
 
