@@ -1,6 +1,6 @@
-// Large Q4_K, Q5_K and Q6_K matrices of any width times one row of x, where decode_half_row.cu does not take them (Q5_K,
-// other widths, other chips than Hopper). Measured on the products of Qwen3.5-27B (5,120, 6,144 and 17,408 columns), which
-// take 10 to 25 us each, so that bytes in flight count and the ends of kernels still matter.
+// Large Q4_K, Q5_K and Q6_K matrices of any width times one row of x, where decode_half_row.cu does not take them
+// (Q5_K, other widths, other chips than Hopper). Measured on the products of Qwen3.5-27B (5,120, 6,144 and 17,408
+// columns), which take 10 to 25 us each, so that bytes in flight count and the ends of kernels still matter.
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
 // (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s.

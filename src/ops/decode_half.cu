@@ -5,15 +5,14 @@
 // Bytes: those of the weights (decode_half_row.cu has them). Instructions by count, for 16 x 256 weights: 204 + 37 for
 // eight rows of x, as decoding a weight costs the same whatever the rows: 2.0 ms of issue slots for the whole model at
 // 16 rows, 2.2 at 24, where the bytes take 3.3.
-// Measured (H200, 2026-11-23, bench_gpu_dense; docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and down 63, 81 and
-// 120 us, o 11, 14 and 16, head 274, 328 and 450; with int8 (decode_dense_tile.cu and others) 77, 101, 126; 15, 16, 19; 369,
-// 598, 834. What limits it: ends of kernels, and that strips are few for the warps (16 rows, down: 1.2 of them a warp).
-// 24 rows of 17,408 columns do not fit and are two reads.
-// Design: one CTA of sixteen warps an SM, in teams of 4 / C warps that share strips. Where x does not fit in shared
-// memory beside the rings, C CTAs share strips, each with its share of the chains and of x: two are a cluster and send
-// each other their sums, the one that finishes a strip by turns; four leave them in the L2 cache, and whoever comes last
-// adds them up. x is rounded by a kernel before.
-// Tried: warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products).
+// Measured (H200, 2026-11-23, bench_gpu_dense; docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and down 63, 81
+// and 120 us, o 11, 14 and 16, head 274, 328 and 450; with int8 (decode_dense_tile.cu and others) 77, 101, 126; 15, 16,
+// 19; 369, 598, 834. What limits it: ends of kernels, and that strips are few for the warps (16 rows, down: 1.2 of them
+// a warp). 24 rows of 17,408 columns do not fit and are two reads. Design: one CTA of sixteen warps an SM, in teams of
+// 4 / C warps that share strips. Where x does not fit in shared memory beside the rings, C CTAs share strips, each with
+// its share of the chains and of x: two are a cluster and send each other their sums, the one that finishes a strip by
+// turns; four leave them in the L2 cache, and whoever comes last adds them up. x is rounded by a kernel before. Tried:
+// warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products).
 #include <algorithm>
 
 #include "ops/cluster_memory.cuh"

@@ -1,5 +1,5 @@
-// The host's side of the half-precision products (decode_half.cu, decode_half_row.cu), and the kernel that prepares rows of
-// x for decode_half.cu.
+// The host's side of the half-precision products (decode_half.cu, decode_half_row.cu), and the kernel that prepares
+// rows of x for decode_half.cu.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -118,8 +118,8 @@ bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind
 
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a) {
     const int parts = (a.cols + 2047) / 2048, more = a.x.kind == ActKind::norm && a.float_bytes == 0 ? 1 : 0;
-    launch(*ctx.gpu, half_prepare_kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads,
-           0, a);
+    launch(*ctx.gpu, half_prepare_kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)),
+           kThreads, 0, a);
 }
 
 void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {

@@ -13,11 +13,11 @@ namespace riptide::ops {
 /// y[r, o] = sum_c W[o, c] x[r, c].
 /// x: f32 [n, cols], contiguous. y: f32 [n, rows], fresh. W: any type for which has_dot() holds.
 /// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for
-/// 32 values; on Hopper large Q4_K and Q6_K matrices multiply activations rounded to f16, one power of two for 256 values
-/// (ops/decode_half.cuh). quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a function of x[r] and
-/// W alone, bit for bit: the number of rows, of threads, and the instruction set do not matter. Errors: throws Error if
-/// W has a type without a product or x has another width. Cost: reads W once for up to 256 rows (n = 1: memory-bound);
-/// 2 * n * rows * cols operations. One parallel region, and one more to quantise x if n >= 16.
+/// 32 values; on Hopper large Q4_K and Q6_K matrices multiply activations rounded to f16, one power of two for 256
+/// values (ops/decode_half.cuh). quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a
+/// function of x[r] and W alone, bit for bit: the number of rows, of threads, and the instruction set do not matter.
+/// Errors: throws Error if W has a type without a product or x has another width. Cost: reads W once for up to 256 rows
+/// (n = 1: memory-bound); 2 * n * rows * cols operations. One parallel region, and one more to quantise x if n >= 16.
 Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
 
 /// The products of several matrices with one x, in one parallel region and with x quantised once. All have x's width.
@@ -31,8 +31,8 @@ struct Norm {
 };
 
 /// The products of several matrices with RMSNorm(x). x: f32 [n, d], d = norm.weight.size().
-/// The same bits as rms_norm and matmul_group, but for matrices multiplied in f16: they take 1 / rms last. On a GPU: one
-/// kernel (decode).
+/// The same bits as rms_norm and matmul_group, but for matrices multiplied in f16: they take 1 / rms last. On a GPU:
+/// one kernel (decode).
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);
 
