@@ -43,8 +43,8 @@ struct HalfArgs {
     const float* scales;  // of blocks: [block][8 NT]
     const float* rms;     // of rows, or null
     float* residual;
-    float* parts;       // C > 1: [strip][C][4 NT][32]
-    int32_t* arrivals;  // C > 1: [strip]
+    float* parts;       // four CTAs to a strip: [strip][C][NT][32][4]
+    int32_t* arrivals;  // the same: [strip], of CTAs
     DenseFloats floats;
 };
 
@@ -115,9 +115,6 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
             barrier),
         "r"(parity)
         : "memory");
-}
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /// Where rows g (h = 0) and g + 8 (h = 1) of a strip are: the first of eight rows each.
