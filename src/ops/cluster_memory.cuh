@@ -1,4 +1,8 @@
 // Thread block clusters (sm_90): their barrier, and stores into the shared memory of another CTA of the cluster.
+//
+// cluster_arrive() shows what was written before; for that it waits for all stores of its thread, also for those to
+// device memory, some 0.7 us in the middle of a small kernel. So kernels for one row begin with cluster_start(), which
+// shows nothing, and send what others need to their Inbox.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +20,10 @@ namespace riptide::ops {
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+/// In its place where nothing was written for others but inboxes opened: the CTA has started.
+__device__ __forceinline__ void cluster_start() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /// CTAs of the cluster.
 __device__ __forceinline__ uint32_t cluster_size() {
@@ -30,6 +38,43 @@ __device__ __forceinline__ uint32_t in_cta(const void* here, int rank) {
                  : "=r"(there)
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(here))), "r"(rank));
     return there;
+}
+/// In shared memory: tells when all that other CTAs send has come.
+struct Inbox {
+    uint64_t barrier;
+
+    __device__ __forceinline__ uint32_t at() const { return static_cast<uint32_t>(__cvta_generic_to_shared(&barrier)); }
+    /// So many bytes will come (none is fine). By one thread, before cluster_start(); others may send behind
+    /// cluster_wait().
+    __device__ __forceinline__ void open(int bytes) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(at()) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
+    }
+    /// They have. By threads that have waited for the one that opened it.
+    __device__ __forceinline__ void wait() const {
+        asm volatile(
+            "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
+            "@!p bra again_%=;\n}" ::"r"(at())
+            : "memory");
+    }
+};
+/// To the place of `here` and the inbox of CTA `rank`.
+__device__ __forceinline__ void send(const void* here, int rank, const Inbox& inbox, float v) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(in_cta(here, rank)),
+                 "f"(v), "r"(in_cta(&inbox, rank))
+                 : "memory");
+}
+__device__ __forceinline__ void send(const void* here, int rank, const Inbox& inbox, float2 v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(in_cta(here, rank)),
+        "f"(v.x), "f"(v.y), "r"(in_cta(&inbox, rank))
+        : "memory");
+}
+__device__ __forceinline__ void send(const void* here, int rank, const Inbox& inbox, float4 v) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
+                     in_cta(here, rank)),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(in_cta(&inbox, rank))
+                 : "memory");
 }
 __device__ __forceinline__ void store_there(uint32_t at, float4 v) {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)

@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     __shared__ Shared s;
     __shared__ alignas(16) Meeting meeting;
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
-    cluster_arrive();
     HeadNorms norms;
     load_norms(a, norms);
     Item item = find_row<EarlyLoad>(a, pair / a.kv_heads, pair % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, a.places.window));
+    start_meeting(a, meeting, cluster, rank, chunks);
     StepLoads<TK, TV> loads;
     if (rank < chunks) {
         item.chunk = key_chunk(item.position, a.places.window, rank);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <DType TK, DType TV>
 void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
-    int cluster = 1;
+    int cluster = 2;  // st.async needs one
     while (cluster < a.most_chunks) cluster *= 2;
     launch_clusters(*ctx.gpu, cluster_attention_kernel<TK, TV>,
                     dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), 0, cluster, a, cluster);

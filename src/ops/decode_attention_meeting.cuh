@@ -17,26 +17,41 @@ constexpr int kMostCluster = 8;
 struct Meeting {
     float x[kHeads][kD];
     float2 ml[kHeads];
+    Inbox inbox;
 };
 
-/// By all CTAs of a cluster, which have arrived at its barrier before: CTA r has the state of chunk r of `chunks`,
-/// which attend_chunk() gave. Behind this comes receive_states().
+/// What comes of a query head and a chunk.
+constexpr int kStateBytes = kD * 4 + 8;
+/// Query heads that CTA `rank` finishes.
+__device__ __forceinline__ int finished_heads(const DecodeAttentionArgs& a, int cluster, int rank) {
+    return max(0, (a.heads / a.kv_heads - rank + cluster - 1) / cluster);
+}
+/// The CTA is there, and states of so many chunks may come. By all threads; a barrier of the CTA comes before
+/// receive_states().
+__device__ __forceinline__ void start_meeting(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
+                                              int chunks) {
+    if (threadIdx.x == 0) meeting.inbox.open(finished_heads(a, cluster, rank) * chunks * kStateBytes);
+    __syncwarp();
+    cluster_start();
+}
+
+/// By all CTAs of a cluster behind start_meeting(): CTA r has the state of chunk r of `chunks`, which attend_chunk()
+/// gave. Behind this comes receive_states().
 __device__ __forceinline__ void send_state(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
                                            int chunks, const SoftmaxState<4>& state) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     cluster_wait();  // all CTAs of the cluster have started
     if (rank < chunks && warp < a.heads / a.kv_heads) {
         const int slot = warp / cluster * cluster + rank;
-        store_there(in_cta(&meeting.x[slot][4 * lane], warp % cluster),
-                    make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
-        if (lane == 0) store_there(in_cta(&meeting.ml[slot], warp % cluster), make_float2(state.m, state.l));
+        send(&meeting.x[slot][4 * lane], warp % cluster, meeting.inbox,
+             make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
+        if (lane == 0) send(&meeting.ml[slot], warp % cluster, meeting.inbox, make_float2(state.m, state.l));
     }
-    cluster_arrive();
 }
 /// All chunks' states of query head warp * cluster + rank, merged, if there is such a head.
 __device__ __forceinline__ SoftmaxState<4> receive_states(const Meeting& meeting, int cluster, int chunks) {
     const int lane = static_cast<int>(threadIdx.x % 32), first = static_cast<int>(threadIdx.x / 32) * cluster;
-    cluster_wait();
+    meeting.inbox.wait();
     SoftmaxState<4> state = {};
     if (first >= kHeads) return state;
     // merge(), chunk after chunk, but for the factors, which do not wait for one another.

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
     Item item = find_row<EarlyLoad>(a, 0, cluster % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, 0));
     const bool meets = chunks <= kCluster && chunk < kCluster, mine = chunk < chunks;
-    if (meets) cluster_arrive();
+    if (meets) start_meeting(a, meet.meeting, kCluster, rank, chunks);
     StepLoads<TK, TV> loads;
     if (mine) {
         item.chunk = key_chunk(item.position, 0, chunk);

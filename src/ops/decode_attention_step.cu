@@ -29,6 +29,9 @@ struct StepShared : Shared {
     int32_t path_row[kMostStepRows];
     int32_t count;     // of them
     int32_t own_slot;  // where the row's own K and V go
+#ifdef RT_CLUSTER_KERNEL
+    Inbox inbox;  // states of the query heads that this CTA finishes
+#endif
 };
 
 /// What the chunks leave of a query head that this CTA finishes; [head / cluster size][chunk] of them.
@@ -177,11 +180,16 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
     const int group = a.heads / a.kv_heads;
-    cluster_arrive();
     HeadNorms norms;
     load_norms(a, norms);
     Item item = find_item(a, s, pair / a.kv_heads, pair % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, a.places.window));
+    if (threadIdx.x == 0) {
+        constexpr int kStateBytes = kD * 4 + 8;
+        s.inbox.open(max(0, (group - rank + cluster - 1) / cluster) * chunks * kStateBytes);
+    }
+    __syncwarp();
+    cluster_start();
     StepLoads<TK, TV> loads;
     if (rank < chunks) {
         item.chunk = key_chunk(item.position, a.places.window, rank);
@@ -203,13 +211,11 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
         if (chunk == rank) cluster_wait();  // all CTAs of the cluster have started
         if (warp >= group) continue;
         Meeting& there = meetings[warp / cluster * a.most_chunks + chunk];
-        store_there(in_cta(&there.x[4 * lane], warp % cluster),
-                    make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
-        if (lane == 0) store_there(in_cta(&there.ml, warp % cluster), make_float2(state.m, state.l));
+        send(&there.x[4 * lane], warp % cluster, s.inbox, make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
+        if (lane == 0) send(&there.ml, warp % cluster, s.inbox, make_float2(state.m, state.l));
     }
-    cluster_arrive();
     const float4 gate = gate_factors(a, projected);
-    cluster_wait();
+    s.inbox.wait();
     if (local >= group) return;
     SoftmaxState<4> state = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -225,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
 
 template <DType TK, DType TV>
 void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
-    int cluster = 1;
+    int cluster = 2;  // st.async needs one
     while (cluster < a.most_chunks && cluster < kMostCluster) cluster *= 2;
     const size_t shared = sizeof(StepShared) + sizeof(Meeting) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
     allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>), static_cast<int64_t>(shared));

@@ -216,7 +216,9 @@ __global__ void __launch_bounds__(kWideThreads, 2) wide_one_kernel(const __grid_
     const bool together = chunks <= args.clusters;
     if ((together ? chunk : chunk * kCtas) >= chunks) return;  // the cluster of chunk 0 is there, and waits
     if (together) {
-        cluster_arrive();
+        if (thread == 0) s.inbox.open(score_bytes(at, at.keys(chunk)));
+        __syncwarp();
+        cluster_start();
         __syncthreads();
         stage_keys(a, s, at, chunk);
         stage_values(a, s, at, chunk);
@@ -256,9 +258,7 @@ __global__ void __launch_bounds__(kWideThreads, 2) wide_one_kernel(const __grid_
         __syncthreads();
         cluster_wait();  // all CTAs have started
         if (step * kStepKeys < keys) send_scores(s, at, step);
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
+        s.inbox.wait();
         weigh_chunk(s, at, keys);
         add_chunk(s, at, keys);
         if (!last) last = hand_over(args, s, at, chunk);

@@ -61,6 +61,9 @@ struct OneShared {
     alignas(16) unsigned char own[2][kStagedRow<T>];  // K and V of the row itself
     int32_t slots[kWideChunk];
     float2 last;  // x: not zero in the CTAs that merge
+#ifdef RT_CLUSTER_KERNEL
+    Inbox inbox;  // scores
+#endif
 };
 
 #ifdef RT_CLUSTER_KERNEL
@@ -188,10 +191,13 @@ __device__ __forceinline__ void send_scores(OneShared<T>& s, const OnePlace& at,
     float2* const to = &s.scores[lane % 4][step * kStepKeys + lane / 4];
 #pragma unroll
     for (int i = 0; i < kCtas; ++i) {
-        const uint32_t there = in_cta(to, i);
-        store_there(there, make_float2(c[0][0], c[0][1]));
-        store_there(there + 8 * 8, make_float2(c[0][2], c[0][3]));
+        send(to, i, s.inbox, make_float2(c[0][0], c[0][1]));
+        send(to + 8, i, s.inbox, make_float2(c[0][2], c[0][3]));
     }
+}
+/// Bytes that a CTA gets so from all of the cluster, itself included.
+__device__ __forceinline__ int score_bytes(const OnePlace& at, int keys) {
+    return (keys + kStepKeys - 1) / kStepKeys * kStepKeys * ((at.group + 1) / 2) * static_cast<int>(sizeof(float2));
 }
 
 /// Scores to weights, which take their place; their sums by lanes; factors and the largest. As weigh_group, all tiles

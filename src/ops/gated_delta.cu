@@ -38,6 +38,9 @@ struct RowShared {
     alignas(16) float head[kParts][kMostDim];                   // of v the CTA's columns
     float o[kMostDim];                                          // of the whole head
     float2 gates;
+#ifdef RT_CLUSTER_KERNEL
+    Inbox inbox;  // o of the cluster's CTAs
+#endif
 };
 
 __device__ __forceinline__ void fetch16(void* to, const void* from) {
@@ -187,11 +190,10 @@ struct OneCta {
     static constexpr bool kKeepsFirst = false;
     __device__ static int head() { return static_cast<int>(blockIdx.x); }
     __device__ static int first_column() { return 0; }
-    __device__ static void start() {}
+    __device__ static void start(RowShared&, int) {}
     __device__ static void started() {}
-    __device__ static void send(float* at, int, float o) { *at = o; }
-    __device__ static void sent() {}
-    __device__ static void receive() { __syncthreads(); }
+    __device__ static void put(RowShared& s, int column, int, float o) { s.o[column] = o; }
+    __device__ static void receive(const RowShared&) { __syncthreads(); }
 };
 /// A cluster: each has 32 columns and four warps. The outputs of a head meet in the shared memory of all.
 struct Cluster {
@@ -201,27 +203,27 @@ struct Cluster {
     __device__ static int size() { return static_cast<int>(cluster_size()); }
     __device__ static int head() { return static_cast<int>(blockIdx.x) / size(); }
     __device__ static int first_column() { return static_cast<int>(blockIdx.x) % size() * kColumns; }
-    __device__ static void start() { cluster_arrive(); }
-    __device__ static void started() { receive(); }
-    __device__ static void send(float* at, int count, float o) {
-        for (int i = 0; i < count; ++i) store_there(in_cta(at, i), o);
-    }
-    __device__ static void sent() {
+    __device__ static void start(RowShared& s, int columns) {
+        if (threadIdx.x == 0) s.inbox.open(columns * static_cast<int>(sizeof(float)));
         __syncwarp();
-        cluster_arrive();
+        cluster_start();
     }
-    __device__ static void receive() {
+    __device__ static void started() {
         __syncwarp();
         cluster_wait();
     }
+    __device__ static void put(RowShared& s, int column, int count, float o) {
+        for (int i = 0; i < count; ++i) send(s.o + column, i, s.inbox, o);
+    }
+    __device__ static void receive(const RowShared& s) { s.inbox.wait(); }
 #endif
 };
 
 template <int kRows, class Ctas>
 __device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
     pdl_trigger();
-    Ctas::start();
     const DeltaSizes& z = a.sizes;
+    Ctas::start(s, z.value_dim);
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     const int warps = static_cast<int>(blockDim.x / 32), columns = kWarpColumns * warps;
     DeltaPlace at;
@@ -268,8 +270,7 @@ __device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
     float keys[kRows];
     const float sum = tile.template sums<true>(s.head[0], s.head[1], keys), o = tile.look(sum, v, by);
     if (DeltaTile<kRows>::has_output())
-        Ctas::send(s.o + column + own + DeltaTile<kRows>::output_column(), z.value_dim / columns, o);
-    Ctas::sent();
+        Ctas::put(s, column + own + DeltaTile<kRows>::output_column(), z.value_dim / columns, o);
     const auto keep = [&] {  // nobody of the step waits for it
         if (part < kParts && writes) keep_part(a, at, last.to, part, first, d, s);
         if (warp == 0 && lane == 0 && column == 0) delta_keep_gates(a, last.to, at.h, s.gates);
@@ -281,7 +282,7 @@ __device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
     };
     if (finisher) gate = delta_gate(gate);
     if (Ctas::kKeepsFirst) keep();  // meanwhile outputs are on their way
-    Ctas::receive();
+    Ctas::receive(s);
     if (finisher) {
         const float* const all = s.o;
         const float scale = warp_rms_scale([all, lane](int j) { return all[lane + 32 * j]; }, z.value_dim, a.eps);
@@ -316,7 +317,8 @@ bool takes_one_row(const DeltaView& view, const GatedDeltaInput& in, const Batch
 }
 
 void launch_row(const Gpu& gpu, const DeltaArgs& a, const DeltaView& view, int64_t sequences) {
-    const bool clusters = gpu.hopper() && 2 * view.value_heads * sequences <= gpu.info().sm_count;
+    const bool clusters =
+        gpu.hopper() && view.value_dim > Cluster::kColumns && 2 * view.value_heads * sequences <= gpu.info().sm_count;
     const int ctas = clusters ? static_cast<int>(view.value_dim) / Cluster::kColumns : 1;
     const dim3 grid(static_cast<unsigned>(view.value_heads * ctas), static_cast<unsigned>(sequences));
     const auto threads = static_cast<unsigned>(view.value_dim / ctas / kWarpColumns * 32);
