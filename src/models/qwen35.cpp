@@ -39,7 +39,8 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .k_norm = {w.k_norm, eps},
                                  .rope = &rope_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
-                                 .general_order = persistent_ != nullptr};
+                                 .general_order = persistent_ != nullptr,
+                                 .int8 = ops::wants_int8(ctx.gpu, w.wo)};
     const Tensor o = ops::sigmoid_attention(ctx, in, kv, batch);           // o = softmax(q K^T / sqrt d) V * sigmoid(g)
     const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
@@ -61,7 +62,7 @@ void Qwen35::linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& b
                                   .decay = w.decay,
                                   .dt_bias = w.dt_bias,
                                   .norm = {w.delta_norm, eps},
-                                  .int8 = is_planes(w.out.dtype)};
+                                  .int8 = ops::wants_int8(ctx.gpu, w.out)};
     const Tensor o =                                                       // S <- e^g S + k (beta (v - e^g S^T k))^T;
         ops::gated_delta(ctx, in, states.delta[i], batch, states.delta_mode,  // o = RMSNorm(S^T q) * silu(z)
                          states.held);

@@ -41,12 +41,12 @@ DecodeAttentionArgs attention_args(Context& ctx, const Tensor& q, const KvView& 
     return a;
 }
 
-/// The result, with its int8 twin where the width allows one.
-Tensor make_output(Context& ctx, DecodeAttentionArgs& a) {
+/// The result, with its int8 twin if it is wanted and the width allows one.
+Tensor make_output(Context& ctx, DecodeAttentionArgs& a, bool int8) {
     const int64_t cols = int64_t{a.heads} * a.d;
     Tensor o = ctx.alloc(DType::f32, {a.rows, cols});
     a.out = o.row(0);
-    if (a.d % 32 == 0 && a.rows > 0) {
+    if (int8 && a.d % 32 == 0 && a.rows > 0) {
         a.out8 = static_cast<unsigned char*>(ctx.arena->allocate(a.rows * ActRow::bytes(cols)));
         o.int8 = a.out8;
     }
@@ -80,7 +80,7 @@ void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
 
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     DecodeAttentionArgs a = attention_args(ctx, q, view, batch, softmax_scale);
-    Tensor o = make_output(ctx, a);
+    Tensor o = make_output(ctx, a, true);
     if (a.rows == 0) return o;
     if (has_tensor_attention(*ctx.gpu, a)) run_tensor_attention(ctx, a);
     else if (has_wide_attention(*ctx.gpu, a)) launch_wide_attention(ctx, a, batch.sequences(), nullptr);
@@ -99,7 +99,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
         a.gate_head_stride = a.gate_width;
     }
     KvAppendArgs append = append_args(a, in, view, batch);
-    Tensor o = make_output(ctx, a);
+    Tensor o = make_output(ctx, a, in.int8);
     if (a.rows == 0) return o;
     const bool tensor = has_tensor_attention(*ctx.gpu, a);
     if (!tensor && !in.general_order && has_wide_attention(*ctx.gpu, a)) {
@@ -138,7 +138,7 @@ Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& v
     a.q_head_stride = a.gate_head_stride = 2 * a.d;
     a.gate_sigmoid = true;
     const KvAppendArgs append = append_args(a, in, view, batch);
-    Tensor o = make_output(ctx, a);
+    Tensor o = make_output(ctx, a, in.int8);
     launch_wide_attention(ctx, a, batch.sequences(), &append);
     return o;
 }

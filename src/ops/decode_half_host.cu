@@ -2,6 +2,7 @@
 // rows of x for decode_half.cu.
 #include <algorithm>
 
+#include "ops/cuda.h"
 #include "ops/decode_dense.cuh"
 #include "ops/decode_dense.h"
 #include "ops/decode_half.h"
@@ -178,3 +179,9 @@ bool half_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
 }
 
 }  // namespace riptide::ops::cuda::decode
+
+namespace riptide::ops::cuda {
+
+bool wants_int8(const Gpu& gpu, const Weight& w) { return is_planes(w.dtype) && !decode::half_weight(gpu, w); }
+
+}  // namespace riptide::ops::cuda

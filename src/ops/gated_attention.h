@@ -20,6 +20,7 @@ struct AttentionInput {
     // Decoding on a GPU, heads of 256: add up in the order of the general kernel (decode_attention_any.cu), which is
     // that of the persistent kernel, so that steps that it does not take have the same bits.
     bool general_order = false;
+    bool int8 = true;  // on a GPU o is wanted as int8 rows, too: wants_int8()
 };
 
 /// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).

@@ -192,4 +192,8 @@ Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w
     return y;
 }
 
+bool wants_int8(const Gpu* gpu, const Weight& w) {
+    return gpu != nullptr ? cuda::wants_int8(*gpu, w) : is_planes(w.dtype);
+}
+
 }  // namespace riptide::ops

@@ -24,6 +24,9 @@ Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
 /// matmul_group({a, b}) gives the same bits as matmul(a) and matmul(b).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
 
+/// Whether products with w take x as int8 rows, too (Tensor::int8), if the kernel that makes x leaves them; gpu: or null.
+bool wants_int8(const Gpu* gpu, const Weight& w);
+
 /// What a layer normalises its input by: RMSNorm(x) = rms_norm(x, weight, eps).
 struct Norm {
     std::span<const float> weight;

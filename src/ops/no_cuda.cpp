@@ -67,6 +67,7 @@ Tensor gated_delta(Context&, const GatedDeltaInput&, const DeltaView&, const Bat
     no_cuda();
 }
 bool delta_follows(const DeltaView&) { no_cuda(); }
+bool wants_int8(const Gpu&, const Weight&) { no_cuda(); }
 void gated_delta_commit(Context&, std::span<const DeltaView>, const DeltaPaths&) { no_cuda(); }
 void sparse_attention(Context&, const AttentionInput&, const KvView&, const Batch&, const SparseOptions&,
                       SparseResult&) {
