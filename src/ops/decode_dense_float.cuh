@@ -30,28 +30,44 @@ struct DenseFloats {
 
 #ifdef __CUDACC__
 
+/// Float row `unit` of all.
+struct FloatRow {
+    const char* from;
+    uint32_t bytes;
+
+    __device__ __forceinline__ FloatRow(const DenseFloats& f, int unit) {
+        const int pair = unit / kFloatPair;
+        int k = 0;
+        while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
+        const FloatMatrix& m = f.m[k];
+        const int row = min(kFloatPair * (pair - m.first) + unit % kFloatPair, m.rows - 1);
+        from = m.data + static_cast<int64_t>(row) * m.row_bytes;
+        bytes = static_cast<uint32_t>(m.row_bytes);
+    }
+    /// In pieces of sixteen bytes.
+    __device__ __forceinline__ bool whole() const {
+        return (reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes % 16 == 0 && bytes > 0;
+    }
+};
+
 /// So that float row `unit` of all lies in the L2 cache. One thread; may stand above pdl_wait().
 __device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int unit) {
 #if __CUDA_ARCH__ >= 900
-    const int pair = unit / kFloatPair;
-    int k = 0;
-    while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
-    const FloatMatrix& m = f.m[k];
-    const int row = min(kFloatPair * (pair - m.first) + unit % kFloatPair, m.rows - 1);
-    const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
-    const uint32_t bytes = static_cast<uint32_t>(m.row_bytes) & ~15u;
-    if ((reinterpret_cast<uintptr_t>(from) & 15) == 0 && bytes > 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    const FloatRow row(f, unit);
+    const uint32_t bytes = row.bytes & ~15u;
+    if ((reinterpret_cast<uintptr_t>(row.from) & 15) == 0 && bytes > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row.from), "r"(bytes) : "memory");
 #endif
 }
 
 /// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first
 /// + step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator
 /// of the canonical order. results: of this quad, 8 kPair kX floats of shared memory, by turns; barrier: a named one of
-/// its own.
+/// its own. here: the weights of the first quad (kPair = 1) in shared memory, or null.
 template <int kPair, int kX, int kUnroll>
 __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
-                                                     int row0, int count, float* results, int barrier) {
+                                                     int row0, int count, float* results, int barrier,
+                                                     const char* here = nullptr) {
     constexpr int kSums = kPair * kX, kLanes = 32 / kSums, kParts = kFloatPair / kPair;
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4;
     const int units = f.pairs * kParts, all = units * ((count + kX - 1) / kX);
@@ -64,6 +80,7 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
         const FloatMatrix& m = f.m[k];
         const int row = min(kFloatPair * (pair - m.first) + unit % kParts * kPair, m.rows - 1);
         const char* const from = m.data + static_cast<int64_t>(row) * m.row_bytes;
+        const bool local = kPair == 1 && here != nullptr && unit == begin;
         const StagedRows staged{x0 + first * x.stride, static_cast<int>(x.stride), min(kX, count - first)};
         float acc[kPair][kX] = {};
 #pragma unroll kUnroll
@@ -72,7 +89,9 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
             if (c < m.pieces)
 #pragma unroll
                 for (int i = 0; i < kPair; ++i)
-                    put_words(raw[i], 0, load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
+                    put_words(raw[i], 0,
+                              local ? *reinterpret_cast<const uint4*>(here + 16 * c)
+                                    : load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
             dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, staged, acc);
         }
         float v[kSums];

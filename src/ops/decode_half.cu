@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         ring.enter(a, begin, first_quad);
 #pragma unroll 1
         for (int slot = 0; slot < a.stages && ring.strip < a.strips; ++slot)
-            ring.ask(a, maps, rank * T, slot, first_quad, kBy, further, lane == 0);
+            ring.ask(a, maps, rank * T, ring.at(slot), first_quad, kBy, further, lane == 0);
     }
     if (lane == 0) {
         if (warp == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
@@ -176,11 +176,11 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 #pragma unroll 1
             for (int quad = first_quad; quad < a.quads; quad += kBy) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && quad + kBy < a.quads) d.load(quad + kBy);
+                if (kSix && quad + kBy < a.quads) d.next(kBy);
                 wait_parity(ring.barriers + 16 * slot, parity);
                 if (asks && !first && ring.strip < a.strips) {
                     wait_parity(ring.barriers + 16 * before + 8, before_parity);
-                    ring.ask(a, maps, rank * T, before, first_quad, kBy, further, lane == 0);
+                    ring.ask(a, maps, rank * T, ring.at(before), first_quad, kBy, further, lane == 0);
                 }
                 first = false;
                 float v[NT][4];

@@ -91,83 +91,90 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t c) {
 
 constexpr uint32_t kHalf1024 = 0x64006400u;  // 1024 + an integer below 1024 in the last bits
 
-/// Two scales of six bits as f16: low four bits in the first byte of `low`, high two in the first four bits of `high`.
-__device__ __forceinline__ __half2 scale_pair(uint32_t low, uint32_t high) {
-    uint32_t v = masked_or<0x0000000Fu>(low, kHalf1024);
-    v = masked_or<0x000F0000u>(low << 12, v);
-    v = masked_or<0x00000030u>(high << 4, v);
-    v = masked_or<0x00300000u>(high << 18, v);
-    return __hsub2(word_half(v), word_half(kHalf1024));
+/// Two numbers of six bits, of sub-blocks 2 t and 2 t + 1: low four bits in byte t of `low`, the high two of both in
+/// the last four bits of `high`. spread: two_bytes(t). The second one stands sixteen times as high.
+__device__ __forceinline__ __half2 scale_pair(uint32_t low, uint32_t high, uint32_t spread) {
+    uint32_t v = masked_or<0x00F0000Fu>(__byte_perm(low, 0, spread), kHalf1024);
+    v = masked_or<0x03000030u>((high & 15) * 0x00400010u, v);
+    return __hfma2(word_half(v), __floats2half2_rn(1.0f, 0.0625f), __floats2half2_rn(-1024.0f, -64.0f));
+}
+/// Selects byte t of a word for both halves of another.
+__device__ __forceinline__ uint32_t two_bytes(int t) { return 0x4040u | 0x0101u * static_cast<uint32_t>(t); }
+
+/// What eight nibbles of a row become: those that lie low times 2^-24 s, those that lie high times 2^-20 s. Nibbles
+/// stay where they are: f16 takes them for small numbers. s is a multiple of 2^10, so that products are none of those,
+/// which tensor cores would align in another way.
+__device__ __forceinline__ void decode_q4(uint32_t v, __half2 s, uint32_t (&to)[4]) {
+    const uint32_t w = v >> 8;
+    to[0] = half_word(__hmul2(word_half(v & 0x000F000Fu), s));
+    to[1] = half_word(__hmul2(word_half(w & 0x000F000Fu), s));
+    to[2] = half_word(__hmul2(word_half(v & 0x00F000F0u), s));
+    to[3] = half_word(__hmul2(word_half(w & 0x00F000F0u), s));
 }
 
-/// What eight nibbles of a row become: u s exactly.
-struct Q4Row {
-    __half2 s, less, s16, less16;  // s, -1024 s, s / 16, -64 s
+/// What sixteen weights of Q6_K are multiplied by: s times 2^8, and what 32 of them make, -2^-9 s.
+struct Q6Scale {
+    __half2 s, less;
 
-    __device__ __forceinline__ void set(__half2 scale) {
-        s = scale;
-        less = __hmul2(scale, __float2half2_rn(-1024.0f));
-        s16 = __hmul2(scale, __float2half2_rn(0.0625f));
-        less16 = __hmul2(scale, __float2half2_rn(-64.0f));
-    }
-    __device__ __forceinline__ void decode(uint32_t v, uint32_t (&to)[4]) const {
-        const uint32_t w = v >> 8;
-        to[0] = half_word(__hfma2(word_half(masked_or<0x000F000Fu>(v, kHalf1024)), s, less));
-        to[1] = half_word(__hfma2(word_half(masked_or<0x000F000Fu>(w, kHalf1024)), s, less));
-        to[2] = half_word(__hfma2(word_half(masked_or<0x00F000F0u>(v, kHalf1024)), s16, less16));
-        to[3] = half_word(__hfma2(word_half(masked_or<0x00F000F0u>(w, kHalf1024)), s16, less16));
+    /// s: byte i of `bytes`, with a sign.
+    __device__ __forceinline__ void set(uint32_t bytes, int i) {
+        const __half2 value = __hsub2(word_half(__byte_perm(bytes ^ 0x80808080u, 0x64646464u, 0x4040u + 0x0101u * i)),
+                                      __float2half2_rn(1152.0f));
+        s = __hmul2(value, __float2half2_rn(256.0f));
+        less = __hmul2(value, __float2half2_rn(-0x1p-9f));
     }
 };
 
-/// Word w of a sub-block of Q6_K, its high bits, and the scales of its halves: (u - 32) s.
-__device__ __forceinline__ void decode_q6(uint32_t v, uint2 high, int w, const __half2 (&s)[2], uint32_t (&to)[4]) {
-    const auto bits = [w](uint32_t h) { return w < 2 ? h << (4 - 2 * w) : h >> (2 * w - 4); };
-    const uint32_t low = masked_or<0x30303030u>(bits(high.x), v & 0x0F0F0F0Fu),
-                   up = masked_or<0x30303030u>(bits(high.y), (v >> 4) & 0x0F0F0F0Fu);
-    const __half2 less = __float2half2_rn(-1056.0f);
-    const auto value = [&](uint32_t bytes, uint32_t order, __half2 by) {
-        return half_word(__hmul2(__hadd2(word_half(__byte_perm(bytes, 0x64646464u, order)), less), by));
+/// Word w of a sub-block of Q6_K, its high bits, and the scales of its halves: 2^-14 (u - 32) s. A byte has four times
+/// u, which f16 takes for 2^-22 u.
+__device__ __forceinline__ void decode_q6(uint32_t v, uint2 high, int w, const Q6Scale (&s)[2], uint32_t (&to)[4]) {
+    const auto bits = [w](uint32_t h) { return h << (6 - 2 * w); };
+    const uint32_t low = masked_or<0xC0C0C0C0u>(bits(high.x), (v & 0x0F0F0F0Fu) << 2),
+                   up = masked_or<0xC0C0C0C0u>(bits(high.y), (v >> 2) & 0x3C3C3C3Cu);
+    const auto value = [&](uint32_t bytes, uint32_t order, const Q6Scale& by) {
+        return half_word(__hfma2(word_half(__byte_perm(bytes, 0, order)), by.s, by.less));
     };
     to[0] = value(low, 0x4240, s[0]), to[1] = value(low, 0x4341, s[0]);
     to[2] = value(up, 0x4240, s[1]), to[3] = value(up, 0x4341, s[1]);
 }
 
-/// A lane's places in a tile: of rows g (h = 0) and g + 8 (h = 1). Bytes lie swizzled as the tensor copies leave them.
+/// A lane's places in a tile: of rows g (h = 0) and g + 8 (h = 1).
 struct HalfTile {
-    const char* data[2];  // 128 bytes of the row's block
-    const char* high[2];  // Q6_K: 64 bytes
-    uint4 head[2];        // KHeader, or sixteen scales
-    uint32_t d[2];        // Q6_K: f16 in the low bits
+    const char* data[2][2];  // [h][i]: sixteen bytes of sub-block 2 t + i
+    const char* high[2];     // Q6_K: sixteen bytes, of both sub-blocks
+    uint4 head[2];           // KHeader, or sixteen scales
+    uint32_t d[2];           // Q6_K: f16 in the low bits
 };
 
 /// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). x: the lane's
 /// row of the block for each nt.
 template <bool Q6, int NT, class Put>
 __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* const (&x)[NT], const Put& put) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int t = threadIdx.x % 4;
     float first[NT][4] = {}, second[NT][4] = {};
     __half2 pair[2];
+    const uint32_t spread = two_bytes(t);
     if constexpr (!Q6)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) pair[h] = scale_pair(w.head[h].x >> (8 * t), w.head[h].z >> (4 * t));
+        for (int h = 0; h < 2; ++h)
+            pair[h] = __hmul2(scale_pair(w.head[h].x, w.head[h].z >> (4 * t), spread), __float2half2_rn(1024.0f));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         uint32_t word[2][4];
         uint2 high[2];
-        Q4Row q4[2];
-        __half2 q6[2][2];
+        __half2 q4[2];
+        Q6Scale q6[2][2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            *reinterpret_cast<uint4*>(word[h]) = *reinterpret_cast<const uint4*>(w.data[h] + (((2 * t + i) ^ g) << 4));
+            *reinterpret_cast<uint4*>(word[h]) = *reinterpret_cast<const uint4*>(w.data[h][i]);
             if constexpr (Q6) {
-                high[h] = *reinterpret_cast<const uint2*>(w.high[h] + ((t ^ (g / 2)) << 4) + 8 * i);
+                high[h] = *reinterpret_cast<const uint2*>(w.high[h] + 8 * i);
                 // Scales 4 t + 2 i, + 1 are bytes of word t.
                 const uint32_t four = t == 0 ? w.head[h].x : t == 1 ? w.head[h].y : t == 2 ? w.head[h].z : w.head[h].w;
 #pragma unroll
-                for (int k = 0; k < 2; ++k)
-                    q6[h][k] = __half2half2(__short2half_rn(static_cast<int8_t>(four >> (16 * i + 8 * k))));
+                for (int k = 0; k < 2; ++k) q6[h][k].set(four, 2 * i + k);
             } else {
-                q4[h].set(i == 0 ? __low2half2(pair[h]) : __high2half2(pair[h]));
+                q4[h] = i == 0 ? __low2half2(pair[h]) : __high2half2(pair[h]);
             }
         }
 #pragma unroll
@@ -176,7 +183,7 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
 #pragma unroll
             for (int h = 0; h < 2; ++h)
                 if constexpr (Q6) decode_q6(word[h][k], high[h], k, q6[h], a[h]);
-                else q4[h].decode(word[h][k], a[h]);
+                else decode_q4(word[h][k], q4[h], a[h]);
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt) {
                 const uint4 b = *reinterpret_cast<const uint4*>(x[nt] + (4 * (4 * i + k) + t) * 16);
@@ -190,11 +197,11 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if constexpr (Q6) {
-            d[h] = __half2float(__ushort_as_half(static_cast<unsigned short>(w.d[h])));
+            d[h] = __half2float(__ushort_as_half(static_cast<unsigned short>(w.d[h]))) * 0x1p14f;
         } else {
             const float2 both = __half22float2(word_half(w.head[h].w));
-            d[h] = both.x, dmin[h] = -both.y;
-            m[h] = half_word(scale_pair(w.head[h].y >> (8 * t), w.head[h].z >> (16 + 4 * t)));
+            d[h] = both.x * 0x1p14f, dmin[h] = -both.y;
+            m[h] = half_word(scale_pair(w.head[h].y, w.head[h].z >> (16 + 4 * t), spread));
         }
     }
 #pragma unroll
@@ -206,7 +213,8 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            float v = __fmul_rn(d[e / 2], __fadd_rn(first[nt][e], second[nt][e]));
+            constexpr float kUp = Q6 ? 1.0f : 0.0625f;  // the second ones' nibbles lie sixteen times as high
+            float v = __fmul_rn(d[e / 2], __fmaf_rn(second[nt][e], kUp, first[nt][e]));
             if constexpr (!Q6) v = __fmaf_rn(dmin[e / 2], minimums[e], v);
             put(nt, e, v);
         }

@@ -37,11 +37,12 @@ struct HalfArgs {
     int32_t gate_up;         // strip s has rows 8 s .. of m[0] and of m[1]; m[0].y gets silu(first) * second
     int32_t n, cols, quads;  // quads: blocks of 256 columns / 4
     int32_t teams, stages;   // of a CTA; of a team
-    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at,
-        floats_at;        // in shared memory; x lies first
-    ActSource x;          // one row: as given; more: as half_prepare_kernel() leaves them
-    const float* scales;  // of blocks: [block][8 NT]
-    const float* rms;     // of rows, or null
+    int32_t slot_bytes;      // one row: of a slot; more: nibbles, headers and high bits lie apart
+    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at,
+        float_weights_at;  // in shared memory; x lies first. float_weights_at: 0: nowhere
+    ActSource x;           // one row: as given; more: as half_prepare_kernel() leaves them
+    const float* scales;   // of blocks: [block][8 NT]
+    const float* rms;      // of rows, or null
     float* residual;
     float* parts;       // four CTAs to a strip: [strip][C][NT][32][4]
     int32_t* arrivals;  // the same: [strip], of CTAs
@@ -133,14 +134,22 @@ struct StripRows {
     }
 };
 
-/// What a team asks for next, and its ring: slots of T chains. All of a warp's lanes have the same.
+/// Addresses in shared memory: of a slot's nibbles, headers and high bits, and of the barrier that tells it is full.
+struct HalfSlot {
+    uint32_t data, heads, high, full;
+};
+
+/// What a team asks for next: slots of T chains. All of a warp's lanes have the same.
 template <int T>
 struct HalfRing {
     static constexpr int kData = 2048 * T, kHigh = 1024 * T, kHeads = 256 * T;  // of a slot
-    uint32_t data, high, heads, barriers;       // of slot 0; full and empty of a slot side by side
+    uint32_t data, high, heads, barriers;       // of slot 0, where slots lie apart; full and empty of a slot together
     int strip, quad, row[2], matrix[2], bytes;  // what is asked for next
     bool q6;
 
+    __device__ __forceinline__ HalfSlot at(int slot) const {
+        return {data + slot * kData, heads + slot * kHeads, high + slot * kHigh, barriers + 16 * slot};
+    }
     __device__ __forceinline__ void enter(const HalfArgs& a, int to, int first) {
         strip = to, quad = first;
         if (to >= a.strips) return;
@@ -152,17 +161,15 @@ struct HalfRing {
     }
     /// The next quad to a slot; chain: the first of the team's. Of a strip come quads first, first + by, ..., then the
     /// strip `further` on. By a whole warp.
-    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, int slot, int first, int by,
-                                        int further, bool does) {
-        const uint32_t full = barriers + 16 * slot;
-        expect_if(full, bytes, does);
+    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, const HalfSlot& to,
+                                        int first, int by, int further, bool does) {
+        expect_if(to.full, bytes, does);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            half_box(data + slot * kData + h * (kData / 2), &maps.data[matrix[h]], full, row[h], chain, quad, does);
-            head_box(heads + slot * kHeads + h * (kHeads / 2), &maps.heads[matrix[h]], full, 64 * quad + 16 * chain,
-                     row[h], does);
-            if (q6)
-                half_box(high + slot * kHigh + h * (kHigh / 2), &maps.high[matrix[h]], full, row[h], chain, quad, does);
+            half_box(to.data + h * (kData / 2), &maps.data[matrix[h]], to.full, row[h], chain, quad, does);
+            head_box(to.heads + h * (kHeads / 2), &maps.heads[matrix[h]], to.full, 64 * quad + 16 * chain, row[h],
+                     does);
+            if (q6) half_box(to.high + h * (kHigh / 2), &maps.high[matrix[h]], to.full, row[h], chain, quad, does);
             if (a.gate_up == 0) break;  // one box
         }
         if ((quad += by) >= a.quads) enter(a, strip + further, first);
@@ -185,36 +192,41 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Where a lane of a warp finds its rows of a slot, and of slot 0.
+/// Where a lane of a warp finds its rows of a slot. Bytes lie swizzled as the tensor copies leave them.
 template <int T>
 struct HalfLane {
-    const char* data;
+    const char* data[2];  // of sub-blocks 2 t and 2 t + 1 in slot 0
     const char* high;
     const char* heads;
-
     int second;  // from rows g to rows g + 8, in units of a row's eight
 
     /// from: the team's slot 0 in each of the three.
     __device__ __forceinline__ HalfLane(const HalfArgs& a, const char* data0, const char* high0, const char* heads0,
                                         int of_team) {
-        const int g = threadIdx.x % 32 / 4, each = a.gate_up != 0 ? 1 : 2;
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, each = a.gate_up != 0 ? 1 : 2;
         const int swizzled = T == 4 ? of_team ^ (g / 2) : T == 2 ? of_team ^ (g / 4) : 0;
         second = a.gate_up != 0 ? T : 1;
-        data = data0 + each * of_team * 1024 + g * 128;
-        high = high0 + each * of_team * 512 + g * 64;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) data[i] = data0 + each * of_team * 1024 + g * 128 + (((2 * t + i) ^ g) << 4);
+        high = high0 + each * of_team * 512 + g * 64 + ((t ^ (g / 2)) << 4);
         heads = heads0 + g * (16 * T) + 16 * swizzled;
     }
-    __device__ __forceinline__ HalfTile tile(int slot, const uint32_t (&d)[2]) const {
-        using R = HalfRing<T>;
+    /// Of a slot so many bytes behind slot 0 in each of the three.
+    __device__ __forceinline__ HalfTile tile(int data_at, int high_at, int heads_at, const uint32_t (&d)[2]) const {
         HalfTile tile;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            tile.data[h] = data + slot * R::kData + h * second * 1024;
-            tile.high[h] = high + slot * R::kHigh + h * second * 512;
-            tile.head[h] = *reinterpret_cast<const uint4*>(heads + slot * R::kHeads + h * (R::kHeads / 2));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) tile.data[h][i] = data[i] + (data_at + h * second * 1024);
+            tile.high[h] = high + (high_at + h * second * 512);
+            tile.head[h] = *reinterpret_cast<const uint4*>(heads + (heads_at + h * (HalfRing<T>::kHeads / 2)));
             tile.d[h] = d[h];
         }
         return tile;
+    }
+    __device__ __forceinline__ HalfTile tile(int slot, const uint32_t (&d)[2]) const {
+        using R = HalfRing<T>;
+        return tile(slot * R::kData, slot * R::kHigh, slot * R::kHeads, d);
     }
 };
 
@@ -228,13 +240,14 @@ struct HalfD {
         for (int h = 0; h < 2; ++h) {
             const HalfMatrix& m = a.m[rows.matrix[h]];
             const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
-            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + chain);
-            d[h] = load_weight16(at[h] + 8 * quad);
+            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + chain) + 8 * quad;
+            d[h] = load_weight16(at[h]);
         }
     }
-    __device__ __forceinline__ void load(int quad) {
+    /// `by` quads further.
+    __device__ __forceinline__ void next(int by) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) d[h] = load_weight16(at[h] + 8 * quad);
+        for (int h = 0; h < 2; ++h) d[h] = load_weight16(at[h] += 8 * by);
     }
 };
 

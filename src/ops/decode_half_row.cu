@@ -26,16 +26,33 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRowTeams = 3, kRowThreads = 128 * kRowTeams;  // that multiply
-constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;    // and a warp for each team that asks
-constexpr int kRegisters = 80;                               // of a thread
-constexpr int kRowStages = 3;                                // at most
-[[maybe_unused]] constexpr int kAhead = 2;                   // of them, that are asked for before x is there
-[[maybe_unused]] constexpr int kFloatQuads = 4;              // quads in whose time a team multiplies a float row
+constexpr int kRowTeams = 3, kRowThreads = 128 * kRowTeams;      // that multiply
+constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;        // and a warp for each team that asks
+constexpr int kRegisters = 80;                                   // of a thread
+constexpr int kRowStages = 3;                                    // at most
+[[maybe_unused]] constexpr int kHeadsAt = 8192, kHighAt = 9216;  // in a slot, behind the nibbles
+[[maybe_unused]] constexpr int kAhead = 2;                       // of them, that are asked for before x is there
+[[maybe_unused]] constexpr int kFloatQuads = 2;                  // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ void sync_row() { asm volatile("bar.sync 13, %0;" ::"n"(kRowThreads) : "memory"); }
+__device__ __forceinline__ void sync_row() { asm volatile("bar.sync 5, %0;" ::"n"(kRowThreads) : "memory"); }
+/// A team's four warps. (A barrier whose number is in a register would count for all sixteen of a CTA.)
+__device__ __forceinline__ void sync_team(int team) {
+    if (team == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else if (team == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
+    else if (team == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
+    else asm volatile("bar.sync 4, 128;" ::: "memory");
+}
+
+/// Columns 8 c .. 8 c + 7, if c < pieces.
+__device__ __forceinline__ void load_piece(const float* x, int c, int pieces, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        const float4 some = c < pieces ? *reinterpret_cast<const float4*>(x + 8 * c + i) : float4{};
+        v[i] = some.x, v[i + 1] = some.y, v[i + 2] = some.z, v[i + 3] = some.w;
+    }
+}
 
 /// The row of x, by all threads of a CTA; what is loaded goes out at once.
 struct OwnRow {
@@ -60,10 +77,10 @@ struct OwnRow {
         if (a.x.kind == ActKind::norm) {
             float v[kNormed][8], w[kWholeRow][8], by[8];
 #pragma unroll
-            for (int r = 0; r < kNormed; ++r) load8(from, r * Threads + threadIdx.x, a.cols, v[r]);
+            for (int r = 0; r < kNormed; ++r) load_piece(from, r * Threads + threadIdx.x, pieces, v[r]);
             if (threadIdx.x < kThreads)
 #pragma unroll
-                for (int r = 0; r < kWholeRow; ++r) load8(from, r * kThreads + threadIdx.x, a.cols, w[r]);
+                for (int r = 0; r < kWholeRow; ++r) load_piece(from, r * kThreads + threadIdx.x, pieces, w[r]);
 #pragma unroll
             for (int r = 0; r < kNormed; ++r) {
 #pragma unroll
@@ -87,12 +104,12 @@ struct OwnRow {
                 put8({a.cols, 0, 0, a.floats.bytes}, floats, r * Threads + threadIdx.x, by);
             }
         } else {
-            constexpr int kTogether = 4;
+            constexpr int kTogether = 2;  // more code is slower
 #pragma unroll 1
             for (int c = threadIdx.x; c - static_cast<int>(threadIdx.x) < pieces; c += kTogether * Threads) {
                 float v[kTogether][8];
 #pragma unroll
-                for (int r = 0; r < kTogether; ++r) load8(from, c + r * Threads, a.cols, v[r]);
+                for (int r = 0; r < kTogether; ++r) load_piece(from, c + r * Threads, pieces, v[r]);
 #pragma unroll
                 for (int r = 0; r < kTogether; ++r) {
                     put(c + r * Threads, v[r]);
@@ -105,9 +122,29 @@ struct OwnRow {
     }
 };
 
+__device__ __forceinline__ float load_shared(uint32_t at) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
+    return v;
+}
+__device__ __forceinline__ void store_shared(uint32_t at, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+
+/// Its weights to shared memory, if they fit there; else to the L2 cache.
+__device__ __forceinline__ void ask_float_row(const HalfArgs& a, int unit, char* x, uint32_t barrier) {
+    const FloatRow row(a.floats, unit);
+    if (a.float_weights_at == 0 || !row.whole()) return prefetch_float_row(a.floats, unit);
+    expect_bytes(barrier, static_cast<int>(row.bytes));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(x + a.float_weights_at)),
+                 "l"(row.from), "r"(row.bytes), "r"(barrier)
+                 : "memory");
+}
+
 /// Of `total` things, where part i of n begins.
 __device__ __forceinline__ int begin_of(int total, int i, int n) {
-    return static_cast<int>(static_cast<int64_t>(total) * i / n);
+    return static_cast<int>(static_cast<uint32_t>(total * i) / static_cast<uint32_t>(n));
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -117,6 +154,7 @@ __global__ void __maxnreg__(kRegisters)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[kRowTeams * (2 * kMostHalfStages + 1)];  // of slots; a team's first terms are there
+    __shared__ uint64_t float_weights_there;
     __shared__ float partial[kWarps];
     __shared__ alignas(16) float results[16];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
@@ -124,74 +162,87 @@ __global__ void __maxnreg__(kRegisters)
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int cta = blockIdx.x, ctas = gridDim.x, team = warp < 4 * kRowTeams ? warp / 4 : warp - 4 * kRowTeams,
               chain = warp % 4;
-    const int first_strip = begin_of(a.strips, cta, ctas);
-    const int steps = (begin_of(a.strips, cta + 1, ctas) - first_strip) * a.quads;  // of this CTA
-    const bool has_floats = cta < a.floats.pairs * kFloatPair;
+    // The first CTAs have a strip more: they started first, on SMs that the kernel before left first. The last ones
+    // have the float rows.
+    const int each = a.strips / ctas, more = a.strips % ctas;
+    const int first_strip = cta * each + min(cta, more), steps = (each + (cta < more ? 1 : 0)) * a.quads;
+    const int float_row = ctas - 1 - cta;
+    const bool has_floats = float_row < a.floats.pairs * kFloatPair;
     const int dealt = steps + (has_floats ? kFloatQuads : 0);
     const int begin = min(steps, begin_of(dealt, team, kRowTeams)),
               end = min(steps, begin_of(dealt, team + 1, kRowTeams));
-    HalfRing<4> ring;
-    const int first_slot = team * a.stages;
-    ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
-    ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
-    ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
-    ring.barriers = shared_address(barriers) + 16 * first_slot;
+    char* const slots = x + a.data_at + team * a.stages * a.slot_bytes;
+    const uint32_t bars = shared_address(barriers) + 16 * team * a.stages;  // full and empty of each slot
     const uint32_t terms_there = shared_address(barriers) + 16 * kRowTeams * a.stages;
     if (warp >= 4 * kRowTeams) {  // asks for the team's weights
         if (lane == 0) {
-            init_slots<4>(ring.barriers, a.stages);
+            init_slots<4>(bars, a.stages);
             asm volatile("mbarrier.init.shared.b64 [%0], 128;" ::"r"(terms_there + 8 * team) : "memory");
+            if (team == 0 && has_floats)
+                asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&float_weights_there))
+                             : "memory");
             publish_barriers();
+            if (team == 0 && has_floats) ask_float_row(a, float_row, x, shared_address(&float_weights_there));
         }
         __syncwarp();
+        const uint32_t end_of_bars = bars + 16 * a.stages, slots0 = shared_address(slots);
+        HalfRing<4> ring;
+        HalfSlot to{slots0, slots0 + kHeadsAt, slots0 + kHighAt, bars};
+        int left = end - begin;
+        const auto ask = [&] {
+            ring.ask(a, maps, 0, to, 0, 1, 1, lane == 0);
+            --left;
+            to.full += 16, to.data += a.slot_bytes;
+            if (to.full == end_of_bars) to.full = bars, to.data = slots0;
+            to.heads = to.data + kHeadsAt, to.high = to.data + kHighAt;
+        };
         ring.enter(a, first_strip + begin / a.quads, begin % a.quads);
-        int at = begin, slot = 0;
 #pragma unroll 1
-        for (; at < end && slot < min(kAhead, a.stages); ++at, ++slot) ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
+        for (int i = min(kAhead, a.stages); i > 0 && left > 0; --i) ask();
         pdl_trigger();
         __syncthreads();
-        asm volatile("bar.sync 14, %0;" ::"n"(kAllThreads) : "memory");  // x is there
+        asm volatile("bar.sync 6, %0;" ::"n"(kAllThreads) : "memory");  // x is there
 #pragma unroll 1
-        for (; at < end && slot < a.stages; ++at, ++slot) ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
+        for (int i = a.stages - kAhead; i > 0 && left > 0; --i) ask();
         uint32_t parity = 0;
-        slot = 0;
 #pragma unroll 1
-        for (; at < end; ++at) {
-            wait_parity(ring.barriers + 16 * slot + 8, parity);
-            ring.ask(a, maps, 0, slot, 0, 1, 1, lane == 0);
-            if (++slot == a.stages) slot = 0, parity ^= 1;
+        while (left > 0) {
+            wait_parity(to.full + 8, parity);
+            ask();
+            if (to.full == bars) parity ^= 1;
         }
         return;
     }
     pdl_trigger();
     char* const floats = has_floats ? x + a.floats_at : nullptr;
-    if (has_floats && threadIdx.x == 32) prefetch_float_row(a.floats, cta);
     OwnRow own;
     own.load_norms_of(a);
     auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
-    const StripRows first_rows(a, min(first_strip + begin / a.quads, a.strips - 1));
     __syncthreads();  // barriers are ready
     pdl_wait();
     const float rms = own.stage(a, x, scales, floats, partial);
-    asm volatile("bar.arrive 14, %0;" ::"n"(kAllThreads) : "memory");
-    if (has_floats) sync_row();
+    asm volatile("bar.arrive 6, %0;" ::"n"(kAllThreads) : "memory");
     if (has_floats && team == kRowTeams - 1) {
         ActSource staged;
         staged.rows = floats, staged.stride = a.floats.bytes;
-        multiply_float_units<1, 1, 5>(a.floats, staged, cta, ctas, 0, 1, results, 7 + kRowTeams);
+        const bool here = a.float_weights_at != 0 && FloatRow(a.floats, float_row).whole();
+        if (here) wait_parity(shared_address(&float_weights_there), 0);
+        multiply_float_units<1, 1, 2>(a.floats, staged, float_row, ctas, 0, 1, results, 7,
+                                      here ? x + a.float_weights_at : nullptr);
     }
     const char* const row_of_x = x + kHalfBlock * chain * a.quads;
     const float* const scale_of_x = scales + chain * a.quads;
     auto* const terms = reinterpret_cast<float*>(x + a.terms_at);                   // [team][quad][chain][16 rows]
     auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * 128;  // [2][chain][16 rows]
-    const HalfLane<4> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
-                           x + a.heads_at + first_slot * ring.kHeads, chain);
-    const auto sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(7 + team) : "memory"); };
-    int slot = 0, other = 0;
-    uint32_t parity = 0;
+    const HalfLane<4> mine(a, slots, slots + kHighAt, slots + kHeadsAt, chain);
+    const int ring_bytes = a.stages * a.slot_bytes;
+    int slot = 0, other = 0;  // slot: bytes behind the first one
+    uint32_t full = bars, parity = 0;
+    int strip = first_strip + begin / a.quads, quad0 = begin % a.quads;
 #pragma unroll 1
-    for (int at = begin; at < end;) {
-        const int strip = first_strip + at / a.quads, quad0 = at % a.quads, count = min(end - at, a.quads - quad0);
+    for (int left = end - begin; left > 0; ++strip, quad0 = 0) {
+        const int count = min(left, a.quads - quad0);
+        left -= count;
         const StripRows rows(a, strip);
         const HalfMatrix& m = a.m[rows.matrix[0]];
         const bool q6 = m.q6 != 0;
@@ -201,34 +252,36 @@ __global__ void __maxnreg__(kRegisters)
         HalfD d;
         if (q6) d.enter(a, rows, chain, quad0);
         float c[2][2] = {};  // chains of even and of odd quads; rows g, g + 8; lanes with t = 0
-        const auto add = [&](int quad, float scale, float low, float high) {
-            if (quad % 2 == 0) c[0][0] = __fmaf_rn(scale, low, c[0][0]), c[0][1] = __fmaf_rn(scale, high, c[0][1]);
+        const auto add = [&](bool odd, float scale, float low, float high) {
+            if (!odd) c[0][0] = __fmaf_rn(scale, low, c[0][0]), c[0][1] = __fmaf_rn(scale, high, c[0][1]);
             else c[1][0] = __fmaf_rn(scale, low, c[1][0]), c[1][1] = __fmaf_rn(scale, high, c[1][1]);
         };
+        const bool leaves = quad0 != 0 && t == 0;  // terms for the team that began the strip
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
+            const char* block[1] = {row_of_x + kHalfBlock * quad0};
+            uint32_t scale = shared_address(scale_of_x + quad0),
+                     to = shared_address(terms + (team * a.quads * 4 + chain) * 16 + g);
+            int k = count;
+            bool odd = false;
 #pragma unroll 1
-            for (int k = 0; k < count; ++k) {
+            do {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && k + 1 < count) d.load(quad0 + k + 1);
-                wait_parity(ring.barriers + 16 * slot, parity);
-                const char* const block[1] = {row_of_x + kHalfBlock * (quad0 + k)};
-                const float scale = scale_of_x[quad0 + k];
+                if (kSix && k > 1) d.next(1);
+                wait_parity(full, parity);
                 float v[4];
-                multiply_tile<kSix, 1>(mine.tile(slot, d_now), block, [&](int, int e, float value) { v[e] = value; });
-                arrive_at(ring.barriers + 16 * slot + 8);
-                if (++slot == a.stages) slot = 0, parity ^= 1;
-                if (quad0 == 0) {
-                    add(k, scale, v[0], v[2]);
-                } else if (t == 0) {
-                    float* const to = terms + ((team * a.quads + k) * 4 + chain) * 16 + g;
-                    to[0] = v[0], to[8] = v[2];
-                }
-            }
+                multiply_tile<kSix, 1>(mine.tile(slot, slot, slot, d_now), block,
+                                       [&](int, int e, float value) { v[e] = value; });
+                arrive_at(full + 8);
+                slot += a.slot_bytes, full += 16;
+                if (slot == ring_bytes) slot = 0, full = bars, parity ^= 1;
+                add(odd, load_shared(scale), v[0], v[2]);  // of no use if the terms are left to another team
+                if (leaves) store_shared(to, v[0]), store_shared(to + 32, v[2]);
+                odd = !odd, block[0] += kHalfBlock, scale += 4, to += 256;
+            } while (--k > 0);
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
-        at += count;
         if (quad0 != 0) {
             arrive_at(terms_there + 8 * team);
             continue;
@@ -241,16 +294,17 @@ __global__ void __maxnreg__(kRegisters)
             const int some = min(there, a.quads - k);
             if (some == 0) continue;
             wait_parity(terms_there + 8 * from, 0);
+#pragma unroll 1
             for (int i = 0; i < some; ++i, ++k) {
                 const float* const of = terms + ((from * a.quads + i) * 4 + chain) * 16 + g;
-                add(k, scale_of_x[k], of[0], of[8]);
+                add(k % 2 != 0, scale_of_x[k], of[0], of[8]);
             }
         }
         float* const met = meeting + other * 64;
         other ^= 1;
         if (t == 0)
             met[16 * chain + g] = __fadd_rn(c[0][0], c[1][0]), met[16 * chain + 8 + g] = __fadd_rn(c[0][1], c[1][1]);
-        sync();
+        sync_team(team);
         if (chain != 0) continue;
         const float* const s = met + lane % 16;
         float sum = __fadd_rn(__fadd_rn(s[0], s[16]), __fadd_rn(s[32], s[48]));
@@ -272,8 +326,8 @@ __global__ void __maxnreg__(kRegisters)
 bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
     HalfArgs& a = group.a;
     if (x.kind == ActKind::norm && a.cols > 2048 * kWholeRow) return false;
-    constexpr int64_t kStatic = 1 << 10, kAlign = 1 << 10, kStage = 4 * (2048 + 256), kHigh = 4 * 1024;
-    const int64_t blocks = 4 * a.quads, each = kStage + (group.q6 ? kHigh : 0);
+    constexpr int64_t kMostFloatRow = 32 << 10, kStatic = 1 << 10, kAlign = 1 << 10, kMoreInQ6 = 4096;
+    const int64_t blocks = 4 * a.quads, each = kHighAt + (group.q6 ? kMoreInQ6 : 0);
     a.floats.bytes = a.floats.pairs > 0 ? act_layout(a.cols, false, true).float_bytes : 0;
     int64_t at = 0;
     const auto take = [&at](int64_t bytes) {
@@ -286,14 +340,15 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
     a.meeting_at = take(kRowTeams * 512);
     a.terms_at = take(int64_t{kRowTeams} * a.quads * 256);
     a.floats_at = take(a.floats.bytes);
+    int64_t row_bytes = 0;
+    for (int i = 0; i < a.floats.matrices; ++i) row_bytes = std::max<int64_t>(row_bytes, a.floats.m[i].row_bytes);
+    a.float_weights_at = row_bytes == 0 || row_bytes > kMostFloatRow ? 0 : take(row_bytes);
     at = (at + kAlign - 1) / kAlign * kAlign;
     const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - at;
     a.stages = static_cast<int32_t>(std::min<int64_t>(kRowStages, room / (kRowTeams * each)));
     if (room < 0 || a.stages < 2) return false;
-    const int64_t slots = int64_t{kRowTeams} * a.stages;
-    a.data_at = take(slots * 8192);
-    a.high_at = take(group.q6 ? slots * kHigh : 0);
-    a.heads_at = take(slots * 1024);
+    a.slot_bytes = static_cast<int32_t>(each);
+    a.data_at = take(kRowTeams * a.stages * each);
     a.x = x;
     const int64_t shared = at + kAlign, ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
     allow_shared(reinterpret_cast<const void*>(half_row_kernel), shared);
