@@ -2,21 +2,23 @@
 // formats: decode_half.cuh; rings and strips: decode_half_ring.cuh.
 //
 // Bytes: those of the weights; in Q4_K gate and up 100 MB, down 50, a recurrent layer's projections 47, o 18, the head
-// (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 245 for 16 x 256 weights, 1.7 ms
-// of issue slots for the whole model, whose bytes take 3.3. Measured (H200, 2026-11-23, docs/results/qwen35.md): gate,
-// up and down 46 us, projections 17, o 9.5, the head 264; a whole step is 3 % faster than with the int8 kernel
-// (decode_dense_row.cu), whose products were as fast. A third of an op's time is before its first product: 1.1 us until
-// the kernel before has ended and its writes are there, 1.4 for x. Design: one CTA an SM, three teams of four warps and
-// a warp for each that asks for its weights. A CTA has strips that follow one another, and its teams equally many quads
-// of them, so that a strip may be begun by one team and ended by others: these do their part first and leave their
-// terms in shared memory, the first one adds them in the order of the chain. The weights of the first slots are asked
-// for before anything else. Every CTA normalises and rounds x for itself; float rows of the group (beta and alpha) are
-// multiplied by the last team of as many CTAs, which has fewer quads for it. Few registers and slots leave room for the
-// next kernels, which is worth more than faster products. Tried (tok/s of Qwen3.5-27B, one lease but for the last two;
-// this: 172.8): four teams with 80 registers 167.0, with 95 and all slots that fit 156 (another lease, where this had
-// not been built; four teams with 80 had 162); two teams 120; two slots 168, four 170; three slots asked for ahead 171;
-// 96 registers 169; 64 (spills) 151. Strips shared by neighbouring CTAs, too, through the L2 cache: slower (146). One
-// of the team's warps asking: 5 to 10 % slower alone.
+// (Q6_K) 1.04 GB: 21.6, 10.8, 10.1, 3.8, 224 us at 4.65 TB/s. Instructions by count: 265 for 16 x 256 weights of Q4_K,
+// 385 of Q6_K, 1.9 ms of issue slots for the whole model, whose bytes take 3.3; they bind its loop, whose warps hardly
+// ever wait for weights. Measured (H200, 2026-11-23, docs/results/qwen35.md): gate, up and down 44 us, projections 15,
+// o 7.7, the head 259. A third of an op's time is before its first product: 1.1 us until the kernel before has ended
+// and its writes are there, 1.4 for x. Design: one CTA an SM, three teams of four warps and a warp for each that asks
+// for its weights. A CTA has strips that follow one another, and its teams equally many quads of them, so that a strip
+// may be begun by one team and ended by others: these do their part first and leave their terms in shared memory, the
+// first one adds them in the order of the chain. The weights of the first slots are asked for before anything else.
+// Every CTA normalises and rounds x for itself; float rows of the group (beta and alpha) are multiplied by the last
+// team of as many CTAs, which has fewer quads for it. Few registers and slots leave room for the next kernels, and
+// little code stays in the caches: both are worth more than faster products. Tried (tok/s of Qwen3.5-27B, one lease but
+// for the last two, when this had 172.8; it has 191): four teams with 80 registers 167.0, with 95 and all slots that
+// fit 156 (another lease, where this had not been built; four teams with 80 had 162); two teams 120; two slots 168,
+// four 170; three slots asked for ahead 171; 96 registers 169; 64 (spills) 151. Strips shared by neighbouring CTAs,
+// too, through the L2 cache: slower (146); in clusters of two: as fast alone, slower in the model. One of the team's
+// warps asking: 5 to 10 % slower alone; one warp for all teams 9 % in the model. Several products in one launch whose
+// CTAs meet: 161 where this had 184.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
