@@ -71,9 +71,11 @@ void kv_compact(Gpu& gpu, std::span<const KvView> views, const KvWay& way);
 // kv_pack.cu. Addresses are of device memory.
 void kv_pack(Gpu& gpu, const PackJob& job);
 
+// decode_half_host.cu.
+bool wants_int8(const Gpu& gpu, const Weight& w);
+
 // Dispatch on ctx.family to the functions of decode:: and prefill:: (dispatch.cu).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
-bool wants_int8(const Gpu& gpu, const Weight& w);
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);
 Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual);

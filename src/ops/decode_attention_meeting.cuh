@@ -22,15 +22,16 @@ struct Meeting {
 
 /// What comes of a query head and a chunk.
 constexpr int kStateBytes = kD * 4 + 8;
-/// Query heads that CTA `rank` finishes.
-__device__ __forceinline__ int finished_heads(const DecodeAttentionArgs& a, int cluster, int rank) {
-    return max(0, (a.heads / a.kv_heads - rank + cluster - 1) / cluster);
+/// Query heads of `group` that CTA `rank` finishes.
+__device__ __forceinline__ int finished_heads(int group, int cluster, int rank) {
+    return max(0, (group - rank + cluster - 1) / cluster);
 }
 /// The CTA is there, and states of so many chunks may come. By all threads; a barrier of the CTA comes before
 /// receive_states().
 __device__ __forceinline__ void start_meeting(const DecodeAttentionArgs& a, Meeting& meeting, int cluster, int rank,
                                               int chunks) {
-    if (threadIdx.x == 0) meeting.inbox.open(finished_heads(a, cluster, rank) * chunks * kStateBytes);
+    if (threadIdx.x == 0)
+        meeting.inbox.open(finished_heads(a.heads / a.kv_heads, cluster, rank) * chunks * kStateBytes);
     __syncwarp();
     cluster_start();
 }

@@ -11,7 +11,7 @@
 //   - Full layers too: a cluster of 8 shares up to 32 chunks, CTA r has chunks r, r + 8, ...
 // Keys older than the step, positions, slots and the tree are read before pdl_wait(): they were complete before the
 // step began (embed_kernel lets later kernels start only then).
-#include "ops/cluster_memory.cuh"
+#include "ops/decode_attention_meeting.cuh"
 #include "ops/decode_attention_row.cuh"
 #include "ops/decode_host.h"
 
@@ -19,7 +19,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostCluster = 8, kMostStepRows = 8, kMostFusedRows = 8;
+constexpr int kMostStepRows = 8, kMostFusedRows = 8;
 
 struct StepShared : Shared {
     // Of the keys of this step that the row sees, from the oldest.
@@ -35,7 +35,7 @@ struct StepShared : Shared {
 };
 
 /// What the chunks leave of a query head that this CTA finishes; [head / cluster size][chunk] of them.
-struct Meeting {
+struct ChunkState {
     float x[kD];
     float2 ml, unused;
 };
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 dynamic[];
     auto& s = *reinterpret_cast<StepShared*>(dynamic);
-    auto* const meetings = reinterpret_cast<Meeting*>(&s + 1);
+    auto* const states = reinterpret_cast<ChunkState*>(&s + 1);
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     const int rank = static_cast<int>(blockIdx.x) % cluster, pair = static_cast<int>(blockIdx.x) / cluster;
     const int group = a.heads / a.kv_heads;
@@ -184,10 +184,7 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
     load_norms(a, norms);
     Item item = find_item(a, s, pair / a.kv_heads, pair % a.kv_heads);
     const int chunks = chunk_count(visible_keys(item.position, a.places.window));
-    if (threadIdx.x == 0) {
-        constexpr int kStateBytes = kD * 4 + 8;
-        s.inbox.open(max(0, (group - rank + cluster - 1) / cluster) * chunks * kStateBytes);
-    }
+    if (threadIdx.x == 0) s.inbox.open(finished_heads(group, cluster, rank) * chunks * kStateBytes);
     __syncwarp();
     cluster_start();
     StepLoads<TK, TV> loads;
@@ -210,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
         const SoftmaxState<4> state = attend_chunk<false, StepRows>(a, s, item, norms, chunk == rank, loads);
         if (chunk == rank) cluster_wait();  // all CTAs of the cluster have started
         if (warp >= group) continue;
-        Meeting& there = meetings[warp / cluster * a.most_chunks + chunk];
+        ChunkState& there = states[warp / cluster * a.most_chunks + chunk];
         send(&there.x[4 * lane], warp % cluster, s.inbox, make_float4(state.x[0], state.x[1], state.x[2], state.x[3]));
         if (lane == 0) send(&there.ml, warp % cluster, s.inbox, make_float2(state.m, state.l));
     }
@@ -219,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
     if (local >= group) return;
     SoftmaxState<4> state = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        const Meeting& here = meetings[warp * a.most_chunks + chunk];
+        const ChunkState& here = states[warp * a.most_chunks + chunk];
         const float4 x = *reinterpret_cast<const float4*>(&here.x[4 * lane]);
         const SoftmaxState<4> next = {here.ml.x, here.ml.y, {x.x, x.y, x.z, x.w}};
         if (chunk == 0) state = next;
@@ -233,7 +230,8 @@ template <DType TK, DType TV>
 void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     int cluster = 2;  // st.async needs one
     while (cluster < a.most_chunks && cluster < kMostCluster) cluster *= 2;
-    const size_t shared = sizeof(StepShared) + sizeof(Meeting) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
+    const size_t shared =
+        sizeof(StepShared) + sizeof(ChunkState) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
     allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>), static_cast<int64_t>(shared));
     launch_clusters(*ctx.gpu, step_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)),
                     dim3(kThreads), shared, cluster, a, cluster);

@@ -10,6 +10,7 @@
 // mma.m16n8k32. Two CTAs exchange half as many sums as four; x of 17,408 columns needs four.
 #pragma once
 
+#include "ops/cluster_memory.cuh"
 #include "ops/decode_tile.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -191,38 +192,6 @@ __device__ __forceinline__ void dense_stage(const char* stage, int half, int low
 
 // ---- A cluster's CTAs give each other their sums.
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t r = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-#endif
-    return r;
-}
-/// The same place in the shared memory of CTA `rank` of the cluster.
-__device__ __forceinline__ uint32_t in_cta(uint32_t address, uint32_t rank) {
-    uint32_t to = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
-#endif
-    return to;
-}
-/// Two floats to another CTA of the cluster, which its barrier counts as eight bytes that came: no fence, no wait here.
-__device__ __forceinline__ void send(uint32_t address, float a, float b, uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address),
-                 "f"(a), "f"(b), "r"(barrier)
-                 : "memory");
-#endif
-}
-/// The next phase of a barrier that one thread arms ends when `bytes` more have come.
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
 /// One arrival of this warp at a barrier of each CTA of the cluster: what its lanes wrote before is visible behind it.
 template <int C>
 __device__ __forceinline__ void arrive_everywhere(uint32_t barrier, int lane) {
@@ -234,16 +203,6 @@ __device__ __forceinline__ void arrive_everywhere(uint32_t barrier, int lane) {
                      : "memory");
 #endif
 }
-__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-        "@!p bra again_%=;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-#endif
-}
-
 /// A warp's sums to the CTAs that add them up, its chains (xor 16) added. Two CTAs: CTA r has rows 16 r .. + 15 of the
 /// tile; four: of rows 16 (r / 2) .. + 15 rows 4 (r % 2) .. + 3 and those eight further on. Product o is number
 /// o / kRows of the rows of x and row 8 (o % 2) + (o % kRows) / 2 of those of the CTA.
@@ -264,7 +223,7 @@ __device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint3
 #pragma unroll
             for (int h = 0; h < 2; ++h)
                 v[h] = C == 4 ? acc[0][nt][c + 2 * h] : __fadd_rn(acc[0][nt][c + 2 * h], acc[4 / C - 1][nt][c + 2 * h]);
-            send(to + 4 * (8 * nt + c) * F::kRows, v[0], v[1], there);
+            send(to + 4 * (8 * nt + c) * F::kRows, make_float2(v[0], v[1]), there);
         }
 }
 

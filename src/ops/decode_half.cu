@@ -2,17 +2,17 @@
 // of when guesses are checked or sequences share a step. Arithmetic and formats: decode_half.cuh; rings and strips:
 // decode_half_ring.cuh; one row: decode_half_row.cu.
 //
-// Bytes: those of the weights (decode_half_row.cu has them). Instructions by count, for 16 x 256 weights: 204 + 37 for
-// eight rows of x, as decoding a weight costs the same whatever the rows: 2.0 ms of issue slots for the whole model at
-// 16 rows, 2.2 at 24, where the bytes take 3.3.
-// Measured (H200, 2026-11-23, bench_gpu_dense; docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and down 63, 81
-// and 120 us, o 11, 14 and 16, head 274, 328 and 450; with int8 (decode_dense_tile.cu and others) 77, 101, 126; 15, 16,
-// 19; 369, 598, 834. What limits it: ends of kernels, and that strips are few for the warps (16 rows, down: 1.2 of them
-// a warp). 24 rows of 17,408 columns do not fit and are two reads. Design: one CTA of sixteen warps an SM, in teams of
-// 4 / C warps that share strips. Where x does not fit in shared memory beside the rings, C CTAs share strips, each with
-// its share of the chains and of x: two are a cluster and send each other their sums, the one that finishes a strip by
-// turns; four leave them in the L2 cache, and whoever comes last adds them up. x is rounded by a kernel before. Tried:
-// warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products).
+// Bytes: those of the weights (decode_half_row.cu has them). Instructions by count, for 16 x 256 weights of Q4_K: 290
+// for eight rows of x, 340 for sixteen, 400 for 24 (Q6_K: 410, 450, 500), as decoding a weight costs the same whatever
+// the rows, and some 140 for the warp that asks for the next ones. Measured (H200, 2026-11-23, bench_gpu_dense;
+// docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and down 63, 81 and 120 us, o 11, 14 and 16, head 274, 328 and
+// 450; with int8 (decode_dense_tile.cu and others) 77, 101, 126; 15, 16, 19; 369, 598, 834. What limits it: ends of
+// kernels, and that strips are few for the warps (16 rows, down: 1.2 of them a warp). 24 rows of 17,408 columns do not
+// fit and are two reads. Design: one CTA of sixteen warps an SM, in teams of 4 / C warps that share strips. Where x
+// does not fit in shared memory beside the rings, C CTAs share strips, each with its share of the chains and of x: two
+// are a cluster and send each other their sums, the one that finishes a strip by turns; four leave them in the L2
+// cache, and whoever comes last adds them up. x is rounded by a kernel before. Tried: warps of their own that ask for
+// weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products).
 #include <algorithm>
 
 #include "ops/cluster_memory.cuh"
@@ -61,14 +61,6 @@ __device__ __forceinline__ void store_half(const HalfArgs& a, const StripRows& r
             }
         }
     }
-}
-
-/// Sixteen bytes to another CTA of the cluster, which its barrier counts.
-__device__ __forceinline__ void send4(uint32_t address, const float (&v)[4], uint32_t barrier) {
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
-        "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
-        : "memory");
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -237,7 +229,8 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                     read_parity ^= 1;
                     const uint32_t to = in_cta(shared_address(inbox), rank ^ 1), barrier = in_cta(sums_there, rank ^ 1);
 #pragma unroll
-                    for (int nt = 0; nt < NT; ++nt) send4(to + 512 * nt, c[nt], barrier);
+                    for (int nt = 0; nt < NT; ++nt)
+                        send(to + 512 * nt, make_float4(c[nt][0], c[nt][1], c[nt][2], c[nt][3]), barrier);
                 } else {
                     wait_cluster(sums_there, there_parity);
                     there_parity ^= 1;

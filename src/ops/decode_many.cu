@@ -233,18 +233,10 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
                 for (uint32_t r = 0; r < 4; ++r) {
                     const uint32_t to = in_cta(base, r), when = in_cta(buffer, r);
                     if constexpr (NT == 4)
-                        asm volatile(
-                            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::
-                                "r"(to + 16 * slot),
-                            "f"(part[r][0]), "f"(part[r][1]), "f"(part[r][2]), "f"(part[r][3]), "r"(when)
-                            : "memory");
+                        send(to + 16 * slot, make_float4(part[r][0], part[r][1], part[r][2], part[r][3]), when);
                     else if constexpr (NT == 2)
-                        send(to + 8 * slot, part[r / 2][2 * (r % 2)], part[r / 2][2 * (r % 2) + 1], when);
-                    else
-                        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
-                                         to + 4 * slot),
-                                     "f"(part[0][r]), "r"(when)
-                                     : "memory");
+                        send(to + 8 * slot, make_float2(part[r / 2][2 * (r % 2)], part[r / 2][2 * (r % 2) + 1]), when);
+                    else send(to + 4 * slot, part[0][r], when);
                 }
             }
             before = tile;
