@@ -137,8 +137,11 @@ class WeightLoader {
     /// Values that a model has made of those of host_vector().
     std::span<const float> place(std::vector<float> values) { return store_.floats(std::move(values)); }
     void skip(std::string_view prefix) { binder_.skip(prefix); }
-    /// These two stay with the caller.
+    /// These three stay with the caller.
     std::vector<float> host_vector(const TensorNames& names, int64_t size) { return binder_.vector(names, size); }
+    std::vector<float> host_values(const TensorNames& names, const std::vector<int64_t>& shape) {
+        return binder_.values(names, shape);
+    }
     std::vector<int64_t> integers(const TensorNames& names, int64_t size) { return binder_.integers(names, size); }
     std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols) {
         return store_.experts(binder_.experts(names, experts, rows, cols));

@@ -128,6 +128,7 @@ const TensorNames kFc = named({"dflash.fc.weight", "dflash_fc.weight", "fc.weigh
 const TensorNames kEmbedding = named({"token_embd.weight"}, "embed_tokens.weight");
 const TensorNames kHead = {{"output.weight"}, {"lm_head.weight", "model.lm_head.weight"}};
 const TensorNames kD2t = {{"dflash.d2t", "d2t"}, {"d2t", "model.d2t"}};
+const TensorNames kTapNorms = {{"enc.aux_norm.weight"}, {}};  // llama.cpp: one above the other
 const TensorNames kT2d = {{"dflash.t2d", "t2d"}, {"t2d", "model.t2d"}};
 
 TensorNames tap_norm(size_t i) {
@@ -190,12 +191,12 @@ void Dflash::bind_vocabulary(WeightLoader& bind, const Checkpoint& checkpoint, c
     target_ids_.resize(static_cast<size_t>(Vd));
     std::iota(target_ids_.begin(), target_ids_.end(), 0);
     if (bind.has(kD2t)) {
-        const std::vector<int64_t> offsets = bind.integers(kD2t, Vd);
-        for (size_t i = 0; i < offsets.size(); ++i) {
-            const int64_t id = static_cast<int64_t>(i) + offsets[i];
+        const std::vector<int64_t> words = bind.integers(kD2t, Vd);
+        for (size_t i = 0; i < words.size(); ++i) {
+            const int64_t id = words[i] + (config_.d2t_is_absolute ? 0 : static_cast<int64_t>(i));
             RT_CHECK(id >= 0 && id < V && (i == 0 || id > target_ids_[i - 1]),
-                     "{}: d2t[{}] is {}: word {} of the target, expected ascending words below {}", checkpoint.path(), i,
-                     offsets[i], id, V);
+                     "{}: d2t[{}] is {}: word {} of the target, expected ascending words below {}", checkpoint.path(),
+                     i, words[i], id, V);
             target_ids_[i] = static_cast<int32_t>(id);
         }
     } else {
@@ -237,13 +238,17 @@ Dflash::Dflash(const Checkpoint& checkpoint, const Model& target, const ModelOpt
                  config_.taps.size(), t.name, t.hidden_size, columns);
     fc_ = bind.matrix(kFc, D, columns);
     std::vector<float> norms;
-    if (bind.has(tap_norm(0)))
+    if (bind.has(kTapNorms)) norms = bind.host_values(kTapNorms, {std::ssize(config_.taps), t.hidden_size});
+    else if (bind.has(tap_norm(0)))
         for (size_t i = 0; i < config_.taps.size(); ++i) {
             const std::vector<float> values = bind.host_vector(tap_norm(i), t.hidden_size);
             norms.insert(norms.end(), values.begin(), values.end());
         }
     if (!norms.empty()) tap_norms_ = store_.floats(std::move(norms));
-    hidden_norm_ = bind.vector(named({"dflash.hidden_norm.weight", "dflash_hidden_norm.weight"}, "hidden_norm.weight"), D);
+    hidden_norm_ =
+        bind.vector(named({"dflash.hidden_norm.weight", "dflash_hidden_norm.weight", "enc.output_norm.weight"},
+                          "hidden_norm.weight"),
+                    D);
     norm_ = bind.vector(named({"output_norm.weight"}, "norm.weight"), D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l);

@@ -149,6 +149,15 @@ void read_layers(const ConfigReader& c, DflashConfig& out) {
              out.head_dim, kMaxSize);
 }
 
+/// Drafters that go by the same name and are another network, known by keys that DFlash has not.
+void check_network(const ConfigReader& c, std::initializer_list<const char*> keys, std::string_view name) {
+    for (const char* key : keys) {
+        if (!c.has(key) || c.raw(key) == json::value(false)) continue;
+        RT_CHECK(false, "{} is there: {} drafters are another network than DFlash, and not supported", c.name_of(key),
+                 name);
+    }
+}
+
 constexpr std::string_view kArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft", "dflash"};
 
 }  // namespace
@@ -200,6 +209,10 @@ DflashConfig dflash_config_from_hf(const ConfigReader& c) {
                                    : c;
     std::vector<const ConfigReader*> readers = {&c};
     if (inner) readers.push_back(&*inner);
+    for (const ConfigReader* reader : readers) {
+        check_network(*reader, {"conv_kernel_size", "selector_rank"}, "DFlash2");
+        check_network(*reader, {"markov_rank"}, "DSpark");
+    }
     read_layers(layer, out);
     out.block_size = get_one<int64_t>(readers, "block_size");
     out.mask_token_id = get_one<int64_t>(readers, "mask_token_id");
@@ -217,7 +230,9 @@ DflashConfig dflash_config_from_hf(const ConfigReader& c) {
     return out;
 }
 
-DflashConfig dflash_config_from_gguf(const ConfigReader& keys) {
+DflashConfig dflash_config_from_gguf(const ConfigReader& keys, const ConfigReader& all) {
+    check_network(keys, {"conv_kernel_size", "selector_rank"}, "DFlash2");
+    check_network(keys, {"markov_rank", "dspark.enabled"}, "DSpark");
     DflashConfig out;
     out.dialect = Dialect::gguf;
     const std::string source = keys.name_of("*");
@@ -240,25 +255,32 @@ DflashConfig dflash_config_from_gguf(const ConfigReader& keys) {
     out.rms_norm_eps = keys.get<double>("attention.layer_norm_rms_epsilon");
     out.vocab_size = keys.get_or<int64_t>("vocab_size", 0);
     out.block_size = keys.get<int64_t>(own("block_size"));
-    out.mask_token_id = keys.get<int64_t>(own("mask_token_id"));
-    out.taps = shifted(keys, own("target_layer_ids"), 0);
+    const bool llama = keys.has("target_layers");  // llama.cpp's
+    const char* const kMask = "tokenizer.ggml.mask_token_id";
+    const bool elsewhere = !keys.has(own("mask_token_id")) && all.has(kMask);
+    out.mask_token_id = elsewhere ? all.get<int64_t>(kMask) : keys.get<int64_t>(own("mask_token_id"));
+    out.taps = llama ? shifted(keys, "target_layers", 1) : shifted(keys, own("target_layer_ids"), 0);
+    out.d2t_is_absolute = llama;
     const auto taps = keys.find<int64_t>(own("n_target_layers"));
     RT_CHECK(!taps || *taps == std::ssize(out.taps), "{} is {}, but {} layers are named",
              keys.name_of(own("n_target_layers")), taps.value_or(0), out.taps.size());
     out.draft_vocab_size = keys.get_or<int64_t>(own("draft_vocab_size"), 0);
     out.num_target_layers = keys.get_or<int64_t>(own("num_target_layers"), 0);
     out.sample_from_anchor = keys.get_or<bool>(own("sample_from_anchor"), false);
-    out.norms_context =
-        keys.get_or<bool>(own("context_kv_layer_norm"), keys.get_or<std::string>("decoder_arch", "") == "laguna");
+    const bool laguna = keys.get_or<std::string>("decoder_arch", "") == "laguna";
+    out.norms_context = keys.get_or<bool>(own("context_kv_layer_norm"), laguna);
     out.sliding_window = keys.get_or<int64_t>("attention.sliding_window", 0);
     if (out.sliding_window > 0)
         out.is_sliding = read_flags(keys, "attention.sliding_window_pattern", out.num_hidden_layers);
     else out.is_sliding.assign(static_cast<size_t>(out.num_hidden_layers), 0);
     if (!out.has_sliding()) out.sliding_window = 0;
     out.is_causal = out.is_sliding;
-    if (keys.has(own("causal"))) out.is_causal = read_flags(keys, own("causal"), out.num_hidden_layers);
-    RT_CHECK(!keys.get_or<bool>("dspark.enabled", false), "{} is true: DSpark drafters are not supported",
-             keys.name_of("dspark.enabled"));
+    if (keys.has(own("causal"))) {
+        out.is_causal = read_flags(keys, own("causal"), out.num_hidden_layers);
+    } else if (llama && (keys.has("attention.causal") || laguna)) {
+        const bool causal = keys.get_or<bool>("attention.causal", true);
+        out.is_causal.assign(out.is_sliding.size(), causal);
+    }
     out.rope = out.rope_sliding = rope_from_gguf(keys, keys.get_or<int64_t>("rope.dimension_count", out.head_dim));
     check_dflash_config(out, source);
     return out;
@@ -266,8 +288,8 @@ DflashConfig dflash_config_from_gguf(const ConfigReader& keys) {
 
 DflashConfig dflash_config(const Checkpoint& checkpoint) {
     if (checkpoint.format() != Checkpoint::Format::gguf) return dflash_config_from_hf(hf_config(checkpoint));
-    return dflash_config_from_gguf(
-        gguf_config(checkpoint, gguf_config(checkpoint).get<std::string>("general.architecture") + "."));
+    const ConfigReader all = gguf_config(checkpoint);
+    return dflash_config_from_gguf(gguf_config(checkpoint, all.get<std::string>("general.architecture") + "."), all);
 }
 
 void check_dflash_config(const DflashConfig& c, std::string_view source) {

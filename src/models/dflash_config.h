@@ -35,8 +35,9 @@ struct DflashConfig {
     std::vector<char> is_causal;   // per layer: within the block
     int64_t sliding_window = 0;    // 0 without sliding layers; a row's own position counts as one
     bool norms_context = false;    // context rows pass each layer's input norm
-    bool sample_from_anchor =
-        false;                // slot j predicts position p0 + j + 1, slot 0 too; else slot j >= 1 predicts p0 + j
+    bool d2t_is_absolute = false;  // d2t holds words of the target; else what is to be added to the draft's own number
+    /// Slot j predicts position p0 + j + 1, slot 0 too; else slot j >= 1 predicts p0 + j.
+    bool sample_from_anchor = false;
     RopeConfig rope;          // of full layers, or of all
     RopeConfig rope_sliding;  // meaningless without sliding layers
 
@@ -63,11 +64,16 @@ bool is_dflash(const Checkpoint& checkpoint);
 /// naming the key for anything missing, contradictory or not supported.
 DflashConfig dflash_config_from_hf(const ConfigReader& config);
 
-/// From GGUF metadata; `keys` has the prefix of the architecture: "dflash-draft.", "qwen35-dflash-draft.",
-/// "gemma4-dflash-draft." (Lucebox: dflash.block_size, dflash.mask_token_id, dflash.target_layer_ids, ...) or "dflash."
-/// (llama.cpp: the same without the second "dflash.", decoder_arch "laguna" for context rows that pass the input
-/// norms). Of our own: dflash.causal, a flag for each layer.
-DflashConfig dflash_config_from_gguf(const ConfigReader& keys);
+/// From GGUF metadata; `keys` has the prefix of the architecture, `all` has none. Two schools:
+///   dflash-draft, qwen35-dflash-draft, gemma4-dflash-draft (Lucebox, and what `riptide quantize` writes):
+///   dflash.block_size, dflash.mask_token_id, dflash.target_layer_ids, which name outputs of 0-based layers. A layer is
+///   causal by dflash.causal (a flag for each, of our own), else if it slides; their attention.causal says nothing, as
+///   it is false for drafters with causal layers, too. dflash (llama.cpp): block_size, tokenizer.ggml.mask_token_id,
+///   target_layers, which name the stream that enters a layer, one more; d2t holds the words themselves. All layers are
+///   causal by attention.causal, else if decoder_arch is "laguna", whose context rows pass the layers' input norms;
+///   else a layer is causal if it slides.
+/// Throws Error for DFlash2 and DSpark drafters, which are other networks.
+DflashConfig dflash_config_from_gguf(const ConfigReader& keys, const ConfigReader& all);
 
 /// The one that fits the checkpoint.
 DflashConfig dflash_config(const Checkpoint& checkpoint);

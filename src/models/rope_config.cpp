@@ -10,11 +10,13 @@ double yarn_magnitude(double factor) { return factor > 1 ? 0.1 * std::log(factor
 
 namespace {
 
+constexpr double kBetaFast = 32, kBetaSlow = 1;  // of transformers and llama.cpp where a checkpoint does not say
+
 void read_hf_yarn(const ConfigReader& parameters, RopeConfig& rope) {
     rope.factor = parameters.get<double>("factor");
     rope.original_context = parameters.get<double>("original_max_position_embeddings");
-    rope.beta_fast = parameters.get_or<double>("beta_fast", 32);  // transformers' defaults
-    rope.beta_slow = parameters.get_or<double>("beta_slow", 1);
+    rope.beta_fast = parameters.get_or<double>("beta_fast", kBetaFast);
+    rope.beta_slow = parameters.get_or<double>("beta_slow", kBetaSlow);
     RT_CHECK(parameters.get_or<bool>("truncate", true), "{} is false, which is not supported",
              parameters.name_of("truncate"));
     const auto attention_factor = parameters.find<double>("attention_factor");
@@ -23,10 +25,10 @@ void read_hf_yarn(const ConfigReader& parameters, RopeConfig& rope) {
     rope.magnitude = attention_factor.value_or(yarn_magnitude(rope.factor));
 }
 
-/// rope.scaling.yarn_X, or rope.scaling.X in older files.
-double yarn_key(const ConfigReader& keys, const std::string& name) {
-    const std::string newer = "rope.scaling.yarn_" + name, older = "rope.scaling." + name;
-    return keys.get<double>(!keys.has(newer) && keys.has(older) ? older : newer);
+/// rope.scaling.yarn_X, or rope.scaling.X in older files; llama.cpp's converter writes neither unless config.json has
+/// it.
+double yarn_key(const ConfigReader& keys, const std::string& name, double otherwise) {
+    return keys.get_or<double>("rope.scaling.yarn_" + name, keys.get_or<double>("rope.scaling." + name, otherwise));
 }
 
 }  // namespace
@@ -55,8 +57,8 @@ RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim) {
     if (type == "yarn") {
         rope.factor = keys.get<double>("rope.scaling.factor");
         rope.original_context = keys.get<double>("rope.scaling.original_context_length");
-        rope.beta_fast = yarn_key(keys, "beta_fast");
-        rope.beta_slow = yarn_key(keys, "beta_slow");
+        rope.beta_fast = yarn_key(keys, "beta_fast", kBetaFast);
+        rope.beta_slow = yarn_key(keys, "beta_slow", kBetaSlow);
         const double derived = yarn_magnitude(rope.factor);
         const double stored = keys.get_or<double>("rope.scaling.attn_factor", 1);
         rope.magnitude = std::abs(stored - derived) <= 1e-3 ? stored : derived * stored;

@@ -35,8 +35,9 @@ RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double
 /// From GGUF's rope.freq_base and rope.scaling.* keys. `keys` has the architecture's prefix ("laguna.").
 /// Magnitude: yarn_magnitude(factor) * rope.scaling.attn_factor (1 if absent), except that an attn_factor which already
 /// equals yarn_magnitude(factor) within 1e-3 is final: converters of another school store it so.
-/// rope.scaling.yarn_attn_factor is not read, as no engine that these files were made for reads it; nor is
-/// yarn_ext_factor, which must mean 1 but is stored as the factor by one early converter.
+/// Without rope.scaling.yarn_beta_fast and yarn_beta_slow: 32 and 1. rope.scaling.yarn_attn_factor is not read, as no
+/// engine that these files were made for reads it; nor is yarn_ext_factor, which must mean 1 but is stored as the
+/// factor by one early converter.
 RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim);
 
 /// Throws Error naming `what` if a field is out of range.

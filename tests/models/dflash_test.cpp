@@ -348,10 +348,12 @@ DflashConfig from_gguf(const std::string& prefix, const std::vector<std::pair<st
         {"attention.key_length", 32}, {"attention.value_length", 32}, {"attention.layer_norm_rms_epsilon", 1e-6},
         {"rope.freq_base", 1e7}};
     for (const auto* part : {&common, &own})
-        for (const auto& [key, value] : *part)
-            if (value.is_null()) keys.erase(prefix + key);
-            else keys[prefix + key] = value;
-    return dflash_config_from_gguf(ConfigReader(keys, "d.gguf", prefix));
+        for (const auto& [key, value] : *part) {
+            const std::string name = key.starts_with("tokenizer.") ? key : prefix + key;
+            if (value.is_null()) keys.erase(name);
+            else keys[name] = value;
+        }
+    return dflash_config_from_gguf(ConfigReader(keys, "d.gguf", prefix), ConfigReader(keys, "d.gguf"));
 }
 
 TEST(dflash_config, reads_gguf_files_of_two_schools) {
@@ -369,12 +371,45 @@ TEST(dflash_config, reads_gguf_files_of_two_schools) {
     EXPECT_EQ(lucebox.is_sliding, (std::vector<char>{1, 1, 0}));
     EXPECT_EQ(lucebox.is_causal, (std::vector<char>{1, 1, 0}));
     EXPECT_EQ(lucebox.rope.rotary_dim, 32);
-    const DflashConfig llama =
-        from_gguf("dflash.",
-                  {{"block_size", 8}, {"mask_token_id", 12}, {"target_layer_ids", {1, 4}}, {"decoder_arch", "laguna"}});
-    EXPECT_EQ(llama.block_size, 8);
-    EXPECT_TRUE(llama.norms_context);
-    EXPECT_FALSE(llama.has_sliding());
+    EXPECT_FALSE(lucebox.d2t_is_absolute);
+    // Converters of this school write attention.causal as false for any drafter.
+    EXPECT_EQ(from_gguf("dflash-draft.", {{"dflash.block_size", 16},
+                                          {"dflash.mask_token_id", 12},
+                                          {"dflash.target_layer_ids", {1, 16}},
+                                          {"attention.causal", false},
+                                          {"attention.sliding_window", 512},
+                                          {"attention.sliding_window_pattern", {true, true, false}}})
+                  .is_causal,
+              (std::vector<char>{1, 1, 0}));
+}
+
+/// As llama.cpp's converter writes them; of Qwen3.6-27B's drafter but for sizes.
+DflashConfig from_llama(std::vector<std::pair<std::string, json::value>> own) {
+    own.insert(own.begin(),
+               {{"block_size", 16}, {"tokenizer.ggml.mask_token_id", 248070}, {"target_layers", {2, 17, 32}}});
+    return from_gguf("dflash.", own);
+}
+
+TEST(dflash_config, reads_what_llama_cpp_writes) {
+    const DflashConfig qwen =
+        from_llama({{"attention.sliding_window", 2048}, {"attention.sliding_window_pattern", {true, true, false}}});
+    EXPECT_EQ(qwen.taps, (std::vector<int32_t>{1, 16, 31}));  // target_layers name what enters a layer
+    EXPECT_EQ(qwen.block_size, 16);
+    EXPECT_EQ(qwen.mask_token_id, 248070);
+    EXPECT_EQ(qwen.is_sliding, (std::vector<char>{1, 1, 0}));
+    EXPECT_EQ(qwen.is_causal, (std::vector<char>{1, 1, 0}));
+    EXPECT_FALSE(qwen.norms_context);
+    EXPECT_TRUE(qwen.d2t_is_absolute);
+
+    const DflashConfig laguna = from_llama({{"decoder_arch", "laguna"}});
+    EXPECT_TRUE(laguna.norms_context);
+    EXPECT_FALSE(laguna.has_sliding());
+    EXPECT_EQ(laguna.is_causal, (std::vector<char>{1, 1, 1}));
+
+    EXPECT_EQ(from_llama({{"attention.causal", true}}).is_causal, (std::vector<char>{1, 1, 1}));
+    EXPECT_EQ(from_llama({{"attention.causal", false}, {"decoder_arch", "laguna"}}).is_causal,
+              (std::vector<char>{0, 0, 0}));
+    EXPECT_EQ(from_llama({{"target_layers", {0, 3}}}).taps, (std::vector<int32_t>{-1, 2}));  // 0: the embedding
 }
 
 TEST(dflash_config, gguf_gaps_are_named) {
@@ -391,7 +426,14 @@ TEST(dflash_config, gguf_gaps_are_named) {
     EXPECT_NE(with("dflash.mask_token_id", nullptr).find("mask_token_id"), std::string::npos);
     EXPECT_NE(with("vocab_size", 12).find("mask_token_id is 12"), std::string::npos);
     EXPECT_NE(with("dflash.n_target_layers", 3).find("2 layers are named"), std::string::npos);
+    EXPECT_EQ(with("dspark.enabled", false), "accepted");
     EXPECT_NE(with("dspark.enabled", true).find("DSpark"), std::string::npos);
+    EXPECT_NE(refusal([] { from_llama({{"markov_rank", 64}}); }).find("DSpark"), std::string::npos);
+    EXPECT_NE(refusal([] { from_llama({{"selector_rank", 64}}); }).find("DFlash2"), std::string::npos);
+    EXPECT_NE(refusal([] {
+                  from_llama({{"tokenizer.ggml.mask_token_id", nullptr}});
+              }).find("mask_token_id"),
+              std::string::npos);
     EXPECT_NE(with("attention.sliding_window", 512).find("sliding_window_pattern"), std::string::npos);
     EXPECT_NE(with("dflash.target_layer_ids", {INT64_MIN}).find("no layer"), std::string::npos);
 }

@@ -297,30 +297,25 @@ TEST(LagunaConfigGguf, the_pattern_and_the_head_counts_must_agree) {
 }
 
 TEST(LagunaConfigGguf, every_required_key_is_missed_by_name) {
-    for (const char* key : {"block_count",
-                            "embedding_length",
-                            "context_length",
-                            "feed_forward_length",
-                            "attention.head_count",
-                            "attention.head_count_kv",
-                            "attention.key_length",
-                            "attention.layer_norm_rms_epsilon",
-                            "expert_count",
-                            "expert_used_count",
-                            "expert_feed_forward_length",
-                            "expert_shared_feed_forward_length",
-                            "expert_weights_scale",
-                            "leading_dense_block_count",
-                            "rope.freq_base",
-                            "rope.freq_base_swa",
-                            "rope.scaling.factor",
-                            "rope.scaling.original_context_length",
-                            "rope.scaling.yarn_beta_fast",
-                            "rope.scaling.yarn_beta_slow"}) {
+    for (const char* key :
+         {"block_count", "embedding_length", "context_length", "feed_forward_length", "attention.head_count",
+          "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "expert_count",
+          "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+          "expert_weights_scale", "leading_dense_block_count", "rope.freq_base", "rope.freq_base_swa",
+          "rope.scaling.factor", "rope.scaling.original_context_length"}) {
         json::object keys = gguf_xs2('U');
         keys.erase(fmt::format("laguna.{}", key));
         expect_error([&] { from_gguf(keys); }, {"m.gguf", "missing key", fmt::format("laguna.{}", key)});
     }
+}
+
+TEST(LagunaConfigGguf, betas_of_yarn_are_32_and_1_unless_given) {
+    json::object keys = gguf_xs2('U');
+    for (const char* key : {"beta_fast", "beta_slow"}) keys.erase(fmt::format("laguna.rope.scaling.yarn_{}", key));
+    EXPECT_EQ(from_gguf(keys).rope_full.beta_fast, 32);
+    EXPECT_EQ(from_gguf(keys).rope_full.beta_slow, 1);
+    keys["laguna.rope.scaling.beta_fast"] = 64;  // older files
+    EXPECT_EQ(from_gguf(keys).rope_full.beta_fast, 64);
 }
 
 TEST(LagunaConfigGguf, what_is_not_computed_is_refused) {
