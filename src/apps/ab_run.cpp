@@ -31,11 +31,7 @@ constexpr const char* kOwnPrompts = R"({"id": "fibonacci", "suite": "code", "pro
 class PromptReader {
   public:
     explicit PromptReader(const Checkpoint& checkpoint) : tokenizer_(load_tokenizer(checkpoint)) {
-        const std::string source = chat_template_source(checkpoint);
-        const auto text = [&](int32_t id) { return id < 0 ? "" : std::string(tokenizer_.piece(id)); };
-        if (!source.empty())
-            template_.emplace(source, checkpoint.path() + ": chat template", text(tokenizer_.bos()),
-                              text(tokenizer_.eos()));
+        template_ = load_chat_template(checkpoint, tokenizer_, generation_defaults(checkpoint));
     }
 
     AbPrompt read(const std::string& line, const std::string& where) const {

@@ -53,6 +53,7 @@ struct Engine::Impl {
         if (text.chats()) facts.chat_dialect = text.dialect()->name;
         if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
         facts.stop_ids = text.stop_ids();
+        facts.makers = text.makers();
         loop.report(stats);
         if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
         thread = std::thread([this] { run(); });

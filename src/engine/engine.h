@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/generation_defaults.h"
 #include "engine/prompt_scorer.h"
 #include "engine/request.h"
 #include "engine/session_options.h"
@@ -55,6 +56,7 @@ struct EngineInfo {
     std::string chat_dialect;  // its name, text/dialect.h
     ChatTraits chat_traits;
     std::vector<int32_t> stop_ids;
+    GenerationDefaults makers;       // those of the first weights, also after a reload
     std::string scorer;              // its name; empty: there is none
     CompressionOptions compression;  // where a request does not say
     std::string memory;              // of a GPU: what it is used for, the scorer's part too

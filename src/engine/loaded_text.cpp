@@ -30,20 +30,17 @@ std::string chat_template_source(const Checkpoint& checkpoint) {
     return source != nullptr && source->is_string() ? std::string(source->get_string()) : "";
 }
 
+std::optional<ChatTemplate> load_chat_template(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                               const GenerationDefaults& makers) {
+    const std::string source = chat_template_source(checkpoint);
+    if (source.empty()) return std::nullopt;
+    const auto text = [&](int32_t id) { return id < 0 ? "" : std::string(tokenizer.piece(id)); };
+    return ChatTemplate(source, checkpoint.path() + ": chat template", text(tokenizer.bos()), text(tokenizer.eos()),
+                        makers.template_kwargs);
+}
+
 std::vector<int32_t> stop_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer) {
-    std::vector<int32_t> more;
-    const json::value* config = find(checkpoint, "generation_config");
-    const json::value* eos =
-        config != nullptr && config->is_object() ? config->get_object().if_contains("eos_token_id") : nullptr;
-    const auto add = [&](const json::value& id) {
-        RT_CHECK(id.is_int64(), "{}: generation_config.json: eos_token_id is {}, expected an integer",
-                 checkpoint.path(), json::serialize(id));
-        more.push_back(static_cast<int32_t>(id.get_int64()));
-    };
-    if (eos != nullptr && eos->is_array())
-        for (const json::value& id : eos->get_array()) add(id);
-    else if (eos != nullptr && !eos->is_null()) add(*eos);
-    return tokenizer.stop_ids(more);
+    return tokenizer.stop_ids(generation_defaults(checkpoint).eos_ids);
 }
 
 }  // namespace riptide

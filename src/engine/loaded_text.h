@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/generation_defaults.h"
 #include "io/checkpoint.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace riptide {
@@ -16,7 +19,11 @@ bool has_tokenizer(const Checkpoint& checkpoint);
 Tokenizer load_tokenizer(const Checkpoint& checkpoint);
 /// The chat template's source, or "" if the checkpoint has none.
 std::string chat_template_source(const Checkpoint& checkpoint);
-/// The ids that end an answer: the tokenizer's eos and eot and generation_config.json's eos_token_id.
+/// The template itself, with the variables that the makers give it. Throws Error if it cannot be used.
+std::optional<ChatTemplate> load_chat_template(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                               const GenerationDefaults& makers);
+/// The ids that end an answer: the tokenizer's eos and eot and generation_config.json's eos_token_id. Throws Error
+/// where generation_defaults does.
 std::vector<int32_t> stop_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer);
 
 }  // namespace riptide

@@ -19,10 +19,6 @@ constexpr int64_t kShortPrompt = 256;
 /// A message that ends so near to the prompt's end serves as well as the end.
 constexpr int64_t kNearEnd = 64;
 
-std::string special_text(const Tokenizer& tokenizer, int32_t id) {
-    return id < 0 ? "" : std::string(tokenizer.piece(id));
-}
-
 /// Byte offsets behind each end of a message that the template, not a client, wrote.
 std::vector<int64_t> message_ends(const jinja::Rendered& prompt) {
     std::vector<int64_t> ends;
@@ -52,18 +48,16 @@ bool opens_with_system(const ChatPrompt& chat, const jinja::Rendered& prompt) {
 
 }  // namespace
 
-ModelText::ModelText(const Checkpoint& checkpoint) {
+ModelText::ModelText(const Checkpoint& checkpoint) : makers_(generation_defaults(checkpoint)) {
     if (!has_tokenizer(checkpoint)) return;
     tokenizer_.emplace(load_tokenizer(checkpoint));
     constrainer_ = std::make_unique<Constrainer>();
-    stop_ids_ = riptide::stop_ids(checkpoint, *tokenizer_);
-    const std::string source = chat_template_source(checkpoint);
-    if (!source.empty())
-        template_.emplace(source, checkpoint.path() + ": chat template", special_text(*tokenizer_, tokenizer_->bos()),
-                          special_text(*tokenizer_, tokenizer_->eos()));
+    stop_ids_ = tokenizer_->stop_ids(makers_.eos_ids);
+    template_ = load_chat_template(checkpoint, *tokenizer_, makers_);
     if (template_) dialect_ = find_dialect(template_->traits(), *tokenizer_);
     if (dialect_ != nullptr) add_stops();
-    const std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), source);
+    std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), chat_template_source(checkpoint));
+    if (!makers_.template_kwargs.empty()) facts += json::serialize(makers_.template_kwargs);
     fingerprint_ = to_hex(sha256(std::as_bytes(std::span(facts))));
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/constrainer.h"
+#include "engine/generation_defaults.h"
 #include "engine/request.h"
 #include "io/checkpoint.h"
 #include "text/chat.h"
@@ -33,12 +34,13 @@ struct EncodedPrompt {
     std::shared_ptr<const jinja::Rendered> rendered;                  // of a chat
 };
 
-/// Tokenizer, chat template and dialect of a checkpoint, as far as it has them. Immutable: threads may share it.
+/// Tokenizer, chat template, dialect and published defaults of a checkpoint, as far as it has them. Immutable: threads
+/// may share it.
 class ModelText {
   public:
     /// A model without any.
     ModelText() = default;
-    /// Throws Error for a tokenizer or template that is there but cannot be used.
+    /// Throws Error for a tokenizer, a template or defaults that are there but cannot be used.
     explicit ModelText(const Checkpoint& checkpoint);
 
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -49,7 +51,9 @@ class ModelText {
     bool chats() const { return dialect_ != nullptr; }
     void require_chats() const;
     const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
-    /// Of what decides the tokens of a prompt; the same for equal tokenizers and templates.
+    const GenerationDefaults& makers() const { return makers_; }
+    /// Of what decides the tokens of a prompt; the same for equal tokenizers, templates and their
+    /// variables.
     const std::string& fingerprint() const { return fingerprint_; }
 
     /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
@@ -65,6 +69,7 @@ class ModelText {
     EncodedPrompt encode_chat(const ChatPrompt& chat) const;
     std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 
+    GenerationDefaults makers_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<ChatTemplate> template_;
     const Dialect* dialect_ = nullptr;

@@ -47,8 +47,11 @@ std::optional<std::string> try_render(const jinja::Template& program, const json
 }  // namespace
 
 ChatTemplate::ChatTemplate(std::string_view source, const std::string& name, std::string bos, std::string eos,
-                           const jinja::Limits& limits)
-    : template_(jinja::Template::parse(source, name, limits)), bos_(std::move(bos)), eos_(std::move(eos)) {
+                           json::object defaults, const jinja::Limits& limits)
+    : template_(jinja::Template::parse(source, name, limits)),
+      bos_(std::move(bos)),
+      eos_(std::move(eos)),
+      defaults_(std::move(defaults)) {
     probe(source);
 }
 
@@ -114,6 +117,7 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
     json::object variables = options.template_kwargs;
     if (options.enable_thinking && !variables.contains("enable_thinking"))
         variables["enable_thinking"] = *options.enable_thinking;
+    variables.insert(defaults_.begin(), defaults_.end());  // what is there stays
     variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_, traits_.late_system});
     variables["tools"] = tools.empty() ? json::value() : json::value(tools);
     variables["documents"] = nullptr;

@@ -14,7 +14,7 @@ namespace riptide {
 /// What one request asks of the template.
 struct ChatOptions {
     bool add_generation_prompt = true;
-    /// Not passed on if absent: the template has its own default.
+    /// If absent the template's defaults say it, or the template itself.
     std::optional<bool> enable_thinking;
     /// Further variables of the template, as clients send them in `chat_template_kwargs`: at most 64, scalars only, and
     /// none of the names that the engine sets itself. `enable_thinking` here (a bool) overrides the field above.
@@ -45,11 +45,12 @@ struct ChatTraits {
 /// A model's chat template with its special tokens. Immutable; threads may share it.
 class ChatTemplate {
   public:
-    /// `name` stands in errors. bos and eos are what the template sees as bos_token and eos_token.
+    /// `name` stands in errors. bos and eos are what the template sees as bos_token and eos_token. `defaults` are
+    /// variables that it gets wherever ChatOptions do not set them; REQUIRES what check_template_kwargs takes.
     /// Throws Error with line and column if the template cannot be parsed, or fails on a sample (other than by
     /// raise_exception).
     ChatTemplate(std::string_view source, const std::string& name, std::string bos, std::string eos,
-                 const jinja::Limits& limits = {});
+                 json::object defaults = {}, const jinja::Limits& limits = {});
 
     /// The prompt. Template literals, bos, eos and known roles are trusted; all that the client wrote is not.
     ///
@@ -70,6 +71,7 @@ class ChatTemplate {
 
     jinja::Template template_;
     std::string bos_, eos_;
+    json::object defaults_;
     bool knows_developer_ = false;
     ChatTraits traits_;
 };

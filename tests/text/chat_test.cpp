@@ -79,6 +79,21 @@ TEST(Chat, laguna_v8_puts_no_newlines_inside_tags) {
         "〈|EOS|〉<system></system>\n<user>x</user>\n<assistant><think></think>y</assistant>\n<assistant><think>"));
 }
 
+TEST(Chat, defaults_of_the_template_are_its_variables_unless_the_request_sets_them) {
+    const std::string source =
+        "{{ enable_thinking | default('template') }} {{ style | default('template') }} {{ bos_token }}";
+    const auto rendered = [&](const json::object& defaults, const ChatOptions& options) {
+        return ChatTemplate(source, "t", "<s>", "", defaults).render(messages_of(kConversation), {}, options).text;
+    };
+    ChatOptions said;
+    EXPECT_EQ(rendered({}, said), "template template <s>");
+    EXPECT_EQ(rendered({{"enable_thinking", true}, {"style", "dry"}}, said), "True dry <s>");
+    said.enable_thinking = false;
+    EXPECT_EQ(rendered({{"enable_thinking", true}, {"style", "dry"}}, said), "False dry <s>");
+    said.template_kwargs = {{"enable_thinking", true}, {"style", "wet"}};
+    EXPECT_EQ(rendered({{"enable_thinking", false}, {"style", "dry"}}, said), "True wet <s>");
+}
+
 TEST(Chat, traits_are_found_by_rendering) {
     EXPECT_EQ(template_summary(read_text(kDemo)), "Laguna v5, newlines inside tags, tools, thinking");
     EXPECT_EQ(template_summary(read_text(kV8)), "Laguna v8, no newlines inside tags, tools, thinking");
