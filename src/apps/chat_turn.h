@@ -31,6 +31,7 @@ class ChatModel {
     explicit ChatModel(std::unique_ptr<Session> session);
 
     Session& session() { return *session_; }
+    const GenerationDefaults& makers() const { return text_.makers(); }
     /// From now on long conversations are shortened. Throws Error.
     void shorten(const CompressFlags& flags, PromptScorer scorer) {
         shortener_.emplace(flags, std::move(scorer), *text_.tokenizer());

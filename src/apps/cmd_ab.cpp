@@ -64,7 +64,7 @@ int ab(Options o) {
         if (mode.speculation && o.host_rounds) mode.speculation->rounds = SpeculationOptions::Rounds::host;
     const auto session = open_session(o.model);
     AbOptions options;
-    options.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
+    options.sampling = sampling_params(o.sampling, {}, session->model().info().vocab_size, kDefaultTokens);
     options.repeat = o.repeat;
     std::vector<AbPrompt> prompts = ab_prompts(session->checkpoint(), o.prompts, o.most_prompts);
     Progress progress("answers", "");

@@ -21,7 +21,8 @@ struct Options {
     DraftFlags draft;
     CompressFlags compress;
     std::string system, message, tools_file, messages_file;
-    bool think = false, as_json = false;
+    std::optional<bool> think;  // absent: as the model's makers have it, else not
+    bool as_json = false;
 };
 
 constexpr int64_t kMaxJson = int64_t{64} << 20;
@@ -65,7 +66,7 @@ json::object answer_json(Session& session, const ChatAnswer& answer) {
 }
 
 /// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
-bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o,
+bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o, bool think,
                const SamplingParams& params) {
     Printer printer;
     Progress progress("reading the conversation", "tok");
@@ -73,7 +74,7 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
         if (!o.as_json) printer.show(event);
     };
     const ChatAnswer answer = chat.ask(
-        messages, tools, o.think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
+        messages, tools, think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
         &interrupted());
     messages.push_back(answer.message);
     if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
@@ -86,7 +87,8 @@ void add_message(json::array& messages, std::string_view role, std::string_view 
 }
 
 /// A conversation from the terminal. /new starts over, /think switches thinking, /quit (or the end of input) ends it.
-int converse(ChatModel& chat, json::array messages, const json::array& tools, Options o, const SamplingParams& params) {
+int converse(ChatModel& chat, json::array messages, const json::array& tools, const Options& o, bool think,
+             const SamplingParams& params) {
     const json::array beginning = messages;
     fmt::print("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
     std::string line;
@@ -99,12 +101,12 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, Op
         if (line == "/new") {
             messages = beginning;
         } else if (line == "/think") {
-            o.think = !o.think;
-            fmt::print("thinking {}\n", o.think ? "on" : "off");
+            think = !think;
+            fmt::print("thinking {}\n", think ? "on" : "off");
         } else {
             add_message(messages, "user", line);
             try {
-                if (!take_turn(chat, messages, tools, o, params)) return 130;
+                if (!take_turn(chat, messages, tools, o, think, params)) return 130;
             } catch (const Error& error) {  // too long, or too little memory: this question fails alone
                 if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
                 fmt::print(stderr, "error: {}\n", error.what());
@@ -125,11 +127,15 @@ int chat(const Options& o) {
     PromptScorer scorer = open_scorer(o.compress, o.model);
     ChatModel model(open_session(o.model, speculation_options(o.draft), device_bytes(scorer)));
     model.shorten(o.compress, std::move(scorer));
-    const SamplingParams params = sampling_params(o.sampling, model.session().model().info().vocab_size, -1);
+    const SamplingParams params =
+        sampling_params(o.sampling, model.makers(), model.session().model().info().vocab_size, -1);
+    const json::value* published = model.makers().template_kwargs.if_contains("enable_thinking");
+    const bool think = o.think.value_or(published != nullptr && published->get_bool());
     if (!o.system.empty()) add_message(messages, "system", o.system);
     if (!o.message.empty()) add_message(messages, "user", o.message);
-    if (o.message.empty() && o.messages_file.empty()) return converse(model, std::move(messages), tools, o, params);
-    return take_turn(model, messages, tools, o, params) ? 0 : 130;
+    if (o.message.empty() && o.messages_file.empty())
+        return converse(model, std::move(messages), tools, o, think, params);
+    return take_turn(model, messages, tools, o, think, params) ? 0 : 130;
 }
 
 }  // namespace
@@ -142,7 +148,9 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_option("--messages", options->messages_file, "JSON array of OpenAI-style messages to answer");
     cmd->add_option("--system", options->system, "System message");
     cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
-    cmd->add_flag("--think", options->think, "Let the model reason first");
+    cmd->add_flag_function(
+        "--think,!--no-think", [think = &options->think](int64_t times) { *think = times > 0; },
+        "Let the model reason first, or not; left out: as the model's generation_config.json says, else not");
     add_sampling_flags(*cmd, options->sampling);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);

@@ -104,7 +104,8 @@ int run(const Options& o) {
     const auto session = open_session(o.model, speculation_options(o.draft), device_bytes(scorer));
     const Checkpoint& checkpoint = session->checkpoint();
     GenerateRequest request;
-    request.sampling = sampling_params(o.sampling, session->model().info().vocab_size, kDefaultTokens);
+    request.sampling = sampling_params(o.sampling, generation_defaults(checkpoint), session->model().info().vocab_size,
+                                       kDefaultTokens);
     std::optional<Tokenizer> tokenizer;
     std::optional<PromptShortener> shortener;
     std::vector<int32_t> prompt, eos;

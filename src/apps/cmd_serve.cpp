@@ -83,10 +83,11 @@ server::ServerOptions server_options(const Options& o, LogWriter& log) {
     if (out.model.empty()) out.model = default_name(o.model.model);
     out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
+    out.defaults.sampling = usual_sampling();
     if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
     out.log.json = o.log_format == "json";
     try {
-        check_sampling_params(out.defaults.sampling, INT32_MAX);
+        check_sampling_params(settle_sampling(out.defaults.sampling, out.sampling, {}).params, INT32_MAX);
     } catch (const Error& error) {
         throw Error(error.what(), ErrorKind::usage);
     }
@@ -120,6 +121,16 @@ std::string url_of(const server::HttpOptions& http, int port) {
                        v6 ? fmt::format("[{}]", http.host) : http.host, port);
 }
 
+/// "enable_thinking true (generation_config.json), ..."
+std::string template_defaults(const server::RequestDefaults& defaults, const GenerationDefaults& makers) {
+    const json::object own = server::template_variables(defaults, {});
+    std::string out;
+    for (const auto& [name, value] : server::template_variables(defaults, makers.template_kwargs))
+        out += fmt::format("{}{} {} ({})", out.empty() ? "" : ", ", std::string_view(name), json::serialize(value),
+                           own.contains(name) ? "command line" : makers.source);
+    return out;
+}
+
 void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds, LogWriter& log) {
     const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
         log.write(fmt::format(format, std::forward<Args>(args)...));
@@ -144,6 +155,10 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
                                                 : "prompts that ask for it",
             c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep),
             c.positions == KeptPositions::original ? ", at its original positions" : "");
+    say("draws   {}, where a request does not say",
+        describe(settle_sampling(options.defaults.sampling, options.sampling, info.makers)));
+    if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
+        say("chat    {} for the template, where a request does not say", variables);
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
@@ -208,9 +223,6 @@ void add_server_flags(CLI::App& cmd, Options& o) {
 }
 
 void add_engine_flags(CLI::App& cmd, Options& o) {
-    SamplingParams& p = o.server.defaults.sampling;
-    p.temperature = 0.7;  // what Laguna's makers recommend
-    p.top_k = 20;
     cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
         ->check(CLI::Range(0, 1024))
         ->capture_default_str();
@@ -236,7 +248,9 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
-    cmd.add_option("--reasoning", o.reasoning, "Where a request does not say: on | off | auto (as the template has it)")
+    cmd.add_option("--reasoning", o.reasoning,
+                   "Where a request does not say: on | off | auto (as the model's "
+                   "generation_config.json has it, else its template)")
         ->check(CLI::IsMember({"on", "off", "auto"}))
         ->capture_default_str();
     cmd.add_option("--chat-template-kwargs", o.template_kwargs,
@@ -246,10 +260,11 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
                    "Tokens of thinking, where a request does not say; -1: no limit")
         ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
         ->capture_default_str();
-    cmd.add_option("--temperature", p.temperature, "Where a request does not say")->capture_default_str();
-    cmd.add_option("--top-k", p.top_k, "Where a request does not say; 0: all")->capture_default_str();
-    cmd.add_option("--top-p", p.top_p, "Where a request does not say")->capture_default_str();
-    cmd.add_option("--min-p", p.min_p, "Where a request does not say")->capture_default_str();
+    add_sampling_choice(cmd, o.server.sampling);
+    for (const char* flag : {"--temperature", "--top-k", "--top-p", "--min-p"}) {
+        CLI::Option* option = cmd.get_option(flag);
+        option->description("Where a request does not say. " + option->get_description());
+    }
 }
 
 }  // namespace
@@ -264,8 +279,8 @@ void add_serve(CLI::App& app, Action& action) {
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
-    for (const char* flag :
-         {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions"})  // told by run, ppl
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions",
+                             "--repetition-penalty"})  // told by run, ppl
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

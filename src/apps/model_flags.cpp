@@ -1,5 +1,7 @@
 #include "apps/model_flags.h"
 
+#include <algorithm>
+
 #include "apps/demo_model.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
@@ -187,16 +189,28 @@ std::string kv_name(DType k, DType v) {
     return k == v ? std::string(dtype_name(k)) : fmt::format("{}/{}", dtype_name(k), dtype_name(v));
 }
 
+SamplingParams usual_sampling() {
+    SamplingParams out;
+    out.temperature = 0.7;  // what the makers of Laguna XS.2 recommend
+    out.top_k = 20;
+    return out;
+}
+
+void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice) {
+    cmd.add_option("--temperature", choice.temperature,
+                   "0: always the most likely token; left out: as the model's file says, else 0.7");
+    cmd.add_option("--top-k", choice.top_k, "Draw from the k most likely; 0: all; left out: the file's, else 20");
+    cmd.add_option("--top-p", choice.top_p,
+                   "Draw from the smallest set with this probability; left out: the file's, else 1");
+    cmd.add_option("--min-p", choice.min_p,
+                   "Leave out tokens below this share of the most likely; left out: the file's, else 0");
+    cmd.add_option("--repetition-penalty", choice.repetition_penalty, "1: none; left out: the file's, else 1");
+}
+
 void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
-    SamplingParams& p = flags.params;
-    p.temperature = 0.7;  // what Laguna's makers recommend
-    p.top_k = 20;
+    SamplingParams& p = flags.params = usual_sampling();
     cmd.add_option("-n,--tokens-max", flags.max_tokens, "Tokens to make at most");
-    cmd.add_option("--temperature", p.temperature, "0: always the most likely token")->capture_default_str();
-    cmd.add_option("--top-k", p.top_k, "Draw from the k most likely; 0: all")->capture_default_str();
-    cmd.add_option("--top-p", p.top_p, "Draw from the smallest set with this probability")->capture_default_str();
-    cmd.add_option("--min-p", p.min_p, "Leave out tokens below this share of the most likely")->capture_default_str();
-    cmd.add_option("--repetition-penalty", p.repetition_penalty, "1: none")->capture_default_str();
+    add_sampling_choice(cmd, flags.choice);
     cmd.add_option("--frequency-penalty", p.frequency_penalty)->capture_default_str();
     cmd.add_option("--presence-penalty", p.presence_penalty)->capture_default_str();
     cmd.add_option("--seed", p.seed, "The same seed gives the same answer")->capture_default_str();
@@ -204,17 +218,21 @@ void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
     cmd.add_flag("--ignore-eos", p.ignore_eos, "Go on after the model's end-of-text token");
 }
 
-SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback) {
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,
+                               int64_t fallback) {
     RT_CHECK(flags.max_tokens >= 0, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
              flags.max_tokens);
-    SamplingParams params = flags.params;
-    params.max_tokens = flags.max_tokens == 0 ? fallback : flags.max_tokens;
+    SettledSampling settled = settle_sampling(flags.params, flags.choice, makers);
+    settled.params.max_tokens = flags.max_tokens == 0 ? fallback : flags.max_tokens;
     try {
-        check_sampling_params(params, vocab_size);
+        check_sampling_params(settled.params, vocab_size);
     } catch (const Error& error) {
         throw Error(error.what(), ErrorKind::usage);
     }
-    return params;
+    const bool published = std::any_of(settled.values.begin(), settled.values.end(),
+                                       [&](const SettledValue& v) { return v.source == makers.source; });
+    if (published) fmt::print(stderr, "draws: {}\n", describe(settled));
+    return settled.params;
 }
 
 std::vector<int32_t> read_token_file(const std::string& path) {

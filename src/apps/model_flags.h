@@ -47,14 +47,22 @@ std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions optio
 std::string kv_name(const Session& session);
 std::string kv_name(DType k, DType v);
 
+/// How tokens are drawn where neither the command line nor the model's file says.
+SamplingParams usual_sampling();
+/// --temperature, --top-k, --top-p, --min-p, --repetition-penalty: what a model's file may say too.
+void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice);
+
 /// -n and everything about drawing tokens.
 struct SamplingFlags {
-    SamplingParams params;
+    SamplingParams params;   // where `choice` and the model's file do not say
+    SamplingChoice choice;   // what the command line says
     int64_t max_tokens = 0;  // 0: `fallback` of sampling_params()
 };
 void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags);
-/// The parameters, checked. `fallback` tokens at most where -n is not given; -1: until the context is full.
-SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback);
+/// The parameters, checked; told on stderr if the model's makers have a part in them. `fallback` tokens at most where
+/// -n is not given; -1: until the context is full. Throws Error (usage).
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,
+                               int64_t fallback);
 
 /// Reads token ids: a JSON array, or an object with an array "tokens". Throws Error naming the file.
 std::vector<int32_t> read_token_file(const std::string& path);

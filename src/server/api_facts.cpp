@@ -57,6 +57,25 @@ json::value describe_compression(const EngineInfo& info) {
             {"positions", o.positions == KeptPositions::original ? "original" : "compact"}};
 }
 
+/// The values in force, and who said each.
+void describe_defaults(const ApiContext& ctx, const GenerationDefaults& makers, json::object& out) {
+    json::object sampling, from;
+    for (const auto& [name, value, source] :
+         settle_sampling(ctx.options.defaults.sampling, ctx.options.sampling, makers).values) {
+        if (name == "top_k") sampling[name] = static_cast<int64_t>(value);
+        else sampling[name] = value;
+        from[name] = source;
+    }
+    out["default_sampling"] = std::move(sampling);
+    out["default_sampling_from"] = std::move(from);
+    const json::object own = template_variables(ctx.defaults, {});
+    json::object variables = template_variables(ctx.defaults, makers.template_kwargs), variables_from;
+    for (const auto& [name, value] : variables)
+        variables_from[name] = own.contains(name) ? "command line" : makers.source;
+    out["default_chat_template_kwargs"] = std::move(variables);
+    out["default_chat_template_kwargs_from"] = std::move(variables_from);
+}
+
 }  // namespace
 
 HttpReply get_models(const ApiContext& ctx) {
@@ -79,25 +98,24 @@ HttpReply get_model(const ApiContext& ctx, std::string_view id) {
 HttpReply get_props(const ApiContext& ctx) {
     const EngineInfo info = ctx.engine.info();
     const EngineStats stats = ctx.engine.stats();
-    const SamplingParams& p = ctx.options.defaults.sampling;
-    return reply_of({{"model", ctx.options.model},
-                     {"context_length", info.context_length},
-                     {"kv_tokens", info.kv_tokens},
-                     {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
-                     {"max_running", info.max_running},
-                     {"device", info.device},
-                     {"weights_version", info.version},
-                     {"chat",
-                      {{"template", info.chat},
-                       {"dialect", info.chat_dialect},
-                       {"tools", info.chat_traits.tools},
-                       {"thinking", info.chat_traits.thinking},
-                       {"laguna_version", info.chat_traits.laguna_version}}},
-                     {"compression", describe_compression(info)},
-                     {"stop_ids", json::value_from(info.stop_ids)},
-                     {"default_sampling",
-                      {{"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p}, {"min_p", p.min_p}}},
-                     {"now", {{"waiting", stats.waiting}, {"running", stats.running}}}});
+    json::object out = {{"model", ctx.options.model},
+                        {"context_length", info.context_length},
+                        {"kv_tokens", info.kv_tokens},
+                        {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
+                        {"max_running", info.max_running},
+                        {"device", info.device},
+                        {"weights_version", info.version},
+                        {"chat",
+                         {{"template", info.chat},
+                          {"dialect", info.chat_dialect},
+                          {"tools", info.chat_traits.tools},
+                          {"thinking", info.chat_traits.thinking},
+                          {"laguna_version", info.chat_traits.laguna_version}}},
+                        {"compression", describe_compression(info)},
+                        {"stop_ids", json::value_from(info.stop_ids)},
+                        {"now", {{"waiting", stats.waiting}, {"running", stats.running}}}};
+    describe_defaults(ctx, info.makers, out);
+    return reply_of(out);
 }
 
 HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
@@ -106,7 +124,7 @@ HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
     const Fields fields(body);
     std::vector<int32_t> ids;
     if (fields.find("messages") != nullptr) {
-        ids = ctx.engine.tokenize(parse_chat(body, ctx.options.defaults).prompts.at(0).prompt);
+        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt);
     } else {
         const auto text = text_field(fields);
         if (!text) refuse("content", "content: missing (a string; or messages)");
@@ -147,7 +165,7 @@ HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
 HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
     const ChatTemplate* chat = ctx.engine.chat_template();
     if (chat == nullptr) throw ApiError(400, "this model has no chat template");
-    GenerationRequest asked = parse_chat(parse_body(request.body), ctx.options.defaults);
+    GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
     const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
     return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options).text}});
 }

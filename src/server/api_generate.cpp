@@ -152,7 +152,7 @@ Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shap
 
 /// The defaults, with a seed of the request's own: a client that wants the same answer again says which.
 RequestDefaults defaults_of(const ApiContext& ctx) {
-    RequestDefaults out = ctx.options.defaults;
+    RequestDefaults out = ctx.defaults;
     out.sampling.seed = random_number();
     return out;
 }
@@ -195,7 +195,7 @@ Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
 }
 
 HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
-    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.options.defaults);
+    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults);
     const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
 }

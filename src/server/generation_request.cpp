@@ -184,6 +184,12 @@ CompressionRequest parse_compression(const Fields& fields) {
     return out;
 }
 
+json::object template_variables(const RequestDefaults& defaults, json::object makers) {
+    if (defaults.thinking) makers["enable_thinking"] = *defaults.thinking;
+    for (const auto& [key, value] : defaults.template_kwargs) makers[key] = value;
+    return makers;
+}
+
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
     p.temperature = f.number("temperature").value_or(p.temperature);

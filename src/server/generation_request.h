@@ -12,10 +12,10 @@
 
 namespace riptide::server {
 
-/// What requests get that do not say.
+/// What requests get that do not say. Variables of the template that are not here are as the model's makers have them.
 struct RequestDefaults {
     SamplingParams sampling;
-    std::optional<bool> thinking;  // enable_thinking of the template; absent: as the template has it
+    std::optional<bool> thinking;  // enable_thinking of the template
     int64_t thinking_budget = -1;  // Request::thinking_budget
     json::object template_kwargs;  // of the template, where a request does not set them: ChatOptions::template_kwargs
 };
@@ -31,6 +31,10 @@ struct GenerationRequest {
     bool logprobs = false;
     bool echo_only = false;  // a completion of no tokens: one is made, and not shown
 };
+
+/// The variables that the template gets for a request that says nothing: the makers', and over them those of
+/// `defaults`.
+json::object template_variables(const RequestDefaults& defaults, json::object makers);
 
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);

@@ -60,14 +60,24 @@ struct Server::Impl {
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
     ApiContext context(Engine& on, const HttpRequest& request, const Known& known) {
-        return {on,          options,     metrics, responses, live, log, access.isolation(request), session_of(request),
-                known.label, request.body};
+        return {on,
+                options,
+                defaults,
+                metrics,
+                responses,
+                live,
+                log,
+                access.isolation(request),
+                session_of(request),
+                known.label,
+                request.body};
     }
     bool broken() const;
     HttpReply health() const;
     HttpReply about(const HttpRequest& request, const Known& known);
 
     const ServerOptions options;
+    RequestDefaults defaults;  // with what the engine's model says; nobody reads them before there is an engine
     const Access access;
     Metrics metrics;
     ResponseStore responses;
@@ -199,7 +209,13 @@ Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(o
 Server::~Server() = default;
 
 int Server::port() const { return impl_->http.port(); }
-void Server::serve(Engine& engine) { impl_->engine = &engine; }
+void Server::serve(Engine& engine) {
+    const ServerOptions& options = impl_->options;
+    impl_->defaults = options.defaults;
+    impl_->defaults.sampling =
+        settle_sampling(options.defaults.sampling, options.sampling, engine.info().makers).params;
+    impl_->engine = &engine;
+}
 bool Server::engine_failed() const { return impl_->broken(); }
 
 void Server::drain(std::chrono::milliseconds grace) {

@@ -19,7 +19,8 @@ struct ServerOptions {
     std::vector<std::string> api_keys;       // none: everybody may ask
     std::vector<std::string> allowed_hosts;  // further names in Host and Origin headers
     std::vector<std::string> cors_origins;   // whose web pages may ask; none: only our own
-    RequestDefaults defaults;
+    RequestDefaults defaults;                // of `sampling` what nobody else says
+    SamplingChoice sampling;                 // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
     bool admin = false;  // clients may pause the engine and give it other weights

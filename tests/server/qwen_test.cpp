@@ -1,75 +1,10 @@
 // A model of another dialect behind the same server: the small Qwen3 fixture with a vocabulary of bytes and Qwen's
 // markup, and a template in the dialect of Qwen3.5. Its words mean nothing; forms make it say what is needed.
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <random>
-
-#include "base/file.h"
-#include "io/safetensors_writer.h"
-#include "tensor/half.h"
 #include "tests/server/http_client.h"
-#include "tests/text/small_vocabulary.h"
+#include "tests/server/qwen_folder.h"
 
 namespace riptide::testing {
 namespace {
-
-namespace fs = std::filesystem;
-
-void write_text(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-
-SmallVocabulary qwen_vocabulary() {
-    SmallVocabulary v;
-    v.specials = {{"<|endoftext|>"},       {"<|im_start|>"},   {"<|im_end|>"},     {"<tool_call>", false},
-                  {"</tool_call>", false}, {"<think>", false}, {"</think>", false}};
-    // No merges: what the model says under a mask then has one spelling in tokens.
-    return v;
-}
-
-/// The fixture's layers, and its embedding with random rows behind for the longer vocabulary.
-void write_weights(const fs::path& folder, int64_t vocab) {
-    const auto fixture = open_checkpoint(source_dir() + "/tests/fixtures/qwen3_tied");
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal(0.0F, 0.08F);
-    SafetensorsWriter writer((folder / "model.safetensors").string());
-    std::vector<std::vector<std::byte>> bytes;
-    for (const TensorInfo& tensor : fixture->tensors()) {
-        std::vector<int64_t> shape = tensor.shape;
-        std::vector<std::byte>& data = bytes.emplace_back(tensor.bytes.begin(), tensor.bytes.end());
-        if (tensor.name.find("embed_tokens") != std::string::npos) {
-            ASSERT_EQ(tensor.dtype, DType::bf16);
-            shape[0] = vocab;
-            const auto old = static_cast<std::ptrdiff_t>(data.size() / 2);
-            data.resize(static_cast<size_t>(vocab * shape[1]) * 2);
-            for (std::ptrdiff_t i = old; i < vocab * shape[1]; ++i) {
-                const uint16_t value = f32_to_bf16(normal(random));
-                std::memcpy(data.data() + 2 * i, &value, 2);
-            }
-        }
-        writer.add_tensor(tensor.name, tensor.dtype, shape);
-    }
-    for (const auto& data : bytes) writer.write(data);
-    writer.finish();
-}
-
-std::string write_model() {
-    const fs::path folder = fs::path(::testing::TempDir()) / "riptide-qwen-chat";
-    fs::create_directories(folder);
-    const SmallVocabulary vocabulary = qwen_vocabulary();
-    const auto vocab = static_cast<int64_t>(vocabulary.tokens().size());
-    write_weights(folder, vocab);
-    const std::string fixture = source_dir() + "/tests/fixtures/qwen3_tied";
-    json::value config = parse_json(read_file(fixture + "/config.json", 1 << 20), "config.json");
-    config.as_object()["vocab_size"] = vocab;
-    write_text(folder / "config.json", json::serialize(config));
-    json::object tokenizer = vocabulary.hf();
-    tokenizer["post_processor"] = nullptr;
-    write_text(folder / "tokenizer.json", json::serialize(tokenizer));
-    write_text(folder / "tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "bos_token": null})");
-    write_text(folder / "generation_config.json", R"({"eos_token_id": 0})");
-    write_text(folder / "chat_template.jinja", read_file(source_dir() + "/tests/text/data/qwen_tags.jinja", 1 << 20));
-    return folder.string();
-}
 
 json::array offered_tools() {
     return parse_json(R"([{"type": "function", "function": {"name": "point", "parameters": {"type": "object",
@@ -84,7 +19,8 @@ class ServerQwen : public ServerTest {
   protected:
     void SetUp() override { begin(server_options()); }
     void begin(server::ServerOptions options) {
-        static const std::string path = write_model();
+        static const std::string path =
+            write_qwen_folder(::testing::TempDir() + "riptide-qwen-chat", {{"eos_token_id", 0}});
         server.reset();
         engine = Engine::open(path, demo_options());
         server = std::make_unique<server::Server>(std::move(options));
