@@ -11,6 +11,7 @@
 #include "apps/demo_model.h"
 #include "apps/terminal.h"
 #include "base/thread_pool.h"
+#include "engine/generation_defaults.h"
 #include "io/gguf.h"
 #include "quant/codec.h"
 #include "quant/quant_mix.h"
@@ -135,6 +136,7 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     const GgufLayout layout = layout_of(checkpoint, name);
     write_layout_metadata(layout, writer);
     write_tokenizer_metadata(checkpoint, layout.vocab_size, writer);
+    write_sampling_metadata(checkpoint, writer);
     Binder binder(checkpoint);
     const bool beside_vision = binder.has({{}, {"model.language_model.embed_tokens.weight"}});
     const std::string text = beside_vision ? "model.language_model." : "model.";
@@ -230,6 +232,9 @@ int quantize_file(const Options& options) {
     fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(),
                grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()),
                human_bytes(checkpoint->tensor_bytes()));
+    if (const json::object variables = generation_defaults(*checkpoint).template_kwargs; !variables.empty())
+        fmt::print(stderr, "not in the file, for GGUF has no key for it: default_chat_template_kwargs {}\n",
+                   json::serialize(variables));
     return 0;
 }
 

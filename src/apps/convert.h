@@ -26,4 +26,8 @@ bool is_expert_stack(const LayoutTensor& tensor);
 /// Error for rules that GGUF has no name for.
 void write_tokenizer_metadata(const Checkpoint& checkpoint, int64_t vocab_size, GgufWriter& writer);
 
+/// Writes general.sampling.* as generation_defaults reads it from the folder. GGUF has no key for variables of the chat
+/// template: they stay behind. Throws Error where generation_defaults does.
+void write_sampling_metadata(const Checkpoint& checkpoint, GgufWriter& writer);
+
 }  // namespace riptide::apps

@@ -82,4 +82,16 @@ void write_tokenizer_metadata(const Checkpoint& checkpoint, int64_t vocab_size, 
     w.set_bool("tokenizer.ggml.add_bos_token", tokenizer.adds_bos());
 }
 
+void write_sampling_metadata(const Checkpoint& checkpoint, GgufWriter& w) {
+    const SamplingChoice sampling = generation_defaults(checkpoint).sampling;
+    const auto set = [&](const char* key, const std::optional<double>& value) {
+        if (value) w.set_f32(std::string("general.sampling.") + key, static_cast<float>(*value));
+    };
+    if (sampling.top_k) w.set_i32("general.sampling.top_k", static_cast<int32_t>(*sampling.top_k));
+    set("temp", sampling.temperature);
+    set("top_p", sampling.top_p);
+    set("min_p", sampling.min_p);
+    set("penalty_repeat", sampling.repetition_penalty);
+}
+
 }  // namespace riptide::apps

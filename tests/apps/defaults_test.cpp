@@ -1,7 +1,8 @@
-// What a model's makers publish, from the command line: run and chat use it.
+// What a model's makers publish, from the command line: run and chat use it, quantize keeps it.
 #include <gtest/gtest.h>
 
 #include "apps/commands.h"
+#include "engine/generation_defaults.h"
 #include "tests/io/test_files.h"
 #include "tests/server/qwen_folder.h"
 
@@ -62,6 +63,25 @@ TEST_F(Defaults, chat_thinks_as_the_file_says_where_its_flags_do_not) {
     EXPECT_EQ(asked(model, {"--think"}), thinking);
     EXPECT_EQ(asked(model, {"--no-think"}), plain);
     EXPECT_EQ(asked(folder({{"default_chat_template_kwargs", {{"enable_thinking", false}}}})), plain);
+}
+
+TEST_F(Defaults, quantize_keeps_the_values_of_a_folder) {
+    const std::string model = folder({{"temperature", 0.6},
+                                      {"top_p", 0.95},
+                                      {"top_k", 20},
+                                      {"min_p", 0.01},
+                                      {"default_chat_template_kwargs", {{"enable_thinking", true}}}});
+    call({"quantize", model, files_.file("model.gguf"), "--type", "bf16"});
+    EXPECT_NE(err_.find(R"(default_chat_template_kwargs {"enable_thinking":true})"), std::string::npos)
+        << "what it cannot keep it names";
+    const SamplingChoice kept = generation_defaults(*open_checkpoint(files_.file("model.gguf"))).sampling;
+    EXPECT_EQ(kept.temperature, 0.6);
+    EXPECT_EQ(kept.top_p, 0.95);
+    EXPECT_EQ(kept.top_k, 20);
+    EXPECT_EQ(kept.min_p, 0.01);
+    EXPECT_FALSE(kept.repetition_penalty);
+    EXPECT_EQ(draws(files_.file("model.gguf")),
+              "draws: temperature 0.6, top_k 20, top_p 0.95, min_p 0.01 (general.sampling)");
 }
 
 }  // namespace
