@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "apps/commands.h"
@@ -49,6 +50,35 @@ void read_keys(const std::string& path, std::vector<std::string>& keys) {
     }
     RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
 }
+
+/// What is wrong with the disk cache, in the log: at once, then once in kPause, so that a full disk does not fill it.
+class DiskWarnings {
+  public:
+    explicit DiskWarnings(LogWriter& log) : log_(log) {}
+    ~DiskWarnings() {
+        if (unsaid_ > 0) log_.write(fmt::format("cache   {} ({} more like it)", last_, unsaid_));
+    }
+    DiskWarnings(const DiskWarnings&) = delete;
+    DiskWarnings& operator=(const DiskWarnings&) = delete;
+    /// One thread at a time.
+    void hear(const std::string& problem) {
+        last_ = problem;
+        ++unsaid_;
+        const auto now = std::chrono::steady_clock::now();
+        if (said_ && now - *said_ < kPause) return;
+        const std::string more = unsaid_ > 1 ? fmt::format(" ({} more like it)", unsaid_ - 1) : "";
+        log_.write(fmt::format("cache   {}{}", problem, more));
+        said_ = now;
+        unsaid_ = 0;
+    }
+
+  private:
+    static constexpr std::chrono::minutes kPause{10};
+    LogWriter& log_;
+    std::string last_;
+    int64_t unsaid_ = 0;
+    std::optional<std::chrono::steady_clock::time_point> said_;
+};
 
 /// "laguna-xs.2-q4_k_m" of a path.
 std::string default_name(const std::string& path) {
@@ -105,12 +135,14 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     return out;
 }
 
-std::unique_ptr<Engine> open_engine(const Options& o) {
+std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
-    return std::make_unique<Engine>(std::move(checkpoint), engine_options(o, progress, total));
+    EngineOptions options = engine_options(o, progress, total);
+    options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    return std::make_unique<Engine>(std::move(checkpoint), options);
 }
 
 std::string url_of(const server::HttpOptions& http, int port) {
@@ -159,9 +191,10 @@ int serve(const Options& o) {
     const auto begun = std::chrono::steady_clock::now();
     LogWriter log;
     const server::ServerOptions options = server_options(o, log);
+    DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
-    engine = open_engine(o);
+    engine = open_engine(o, warnings);
     server.serve(*engine);
     announce(*engine, options, server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
