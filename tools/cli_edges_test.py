@@ -19,6 +19,17 @@ def shell(command):
                           env=os.environ | {"R": str(riptide)})
 
 
+def without_reader(arguments):
+    """The program, writing to a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run([str(riptide), *arguments], stdout=writer, stderr=subprocess.PIPE, timeout=120,
+                              stdin=subprocess.DEVNULL)
+    finally:
+        os.close(writer)
+
+
 class Server:
     """riptide serve, until `with` ends; `log`: what it said until it was ready."""
 
@@ -50,7 +61,37 @@ def disk_cache():
             expect(re.search("^cache .*another process", second.log, re.MULTILINE), f"a folder in use is said: {second.log}")
 
 
+def outputs():
+    model, ids = work / "tiny.gguf", work / "ids.json"
+    good("synth", model, "--shape", "laguna-tiny", "--type", "q8_0")
+    ids.write_text("[2, 100, 101]")
+    (work / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 3)
+    (work / "t.jinja").write_text("{{ x }}")
+    (work / "v.json").write_text('{"x": 1}')
+    writers = ["run -p x -n 2", "run -p x -n 2 --json", "chat -m x -n 2", "chat -m x -n 2 --json", "tokenize --string x",
+               "tokenize --string x --json", "inspect", "inspect --json", f"ppl --text {work}/text.txt --window 32",
+               f"template {work}/t.jinja --vars {work}/v.json", "completion bash", "--help", "serve --help", "--version",
+               f"bench {model} --device cpu --prompt 8 --gen 2 --repeat 1"]
+    for command in writers:
+        done = shell(f"exec $R {command} > /dev/full")
+        last = (done.stderr.decode().splitlines() or [""])[-1]
+        expect(done.returncode == 74 and last.startswith("error: standard output cannot be written"),
+               f"{command} on a full disk: {done.returncode} {last}")
+    for command in writers[:2] + writers[4:6]:
+        expect(shell(f"exec $R {command} >&-").returncode == 74, f"{command} with stdout closed")
+        for stderr in ["2>&-", "2>/dev/full"]:
+            done = shell(f"exec $R {command} {stderr}")
+            expect(done.returncode == 0 and done.stdout, f"{command} {stderr}: nobody has to hear what is said: {done}")
+    for command in ["run -p x -n 300", "chat -m x -n 300 --ignore-eos", "inspect --tensors", "--help"]:
+        done = without_reader(command.split())
+        expect(done.returncode in [0, -signal.SIGPIPE] and b"error" not in done.stderr, f"{command}: its reader has gone: {done}")
+    # What is meant for a closed stream must not get into a file.
+    done = shell(f"exec $R synth {work}/closed.gguf --shape laguna-tiny --type q8_0 0<&- >&- 2>&-")
+    expect(done.returncode == 74 and (work / "closed.gguf").read_bytes()[:4] == b"GGUF", f"no stream at all: {done}")
+
+
 if __name__ == "__main__":
     disk_cache()
+    outputs()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)

@@ -77,7 +77,7 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
         &interrupted());
     messages.push_back(answer.message);
     if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
-    else fmt::print(stderr, "{}\n", closing_line(chat.session(), answer.result));
+    else say("{}\n", closing_line(chat.session(), answer.result));
     return answer.result.reason != FinishReason::cancelled;
 }
 
@@ -107,7 +107,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, Op
                 if (!take_turn(chat, messages, tools, o, params)) return 130;
             } catch (const Error& error) {  // too long, or too little memory: this question fails alone
                 if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
-                fmt::print(stderr, "error: {}\n", error.what());
+                say("error: {}\n", error.what());
                 messages.pop_back();
             }
         }

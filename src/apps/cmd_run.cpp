@@ -142,7 +142,7 @@ int run(const Options& o) {
     } else {
         if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
         std::puts("");
-        fmt::print(stderr, "{}\n", closing_line(*session, result));
+        say("{}\n", closing_line(*session, result));
     }
     return result.reason == FinishReason::cancelled ? 130 : 0;
 }

@@ -6,8 +6,10 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "apps/terminal.h"
 #include "base/error.h"
 
 namespace riptide::apps {
@@ -96,7 +98,9 @@ void wide_help(CLI::App& command, size_t width) {
     command.formatter(format);
 }
 
-int riptide_main(int argc, const char* const* argv) {
+namespace {
+
+int run_command(int argc, const char* const* argv) {
     CLI::App app{kDescription, "riptide"};
     app.footer(kExamples);
     app.set_version_flag("--version", "riptide 0.1.0");
@@ -139,9 +143,26 @@ int riptide_main(int argc, const char* const* argv) {
         return report(e.what(), e.kind());
     } catch (const std::bad_alloc&) {
         return report("out of memory", ErrorKind::system);
+    } catch (const std::system_error& e) {
+        if (std::ferror(stdout) != 0) return 0;  // {fmt} throws where puts() does not; finish_output() says what it is
+        return report(e.what(), ErrorKind::system);
     } catch (const std::exception& e) {
         return report(e.what(), ErrorKind::system);
     }
+}
+
+}  // namespace
+
+int riptide_main(int argc, const char* const* argv) {
+    open_standard_streams();
+    const int code = run_command(argc, argv);
+    if (code != 0) return code;
+    try {
+        finish_output();
+    } catch (const Error& e) {
+        return report(e.what(), e.kind());
+    }
+    return 0;
 }
 
 }  // namespace riptide::apps

@@ -116,7 +116,7 @@ bool wants_gpu(const ModelFlags& flags) {
     try {  // say why not: the driver may be too old, or hide its GPUs
         Gpu::open({.ordinal = flags.gpu, .memory_budget = 0, .portable = false});
     } catch (const Error& error) {
-        fmt::print(stderr, "running on the CPU: {}\n", error.what());
+        say("running on the CPU: {}\n", error.what());
     }
     return false;
 }
@@ -166,7 +166,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
-        fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
+        say("{}: {}\n", session->gpu()->info().name,
                    describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
 }
