@@ -90,8 +90,22 @@ def outputs():
     expect(done.returncode == 74 and (work / "closed.gguf").read_bytes()[:4] == b"GGUF", f"no stream at all: {done}")
 
 
+def empty_values():
+    for key in [["--api-key="], ["--api-key", ""]]:
+        bad(64, "API key is empty", "serve", *key, "--quiet", "--port", 0)
+    bad(64, "no prompt", "run", "--prompt=", "-n", 3)
+    bad(64, "stop", "run", "--prompt", "x", "--stop=", "-n", 3)
+    for command in [["serve", "--port="], ["serve", "--port", ""], ["run", "-p", "x", "--temperature=", "-n", 3]]:
+        bad(64, "a value is missing", *command)
+    bad(66, "no such file", "run", "--prompt-file", "--stop=", "-n", 1)  # a value may look like an option
+    bad(66, "--quiet=: cannot open", "run", "-p", "x", "--", "--quiet=")
+    expect(good("run", "--prompt=x", "-n1", "--temperature=0") ==
+           good("run", "--prompt", "x", "-n", 1, "--temperature", 0), "values behind = and apart are the same")
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
+    empty_values()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)
