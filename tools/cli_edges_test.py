@@ -103,9 +103,20 @@ def empty_values():
            good("run", "--prompt", "x", "-n", 1, "--temperature", 0), "values behind = and apart are the same")
 
 
+def key_files():
+    (work / "keys.txt").write_bytes(b"  first\n\tsecond \t\r\n \t # no key\n \t\nlast\t")
+    with Server("--api-key-file", work / "keys.txt") as server:
+        for key, status in [("first", 200), ("second", 200), ("last", 200), ("# no key", 401), ("", 401)]:
+            done = shell(f"curl -s -o /dev/null -w '%{{http_code}}' -H 'x-api-key: {key}' http://127.0.0.1:{server.port}/v1/models")
+            expect(done.stdout.decode() == str(status), f"the key '{key}' gives {done.stdout}, expected {status}")
+    (work / "keys.txt").write_bytes(b" \t\n\t# none\n")
+    bad(65, "no API key in it", "serve", "--port", 0, "--api-key-file", work / "keys.txt")
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
     empty_values()
+    key_files()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)

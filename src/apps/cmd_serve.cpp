@@ -37,15 +37,17 @@ struct Options {
     bool allow_no_auth = false, quiet = false;
 };
 
-/// One key a line; empty lines and lines that begin with # are skipped.
+/// One key a line, without the white space round it, which no HTTP header can carry; empty lines and lines that begin
+/// with # are skipped.
 void read_keys(const std::string& path, std::vector<std::string>& keys) {
     const std::string text = read_file(path, 1 << 20);
     const std::size_t before = keys.size();
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t end = std::min(text.find('\n', at), text.size());
-        std::string line = text.substr(at, end - at);
+        const std::size_t first = text.find_first_not_of(" \t\r\v\f", at);
+        std::string line = first < end ? text.substr(first, end - first) : "";
         at = end + 1;
-        while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+        line.erase(line.find_last_not_of(" \t\r\v\f") + 1);
         if (!line.empty() && line[0] != '#') keys.push_back(line);
     }
     RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
