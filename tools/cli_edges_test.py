@@ -2,6 +2,7 @@
 """What the command line does at its edges: outputs that take nothing, empty values, folders that are none.
 usage: cli_edges_test.py RIPTIDE
 """
+import json
 import os
 import pathlib
 import re
@@ -113,10 +114,20 @@ def key_files():
     bad(65, "no API key in it", "serve", "--port", 0, "--api-key-file", work / "keys.txt")
 
 
+def token_counts():
+    for command in [["run", "-p", "x"], ["chat", "-m", "x"], ["ab"]]:
+        for count in [0, -1]:
+            bad(64, "at least 1", *command, "-n", count)
+        expect("left out: " in good(command[0], "--help").split("--tokens-max")[1][:150], f"{command[0]} --help says what -n is")
+    expect(len(json.loads(good("run", "-p", "x", "--json", "--ignore-eos"))["tokens"]) == 128, "run makes 128 tokens unless -n says otherwise")
+    expect(len(json.loads(good("run", "-p", "x", "--json", "-n", 1))["tokens"]) == 1, "run -n 1 makes one")
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
     empty_values()
     key_files()
+    token_counts()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)

@@ -143,7 +143,7 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_option("--system", options->system, "System message");
     cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
     cmd->add_flag("--think", options->think, "Let the model reason first");
-    add_sampling_flags(*cmd, options->sampling);
+    add_sampling_flags(*cmd, options->sampling, "what the context holds");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     cmd->add_flag("--json", options->as_json,

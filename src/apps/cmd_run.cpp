@@ -157,7 +157,7 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
     cmd->add_option("--tokens", options->tokens_file,
                     "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
-    add_sampling_flags(*cmd, options->sampling);
+    add_sampling_flags(*cmd, options->sampling, "128");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     cmd->add_flag("--show-kept", options->show_kept,

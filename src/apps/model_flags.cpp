@@ -187,11 +187,12 @@ std::string kv_name(DType k, DType v) {
     return k == v ? std::string(dtype_name(k)) : fmt::format("{}/{}", dtype_name(k), dtype_name(v));
 }
 
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
+void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out) {
     SamplingParams& p = flags.params;
     p.temperature = 0.7;  // what Laguna's makers recommend
     p.top_k = 20;
-    cmd.add_option("-n,--tokens-max", flags.max_tokens, "Tokens to make at most");
+    cmd.add_option("-n,--tokens-max", flags.max_tokens,
+                   fmt::format("Tokens to make at most, 1 or more; left out: {}", left_out));
     cmd.add_option("--temperature", p.temperature, "0: always the most likely token")->capture_default_str();
     cmd.add_option("--top-k", p.top_k, "Draw from the k most likely; 0: all")->capture_default_str();
     cmd.add_option("--top-p", p.top_p, "Draw from the smallest set with this probability")->capture_default_str();
@@ -205,10 +206,10 @@ void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
 }
 
 SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback) {
-    RT_CHECK(flags.max_tokens >= 0, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
-             flags.max_tokens);
+    RT_CHECK(flags.max_tokens.value_or(1) >= 1, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
+             flags.max_tokens.value_or(1));
     SamplingParams params = flags.params;
-    params.max_tokens = flags.max_tokens == 0 ? fallback : flags.max_tokens;
+    params.max_tokens = flags.max_tokens.value_or(fallback);
     try {
         check_sampling_params(params, vocab_size);
     } catch (const Error& error) {

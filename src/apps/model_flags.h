@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,9 +51,10 @@ std::string kv_name(DType k, DType v);
 /// -n and everything about drawing tokens.
 struct SamplingFlags {
     SamplingParams params;
-    int64_t max_tokens = 0;  // 0: `fallback` of sampling_params()
+    std::optional<int64_t> max_tokens;  // none: `fallback` of sampling_params()
 };
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags);
+/// `left_out`: what -n means where it is not given.
+void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out);
 /// The parameters, checked. `fallback` tokens at most where -n is not given; -1: until the context is full.
 SamplingParams sampling_params(const SamplingFlags& flags, int64_t vocab_size, int64_t fallback);
 
