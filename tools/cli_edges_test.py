@@ -123,11 +123,42 @@ def token_counts():
     expect(len(json.loads(good("run", "-p", "x", "--json", "-n", 1))["tokens"]) == 1, "run -n 1 makes one")
 
 
+def tls():
+    made = {}
+    for name in ["server", "other"]:
+        made[name] = work / f"{name}.pem"
+        done = shell(f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=riptide.example "
+                     f"-keyout {work}/{name}.key -out {made[name]} 2> /dev/null")
+        if done.returncode != 0:
+            print("skipped: TLS: no openssl program to make a certificate with")
+            return
+    agents = work / "agents"
+    agents.mkdir()
+    (agents / "claude").write_text("#!/bin/sh\nexit 3\n")
+    (agents / "claude").chmod(0o755)
+    with Server("--tls-cert", made["server"], "--tls-key", work / "server.key", "--api-key", "secret") as server:
+        at = ["--port", server.port]
+        bad(69, "speaks TLS", "ps", *at)
+        done = cli_test.run("doctor", *at)
+        expect(done.returncode == 69 and b"speaks TLS" in done.stdout, f"doctor and a server with TLS: {done}")
+        done = shell(f"PATH={agents}:$PATH exec $R launch claude --port {server.port}")
+        expect(done.returncode == 69 and b"speaks TLS" in done.stderr and b"starting" not in done.stderr, f"launch: {done}")
+        bad(69, "does not vouch", "ps", *at, "--tls-ca", made["other"])
+        bad(64, "not a certificate", "ps", *at, "--tls-ca", work / "server.key")
+        bad(77, "--api-key", "ps", *at, "--tls-ca", made["server"])
+        text = good("ps", *at, "--tls-ca", made["server"], "--api-key", "secret")
+        expect("answers running" in text, f"ps over TLS: {text}")
+        expect("already" in good("doctor", *at, "--tls-ca", made["server"]), "doctor over TLS")
+    with Server() as server:
+        bad(69, "does not speak TLS", "ps", "--port", server.port, "--tls-ca", made["server"])
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
     empty_values()
     key_files()
     token_counts()
+    tls()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)

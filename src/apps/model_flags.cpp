@@ -167,7 +167,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
         say("{}: {}\n", session->gpu()->info().name,
-                   describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
+            describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
 }
 
