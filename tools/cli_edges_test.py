@@ -153,11 +153,33 @@ def tls():
         bad(69, "does not speak TLS", "ps", "--port", server.port, "--tls-ca", made["server"])
 
 
+def no_tokenizer():
+    folder, ids = cli_test.ROOT / "tests/fixtures/laguna_xs2", work / "three.json"
+    ids.write_text("[1, 2, 3]")
+    asked = ["run", folder, "--tokens", ids, "-n", 4, "--temperature", 0]
+    printed = good(*asked)
+    expect(json.loads(printed) == json.loads(good(*asked, "--json"))["tokens"], f"without a tokenizer ids are printed: {printed}")
+    bad(64, "need a tokenizer", *asked, "--stop", "x")
+    bad(65, "no tokenizer", "serve", folder, "--port", 0)
+
+
+def no_template():
+    model = work / "tiny.gguf"
+    model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
+    bad(65, "no chat template", "chat", model, "-m", "x")
+    with Server(model) as server:
+        line = server.process.stderr.readline()
+        done = shell(line.removeprefix("try").replace("curl", "curl -s"))
+        expect(line.startswith("try") and '"text_completion"' in done.stdout.decode(), f"what a server tells to try works: {line} {done}")
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
     empty_values()
     key_files()
+    no_tokenizer()
+    no_template()
     token_counts()
     tls()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")

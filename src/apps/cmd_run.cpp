@@ -131,10 +131,11 @@ int run(const Options& o) {
     request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
     if (!o.as_json) {
         if (o.echo) std::fwrite(text.data(), 1, text.size(), stdout);
-        request.on_text = [](std::string_view piece) {
-            std::fwrite(piece.data(), 1, piece.size(), stdout);
-            std::fflush(stdout);
-        };
+        if (tokenizer)  // else ids are printed in the end
+            request.on_text = [](std::string_view piece) {
+                std::fwrite(piece.data(), 1, piece.size(), stdout);
+                std::fflush(stdout);
+            };
     }
     const GenerationResult result = session->generate(request);
     if (o.as_json) {

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/engine.h"
+#include "engine/loaded_text.h"
 #include "server/access.h"
 #include "server/server.h"
 #include "text/chat_messages.h"
@@ -139,6 +140,9 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
 
 std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
+    RT_CHECK(has_tokenizer(*checkpoint),
+             "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
+             checkpoint->path());
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
@@ -181,9 +185,11 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
-    say("try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
-        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'",
-        url);
+    const auto [path, body] =
+        info.chat
+            ? std::pair("chat/completions", R"({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]})")
+            : std::pair("completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})");
+    say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
 int serve(const Options& o) {
