@@ -173,6 +173,14 @@ def no_template():
         expect(line.startswith("try") and '"text_completion"' in done.stdout.decode(), f"what a server tells to try works: {line} {done}")
 
 
+def messages():
+    for empty in [["-m", ""], ["--message="]]:
+        bad(64, "the message is empty", "chat", *empty)
+    half = work / "half.json"
+    half.write_text('[{"role": "user", "content": "\\ud800"}]')
+    bad(65, "half of a surrogate pair", "chat", "--messages", half)
+
+
 if __name__ == "__main__":
     disk_cache()
     outputs()
@@ -182,5 +190,6 @@ if __name__ == "__main__":
     no_template()
     token_counts()
     tls()
+    messages()
     print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
     sys.exit(1 if cli_test.failures else 0)

@@ -21,7 +21,7 @@ struct Options {
     DraftFlags draft;
     CompressFlags compress;
     std::string system, message, tools_file, messages_file;
-    bool think = false, as_json = false;
+    bool think = false, as_json = false, has_message = false;
 };
 
 constexpr int64_t kMaxJson = int64_t{64} << 20;
@@ -116,6 +116,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, Op
 }
 
 int chat(const Options& o) {
+    RT_CHECK(!o.has_message || !o.message.empty(), ErrorKind::usage, "--message: the message is empty");
     catch_interrupts();
     const json::array tools = read_array(o.tools_file, "tools");
     json::array messages = read_array(o.messages_file, "messages");
@@ -151,7 +152,10 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
         "  riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'");
-    cmd->callback([options, &action] { action = [options] { return chat(*options); }; });
+    cmd->callback([options, cmd, &action] {
+        options->has_message = cmd->count("--message") > 0;
+        action = [options] { return chat(*options); };
+    });
 }
 
 }  // namespace riptide::apps
