@@ -28,6 +28,7 @@ stage "build cpu, no warnings" tools/build_clean.sh cpu
 echo "== unit tests (optimised)"
 tools/run_tests.py build/cpu --tally "$tally"
 stage "command line" tools/cli_test.py build/cpu/riptide
+stage "command line, its edges" tools/cli_edges_test.py build/cpu/riptide
 stage "commands round a server" tools/serve_test.py build/cpu/riptide
 stage "clients from npm" tests/clients/run.sh build/cpu/riptide ${RIPTIDE_CLIENTS:+"$RIPTIDE_CLIENTS/node_modules"}
 grep -h skipped build/stage.log || true

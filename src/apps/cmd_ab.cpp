@@ -33,7 +33,7 @@ void write_plot(const std::string& path, const std::string& svg) {
     std::ofstream file(path, std::ios::binary);
     file << svg;
     file.close();
-    RT_CHECK(!file.fail(), ErrorKind::system, "{}: cannot be written", path);
+    RT_CHECK(!file.fail(), ErrorKind::io, "{}: cannot be written", path);
 }
 
 std::string where(Session& session) {
@@ -87,7 +87,7 @@ int ab(Options o) {
     if (!o.plot.empty()) write_plot(o.plot, ab_svg(result, title));
     if (interrupted()) return 130;
     const int64_t mismatches = result.mismatches();
-    if (mismatches > 0) fmt::print(stderr, "error: {} tokens differ from plain decoding: this is a bug\n", mismatches);
+    if (mismatches > 0) say("error: {} tokens differ from plain decoding: this is a bug\n", mismatches);
     return mismatches > 0 ? 1 : 0;
 }
 

@@ -65,7 +65,7 @@ std::vector<int64_t> frontiers(const std::string& list, int64_t context) {
         const int64_t tokens = digits ? std::stoll(entry) : 0;
         RT_CHECK(tokens > 0, ErrorKind::usage, "--frontier={}: expected lengths such as 128,4096", list);
         if (tokens <= context) result.push_back(tokens);
-        else fmt::print(stderr, "frontier {} left out: the context holds {} tokens\n", tokens, context);
+        else say("frontier {} left out: the context holds {} tokens\n", tokens, context);
     }
     return result;
 }

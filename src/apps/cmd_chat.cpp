@@ -22,7 +22,7 @@ struct Options {
     CompressFlags compress;
     std::string system, message, tools_file, messages_file;
     std::optional<bool> think;  // absent: as the model's makers have it, else not
-    bool as_json = false;
+    bool as_json = false, has_message = false;
 };
 
 constexpr int64_t kMaxJson = int64_t{64} << 20;
@@ -78,7 +78,7 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
         &interrupted());
     messages.push_back(answer.message);
     if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
-    else fmt::print(stderr, "{}\n", closing_line(chat.session(), answer.result));
+    else say("{}\n", closing_line(chat.session(), answer.result));
     return answer.result.reason != FinishReason::cancelled;
 }
 
@@ -109,7 +109,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
                 if (!take_turn(chat, messages, tools, o, think, params)) return 130;
             } catch (const Error& error) {  // too long, or too little memory: this question fails alone
                 if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
-                fmt::print(stderr, "error: {}\n", error.what());
+                say("error: {}\n", error.what());
                 messages.pop_back();
             }
         }
@@ -118,6 +118,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
 }
 
 int chat(const Options& o) {
+    RT_CHECK(!o.has_message || !o.message.empty(), ErrorKind::usage, "--message: the message is empty");
     catch_interrupts();
     const json::array tools = read_array(o.tools_file, "tools");
     json::array messages = read_array(o.messages_file, "messages");
@@ -130,7 +131,7 @@ int chat(const Options& o) {
     const SamplingParams params =
         sampling_params(o.sampling, model.makers(), model.session().model().info().vocab_size, -1);
     const json::value* published = model.makers().template_kwargs.if_contains("enable_thinking");
-    const bool think = o.think.value_or(published != nullptr && published->get_bool());
+    const bool think = o.think.value_or(published != nullptr && published->as_bool());
     if (!o.system.empty()) add_message(messages, "system", o.system);
     if (!o.message.empty()) add_message(messages, "user", o.message);
     if (o.message.empty() && o.messages_file.empty())
@@ -151,7 +152,7 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->add_flag_function(
         "--think,!--no-think", [think = &options->think](int64_t times) { *think = times > 0; },
         "Let the model reason first, or not; left out: as the model's generation_config.json says, else not");
-    add_sampling_flags(*cmd, options->sampling);
+    add_sampling_flags(*cmd, options->sampling, "what the context holds");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     cmd->add_flag("--json", options->as_json,
@@ -159,7 +160,10 @@ void add_chat(CLI::App& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide chat\n  riptide chat model.gguf --think --system 'Answer briefly.'\n"
         "  riptide chat --tools examples/tools.json --message 'Please brew tea: kind darjeeling, cups 3.'");
-    cmd->callback([options, &action] { action = [options] { return chat(*options); }; });
+    cmd->callback([options, cmd, &action] {
+        options->has_message = cmd->count("--message") > 0;
+        action = [options] { return chat(*options); };
+    });
 }
 
 }  // namespace riptide::apps

@@ -154,6 +154,7 @@ void add_doctor(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     cmd->add_option("MODEL", options->model, "A GGUF file or a folder; left out: the demo model");
     add_server_address(*cmd, options->server);
+    cmd->add_option("--tls-ca", options->server.tls_ca, "File with its certificate, or who signed it: speak TLS");
     cmd->add_option("--gpu", options->gpu, "Number of the GPU")->capture_default_str();
     cmd->footer("Examples:\n  riptide doctor\n  riptide doctor laguna-xs.2-q4_k_m.gguf --port 8080");
     cmd->callback([options, &action] { action = [options] { return doctor(*options); }; });

@@ -14,6 +14,7 @@
 #include "apps/commands.h"
 #include "apps/environment.h"
 #include "apps/local_http.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -70,10 +71,10 @@ std::unique_ptr<ChildProcess> start_server(const Options& o, const std::string& 
         std::vector<std::string> command = {self, "serve"};
         if (!o.model.empty()) command.push_back(o.model);
         for (const std::string& more : {std::string("--port"), std::to_string(o.server.port)}) command.push_back(more);
-        fmt::print(stderr, "starting the server; its log is {}\n", log);
+        say("starting the server; its log is {}\n", log);
         server = std::make_unique<ChildProcess>(ChildProcess::Start{command, {}, log, true});
     } else if (!o.model.empty()) {
-        fmt::print(stderr, "a server runs on port {}: taking its model\n", o.server.port);
+        say("a server runs on port {}: taking its model\n", o.server.port);
     }
     const auto until = std::chrono::steady_clock::now() + kLoadTime;
     while (!ready(o.server)) {

@@ -66,8 +66,9 @@ void add_ps(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("ps", "Show what a running server does");
     auto options = std::make_shared<Options>();
     add_server_address(*cmd, options->server);
+    cmd->add_option("--tls-ca", options->server.tls_ca, "File with its certificate, or who signed it: speak TLS");
     cmd->add_flag("--json", options->as_json, "For scripts");
-    cmd->footer("Examples:\n  riptide ps\n  riptide ps --port 8485 --json");
+    cmd->footer("Examples:\n  riptide ps\n  riptide ps --port 8485 --json\n  riptide ps --tls-ca cert.pem");
     cmd->callback([options, &action] { action = [options] { return ps(*options); }; });
 }
 

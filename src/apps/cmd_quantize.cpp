@@ -233,8 +233,8 @@ int quantize_file(const Options& options) {
                grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()),
                human_bytes(checkpoint->tensor_bytes()));
     if (const json::object variables = generation_defaults(*checkpoint).template_kwargs; !variables.empty())
-        fmt::print(stderr, "not in the file, for GGUF has no key for it: default_chat_template_kwargs {}\n",
-                   json::serialize(variables));
+        say("not in the file, for GGUF has no key for it: default_chat_template_kwargs {}\n",
+            json::serialize(variables));
     return 0;
 }
 

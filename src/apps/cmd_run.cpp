@@ -132,10 +132,11 @@ int run(const Options& o) {
     request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
     if (!o.as_json) {
         if (o.echo) std::fwrite(text.data(), 1, text.size(), stdout);
-        request.on_text = [](std::string_view piece) {
-            std::fwrite(piece.data(), 1, piece.size(), stdout);
-            std::fflush(stdout);
-        };
+        if (tokenizer)  // else ids are printed in the end
+            request.on_text = [](std::string_view piece) {
+                std::fwrite(piece.data(), 1, piece.size(), stdout);
+                std::fflush(stdout);
+            };
     }
     const GenerationResult result = session->generate(request);
     if (o.as_json) {
@@ -143,7 +144,7 @@ int run(const Options& o) {
     } else {
         if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
         std::puts("");
-        fmt::print(stderr, "{}\n", closing_line(*session, result));
+        say("{}\n", closing_line(*session, result));
     }
     return result.reason == FinishReason::cancelled ? 130 : 0;
 }
@@ -158,7 +159,7 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
     cmd->add_option("--tokens", options->tokens_file,
                     "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
-    add_sampling_flags(*cmd, options->sampling);
+    add_sampling_flags(*cmd, options->sampling, "128");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     cmd->add_flag("--show-kept", options->show_kept,

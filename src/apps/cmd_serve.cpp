@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "apps/commands.h"
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/engine.h"
+#include "engine/loaded_text.h"
 #include "server/access.h"
 #include "server/server.h"
 #include "text/chat_messages.h"
@@ -36,19 +38,50 @@ struct Options {
     bool allow_no_auth = false, quiet = false;
 };
 
-/// One key a line; empty lines and lines that begin with # are skipped.
+/// One key a line, without the white space round it, which no HTTP header can carry; empty lines and lines that begin
+/// with # are skipped.
 void read_keys(const std::string& path, std::vector<std::string>& keys) {
     const std::string text = read_file(path, 1 << 20);
     const std::size_t before = keys.size();
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t end = std::min(text.find('\n', at), text.size());
-        std::string line = text.substr(at, end - at);
+        const std::size_t first = text.find_first_not_of(" \t\r\v\f", at);
+        std::string line = first < end ? text.substr(first, end - first) : "";
         at = end + 1;
-        while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+        line.erase(line.find_last_not_of(" \t\r\v\f") + 1);
         if (!line.empty() && line[0] != '#') keys.push_back(line);
     }
     RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
 }
+
+/// What is wrong with the disk cache, in the log: at once, then once in kPause, so that a full disk does not fill it.
+class DiskWarnings {
+  public:
+    explicit DiskWarnings(LogWriter& log) : log_(log) {}
+    ~DiskWarnings() {
+        if (unsaid_ > 0) log_.write(fmt::format("cache   {} ({} more like it)", last_, unsaid_));
+    }
+    DiskWarnings(const DiskWarnings&) = delete;
+    DiskWarnings& operator=(const DiskWarnings&) = delete;
+    /// One thread at a time.
+    void hear(const std::string& problem) {
+        last_ = problem;
+        ++unsaid_;
+        const auto now = std::chrono::steady_clock::now();
+        if (said_ && now - *said_ < kPause) return;
+        const std::string more = unsaid_ > 1 ? fmt::format(" ({} more like it)", unsaid_ - 1) : "";
+        log_.write(fmt::format("cache   {}{}", problem, more));
+        said_ = now;
+        unsaid_ = 0;
+    }
+
+  private:
+    static constexpr std::chrono::minutes kPause{10};
+    LogWriter& log_;
+    std::string last_;
+    int64_t unsaid_ = 0;
+    std::optional<std::chrono::steady_clock::time_point> said_;
+};
 
 /// "laguna-xs.2-q4_k_m" of a path.
 std::string default_name(const std::string& path) {
@@ -106,12 +139,17 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     return out;
 }
 
-std::unique_ptr<Engine> open_engine(const Options& o) {
+std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
+    RT_CHECK(has_tokenizer(*checkpoint),
+             "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
+             checkpoint->path());
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
-    return std::make_unique<Engine>(std::move(checkpoint), engine_options(o, progress, total));
+    EngineOptions options = engine_options(o, progress, total);
+    options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    return std::make_unique<Engine>(std::move(checkpoint), options);
 }
 
 std::string url_of(const server::HttpOptions& http, int port) {
@@ -162,9 +200,11 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
-    say("try     curl {}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\": [{{\"role\": "
-        "\"user\", \"content\": \"What is 12 plus 30?\"}}]}}'",
-        url);
+    const auto [path, body] =
+        info.chat
+            ? std::pair("chat/completions", R"({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]})")
+            : std::pair("completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})");
+    say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
 int serve(const Options& o) {
@@ -174,9 +214,10 @@ int serve(const Options& o) {
     const auto begun = std::chrono::steady_clock::now();
     LogWriter log;
     const server::ServerOptions options = server_options(o, log);
+    DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
-    engine = open_engine(o);
+    engine = open_engine(o, warnings);
     server.serve(*engine);
     announce(*engine, options, server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);

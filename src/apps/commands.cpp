@@ -6,8 +6,10 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "apps/terminal.h"
 #include "base/error.h"
 
 namespace riptide::apps {
@@ -81,6 +83,38 @@ std::string explain_extras(const CLI::App& app) {
     return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());
 }
 
+/// The arguments behind the program's name, with "--option=" as the two words "--option" and "": CLI11 takes the next
+/// argument for the value of an option with nothing behind its "=". Throws Error where nothing is no value.
+std::vector<std::string> split_arguments(const CLI::App& app, int argc, const char* const* argv) {
+    const std::vector<std::string> given(argv + 1, argv + argc);
+    std::vector<std::string> out;
+    const CLI::App* command = &app;
+    for (size_t i = 0; i < given.size(); ++i) {
+        const std::string& word = given[i];
+        if (word == "--") {  // the rest is not ours
+            out.insert(out.end(), given.begin() + static_cast<std::ptrdiff_t>(i), given.end());
+            break;
+        }
+        const std::string name = word.substr(0, word.find('='));
+        const CLI::Option* option = word.starts_with('-') ? command->get_option_no_throw(name) : nullptr;
+        out.push_back(word);
+        if (command == &app && option == nullptr)
+            for (const CLI::App* sub : app.get_subcommands([&](const CLI::App* s) { return s->get_name() == word; }))
+                command = sub;
+        if (option == nullptr || option->get_items_expected_min() == 0) continue;
+        const bool apart = name == word;
+        if (apart && i + 1 < given.size()) {
+            out.push_back(given[++i]);
+        } else if (name + "=" == word && name.starts_with("--")) {
+            out.back() = name;
+            out.emplace_back();
+        }
+        RT_CHECK(!out.back().empty() || option->get_type_name().starts_with("TEXT"), ErrorKind::usage,
+                 "{}: a value is missing", name);
+    }
+    return out;
+}
+
 int report(const std::string& message, ErrorKind kind) {
     std::string line = message;
     std::replace(line.begin(), line.end(), '\n', ' ');
@@ -96,7 +130,9 @@ void wide_help(CLI::App& command, size_t width) {
     command.formatter(format);
 }
 
-int riptide_main(int argc, const char* const* argv) {
+namespace {
+
+int run_command(int argc, const char* const* argv) {
     CLI::App app{kDescription, "riptide"};
     app.footer(kExamples);
     app.set_version_flag("--version", "riptide 0.1.0");
@@ -121,7 +157,9 @@ int riptide_main(int argc, const char* const* argv) {
     add_trace(app, action);
     add_completion(app, action);
     try {
-        app.parse(argc, argv);
+        std::vector<std::string> arguments = split_arguments(app, argc, argv);
+        std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+        app.parse(std::move(arguments));
         if (!action) {
             std::fputs(app.help().c_str(), stdout);
             return 0;
@@ -139,9 +177,26 @@ int riptide_main(int argc, const char* const* argv) {
         return report(e.what(), e.kind());
     } catch (const std::bad_alloc&) {
         return report("out of memory", ErrorKind::system);
+    } catch (const std::system_error& e) {
+        if (std::ferror(stdout) != 0) return 0;  // {fmt} throws where puts() does not; finish_output() says what it is
+        return report(e.what(), ErrorKind::system);
     } catch (const std::exception& e) {
         return report(e.what(), ErrorKind::system);
     }
+}
+
+}  // namespace
+
+int riptide_main(int argc, const char* const* argv) {
+    open_standard_streams();
+    const int code = run_command(argc, argv);
+    if (code != 0) return code;
+    try {
+        finish_output();
+    } catch (const Error& e) {
+        return report(e.what(), e.kind());
+    }
+    return 0;
 }
 
 }  // namespace riptide::apps

@@ -120,7 +120,7 @@ std::vector<int32_t> PromptShortener::shorten(std::vector<int32_t> tokens, std::
     if (!compressor_->choose(*plan_, &interrupted(),
                              [&](int64_t done, int64_t total) { progress.update(done, total); }))
         return {};
-    fmt::print(stderr, "{}\n", plan_->report.sentence());
+    say("{}\n", plan_->report.sentence());
     return kept_tokens(*plan_);
 }
 

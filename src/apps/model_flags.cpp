@@ -118,7 +118,7 @@ bool wants_gpu(const ModelFlags& flags) {
     try {  // say why not: the driver may be too old, or hide its GPUs
         Gpu::open({.ordinal = flags.gpu, .memory_budget = 0, .portable = false});
     } catch (const Error& error) {
-        fmt::print(stderr, "running on the CPU: {}\n", error.what());
+        say("running on the CPU: {}\n", error.what());
     }
     return false;
 }
@@ -168,8 +168,8 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
-        fmt::print(stderr, "{}: {}\n", session->gpu()->info().name,
-                   describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
+        say("{}: {}\n", session->gpu()->info().name,
+            describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
     return session;
 }
 
@@ -207,9 +207,10 @@ void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice) {
     cmd.add_option("--repetition-penalty", choice.repetition_penalty, "1: none; left out: the file's, else 1");
 }
 
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
+void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out) {
     SamplingParams& p = flags.params = usual_sampling();
-    cmd.add_option("-n,--tokens-max", flags.max_tokens, "Tokens to make at most");
+    cmd.add_option("-n,--tokens-max", flags.max_tokens,
+                   fmt::format("Tokens to make at most, 1 or more; left out: {}", left_out));
     add_sampling_choice(cmd, flags.choice);
     cmd.add_option("--frequency-penalty", p.frequency_penalty)->capture_default_str();
     cmd.add_option("--presence-penalty", p.presence_penalty)->capture_default_str();
@@ -220,10 +221,10 @@ void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags) {
 
 SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,
                                int64_t fallback) {
-    RT_CHECK(flags.max_tokens >= 0, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
-             flags.max_tokens);
+    RT_CHECK(flags.max_tokens.value_or(1) >= 1, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
+             flags.max_tokens.value_or(1));
     SettledSampling settled = settle_sampling(flags.params, flags.choice, makers);
-    settled.params.max_tokens = flags.max_tokens == 0 ? fallback : flags.max_tokens;
+    settled.params.max_tokens = flags.max_tokens.value_or(fallback);
     try {
         check_sampling_params(settled.params, vocab_size);
     } catch (const Error& error) {
@@ -231,7 +232,7 @@ SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefau
     }
     const bool published = std::any_of(settled.values.begin(), settled.values.end(),
                                        [&](const SettledValue& v) { return v.source == makers.source; });
-    if (published) fmt::print(stderr, "draws: {}\n", describe(settled));
+    if (published) say("draws: {}\n", describe(settled));
     return settled.params;
 }
 

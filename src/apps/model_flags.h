@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,9 +57,10 @@ void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice);
 struct SamplingFlags {
     SamplingParams params;   // where `choice` and the model's file do not say
     SamplingChoice choice;   // what the command line says
-    int64_t max_tokens = 0;  // 0: `fallback` of sampling_params()
+    std::optional<int64_t> max_tokens;  // none: `fallback` of sampling_params()
 };
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags);
+/// `left_out`: what -n means where it is not given.
+void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out);
 /// The parameters, checked; told on stderr if the model's makers have a part in them. `fallback` tokens at most where
 /// -n is not given; -1: until the context is full. Throws Error (usage).
 SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,

@@ -1,11 +1,15 @@
 #include "apps/terminal.h"
 
-#include <fmt/format.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
 
 namespace riptide::apps {
 
@@ -65,6 +69,24 @@ void catch_interrupts() {
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
     signal(SIGPIPE, SIG_IGN);
+}
+
+void open_standard_streams() {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (::fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
+        // The lowest number that is free is this one. Not writable for stdout: a lost answer must not look like a good
+        // end.
+        (void)::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+    }
+}
+
+void finish_output() {
+    const int code = std::fflush(stdout) != 0 ? errno : 0;
+    if (code == 0 && std::ferror(stdout) == 0) return;
+    pollfd state{STDOUT_FILENO, POLLOUT, 0};
+    if (::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return;
+    fail(ErrorKind::io, "standard output cannot be written{}{}: what came out is cut short", code != 0 ? ": " : "",
+         code != 0 ? std::strerror(code) : "");
 }
 
 bool stdout_is_terminal() { return isatty(1) == 1; }

@@ -1,10 +1,14 @@
-// What a person at a terminal sees and can do: progress bars, colours, Ctrl-C.
+// What a person at a terminal sees and can do: output, progress bars, colours, Ctrl-C.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <utility>
 
 namespace riptide::apps {
 
@@ -29,6 +33,20 @@ class Progress {
 std::atomic<bool>& interrupted();
 /// Starts listening for Ctrl-C. Called by commands that can stop cleanly.
 void catch_interrupts();
+
+/// Each of the standard streams that the caller has closed becomes one that takes or gives nothing. Otherwise the next
+/// file that is opened would get its number, and with it what is meant for the stream. Writing to stdout fails then.
+void open_standard_streams();
+
+/// For stderr. What nobody can read is no reason to fail.
+template <class... Args>
+void say(fmt::format_string<Args...> format, Args&&... args) {
+    std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), stderr);
+}
+
+/// Flushes stdout. Throws Error (io) if not all that was written to it since the start has arrived; a pipe whose reader
+/// has gone has had what it wanted.
+void finish_output();
 
 /// Is stdout a terminal (colours allowed)?
 bool stdout_is_terminal();

@@ -167,20 +167,22 @@ int write_file(const DiskWrite& write) {
 
 DiskStore::DiskStore(std::string folder, int64_t budget) : folder_(std::move(folder)), budget_(budget) {
     std::error_code error;
-    std::filesystem::create_directories(std::filesystem::path(folder_).parent_path(), error);
+    const std::filesystem::path parent = std::filesystem::path(folder_).parent_path();
+    if (!parent.empty()) std::filesystem::create_directories(parent, error);
     ::mkdir(folder_.c_str(), 0700);
     const std::string path = folder_ + "/lock";
     lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (lock_ < 0) {
-        problem_ = fmt::format("{}: cannot be used as a cache: {}", folder_, std::strerror(errno));
-        return;
-    }
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-        problem_ = fmt::format("{}: is in use by another process; this one goes without a disk cache", folder_);
-        ::close(std::exchange(lock_, -1));
-        return;
-    }
-    scan();
+    if (lock_ < 0) refuse(error ? error.value() : errno);  // the first thing that went wrong says most
+    else if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse(errno);
+    else scan();
+}
+
+void DiskStore::refuse(int code) {
+    refusal_ = code;
+    problem_ = code == EWOULDBLOCK
+                   ? fmt::format("{}: is in use by another process; this one goes without a disk cache", folder_)
+                   : fmt::format("{}: cannot be used as a cache: {}", folder_, std::strerror(code));
+    if (lock_ >= 0) ::close(std::exchange(lock_, -1));
 }
 
 DiskStore::~DiskStore() {
@@ -290,6 +292,7 @@ void DiskStore::failed(const DiskWrite& write) {
     problem_ = fmt::format("{}: cannot be written: {}", write.path, std::strerror(write.error));
     ::unlink(write.temp.c_str());
     ++stats_.failed_writes;
+    if (hear_) hear_(problem_);
 }
 
 bool DiskStore::put(const Record& record) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,7 +24,8 @@ namespace riptide {
 /// Checksums are of 64 bits and run at memory speed; only names, where collisions could be sought, are SHA-256.
 ///
 /// A cache must never stop an engine: nothing here throws. A folder that cannot be used, or is used by another process,
-/// gives a store that holds nothing and says why in problem(); a failed write or read counts and is a miss.
+/// gives a store that holds nothing and says why in problem() and refusal(); a failed write or read counts and is a
+/// miss.
 /// Files and folder are for the owner only. Not thread-safe.
 class DiskStore {
   public:
@@ -77,6 +79,10 @@ class DiskStore {
     const Stats& stats() const { return stats_; }
     /// What went wrong last; empty when nothing did.
     const std::string& problem() const { return problem_; }
+    /// errno of why the store is off; 0: it is not, EWOULDBLOCK: another process uses the folder.
+    int refusal() const { return refusal_; }
+    /// Who hears of each record that could not be written; called by whoever calls the store.
+    void on_failed_write(std::function<void(const std::string& problem)> hear) { hear_ = std::move(hear); }
 
   private:
     std::string path_of(const Digest& name) const;
@@ -89,14 +95,17 @@ class DiskStore {
     void settle(const Digest& name);
     void reap();
     void failed(const DiskWrite& write);
+    void refuse(int code);
 
     std::string folder_;
     int64_t budget_;
     int lock_ = -1;  // held while open; -1: the store is off
+    int refusal_ = 0;
     int64_t written_ = 0;
     RecordIndex index_;
     Stats stats_;
     std::string problem_;
+    std::function<void(const std::string&)> hear_;
     std::unique_ptr<DiskWriter> writer_;  // once it is wanted
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,6 +41,9 @@ struct EngineOptions : SessionOptions {
     int64_t host_cache_bytes = int64_t{4} << 30;  // second tier; 0: none
     std::string disk_cache;                       // third tier: a folder; empty: none
     int64_t disk_cache_bytes = int64_t{64} << 30;
+    /// Who hears why the third tier is not what it should be: when the engine is made (another process has the folder,
+    /// or it cannot be listed), and for each record that cannot be saved, on the engine's thread and at times often.
+    std::function<void(const std::string& problem)> on_disk_problem;
 };
 
 /// Facts for whoever offers the model to others.
@@ -70,7 +74,7 @@ struct EngineStats {
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
     int64_t preempted = 0, recomputed_rows = 0;
     int64_t pages = 0, free_pages = 0, cached_pages = 0, checkpoints = 0, checkpoint_bytes = 0;
-    int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0;
+    int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0, failed_writes = 0;
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right

@@ -346,7 +346,10 @@ void EngineLoop::report(EngineStats& stats) const {
             stats.draft_slots.push_back({slot.reached, slot.accepted});
     }
     if (const HostStore* host = machine_.host_tier()) stats.host_tier_bytes = host->bytes();
-    if (const DiskStore* disk = machine_.disk_tier()) stats.disk_tier_bytes = disk->bytes();
+    if (const DiskStore* disk = machine_.disk_tier()) {
+        stats.disk_tier_bytes = disk->bytes();
+        stats.failed_writes = disk->stats().failed_writes;
+    }
     stats.version = version_;
 }
 

@@ -1,6 +1,7 @@
 #include "engine/machine.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <random>
@@ -98,6 +99,7 @@ std::string content_name(const Checkpoint& checkpoint) {
 Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options)
     : options_(options), checkpoint_(std::move(checkpoint)) {
     check_options(options);
+    open_disk_tier();  // before the weights: what is wrong with it is said at once
     if (options.gpu) {
         GpuOptions gpu = *options.gpu;  // the scorer has taken its part of the budget
         if (gpu.memory_budget > 0 && options.scorer.device_bytes)
@@ -114,6 +116,7 @@ Machine::Machine(std::unique_ptr<Model> model, const EngineOptions& options)
     : options_(options), model_(std::move(model)) {
     check_options(options);
     RT_CHECK(!options.gpu, ErrorKind::usage, "a model without checkpoint runs on the CPU");
+    open_disk_tier();
     open();
 }
 
@@ -238,11 +241,22 @@ void Machine::capture(std::span<const int32_t> layers) {
     prompts_->capture(layers);
 }
 
+void Machine::open_disk_tier() {
+    if (!options_.prefix_cache || options_.disk_cache.empty()) return;
+    disk_ = std::make_unique<DiskStore>(options_.disk_cache, options_.disk_cache_bytes);
+    const int code = disk_->refusal();
+    if (code != 0 && code != EWOULDBLOCK)
+        throw Error(disk_->problem(), code == EACCES || code == EPERM     ? ErrorKind::permission
+                                      : code == ENOENT || code == ENOTDIR ? ErrorKind::no_input
+                                                                          : ErrorKind::io);
+    if (!options_.on_disk_problem) return;
+    if (!disk_->problem().empty()) options_.on_disk_problem(disk_->problem());
+    disk_->on_failed_write(options_.on_disk_problem);
+}
+
 void Machine::make_prefix_cache() {
     if (!options_.prefix_cache) return;
     if (options_.host_cache_bytes > 0) host_.emplace(options_.host_cache_bytes);
-    if (!options_.disk_cache.empty())
-        disk_ = std::make_unique<DiskStore>(options_.disk_cache, options_.disk_cache_bytes);
     PrefixCacheOptions o;
     o.checkpoint_every = options_.checkpoint_every;
     o.state_budget = options_.checkpoint_bytes;

@@ -38,7 +38,8 @@ struct DecodeDevice {
 /// Not thread-safe: whoever steps owns it.
 class Machine {
   public:
-    /// Loads the model and takes the memory. Throws Error; see load_model and plan_gpu_memory.
+    /// Loads the model and takes the memory. Throws Error; see load_model and plan_gpu_memory; also for a folder that
+    /// cannot be the third tier at all (one that another process uses is only a pity).
     Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options);
     /// A model without checkpoint, on the CPU.
     Machine(std::unique_ptr<Model> model, const EngineOptions& options);
@@ -107,6 +108,7 @@ class Machine {
     void open();
     void plan_memory();
     int64_t page_bytes_per_token() const;
+    void open_disk_tier();
     void make_prefix_cache();
     void make_runner();
     void check_same_model(const Checkpoint& checkpoint, const Model& model) const;

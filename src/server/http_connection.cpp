@@ -72,7 +72,10 @@ net::awaitable<void> Connection::run() {
         const bool there = co_await wait_for_bytes();
         idle_ = false;
         if (!there) break;
-        if (!co_await read_request(in)) break;
+        reading_ = true;
+        const bool usable = co_await read_request(in);
+        reading_ = false;
+        if (!usable) break;
         more = co_await serve(in) && in.keep_alive && !in.unread && !shared_.draining;
         if (!more && in.unread) co_await linger();
     }
@@ -133,9 +136,8 @@ net::awaitable<bool> Connection::read_request(Input& in, From& from) {
     deadline(options.header_time);
     const auto [header_error, header_bytes] = co_await http::async_read_header(from, buffer_, parser, kAwait);
     if (header_error) {
-        in.status = overdue_ ? 408 : status_of(header_error);
-        in.problem = in.status == 408 ? "the request's header took too long"
-                                      : "not a valid HTTP request: " + header_error.message();
+        in.problem = "not a valid HTTP request: " + header_error.message();
+        in.status = why_unread(header_error, "header", in.problem);
         co_return in.status != 0;
     }
     in.http_1_0 = parser.get().version() < 11;
@@ -157,9 +159,8 @@ net::awaitable<bool> Connection::read_request(Input& in, From& from) {
     if (parser.chunked()) body_error = co_await read_chunked(from, parser);
     else std::tie(body_error, std::ignore) = co_await http::async_read(from, buffer_, parser, kAwait);
     if (body_error) {
-        in.status = overdue_ ? 408 : status_of(body_error);
-        in.problem =
-            in.status == 408 ? "the request's body took too long" : "the request's body: " + body_error.message();
+        in.problem = "the request's body: " + body_error.message();
+        in.status = why_unread(body_error, "body", in.problem);
         co_return in.status != 0;
     }
     in_time();
@@ -181,6 +182,14 @@ void Connection::deadline(std::chrono::milliseconds time) {
         beast::error_code ignored;
         alive->stream_.socket().cancel(ignored);
     });
+}
+
+/// The status for a request that was not read to its end: ours if we broke it off.
+int Connection::why_unread(const beast::error_code& ec, std::string_view part, std::string& problem) const {
+    const bool shedding = shared_.draining && ec == net::error::operation_aborted;
+    if (!overdue_ && !shedding) return status_of(ec);
+    problem = overdue_ ? fmt::format("the request's {} took too long", part) : "the server is shutting down";
+    return overdue_ ? 408 : 503;
 }
 
 void Connection::in_time() {
@@ -363,7 +372,11 @@ void Connection::unwatch() {
 }
 
 void Connection::close_when_idle() {
-    if (idle_) shut();
+    if (idle_) return shut();
+    if (!reading_) return;
+    // Nothing is made for it yet, and nobody knows when the rest would come. As in deadline(): it can still be told.
+    beast::error_code ignored;
+    stream_.socket().cancel(ignored);
 }
 
 void Connection::stop() {

@@ -43,7 +43,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     /// long.
     boost::asio::awaitable<void> run();
 
-    /// Ends the connection if it waits for a request; else it ends after the reply.
+    /// Ends the connection if it waits for a request; refuses one of which a part is still to come; else it ends after
+    /// the reply.
     void close_when_idle();
     /// Aborts the reply that is being made, and ends.
     void stop();
@@ -79,6 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<void> linger();
     void deadline(std::chrono::milliseconds time);
     void in_time();
+    int why_unread(const boost::beast::error_code& ec, std::string_view part, std::string& problem) const;
     void watch();
     void look(uint64_t number);
     void unwatch();
@@ -91,7 +93,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     /// Of reading a request; then of waiting for the engine: cancelled when there is something to do.
     boost::asio::steady_timer news_;
     boost::asio::steady_timer peek_;  // until the next look() at a client that has sent something
-    bool idle_ = false, following_ = false, stopping_ = false;
+    bool idle_ = true, reading_ = false, following_ = false, stopping_ = false;
     uint64_t deadline_ = 0;  // number of the one that is on
     bool overdue_ = false;   // the request took too long
     bool gone_ = false;      // the client has closed its side

@@ -44,7 +44,8 @@ class HttpServer {
     int port() const;
     int64_t connections() const;
 
-    /// Accepts nobody any more, closes idle connections, lets replies end for as long as `grace`, then aborts them.
+    /// Accepts nobody any more, closes idle connections, refuses requests of which a part is missing, lets replies end
+    /// for as long as `grace`, then aborts them.
     void drain(std::chrono::milliseconds grace);
 
   private:

@@ -59,6 +59,8 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"disk\"}} {}\n", s.disk_tier_bytes);
     single(out, "cache_damaged_records_total", "Records of the disk tier that were damaged", "counter",
            s.damaged_records);
+    single(out, "cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
+           s.failed_writes);
     single(out, "steps_total", "Steps of the engine", "counter", s.steps);
     head(out, "rows_total", "Rows of steps", "counter");
     out += fmt::format("riptide_rows_total{{kind=\"decode\"}} {}\n", s.decode_rows);

@@ -311,13 +311,16 @@ TEST(disk_store, a_folder_that_cannot_be_used_gives_an_empty_store) {
     spit(fs::path(folder.path) / "file", "x");
     DiskStore nowhere(folder.path + "/file/cache", 1 << 20);
     EXPECT_NE(nowhere.problem().find("/file/cache"), std::string::npos);
+    EXPECT_EQ(nowhere.refusal(), ENOTDIR);
     EXPECT_FALSE(nowhere.put(record(1)));
     EXPECT_FALSE(held(nowhere, 1));
 
     DiskStore first(folder.path + "/deep/cache", 1 << 20), second(folder.path + "/deep/cache", 1 << 20);
     EXPECT_EQ(first.problem(), "");
+    EXPECT_EQ(first.refusal(), 0);
     EXPECT_TRUE(first.put(record(1)));
     EXPECT_NE(second.problem().find("another process"), std::string::npos);
+    EXPECT_EQ(second.refusal(), EWOULDBLOCK);
     EXPECT_FALSE(second.put(record(2)));
     EXPECT_FALSE(held(second, 1));
 }
@@ -326,8 +329,11 @@ TEST(disk_store, a_folder_lost_under_way_costs_writes_and_nothing_else) {
     const Folder folder;
     DiskStore store(folder.path + "/cache", 1 << 20);
     store.put(record(1));
+    std::string heard;
+    store.on_failed_write([&](const std::string& problem) { heard = problem; });
     fs::remove_all(folder.path + "/cache");
     EXPECT_FALSE(store.put(record(2)));
+    EXPECT_NE(heard.find("cannot be written"), std::string::npos) << heard;
     EXPECT_EQ(store.stats().failed_writes, 1);
     EXPECT_FALSE(held(store, 1));
     EXPECT_EQ(store.count(), 0);

@@ -1,5 +1,8 @@
 // What goes wrong with one request fails it alone; what breaks the machine fails all, loudly.
+#include <unistd.h>
+
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "base/error.h"
@@ -117,6 +120,34 @@ TEST_F(EngineFailure, a_broken_device_fails_everybody_and_the_engine_says_so) {
     }
     engine->drain();  // returns at once
     engine->pause();
+}
+
+TEST(EngineDisk, a_folder_that_cannot_be_the_third_tier_is_said) {
+    RT_CPU_ONLY("the demo model on the CPU will do");
+    const std::string folder = ::testing::TempDir() + fmt::format("riptide_engine_disk_{}", ::getpid());
+    std::filesystem::remove_all(folder);
+    std::vector<std::string> heard;
+    EngineOptions o = demo_options();
+    o.on_disk_problem = [&](const std::string& problem) { heard.push_back(problem); };
+    o.disk_cache = "/dev/null";
+    try {
+        Engine::open(demo_path(), o);
+        ADD_FAILURE() << "a device is taken for a folder";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::no_input);
+        EXPECT_NE(std::string(error.what()).find("/dev/null: cannot be used as a cache"), std::string::npos);
+    }
+    o.disk_cache = folder;
+    auto engine = Engine::open(demo_path(), o);
+    EXPECT_TRUE(heard.empty()) << heard.front();
+    Engine::open(demo_path(), o);  // a second one does without
+    ASSERT_EQ(heard.size(), 1U);
+    EXPECT_NE(heard[0].find("another process"), std::string::npos) << heard[0];
+    EXPECT_TRUE(ask(*engine, continuation(std::vector<int32_t>(300, 7), 2)).done);
+    std::filesystem::remove_all(folder);
+    engine.reset();  // saves what it holds, or would
+    ASSERT_GT(heard.size(), 1U);
+    EXPECT_NE(heard[1].find("cannot be written"), std::string::npos) << heard[1];
 }
 
 }  // namespace

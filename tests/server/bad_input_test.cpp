@@ -149,5 +149,23 @@ TEST_F(ServerBadInput, thousands_of_idle_connections_delay_nobody) {
     expect_alive();
 }
 
+TEST_F(ServerBadInput, a_server_that_ends_waits_for_no_request_that_is_still_to_come) {
+    for (const char* part : {"", "POST /v1/completions HT",
+                             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                             "Content-Length: 100\r\n\r\n{\"prompt\": ",
+                             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                             "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"p"}) {
+        start();
+        Client client(port());
+        client.send(part);
+        EXPECT_EQ(get("/health").status, 200);  // behind it: what was sent is read
+        const auto begun = std::chrono::steady_clock::now();
+        server->drain(std::chrono::minutes(5));
+        EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::minutes(1)) << part;
+        const Answer answer = client.receive();
+        EXPECT_EQ(answer.status, *part == 0 ? 0 : 503) << part << answer.body;
+    }
+}
+
 }  // namespace
 }  // namespace riptide::testing

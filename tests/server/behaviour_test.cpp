@@ -1,4 +1,8 @@
 // What goes wrong, and how the server takes it: bad requests, clients that leave, too many of them, its own end.
+#include <unistd.h>
+
+#include <filesystem>
+
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {
@@ -353,6 +357,25 @@ TEST(ServerQueue, never_blocks_the_engine_and_wakes_its_reader_once) {
     queue->close();
     EXPECT_THROW(sink({.id = 6}), Error);
     EXPECT_TRUE(queue->take().empty());
+}
+
+TEST_F(ServerBehaviour, records_that_cannot_be_saved_are_counted) {
+    const std::string folder = ::testing::TempDir() + fmt::format("riptide_metrics_{}", ::getpid());
+    EngineOptions o = demo_options();
+    o.disk_cache = folder;
+    o.host_cache_bytes = 0;  // what the pages have no room for goes to disk at once
+    o.context = o.kv_tokens = 512;
+    start(server_options(), o);
+    std::filesystem::remove_all(folder);
+    for (int i = 0; i < 3; ++i) {
+        const json::array prompt = json::value_from(std::vector<int32_t>(450, 100 + i)).as_array();
+        EXPECT_EQ(post("/v1/completions", {{"prompt", prompt}, {"max_tokens", 2}}).status, 200);
+    }
+    EXPECT_TRUE(becomes([&] {
+        const std::string page = get("/metrics").body;
+        return page.find("riptide_cache_failed_writes_total ") != std::string::npos &&
+               page.find("riptide_cache_failed_writes_total 0\n") == std::string::npos;
+    }));
 }
 
 }  // namespace

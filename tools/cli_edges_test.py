@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""What the command line does at its edges: outputs that take nothing, empty values, folders that are none.
+usage: cli_edges_test.py RIPTIDE
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import cli_test
+from cli_test import bad, expect, good, riptide, work
+
+
+def shell(command):
+    """A line of bash in which $R is the program."""
+    return subprocess.run(["bash", "-c", command], capture_output=True, timeout=120, stdin=subprocess.DEVNULL,
+                          env=os.environ | {"R": str(riptide)})
+
+
+def without_reader(arguments):
+    """The program, writing to a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run([str(riptide), *arguments], stdout=writer, stderr=subprocess.PIPE, timeout=120,
+                              stdin=subprocess.DEVNULL)
+    finally:
+        os.close(writer)
+
+
+class Server:
+    """riptide serve, until `with` ends; `log`: what it said until it was ready."""
+
+    def __init__(self, *arguments):
+        command = [str(riptide), "serve", "--port", "0", "--ctx", "512", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.log = ""
+        while not re.search("^ready ", self.log, re.MULTILINE) and (line := self.process.stderr.readline()):
+            self.log += line
+        found = re.search(r"ready .*?:(\d+)/v1", self.log)
+        expect(found is not None, f"riptide serve {arguments} gets ready: {self.log}")
+        self.port = int(found[1]) if found else 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.rest = self.process.communicate(timeout=60)[1]
+        expect(self.process.returncode == 0, f"the server ends: {self.process.returncode} {self.rest}")
+
+
+def disk_cache():
+    bad(66, "/dev/null: cannot be used as a cache", "serve", "--port", 0, "--cache-dir", "/dev/null")
+    bad(66, "cannot be used as a cache", "serve", "--port", 0, "--cache-dir", "/proc/nothing")
+    with Server("--cache-dir", work / "cache") as first:
+        expect("cache " not in first.log, f"a folder that can be used is not worth a word: {first.log}")
+        with Server("--cache-dir", work / "cache") as second:
+            expect(re.search("^cache .*another process", second.log, re.MULTILINE), f"a folder in use is said: {second.log}")
+
+
+def outputs():
+    model, ids = work / "tiny.gguf", work / "ids.json"
+    good("synth", model, "--shape", "laguna-tiny", "--type", "q8_0")
+    ids.write_text("[2, 100, 101]")
+    (work / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 3)
+    (work / "t.jinja").write_text("{{ x }}")
+    (work / "v.json").write_text('{"x": 1}')
+    writers = ["run -p x -n 2", "run -p x -n 2 --json", "chat -m x -n 2", "chat -m x -n 2 --json", "tokenize --string x",
+               "tokenize --string x --json", "inspect", "inspect --json", f"ppl --text {work}/text.txt --window 32",
+               f"template {work}/t.jinja --vars {work}/v.json", "completion bash", "--help", "serve --help", "--version",
+               f"bench {model} --device cpu --prompt 8 --gen 2 --repeat 1"]
+    for command in writers:
+        done = shell(f"exec $R {command} > /dev/full")
+        last = (done.stderr.decode().splitlines() or [""])[-1]
+        expect(done.returncode == 74 and last.startswith("error: standard output cannot be written"),
+               f"{command} on a full disk: {done.returncode} {last}")
+    for command in writers[:2] + writers[4:6]:
+        expect(shell(f"exec $R {command} >&-").returncode == 74, f"{command} with stdout closed")
+        for stderr in ["2>&-", "2>/dev/full"]:
+            done = shell(f"exec $R {command} {stderr}")
+            expect(done.returncode == 0 and done.stdout, f"{command} {stderr}: nobody has to hear what is said: {done}")
+    for command in ["run -p x -n 300", "chat -m x -n 300 --ignore-eos", "inspect --tensors", "--help"]:
+        done = without_reader(command.split())
+        expect(done.returncode in [0, -signal.SIGPIPE] and b"error" not in done.stderr, f"{command}: its reader has gone: {done}")
+    # What is meant for a closed stream must not get into a file.
+    done = shell(f"exec $R synth {work}/closed.gguf --shape laguna-tiny --type q8_0 0<&- >&- 2>&-")
+    expect(done.returncode == 74 and (work / "closed.gguf").read_bytes()[:4] == b"GGUF", f"no stream at all: {done}")
+
+
+def empty_values():
+    for key in [["--api-key="], ["--api-key", ""]]:
+        bad(64, "API key is empty", "serve", *key, "--quiet", "--port", 0)
+    bad(64, "no prompt", "run", "--prompt=", "-n", 3)
+    bad(64, "stop", "run", "--prompt", "x", "--stop=", "-n", 3)
+    for command in [["serve", "--port="], ["serve", "--port", ""], ["run", "-p", "x", "--temperature=", "-n", 3]]:
+        bad(64, "a value is missing", *command)
+    bad(66, "no such file", "run", "--prompt-file", "--stop=", "-n", 1)  # a value may look like an option
+    bad(66, "--quiet=: cannot open", "run", "-p", "x", "--", "--quiet=")
+    expect(good("run", "--prompt=x", "-n1", "--temperature=0") ==
+           good("run", "--prompt", "x", "-n", 1, "--temperature", 0), "values behind = and apart are the same")
+
+
+def key_files():
+    (work / "keys.txt").write_bytes(b"  first\n\tsecond \t\r\n \t # no key\n \t\nlast\t")
+    with Server("--api-key-file", work / "keys.txt") as server:
+        for key, status in [("first", 200), ("second", 200), ("last", 200), ("# no key", 401), ("", 401)]:
+            done = shell(f"curl -s -o /dev/null -w '%{{http_code}}' -H 'x-api-key: {key}' http://127.0.0.1:{server.port}/v1/models")
+            expect(done.stdout.decode() == str(status), f"the key '{key}' gives {done.stdout}, expected {status}")
+    (work / "keys.txt").write_bytes(b" \t\n\t# none\n")
+    bad(65, "no API key in it", "serve", "--port", 0, "--api-key-file", work / "keys.txt")
+
+
+def token_counts():
+    for command in [["run", "-p", "x"], ["chat", "-m", "x"], ["ab"]]:
+        for count in [0, -1]:
+            bad(64, "at least 1", *command, "-n", count)
+        expect("left out: " in good(command[0], "--help").split("--tokens-max")[1][:150], f"{command[0]} --help says what -n is")
+    expect(len(json.loads(good("run", "-p", "x", "--json", "--ignore-eos"))["tokens"]) == 128, "run makes 128 tokens unless -n says otherwise")
+    expect(len(json.loads(good("run", "-p", "x", "--json", "-n", 1))["tokens"]) == 1, "run -n 1 makes one")
+
+
+def tls():
+    made = {}
+    for name in ["server", "other"]:
+        made[name] = work / f"{name}.pem"
+        done = shell(f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=riptide.example "
+                     f"-keyout {work}/{name}.key -out {made[name]} 2> /dev/null")
+        if done.returncode != 0:
+            print("skipped: TLS: no openssl program to make a certificate with")
+            return
+    agents = work / "agents"
+    agents.mkdir()
+    (agents / "claude").write_text("#!/bin/sh\nexit 3\n")
+    (agents / "claude").chmod(0o755)
+    with Server("--tls-cert", made["server"], "--tls-key", work / "server.key", "--api-key", "secret") as server:
+        at = ["--port", server.port]
+        bad(69, "speaks TLS", "ps", *at)
+        done = cli_test.run("doctor", *at)
+        expect(done.returncode == 69 and b"speaks TLS" in done.stdout, f"doctor and a server with TLS: {done}")
+        done = shell(f"PATH={agents}:$PATH exec $R launch claude --port {server.port}")
+        expect(done.returncode == 69 and b"speaks TLS" in done.stderr and b"starting" not in done.stderr, f"launch: {done}")
+        bad(69, "does not vouch", "ps", *at, "--tls-ca", made["other"])
+        bad(64, "not a certificate", "ps", *at, "--tls-ca", work / "server.key")
+        bad(77, "--api-key", "ps", *at, "--tls-ca", made["server"])
+        text = good("ps", *at, "--tls-ca", made["server"], "--api-key", "secret")
+        expect("answers running" in text, f"ps over TLS: {text}")
+        expect("already" in good("doctor", *at, "--tls-ca", made["server"]), "doctor over TLS")
+    with Server() as server:
+        bad(69, "does not speak TLS", "ps", "--port", server.port, "--tls-ca", made["server"])
+
+
+def no_tokenizer():
+    folder, ids = cli_test.ROOT / "tests/fixtures/laguna_xs2", work / "three.json"
+    ids.write_text("[1, 2, 3]")
+    asked = ["run", folder, "--tokens", ids, "-n", 4, "--temperature", 0]
+    printed = good(*asked)
+    expect(json.loads(printed) == json.loads(good(*asked, "--json"))["tokens"], f"without a tokenizer ids are printed: {printed}")
+    bad(64, "need a tokenizer", *asked, "--stop", "x")
+    bad(65, "no tokenizer", "serve", folder, "--port", 0)
+
+
+def no_template():
+    model = work / "tiny.gguf"
+    model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
+    bad(65, "no chat template", "chat", model, "-m", "x")
+    with Server(model) as server:
+        line = server.process.stderr.readline()
+        done = shell(line.removeprefix("try").replace("curl", "curl -s"))
+        expect(line.startswith("try") and '"text_completion"' in done.stdout.decode(), f"what a server tells to try works: {line} {done}")
+
+
+def messages():
+    for empty in [["-m", ""], ["--message="]]:
+        bad(64, "the message is empty", "chat", *empty)
+    half = work / "half.json"
+    half.write_text('[{"role": "user", "content": "\\ud800"}]')
+    bad(65, "half of a surrogate pair", "chat", "--messages", half)
+
+
+if __name__ == "__main__":
+    disk_cache()
+    outputs()
+    empty_values()
+    key_files()
+    no_tokenizer()
+    no_template()
+    token_counts()
+    tls()
+    messages()
+    print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
+    sys.exit(1 if cli_test.failures else 0)
