@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "io/content.h"
+#include "io/foreign_format.h"
 #include "io/tensor_table.h"
 #include "models/similar_names.h"
 #include "quant/dot.h"
@@ -47,6 +48,7 @@ bool ignorable(std::string_view name) {
 }  // namespace
 
 Binder::Binder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
+    refuse_foreign_format(checkpoint);
     constexpr std::string_view kWrapped = "language_model.";
     if (checkpoint.format() == Checkpoint::Format::safetensors)
         for (const TensorInfo& tensor : checkpoint.tensors())

@@ -143,6 +143,28 @@ TEST(Binder, gate_and_up_may_share_a_stack) {
     bind.finish();
 }
 
+TEST(ForeignFormats, are_refused_by_name) {
+    for (const auto& [method, name] : {std::pair{"gptq", "GPTQ"}, {"awq", "AWQ"}, {"bitsandbytes", "bitsandbytes"}}) {
+        FakeCheckpoint file;
+        file.metadata()["config"] = {{"quantization_config", {{"quant_method", method}}}};
+        EXPECT_SAYS(Binder{file}, "m.safetensors: its weights are packed in " + std::string(name) + "'s format",
+                    "quant_method is \"" + std::string(method) + "\"", "take a GGUF file");
+    }
+    for (const auto& [tensor, name] : {std::pair{"a.q_proj.g_idx", "GPTQ"},
+                                       {"a.q_proj.qweight", "GPTQ or AWQ"},
+                                       {"a.q_proj.weight.absmax", "bitsandbytes"},
+                                       {"a.mlp.switch_mlp.up_proj.weight", "MLX"}}) {
+        FakeCheckpoint file;
+        file.add_zeros(tensor, DType::i32, {1});
+        EXPECT_SAYS(Binder{file}, std::string(name) + "'s format (tensor " + tensor + ")", "take a GGUF file");
+    }
+    for (const char* method : {"compressed-tensors", "fp8", "modelopt"}) {
+        FakeCheckpoint file;
+        file.metadata()["config"] = {{"quantization_config", {{"quant_method", method}}}};
+        Binder(file).finish();
+    }
+}
+
 TEST(SimilarNames, nearest_first_and_nothing_far) {
     const std::vector<std::string> known = {"blk.1.attn_k.weight", "blk.0.attn_k.weight", "output.weight",
                                             "blk.0.attn_kk.weight"};
