@@ -20,6 +20,19 @@ struct Renamed {
     std::vector<std::byte> bytes;
 };
 
+/// Opens a folder of these tensors that is gone at once.
+inline std::unique_ptr<Checkpoint> open_folder(const json::object& config, const std::vector<Renamed>& tensors) {
+    const std::string folder = ::testing::TempDir() + "/riptide_layout_" + std::to_string(getpid());
+    std::filesystem::create_directories(folder);
+    std::vector<NamedTensor> named;
+    for (const Renamed& tensor : tensors) named.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes});
+    write_safetensors(folder + "/model.safetensors", named);
+    write_file_atomic(folder + "/config.json", json::serialize(config));
+    std::unique_ptr<Checkpoint> opened = open_checkpoint(folder);
+    std::filesystem::remove_all(folder);  // what is mapped stays
+    return opened;
+}
+
 class LayoutTest : public ::testing::Test {
   protected:
     explicit LayoutTest(const std::string& name = "laguna_xs2") : fixture(name) {}
@@ -71,18 +84,6 @@ class LayoutTest : public ::testing::Test {
     }
 
     std::vector<Renamed> gguf_tensors(const std::string& gate_name) const;
-    /// Opens the fixture as a folder of these tensors.
-    std::unique_ptr<Checkpoint> open_folder(const std::vector<Renamed>& tensors) const {
-        const std::string folder = ::testing::TempDir() + "/riptide_layout_" + std::to_string(getpid());
-        std::filesystem::create_directories(folder);
-        std::vector<NamedTensor> named;
-        for (const Renamed& tensor : tensors) named.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes});
-        write_safetensors(folder + "/model.safetensors", named);
-        write_file_atomic(folder + "/config.json", json::serialize(config));
-        std::unique_ptr<Checkpoint> opened = open_checkpoint(folder);
-        std::filesystem::remove_all(folder);  // what is mapped stays
-        return opened;
-    }
     std::vector<float> logits(std::unique_ptr<Checkpoint> checkpoint) const {
         Session session(std::move(checkpoint), fixture.options());
         return all_logits(session, fixture.prompts.back().tokens);

@@ -93,7 +93,7 @@ TEST_F(LayoutTest, stacked_experts_and_other_names_equal_the_release) {
         tensors.push_back(stacked(mlp + "gate_up_proj", l, {"gate_proj", "up_proj"}));
         tensors.push_back(stacked(mlp + "down_proj", l, {"down_proj"}));
     }
-    expect_same_bits(logits(open_folder(tensors)), expected());
+    expect_same_bits(logits(open_folder(config, tensors)), expected());
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // One quantised model under every publisher's names gives the same logits, bit for bit.
+#include <random>
+
 #include "quant/blocks.h"
 #include "quant/codec.h"
 #include "tests/models/laguna_layouts.h"
@@ -30,7 +32,7 @@ class Packed : public LayoutTest {
     std::unique_ptr<Checkpoint> changed(const Change& change) const {
         std::vector<Renamed> tensors;
         for (const TensorInfo& tensor : source->tensors()) change(tensors.emplace_back(copy(tensor.name, tensor.name)));
-        return open_folder(tensors);
+        return open_folder(config, tensors);
     }
 };
 
@@ -200,6 +202,94 @@ TEST_F(GgufNvfp4, greedy_tokens_are_those_of_the_folder) {
         request.sampling.max_tokens = std::ssize(prompt.greedy);
         EXPECT_EQ(session.generate(request).tokens, prompt.greedy);
     }
+}
+
+// ---- as Qwen3.5 and 3.6 are published: FP8 attention, NVFP4 experts and head, BF16 --------------------------------
+
+enum class Form { modelopt, compressed, inverse };
+
+/// The mixture of the fixtures with codes drawn at random where its published relatives are quantised.
+class MixedQwen35 {
+  public:
+    std::vector<float> logits(Form form) {
+        form_ = form;
+        random_.seed(5);  // the same codes in every form
+        tensors_.clear();
+        for (const TensorInfo& t : source_->tensors()) add(t);
+        Session session(open_folder(source_->metadata().at("config").as_object(), tensors_), fixture_.options());
+        return all_logits(session, fixture_.prompts.back().tokens);
+    }
+
+  private:
+    void add(const TensorInfo& t) {
+        const std::string_view name = t.name;
+        const auto holds = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+        if (holds(".experts.gate_up_proj")) {
+            const std::string stem(name.substr(0, name.find("gate_up_proj")));
+            for (int64_t e = 0; e < t.shape[0]; ++e)
+                for (const char* part : {"gate_proj", "up_proj"})
+                    nvfp4(fmt::format("{}{}.{}", stem, e, part), t.shape[1] / 2, t.shape[2]);
+        } else if (holds("shared_expert.") || name == "lm_head.weight") {
+            nvfp4(stem_of(name), t.shape[0], t.shape[1]);
+        } else if (holds("_proj.weight") || holds("in_proj_qkv") || holds("in_proj_z")) {
+            fp8(stem_of(name), t.shape[0], t.shape[1]);
+        } else {
+            put(t.name, t.dtype, t.shape, t.bytes);
+        }
+    }
+    static std::string stem_of(std::string_view name) {
+        return std::string(name.substr(0, name.size() - std::string_view(".weight").size()));
+    }
+    void put(const std::string& name, DType dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes) {
+        tensors_.push_back({name, dtype, std::move(shape), {bytes.begin(), bytes.end()}});
+    }
+    void one(const std::string& name, float value) { put(name, DType::f32, {}, std::as_bytes(std::span(&value, 1))); }
+    /// Bytes of which the bits of `free` are random and the others those of `fixed`.
+    std::vector<std::byte> draw(int64_t count, int free, int fixed) {
+        std::vector<std::byte> bytes(static_cast<size_t>(count));
+        for (std::byte& b : bytes)
+            b = static_cast<std::byte>((random_() & static_cast<uint32_t>(free)) | static_cast<uint32_t>(fixed));
+        return bytes;
+    }
+    void fp8(const std::string& stem, int64_t rows, int64_t cols) {
+        constexpr float kScale = 0.17f;
+        put(stem + ".weight", DType::f8_e4m3, {rows, cols}, draw(rows * cols, 0x87, 0x30));
+        if (form_ == Form::modelopt) {
+            one(stem + ".weight_scale", kScale);
+            one(stem + ".input_scale", 3);
+            return;
+        }
+        const bool inverse = form_ == Form::inverse;
+        const std::vector<int64_t> shape = {inverse ? (rows + 127) / 128 : rows, 1};
+        const std::vector<float> scales(static_cast<size_t>(shape[0]), kScale);
+        put(stem + (inverse ? ".weight_scale_inv" : ".weight_scale"), DType::f32, shape,
+            std::as_bytes(std::span(scales)));
+    }
+    void nvfp4(const std::string& stem, int64_t rows, int64_t cols) {
+        const float factor = std::ldexp(1.0f, -3 - static_cast<int>(rows % 3));
+        const bool modelopt = form_ == Form::modelopt;
+        put(stem + (modelopt ? ".weight" : ".weight_packed"), DType::u8, {rows, cols / 2},
+            draw(rows * cols / 2, 0xFF, 0));
+        put(stem + ".weight_scale", DType::f8_e4m3, {rows, cols / 16}, draw(rows * cols / 16, 0x07, 0x30));
+        if (modelopt) one(stem + ".weight_scale_2", factor);
+        else one(stem + ".weight_global_scale", 1 / factor);
+        one(stem + (modelopt ? ".input_scale" : ".input_global_scale"), 3);
+    }
+
+    Fixture fixture_{"qwen35_moe"};
+    std::unique_ptr<Checkpoint> source_ = open_checkpoint(fixture_.model_path());
+    std::vector<Renamed> tensors_;
+    std::mt19937 random_;
+    Form form_ = Form::modelopt;
+};
+
+TEST(MixedPrecision, every_publishers_names_give_the_same_bits) {
+    RT_CPU_ONLY("one scale and a plane of equal ones may take different kernels");
+    MixedQwen35 model;
+    const std::vector<float> expected = model.logits(Form::modelopt);
+    for (const float logit : expected) ASSERT_TRUE(std::isfinite(logit));
+    EXPECT_NE(expected.front(), expected.back());
+    for (const Form form : {Form::compressed, Form::inverse}) EXPECT_EQ(model.logits(form), expected);
 }
 
 }  // namespace
