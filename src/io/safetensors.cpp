@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "io/content.h"
+#include "io/foreign_format.h"
 
 namespace riptide {
 
@@ -89,7 +90,8 @@ Entry read_entry(const json::value& value, TensorInfo& tensor) {
     const json::string* dtype = member(*entry, "dtype", what).if_string();
     RT_CHECK(dtype, "{}: dtype is not a string", what);
     const auto known = dtype_from_safetensors(*dtype);
-    RT_CHECK(known, "{} has dtype {}, which is not supported", what, printable(*dtype));
+    RT_CHECK(known, "{} has dtype {}, which is not supported{}{}", what, printable(*dtype),
+             *dtype == "U32" ? " (MLX packs its quantised weights so): " : "", *dtype == "U32" ? kReadableInstead : "");
     tensor.dtype = *known;
     tensor.shape = whole_numbers(*entry, "shape", what);
     RT_CHECK(tensor.shape.size() <= kMaxDims, "{} has {} dimensions, at most {} are supported", what,

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "io/content.h"
+#include "io/foreign_format.h"
 #include "io/tensor_table.h"
 #include "models/similar_names.h"
 #include "quant/dot.h"
@@ -31,7 +32,7 @@ constexpr std::array<std::string_view, 8> kIgnored = {
     ".k_proj.output_scale",
     ".v_proj.output_scale",
     ".input_global_scale",
-    ".input_scale",   // for quantised activations
+    ".input_scale",   // for quantised activations (ModelOpt, and GGUF files made from its models)
     ".weight_shape",  // the header's shapes say it
 };
 
@@ -47,6 +48,7 @@ bool ignorable(std::string_view name) {
 }  // namespace
 
 Binder::Binder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
+    refuse_foreign_format(checkpoint);
     constexpr std::string_view kWrapped = "language_model.";
     if (checkpoint.format() == Checkpoint::Format::safetensors)
         for (const TensorInfo& tensor : checkpoint.tensors())
@@ -116,7 +118,10 @@ Weight Binder::matrix(const TensorNames& names, int64_t rows, int64_t cols) {
 Weight Binder::named_matrix(const std::string& name, int64_t rows, int64_t cols) {
     const std::string stem = name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : name;
     if (const TensorInfo* tensor = find_name(name)) {
-        const Weight w = stored_matrix(*tensor, rows, cols);
+        if (tensor->dtype == DType::u8 && find_name(stem + ".weight_scale") != nullptr)  // ModelOpt's NVFP4
+            return packed_matrix(stem, *tensor, rows, cols);
+        Weight w = stored_matrix(*tensor, rows, cols);
+        if (const std::vector<float> scale = product_scales(*tensor, 1); !scale.empty()) w.scale = scale[0];
         return w.dtype == DType::f8_e4m3 ? float8_matrix(stem, w) : w;
     }
     const TensorInfo* packed = find_name(stem + ".weight_packed");
@@ -229,12 +234,12 @@ std::vector<Weight> Binder::stack(const TensorInfo& tensor, int64_t experts, int
     const std::vector<int64_t> expected = {experts, stored_rows, cols};
     RT_CHECK(tensor.shape == expected, "{} has shape {}, expected {}", where(tensor), shape_text(tensor.shape),
              shape_text(expected));
-    const bool float8 = tensor.dtype == DType::f8_e4m3;
-    RT_CHECK(has_dot(tensor.dtype) && (!float8 || half < 0), "{} is {}, which a stack of experts cannot be",
-             where(tensor), dtype_name(tensor.dtype));
+    RT_CHECK(has_dot(tensor.dtype), "{} is {}, which a stack of experts cannot be", where(tensor),
+             dtype_name(tensor.dtype));
     use(tensor, checked_mul(experts, checked_mul(stored_rows, cols, "experts"), "experts"));
     std::vector<Weight> weights(static_cast<size_t>(experts));
     const int64_t bytes = row_bytes(tensor.dtype, cols);
+    const std::vector<float> scales = product_scales(tensor, experts);
     for (int64_t e = 0; e < experts; ++e) {
         Weight& w = weights[static_cast<size_t>(e)];
         w.data = tensor.bytes.data() + (e * stored_rows + (half == 1 ? rows : 0)) * bytes;
@@ -242,8 +247,9 @@ std::vector<Weight> Binder::stack(const TensorInfo& tensor, int64_t experts, int
         w.rows = rows;
         w.cols = cols;
         w.row_bytes = bytes;
+        if (!scales.empty()) w.scale = scales[static_cast<size_t>(e)];
     }
-    if (float8) float8_stack(tensor, weights);
+    if (tensor.dtype == DType::f8_e4m3) float8_stack(tensor, weights, half);
     return weights;
 }
 

@@ -35,13 +35,17 @@ struct ExpertNames {
 /// Finds tensors, checks dtype and shape, and keeps account of what was used, so that a tensor which nothing reads is
 /// an error and not a silently wrong model. Weights point into the checkpoint, which must outlive them.
 ///
-/// A matrix stored as `X.weight` in a Hugging Face folder may lie there quantised by compressed-tensors; what it is, is
-/// decided by the tensors themselves, one by one:
-///   X.weight        F8_E4M3 [N, K]       with X.weight_scale [ceil(N/128), ceil(K/128)], [N, 1], [N] or one value
+/// A matrix stored as `X.weight` in a Hugging Face folder may lie there quantised; what it is, is decided by the
+/// tensors themselves, one by one. Scales multiply, whatever they are called, except where it says divisor:
+///   X.weight        F8_E4M3 [N, K]       with X.weight_scale or X.weight_scale_inv (official FP8 releases)
+///                                        [ceil(N/128), ceil(K/128)], [N, 1], [N] or one value
 ///   X.weight_packed I32 [N, K/8 or K/4]  with X.weight_scale [N, K/g]: INT4 or INT8, g a divisor of K
 ///   X.weight_packed U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_global_scale, a divisor:
-///   NVFP4
-/// A stack X of experts may be F8_E4M3 [E, N, K] with X_scale [E, ceil(N/128), ceil(K/128)].
+///                                        NVFP4 of compressed-tensors
+///   X.weight        U8 [N, K/2]          with X.weight_scale F8_E4M3 [N, K/16] and X.weight_scale_2: NVFP4 of ModelOpt
+/// A stack X of experts may be F8_E4M3 [E, N, K] with X_scale or X_scale_inv [E, ceil(N/128), ceil(K/128)].
+/// In a GGUF file X.weight of type NVFP4 may have X.scale F32 [1] beside it, or [E] for a stack: a factor of the
+/// product.
 ///
 /// Every function throws Error naming file and tensor, what was found and what was expected. Not thread-safe.
 class Binder {
@@ -88,7 +92,9 @@ class Binder {
     Weight packed_matrix(const std::string& stem, const TensorInfo& packed, int64_t rows, int64_t cols);
     Weight named_matrix(const std::string& name, int64_t rows, int64_t cols);
     std::vector<Weight> stack(const TensorInfo& tensor, int64_t experts, int64_t rows, int64_t cols, int half);
-    void float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts);
+    void float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts, int half);
+    const TensorInfo& float8_scale(const std::string& name, std::string_view of);
+    std::vector<float> product_scales(const TensorInfo& tensor, int64_t count);
     void set_scale_plane(Weight& w, const TensorInfo& scale);
     float scalar(const TensorInfo& tensor) const;
 

@@ -1,9 +1,11 @@
-// Weights that compressed-tensors keeps as codes and scales. Layouts: see Binder.
+// Weights that compressed-tensors, ModelOpt and the publishers of FP8 models keep as codes and scales, and the scale
+// that llama.cpp's converter keeps beside NVFP4. Layouts: see Binder.
 #include <cmath>
 #include <cstring>
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "io/content.h"
 #include "io/tensor_table.h"
 #include "models/binder.h"
 #include "tensor/half.h"
@@ -12,6 +14,7 @@ namespace riptide {
 
 namespace {
 
+constexpr std::string_view kWeight = ".weight";
 constexpr int64_t kFloat8Block = 128;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -54,8 +57,20 @@ void Binder::set_scale_plane(Weight& w, const TensorInfo& scale) {
     w.scale_cols = w.cols / groups;
 }
 
+/// The scale `name` of float8 weights, or `name`_inv, as DeepSeek's and Qwen's releases call it: what is inverse there
+/// is the quantiser's factor, so both multiply.
+const TensorInfo& Binder::float8_scale(const std::string& name, std::string_view of) {
+    const std::string inverse = name + "_inv";
+    const bool there = find_name(name) != nullptr, inverse_there = find_name(inverse) != nullptr;
+    RT_CHECK(there || inverse_there, "{}: tensor {} needs {}{}, which is missing, and so is {}{}", checkpoint_.path(),
+             printable(of), prefix_, name, prefix_, inverse);
+    RT_CHECK(!there || !inverse_there, "{}: tensor {} has two scales, {}{} and {}{}, expected one of them",
+             checkpoint_.path(), printable(of), prefix_, name, prefix_, inverse);
+    return companion(there ? name : inverse, of);
+}
+
 Weight Binder::float8_matrix(const std::string& stem, Weight w) {
-    const TensorInfo& scale = companion(stem + ".weight_scale", stem + ".weight");
+    const TensorInfo& scale = float8_scale(stem + ".weight_scale", stem + ".weight");
     if (count(scale) == 1 && scale.shape.size() < 2) {
         w.scale = scalar(scale);
         return w;
@@ -72,16 +87,21 @@ Weight Binder::float8_matrix(const std::string& stem, Weight w) {
     return w;
 }
 
-/// Scales [experts, blocks of rows, blocks of columns] beside a stack.
-void Binder::float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts) {
-    const TensorInfo& scale = companion(tensor.name.substr(prefix_.size()) + "_scale", tensor.name);
+/// Scales [experts, blocks of rows, blocks of columns] beside a stack; with half 0 or 1 the upper or lower halves of
+/// them.
+void Binder::float8_stack(const TensorInfo& tensor, std::vector<Weight>& experts, int half) {
+    const TensorInfo& scale = float8_scale(tensor.name.substr(prefix_.size()) + "_scale", tensor.name);
+    RT_CHECK(half < 0 || experts[0].rows % kFloat8Block == 0,
+             "{} has gate and up of {} rows each, expected a multiple of {}: a block of scales may not hold both",
+             where(tensor), experts[0].rows, kFloat8Block);
     const int64_t rows = ceil_div(experts[0].rows, kFloat8Block), cols = ceil_div(experts[0].cols, kFloat8Block);
-    const std::vector<int64_t> blocks = {std::ssize(experts), rows, cols};
+    const int64_t stored_rows = half < 0 ? rows : 2 * rows;
+    const std::vector<int64_t> blocks = {std::ssize(experts), stored_rows, cols};
     RT_CHECK(scale.shape == blocks && is_scale_type(scale.dtype), "{} is {} {}, expected f32, bf16 or f16 {}",
              where(scale), dtype_name(scale.dtype), shape_text(scale.shape), shape_text(blocks));
-    const int64_t bytes = row_bytes(scale.dtype, rows * cols);
     for (size_t e = 0; e < experts.size(); ++e) {
-        experts[e].scales = scale.bytes.data() + static_cast<int64_t>(e) * bytes;
+        const int64_t row = static_cast<int64_t>(e) * stored_rows + (half == 1 ? rows : 0);
+        experts[e].scales = scale.bytes.data() + row_bytes(scale.dtype, row * cols);
         experts[e].scale_dtype = scale.dtype;
         experts[e].scale_rows = experts[e].scale_cols = kFloat8Block;
     }
@@ -107,9 +127,33 @@ Weight Binder::packed_matrix(const std::string& stem, const TensorInfo& packed, 
     if (w.dtype == DType::f4_pack) {
         RT_CHECK(scale.dtype == DType::f8_e4m3 && w.scale_cols == 16, "{} is {} {}, expected f8_e4m3 [{}, {}]",
                  where(scale), dtype_name(scale.dtype), shape_text(scale.shape), rows, cols / 16);
-        w.scale = 1.0f / scalar(companion(stem + ".weight_global_scale", packed.name));
+        if (packed.name.ends_with("_packed"))
+            w.scale = 1.0f / scalar(companion(stem + ".weight_global_scale", packed.name));
+        else w.scale = scalar(companion(stem + ".weight_scale_2", packed.name));
     }
     return w;
+}
+
+/// X.scale beside X.weight in a GGUF file: a factor of the whole product, one for each expert of a stack. Empty if
+/// there is none. llama.cpp's converter writes it for NVFP4, whose blocks cannot take it in without rounding.
+std::vector<float> Binder::product_scales(const TensorInfo& tensor, int64_t count) {
+    const std::string_view name = tensor.name;
+    const bool weight = checkpoint_.format() == Checkpoint::Format::gguf && name.ends_with(kWeight);
+    const TensorInfo* scale =
+        weight ? find_name(std::string(name.substr(0, name.size() - kWeight.size())) + ".scale") : nullptr;
+    if (scale == nullptr) return {};
+    RT_CHECK(tensor.dtype == DType::nvfp4,
+             "{} multiplies the product with {}, which is {}: such a factor is supported for nvfp4 alone",
+             where(*scale), printable(name), dtype_name(tensor.dtype));
+    RT_CHECK(scale->dtype == DType::f32 && scale->shape == std::vector<int64_t>{count},
+             "{} is {} {}, expected f32 [{}], factors of the product with {}", where(*scale), dtype_name(scale->dtype),
+             shape_text(scale->shape), count, printable(name));
+    use(*scale, 0);
+    std::vector<float> factors(static_cast<size_t>(count));
+    std::memcpy(factors.data(), scale->bytes.data(), scale->bytes.size());
+    for (const float factor : factors)
+        RT_CHECK(std::isfinite(factor) && factor > 0, "{} holds {}, expected positive numbers", where(*scale), factor);
+    return factors;
 }
 
 }  // namespace riptide

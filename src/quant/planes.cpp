@@ -92,6 +92,16 @@ std::string plan_packed(const Weight& host, Placement& plan) {
     return {};
 }
 
+/// An f32 plane that holds Weight::scale too, for types that can have one.
+void fold_scale(const Weight& host, Placement& plan) {
+    if (host.dtype == DType::nvfp4) plan.staged = DType::f4_pack;  // its codes alone: the plane is stage_scales()'
+    else if (host.dtype == DType::f8_e4m3 && !plan.plane) plan.w.scale_rows = host.rows, plan.w.scale_cols = host.cols;
+    else if (!plan.plane) return;
+    plan.plane = true;
+    plan.w.scale_dtype = DType::f32;
+    plan.w.scale = 1.0f;
+}
+
 void plan_f16(Placement& plan, std::string reason) {
     Weight w;
     w.dtype = DType::f16;
@@ -145,12 +155,7 @@ Placement plan_placement(const Weight& host, const PlacementRules& rules) {
     } else if (!floats && !plan_blocks(plan)) {
         plan_f16(plan, fmt::format("no GPU kernels for {}", dtype_name(host.dtype)));
     }
-    if (rules.fold_scale && (plan.plane || host.dtype == DType::f8_e4m3)) {
-        if (!plan.plane) plan.w.scale_rows = host.rows, plan.w.scale_cols = host.cols;
-        plan.plane = true;
-        plan.w.scale_dtype = DType::f32;
-        plan.w.scale = 1.0f;
-    }
+    if (rules.fold_scale) fold_scale(host, plan);
     plan.staged_row_bytes = row_bytes(plan.staged, host.cols);
     plan.w.row_bytes = align(row_bytes(plan.w.dtype, host.cols), 16);
     plan.data_bytes = plan.w.bytes();
@@ -165,7 +170,35 @@ bool same_layout(const Placement& a, const Placement& b) {
            a.scale_bytes == b.scale_bytes;
 }
 
+namespace {
+
+/// The codes of a row of NVFP4 blocks as f4_pack has them: columns 2 i and 2 i + 1 in the low and high nibble of byte
+/// i.
+void pack_nvfp4_codes(const void* row, int64_t cols, std::byte* to) {
+    const auto* blocks = static_cast<const BlockNvfp4*>(row);
+    for (int64_t b = 0; b < cols / 64; ++b)
+        for (int i = 0; i < 32; ++i) {  // eight bytes hold sixteen columns: the first eight of them in low nibbles
+            const uint8_t* q = blocks[b].qs + i / 8 * 8 + i % 4 * 2;
+            const int shift = i % 8 < 4 ? 0 : 4;
+            *to++ = static_cast<std::byte>((q[0] >> shift & 15) | (q[1] >> shift & 15) << 4);
+        }
+}
+
+/// Entry i of the plane that NVFP4 blocks hold, halved as the plane wants it.
+float nvfp4_scale(const Weight& host, int64_t i) {
+    const int64_t groups = host.cols / 16, g = i % groups;
+    const auto* block = static_cast<const BlockNvfp4*>(host.row(i / groups)) + g / 4;
+    return f16_to_f32(repack::ue4m3_halved_f16(block->d[g % 4]));
+}
+
+}  // namespace
+
 void stage_rows(const Weight& host, const Placement& plan, int64_t begin, int64_t count, std::byte* to) {
+    if (host.dtype == DType::nvfp4 && plan.staged == DType::f4_pack) {
+        for (int64_t r = begin; r < begin + count; ++r, to += plan.staged_row_bytes)
+            pack_nvfp4_codes(host.row(r), host.cols, to);
+        return;
+    }
     if (plan.converted.empty()) {
         std::memcpy(to, host.row(begin), static_cast<size_t>(count * host.row_bytes));
         return;
@@ -196,7 +229,8 @@ void stage_scales(const Weight& host, const Placement& plan, int64_t begin, int6
     entries.cols = scale_entries(plan.w);
     entries.scale_rows = entries.scale_cols = 1;
     for (int64_t i = begin; i < begin + count; ++i, to += size) {
-        const float value = entries.plane_scale(0, i) * halved * factor;
+        const float stored = host.dtype == DType::nvfp4 ? nvfp4_scale(host, i) : entries.plane_scale(0, i) * halved;
+        const float value = stored * factor;
         const uint16_t bits = plan.w.scale_dtype == DType::bf16 ? f32_to_bf16(value) : f32_to_f16(value);
         if (size == 4) std::memcpy(to, &value, 4);
         else std::memcpy(to, &bits, 2);

@@ -206,10 +206,10 @@ void WeightUpload::matrix(const Weight& host, const Placement& plan, const Weigh
     const int64_t entries = plan.plane ? plan.scale_bytes / unit : 0;
     for (int64_t begin = 0; begin < entries;) {
         const auto [offset, count] = impl_->take(unit, entries - begin);
-        impl_->add_host(offset, unit, dtype_info(host.scale_dtype).block_bytes, begin, count,
-                        [source](int64_t first, int64_t n, std::byte* out) {
-                            stage_scales(source->host, source->plan, first, n, out);
-                        });
+        const int64_t in_file = host.scales == nullptr ? 0 : dtype_info(host.scale_dtype).block_bytes;
+        impl_->add_host(offset, unit, in_file, begin, count, [source](int64_t first, int64_t n, std::byte* out) {
+            stage_scales(source->host, source->plan, first, n, out);
+        });
         impl_->device.push_back(
             {.offset = offset, .task = {}, .to = repack::at(to.scales, begin * unit), .bytes = count * unit});
         begin += count;

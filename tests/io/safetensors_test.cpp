@@ -122,6 +122,7 @@ TEST(Safetensors, offsets_and_shapes_must_agree) {
     expect_refused(one("\"F32\"", "[2]", "[9223372036854775799,9223372036854775807]"), 8, {"unused bytes"});
     expect_refused(one("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, {"9 dimensions"});
     expect_refused(one("\"F33\"", "[2]", "[0,8]"), 8, {"dtype F33"});
+    expect_refused(one("\"U32\"", "[2]", "[0,8]"), 8, {"dtype U32", "MLX", "take a GGUF file"});
     expect_refused(one("\"\"", "[2]", "[0,8]"), 8, {"dtype"});
     expect_refused(one("7", "[2]", "[0,8]"), 8, {"dtype is not a string"});
     expect_refused(one("\"F32\"", "2", "[0,8]"), 8, {"shape is not an array"});

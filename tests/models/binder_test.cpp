@@ -5,33 +5,15 @@
 
 #include <cmath>
 
-#include "base/error.h"
 #include "models/similar_names.h"
 #include "tensor/half.h"
+#include "tests/models/expect_says.h"
 #include "tests/models/fake_checkpoint.h"
 
 namespace riptide::testing {
 namespace {
 
-template <class F>
-std::string message_of(const F& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
-
-#define EXPECT_SAYS(action, ...)                                                                      \
-    do {                                                                                              \
-        const std::string message = message_of([&] { action; });                                      \
-        for (const std::string part : std::initializer_list<std::string>{__VA_ARGS__})                \
-            EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" in: " << message; \
-    } while (0)
-
 const TensorNames kName = {{"blk.0.attn_q.weight"}, {"model.layers.0.self_attn.q_proj.weight"}};
-const std::string kStem = "model.layers.0.self_attn.q_proj";
 
 TEST(Binder, each_format_has_its_names) {
     for (const auto format : {Checkpoint::Format::gguf, Checkpoint::Format::safetensors}) {
@@ -161,105 +143,26 @@ TEST(Binder, gate_and_up_may_share_a_stack) {
     bind.finish();
 }
 
-// ---- compressed-tensors
-// -----------------------------------------------------------------------------------------------------
-
-/// Binds q_proj as [rows, cols] and checks that nothing is left over.
-Weight bind_packed(const FakeCheckpoint& file, int64_t rows, int64_t cols) {
-    Binder bind(file);
-    const Weight w = bind.matrix(kName, rows, cols);
-    bind.finish();
-    EXPECT_EQ(bind.parameters(), rows * cols);
-    return w;
-}
-
-TEST(PackedWeights, fp8_with_blocks_rows_or_one_scale) {
-    const auto make = [](std::vector<int64_t> shape, const std::vector<float>& scales) {
+TEST(ForeignFormats, are_refused_by_name) {
+    for (const auto& [method, name] : {std::pair{"gptq", "GPTQ"}, {"awq", "AWQ"}, {"bitsandbytes", "bitsandbytes"}}) {
         FakeCheckpoint file;
-        file.add_zeros(kStem + ".weight", DType::f8_e4m3, {200, 256});
-        file.add(kStem + ".weight_scale", DType::f32, std::move(shape), scales);
-        return file;
-    };
-    const FakeCheckpoint blocks = make({2, 2}, {1, 2, 3, 4});
-    Weight w = bind_packed(blocks, 200, 256);
-    EXPECT_EQ(w.dtype, DType::f8_e4m3);
-    EXPECT_EQ(w.plane_scale(127, 128), 2);
-    EXPECT_EQ(w.plane_scale(128, 127), 3);
-    std::vector<float> by_row(200);
-    for (size_t i = 0; i < 200; ++i) by_row[i] = static_cast<float>(i);
-    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{200, 1}, std::vector<int64_t>{200}}) {
-        const FakeCheckpoint rows = make(shape, by_row);
-        w = bind_packed(rows, 200, 256);
-        EXPECT_EQ(w.plane_scale(150, 255), 150);
+        file.metadata()["config"] = {{"quantization_config", {{"quant_method", method}}}};
+        EXPECT_SAYS(Binder{file}, "m.safetensors: its weights are packed in " + std::string(name) + "'s format",
+                    "quant_method is \"" + std::string(method) + "\"", "take a GGUF file");
     }
-    const FakeCheckpoint one = make({1}, {0.5f});
-    w = bind_packed(one, 200, 256);
-    EXPECT_EQ(w.scales, nullptr);
-    EXPECT_EQ(w.scale, 0.5f);
-    EXPECT_SAYS(bind_packed(make({3, 3}, std::vector<float>(9, 1)), 200, 256), "q_proj.weight_scale has shape [3, 3]");
-    FakeCheckpoint none;
-    none.add_zeros(kStem + ".weight", DType::f8_e4m3, {200, 256});
-    EXPECT_SAYS(bind_packed(none, 200, 256), "q_proj.weight needs", "q_proj.weight_scale, which is missing");
-}
-
-TEST(PackedWeights, a_stack_of_fp8_experts_has_blocks) {
-    const auto make = [](std::vector<int64_t> shape, const std::vector<float>& scales) {
+    for (const auto& [tensor, name] : {std::pair{"a.q_proj.g_idx", "GPTQ"},
+                                       {"a.q_proj.qweight", "GPTQ or AWQ"},
+                                       {"a.q_proj.weight.absmax", "bitsandbytes"},
+                                       {"a.mlp.switch_mlp.up_proj.weight", "MLX"}}) {
         FakeCheckpoint file;
-        file.add_zeros("stack", DType::f8_e4m3, {2, 200, 128});
-        file.add("stack_scale", DType::f32, std::move(shape), scales);
-        return file;
-    };
-    const ExpertNames names = {.gguf = "", .hf_each = "{}", .hf_stack = "stack", .hf_half = -1};
-    const FakeCheckpoint file = make({2, 2, 1}, {1, 2, 3, 4});
-    Binder bind(file);
-    const std::vector<Weight> experts = bind.experts(names, 2, 200, 128);
-    bind.finish();
-    EXPECT_EQ(bind.parameters(), 2 * 200 * 128);
-    EXPECT_EQ(experts[0].plane_scale(127, 5), 1);
-    EXPECT_EQ(experts[0].plane_scale(128, 5), 2);
-    EXPECT_EQ(experts[1].plane_scale(199, 127), 4);
-    const FakeCheckpoint wrong = make({2, 2, 2}, std::vector<float>(8, 1));
-    EXPECT_SAYS(Binder(wrong).experts(names, 2, 200, 128), "stack_scale is f32 [2, 2, 2]", "[2, 2, 1]");
-}
-
-TEST(PackedWeights, integers_of_4_or_8_bits_by_their_width) {
-    for (const int64_t bits : {4, 8}) {
-        FakeCheckpoint file;
-        file.add_zeros(kStem + ".weight_packed", DType::i32, {6, 256 * bits / 32});
-        std::vector<uint16_t> scales;
-        for (int i = 0; i < 12; ++i) scales.push_back(f32_to_bf16(static_cast<float>(i)));
-        file.add(kStem + ".weight_scale", DType::bf16, {6, 2}, scales);
-        file.add<int64_t>(kStem + ".weight_shape", DType::i64, {2}, {6, 256});
-        const Weight w = bind_packed(file, 6, 256);
-        EXPECT_EQ(w.dtype, bits == 4 ? DType::i4_pack : DType::i8_pack);
-        EXPECT_EQ(w.row_bytes, 256 * bits / 8);
-        EXPECT_EQ(w.plane_scale(5, 127), 10);
-        EXPECT_EQ(w.plane_scale(5, 128), 11);
-        EXPECT_EQ(bytes_read(w), 6 * 256 * bits / 8 + 24);
+        file.add_zeros(tensor, DType::i32, {1});
+        EXPECT_SAYS(Binder{file}, std::string(name) + "'s format (tensor " + tensor + ")", "take a GGUF file");
     }
-    FakeCheckpoint wrong;
-    wrong.add_zeros(kStem + ".weight_packed", DType::i32, {6, 24});
-    EXPECT_SAYS(bind_packed(wrong, 6, 256),
-                "q_proj.weight_packed is i32 [6, 24], expected i32 [6, 32 or 64] or u8 [6, 128]");
-}
-
-TEST(PackedWeights, nvfp4_divides_by_the_global_scale) {
-    const auto make = [](float global, std::vector<int64_t> scale_shape) {
+    for (const char* method : {"compressed-tensors", "fp8", "modelopt"}) {
         FakeCheckpoint file;
-        file.add_zeros(kStem + ".weight_packed", DType::u8, {4, 32});
-        file.add_zeros(kStem + ".weight_scale", DType::f8_e4m3, std::move(scale_shape));
-        file.add<float>(kStem + ".weight_global_scale", DType::f32, {1}, {global});
-        file.add<float>(kStem + ".input_global_scale", DType::f32, {1}, {3});
-        return file;
-    };
-    const FakeCheckpoint file = make(8, {4, 4});
-    const Weight w = bind_packed(file, 4, 64);
-    EXPECT_EQ(w.dtype, DType::f4_pack);
-    EXPECT_EQ(w.scale, 0.125f);
-    EXPECT_EQ(w.scale_cols, 16);
-    EXPECT_SAYS(bind_packed(make(8, {4, 2}), 4, 64), "q_proj.weight_scale is f8_e4m3 [4, 2], expected f8_e4m3 [4, 4]");
-    EXPECT_SAYS(bind_packed(make(0, {4, 4}), 4, 64), "weight_global_scale is 0, expected a positive number");
-    EXPECT_SAYS(bind_packed(make(NAN, {4, 4}), 4, 64), "weight_global_scale is nan");
+        file.metadata()["config"] = {{"quantization_config", {{"quant_method", method}}}};
+        Binder(file).finish();
+    }
 }
 
 TEST(SimilarNames, nearest_first_and_nothing_far) {
