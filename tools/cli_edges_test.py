@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,12 @@ def disk_cache():
         expect("cache " not in first.log, f"a folder that can be used is not worth a word: {first.log}")
         with Server("--cache-dir", work / "cache") as second:
             expect(re.search("^cache .*another process", second.log, re.MULTILINE), f"a folder in use is said: {second.log}")
+        shutil.rmtree(work / "cache")  # what the server holds cannot be saved as it ends
+        body = json.dumps({"prompt": "word " * 400, "max_tokens": 1})
+        done = shell(f"curl -s -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:{first.port}/v1/completions")
+        expect(b'"text_completion"' in done.stdout, f"the cache stops no answer: {done}")
+    said = re.findall("^cache .*cannot be written.*", first.rest, re.MULTILINE)
+    expect(len(said) in [1, 2] and "more like it" in said[-1], f"what cannot be saved is said, once and then as a number: {first.rest}")
 
 
 def outputs():
