@@ -55,8 +55,8 @@ void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice);
 
 /// -n and everything about drawing tokens.
 struct SamplingFlags {
-    SamplingParams params;   // where `choice` and the model's file do not say
-    SamplingChoice choice;   // what the command line says
+    SamplingParams params;              // where `choice` and the model's file do not say
+    SamplingChoice choice;              // what the command line says
     std::optional<int64_t> max_tokens;  // none: `fallback` of sampling_params()
 };
 /// `left_out`: what -n means where it is not given.
