@@ -54,9 +54,9 @@ std::string MessageReply::opening() const {
 
 void MessageReply::heartbeat(std::string& out) const { append_event(out, {{"type", "ping"}}); }
 
-void MessageReply::abort(std::string& out) const {
+void MessageReply::abort(const ApiError& error, std::string& out) const {
     out += "event: error\n";
-    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::anthropic));
+    append_data(out, error_body(error, ErrorShape::anthropic));
 }
 
 void MessageReply::open(Block kind, const json::object& start, std::string& out) {
@@ -101,10 +101,7 @@ bool MessageReply::take(const Item& item, std::string& out) {
     usage_.add(item);
     if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
         error_ = error_of(event);
-        if (stream_) {
-            out += "event: error\n";
-            append_data(out, error_body(*error_, ErrorShape::anthropic));
-        }
+        if (stream_) abort(*error_, out);
         return true;
     }
     if (const auto* text = std::get_if<TextDelta>(&event.body)) {

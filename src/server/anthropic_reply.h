@@ -19,7 +19,7 @@ class MessageReply {
     std::string opening() const;
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
-    void abort(std::string& out) const;
+    void abort(const ApiError& error, std::string& out) const;
     HttpReply finish() const;
 
   private:

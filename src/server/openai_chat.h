@@ -24,7 +24,7 @@ class ChatReply {
     /// True: the reply is complete (or has failed).
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
-    void abort(std::string& out) const;
+    void abort(const ApiError& error, std::string& out) const;
     HttpReply finish() const;
 
   private:

@@ -97,7 +97,7 @@ bool CompletionReply::take(const Item& item, std::string& out) {
     usage_.add(item);
     if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
         error_ = error_of(event);
-        if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
+        if (stream_) abort(*error_, out);
         return true;
     }
     if (const auto* part = std::get_if<PromptScored>(&event.body)) {
@@ -134,8 +134,8 @@ void CompletionReply::heartbeat(std::string& out) const {
     append_data(out, json::serialize(chunk));
 }
 
-void CompletionReply::abort(std::string& out) const {
-    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
+void CompletionReply::abort(const ApiError& error, std::string& out) const {
+    append_data(out, error_body(error, ErrorShape::openai));
 }
 
 HttpReply CompletionReply::finish() const {

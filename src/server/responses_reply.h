@@ -25,7 +25,7 @@ class ResponseReply {
     std::string opening();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out);
-    void abort(std::string& out);
+    void abort(const ApiError& error, std::string& out);
     HttpReply finish() const;
 
   private:

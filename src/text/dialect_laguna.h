@@ -16,7 +16,7 @@
 //   empty, longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text. Any other name
 //   is a call, whether or not a tool of that name was offered.
 // - A missing `</tool_call>` before `<tool_call>` is supplied. Outside calls: text/section_parser.h.
-// - Other text between the parts of a call is delivered as text. A key without a value is dropped.
+// - Other text between the parts of a call is delivered as text, behind the call. A key without a value is dropped.
 // - If the answer ends inside a call, string and object are closed; a half-written tag is dropped.
 #pragma once
 

@@ -23,6 +23,8 @@ struct ToolCallBegin {
     std::string name;
 };
 /// More of a call's arguments. The fragments of one call, joined, are one JSON object once ToolCallEnd has come.
+/// Nothing else comes between ToolCallBegin and ToolCallEnd, so a call can be passed on as it comes: text that a model
+/// wrote between the parts of a call follows behind its end.
 struct ToolCallArguments {
     int index = 0;
     std::string json_fragment;

@@ -203,12 +203,11 @@ TEST(laguna_stream, keys_that_do_not_count) {
         (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1, \"b\": 4}", "end 0", "finish 1"}));
 }
 
-TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered) {
-    const Collected got =
-        collect(parse(options_for(false, true, false),
-                      {{"<tool_call>f\njunk here<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", false}}));
-    EXPECT_EQ(got.content, "junk here");
-    EXPECT_EQ(got.calls.at(0).arguments, "{\"a\": 1}");
+TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered_behind_it) {
+    EXPECT_EQ(read("<tool_call>f\njunk here<arg_key>a</arg_key>: <arg_value>1</arg_value></tool_call>\nDone"
+                   "<tool_call>g</tool_call>"),
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "text: junk here: Done", "begin 1 call_1 g",
+                     "args 1: {}", "end 1", "finish 2"}));
 }
 
 TEST(laguna_stream, cut_calls_are_closed_and_marked) {

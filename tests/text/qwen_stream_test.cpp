@@ -218,11 +218,10 @@ TEST(qwen_stream, cut_calls_are_closed_and_marked) {
 }
 
 TEST(qwen_stream, a_broken_object_is_closed_and_the_rest_is_text) {
-    EXPECT_EQ(
-        read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, 'b': 2}}\n</tool_call>\nDone."),
-        (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "text: 'b': 2}}\n", "end 0 cut", "text: Done.", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, 'b': 2}}\n</tool_call>\nDone."),
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0 cut", "text: 'b': 2}}\nDone.", "finish 1"}));
     EXPECT_EQ(read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}} // so\n</tool_call>"),
-              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "text: // so\n", "end 0", "finish 1"}));
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "text: // so\n", "finish 1"}));
 }
 
 TEST(qwen_stream, objects_are_mended) {
