@@ -117,7 +117,8 @@ bool MessageReply::take(const Item& item, std::string& out) {
         open(Block::tool_use, {{"type", "tool_use"}, {"id", id}, {"name", call->name}, {"input", json::object()}}, out);
     } else if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) {
         if (!dropping_) add("input_json_delta", "partial_json", part->json_fragment, out);
-    } else if (std::holds_alternative<ToolCallEnd>(event.body)) {
+    } else if (const auto* end = std::get_if<ToolCallEnd>(&event.body)) {
+        if (!end->complete && !dropping_) text_.clear();  // what has come is no JSON: see the header
         if (!dropping_) close(out);
         dropping_ = false;
     } else if (const auto* done = std::get_if<Done>(&event.body)) {

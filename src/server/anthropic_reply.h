@@ -9,8 +9,10 @@
 
 namespace riptide::server {
 
-/// Turns the engine's events into the events of a stream, or into one message: the same blocks either way. Not
-/// thread-safe.
+/// Turns the engine's events into the events of a stream, or into one message: the same blocks either way. A tool call
+/// that the answer did not finish (stop_reason "max_tokens") is the last tool_use block, which is where Anthropic's
+/// clients look for it. Its input must not look as if it could be used: in a stream its JSON is not finished, and in a
+/// message, where it must be an object, it is empty. Not thread-safe.
 class MessageReply {
   public:
     MessageReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);

@@ -12,8 +12,8 @@
 namespace riptide::server {
 
 /// Turns the engine's events into chunks of a stream, or into one JSON object: the same content either way. Reasoning
-/// goes out as `reasoning_content` and `reasoning`. A tool call that the answer did not finish is there too, closed,
-/// with finish_reason "length". Not thread-safe.
+/// goes out as `reasoning_content` and `reasoning`. A tool call that the answer did not finish is there too, with
+/// arguments that are the beginning of an object only, and finish_reason "length". Not thread-safe.
 class ChatReply {
   public:
     /// `tokenizer`: for log-probabilities; may be null.

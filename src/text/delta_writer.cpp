@@ -69,10 +69,12 @@ void DeltaWriter::begin_call(const std::string& name) {
                        ToolCallBegin{calls_, call_id_prefix_ + std::to_string(calls_), name});
     ++calls_;
     in_call_ = true;
+    has_arguments_ = false;
 }
 
 void DeltaWriter::write_arguments(const std::string& fragment) {
     if (fragment.empty()) return;
+    has_arguments_ = true;
     auto* last = out_->size() > first_ ? std::get_if<ToolCallArguments>(&out_->back()) : nullptr;
     if (last != nullptr) {
         last->json_fragment += fragment;
@@ -82,6 +84,7 @@ void DeltaWriter::write_arguments(const std::string& fragment) {
 }
 
 void DeltaWriter::end_call(bool complete) {
+    if (!complete && !has_arguments_) write_arguments("{");  // nothing is what some take for no arguments
     out_->emplace_back(std::in_place_type<ToolCallEnd>, ToolCallEnd{calls_ - 1, complete});
     in_call_ = false;
     write_verbatim(Channel::text, std::exchange(aside_, {}));

@@ -39,6 +39,7 @@ class DeltaWriter {
 
     void begin_call(const std::string& name);
     void write_arguments(const std::string& fragment);
+    /// REQUIRES, if `complete`: the arguments are a JSON object.
     void end_call(bool complete);
     int calls() const { return calls_; }
 
@@ -51,7 +52,7 @@ class DeltaWriter {
     bool visible_ = false;
     std::string call_id_prefix_;
     int calls_ = 0;
-    bool in_call_ = false;
+    bool in_call_ = false, has_arguments_ = false;
     std::string aside_;  // text that came inside the call
     StreamEvents* out_ = nullptr;
     std::size_t first_ = 0;  // events of this push start here

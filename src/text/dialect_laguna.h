@@ -15,9 +15,11 @@
 // - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name is
 //   empty, longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text. Any other name
 //   is a call, whether or not a tool of that name was offered.
-// - A missing `</tool_call>` before `<tool_call>` is supplied. Outside calls: text/section_parser.h.
+// - A missing `</tool_call>` before `<tool_call>` or `</assistant>` is supplied, unless a value is open. Outside calls:
+//   text/section_parser.h.
 // - Other text between the parts of a call is delivered as text, behind the call. A key without a value is dropped.
-// - If the answer ends inside a call, string and object are closed; a half-written tag is dropped.
+// - If the answer ends inside a call, or the turn inside a value, the call is incomplete; a half-written tag is
+//   dropped.
 #pragma once
 
 #include <memory>

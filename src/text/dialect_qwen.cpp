@@ -254,8 +254,8 @@ void QwenParser::goes_on() {
 
 void QwenParser::finish_arguments(bool complete) {
     std::string fragment;
-    if (is_object_) fragment = object_.end();
-    else arguments_.end(fragment);
+    if (complete && is_object_) fragment = object_.end();
+    else if (complete) arguments_.end(fragment);
     writer_.write_arguments(fragment);
     state_ = State::rest;
     complete_ = complete;
@@ -307,11 +307,11 @@ void QwenParser::on_held_marker(Marker marker) {
 // The marker ends the call.
 void QwenParser::leave(Marker marker) {
     bool whole = marker == Marker::end_tool_call || state_ == State::after_function || state_ == State::after_close;
-    if (marker == Marker::tool_call && (state_ == State::between || state_ == State::after_value)) whole = true;
+    if (state_ == State::between || state_ == State::after_value) whole = true;
     if (is_object_) whole = object_.complete();
     close(whole);
     if (marker == Marker::tool_call) start_call();
-    if (marker == Marker::end_turn) end_turn();
+    if (marker == Marker::end_turn) turn_ends();
 }
 
 void QwenParser::on_cut() {

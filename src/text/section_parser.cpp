@@ -44,6 +44,8 @@ void SectionParser::push_token(std::string_view text, bool is_special, StreamEve
     on_characters(characters);
 }
 
+void SectionParser::end_turn(StreamEvents& out) { push_token(spelling_of(Marker::end_turn), true, out); }
+
 void SectionParser::finish(StreamEvents& out) {
     writer_.attach(out);
     if (!done_) {

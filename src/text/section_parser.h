@@ -51,6 +51,7 @@ class CallName {
 class SectionParser : public StreamParser {
   public:
     void push_token(std::string_view text, bool is_special, StreamEvents& out) final;
+    void end_turn(StreamEvents& out) final;
     void finish(StreamEvents& out) final;
 
   protected:
@@ -93,7 +94,7 @@ class SectionParser : public StreamParser {
     void end_call(bool complete);
     /// No call after all: raw_ goes where it came from.
     void abandon_call();
-    void end_turn() { done_ = true; }
+    void turn_ends() { done_ = true; }
 
     ParserOptions options_;
     const MarkerSpellings markers_;

@@ -201,5 +201,46 @@ TEST_F(ServerRecites, text_inside_a_call_comes_behind_it) {
     EXPECT_EQ(streamed_message(one), spaced(expected));
 }
 
+TEST_F(ServerRecites, nobody_can_execute_a_call_that_is_cut) {
+    const std::string head = "<tool_call>stop\n</tool_call>\n<tool_call>brew_tea\n";
+    recite(head + argument("kind", "darjeeling") + "</tool_call>");
+    const std::pair<std::string, std::string> cuts[] = {
+        {"", "{"},
+        {"<arg_key>ki", "{"},
+        {"<arg_key>kind</arg_key>\n<arg_value>darje", R"({"kind": "darje)"},
+        {argument("kind", "darjeeling"), R"({"kind": "darjeeling)"},
+    };
+    for (const auto& [written, arguments] : cuts) {
+        const int64_t most = tokens(head + written);
+        const Blocks message = {{"tool_use", "stop", "{}"}, {"tool_use", "brew_tea", "{}"}};
+        EXPECT_EQ(whole_message(messages_body(most)), message) << written;
+        EXPECT_EQ(last_.at("stop_reason").as_string(), "max_tokens");
+        EXPECT_EQ(streamed_message(messages_body(most)),
+                  (Blocks{{"tool_use", "stop", "{}"}, {"tool_use", "brew_tea", arguments}}))
+            << written;
+        EXPECT_EQ(last_.at("delta").at("stop_reason").as_string(), "max_tokens");
+        const Blocks items = {{"function_call", "stop", "{}"}, {"function_call", "brew_tea", arguments}};
+        EXPECT_EQ(whole_response(responses_body(most)), items) << written;
+        EXPECT_EQ(last_.at("status").as_string(), "incomplete");
+        EXPECT_EQ(last_.at("output").at(0).at("status").as_string(), "completed");
+        EXPECT_EQ(last_.at("output").at(1).at("status").as_string(), "incomplete");
+        EXPECT_EQ(streamed_response(responses_body(most)), items) << written;
+        const json::object chat = post("/v1/chat/completions", chat_body(most)).object();
+        const json::value& choice = chat.at("choices").at(0);
+        EXPECT_EQ(choice.at("finish_reason").as_string(), "length");
+        EXPECT_EQ(choice.at("message").at("tool_calls").at(1).at("function").at("arguments").as_string(), arguments);
+        EXPECT_EQ(join(post("/v1/chat/completions", streamed(chat_body(most))).body).arguments,
+                  (std::vector<std::string>{"{}", arguments}));
+    }
+    const int64_t whole = tokens(head + argument("kind", "darjeeling") + "</tool_call>");
+    EXPECT_EQ(whole_message(messages_body(whole)).back().text, R"({"kind":"darjeeling"})");
+}
+
+TEST_F(ServerRecites, a_call_whose_end_is_left_out_counts_if_the_turn_ends_there) {
+    recite("<tool_call>brew_tea\n" + argument("kind", "green"));
+    EXPECT_EQ(whole_message(messages_body()), (Blocks{{"tool_use", "brew_tea", R"({"kind":"green"})"}}));
+    EXPECT_EQ(last_.at("stop_reason").as_string(), "tool_use");
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -210,13 +210,32 @@ TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered_behind_it) {
                      "args 1: {}", "end 1", "finish 2"}));
 }
 
-TEST(laguna_stream, cut_calls_are_closed_and_marked) {
+TEST(laguna_stream, cut_calls_stay_open_and_are_marked) {
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>/tmp/\"x</arg_va"),
-              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x\"}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>list</arg_key>\n<arg_value>[1, 2"),
-              (Lines{"begin 0 call_0 edit", "args 0: {\"list\": \"[1, 2\"}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {\"list\": ", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>li"),
-              (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"),
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"a", "end 0 cut", "finish 1"}))
+        << "another argument could have come";
+}
+
+TEST(laguna_stream, a_turn_that_ends_closes_its_call) {
+    const std::string head = "<tool_call>edit\n", value = "<arg_key>path</arg_key>\n<arg_value>a";
+    const Lines empty = {"begin 0 call_0 edit", "args 0: {}", "end 0", "finish 1 closed"};
+    const Lines whole = {"begin 0 call_0 edit", "args 0: {\"path\": \"a\"}", "end 0", "finish 1 closed"};
+    const Lines open = {"begin 0 call_0 edit", "args 0: {\"path\": \"a", "end 0 cut", "finish 1 closed"};
+    EXPECT_EQ(read(head + "</assistant>"), empty);
+    EXPECT_EQ(read(head + value + "</arg_value>\n</assistant>"), whole);
+    EXPECT_EQ(read(head + value + "</assistant>"), open);
+    StreamEvents events;  // the engine does not push what ends a turn
+    const auto parser = make_laguna_parser(options_for(false, true, false));
+    parser->push(head + value + "</arg_value>\n", events);
+    parser->end_turn(events);
+    parser->finish(events);
+    EXPECT_EQ(joined(events), whole);
 }
 
 TEST(laguna_stream, nothing_after_the_end_of_the_turn_counts) {
