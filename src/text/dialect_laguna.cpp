@@ -118,7 +118,7 @@ void LagunaParser::on_tag(std::string_view tag) {
         writer_.write_arguments(fragment);
         if (state_ == State::name) {
             raw_.append(tag);
-            if (name_.text().empty()) return abandon_call();
+            if (!is_tool_name(name_.text())) return abandon_call();
             begin();
         }
         state_ = State::key;
@@ -133,7 +133,7 @@ bool LagunaParser::on_no_tag() {
 }
 
 bool LagunaParser::on_opening_marker(Marker marker) {
-    if (marker != Marker::end_tool_call || name_.text().empty()) return false;
+    if (marker != Marker::end_tool_call || !is_tool_name(name_.text())) return false;
     begin();
     close(true);
     return true;
@@ -153,7 +153,7 @@ std::size_t LagunaParser::on_name(std::string_view text) {
         raw_ += text[i];
         const CallName::Step step = name_.push(text[i], '\n');
         if (step == CallName::Step::more) continue;
-        if (step == CallName::Step::complete) begin();
+        if (step == CallName::Step::complete && is_tool_name(name_.text())) begin();
         else abandon_call();
         return i + 1;
     }

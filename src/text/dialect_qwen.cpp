@@ -171,7 +171,7 @@ std::size_t QwenParser::on_name(std::string_view text) {
         raw_ += text[i];
         const CallName::Step step = name_.push(text[i], '>');
         if (step == CallName::Step::more) continue;
-        if (step == CallName::Step::wrong) {
+        if (step == CallName::Step::wrong || !is_tool_name(name_.text())) {
             abandon_call();
         } else {
             state_ = State::between;
@@ -206,7 +206,7 @@ std::size_t QwenParser::on_object(std::string_view text) {
         raw_.append(text.substr(0, used));
         const bool ready = object_.has_arguments() || object_.state() == JsonCall::State::closed;
         const bool named = !object_.name().empty();
-        if (named && !CallName::is_name(object_.name())) {
+        if (named && !is_tool_name(object_.name())) {
             abandon_call();
             return used;
         }

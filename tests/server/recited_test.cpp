@@ -242,5 +242,32 @@ TEST_F(ServerRecites, a_call_whose_end_is_left_out_counts_if_the_turn_ends_there
     EXPECT_EQ(last_.at("stop_reason").as_string(), "tool_use");
 }
 
+TEST_F(ServerRecites, without_tools_a_call_is_text) {
+    const std::string call = "<tool_call>brew_tea\n" + argument("kind", "green") + "</tool_call>";
+    recite("So:\n" + call);
+    const Blocks text = {{"text", "", "So:\n" + call}};
+    const auto expect_text = [&](const json::object& messages, const json::object& responses, const json::object& chat) {
+        EXPECT_EQ(whole_message(messages), text);
+        EXPECT_EQ(last_.at("stop_reason").as_string(), "end_turn");
+        EXPECT_EQ(streamed_message(messages), text);
+        EXPECT_EQ(whole_response(responses), (Blocks{{"message", "", "So:\n" + call}}));
+        const json::object whole = post("/v1/chat/completions", chat).object();
+        const json::value& choice = whole.at("choices").at(0);
+        EXPECT_EQ(choice.at("finish_reason").as_string(), "stop");
+        EXPECT_EQ(choice.at("message").at("content").as_string(), "So:\n" + call);
+        EXPECT_FALSE(choice.at("message").as_object().contains("tool_calls"));
+        EXPECT_EQ(join(post("/v1/chat/completions", streamed(chat)).body).text, "So:\n" + call);
+    };
+    json::object messages = messages_body(), responses = responses_body(), chat = chat_body();
+    messages["tool_choice"] = {{"type", "none"}};
+    responses["tool_choice"] = chat["tool_choice"] = "none";
+    expect_text(messages, responses, chat);
+    for (json::object* body : {&messages, &responses, &chat}) {
+        body->erase("tools");
+        body->erase("tool_choice");
+    }
+    expect_text(messages, responses, chat);
+}
+
 }  // namespace
 }  // namespace riptide::testing

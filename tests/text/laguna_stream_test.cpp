@@ -176,6 +176,35 @@ TEST(laguna_stream, what_is_no_call_is_text) {
         "<tool_call>" + std::string(1000, 'x'));
 }
 
+TEST(laguna_stream, a_name_that_no_tool_can_have_is_text) {
+    for (const std::string name : {"r\xC3\xA9sum\xC3\xA9", "a@b", "f()", "<f>", "\x7f", "$"})
+        for (const std::string end : {"\n</tool_call>", "</tool_call>", "<arg_key>a</arg_key>"})
+            EXPECT_EQ(read("<tool_call>" + name + end), (Lines{"text: <tool_call>" + name + end, "finish 0"}));
+    const std::string longest(128, 'a');
+    EXPECT_EQ(read("<tool_call>" + longest + "</tool_call>").at(0), "begin 0 call_0 " + longest);
+    EXPECT_EQ(read("<tool_call>" + longest + "a</tool_call>").size(), 2u);
+    EXPECT_EQ(read("<tool_call>A-z/_0.9:</tool_call>").at(0), "begin 0 call_0 A-z/_0.9:");
+    ParserOptions options = options_for(false, true, false);
+    options.tools = ToolSchemas(json::parse(R"([{"name": "a@b"}])").as_array());
+    EXPECT_EQ(joined(parse(options, {{"<tool_call>a@b</tool_call>", false}})).at(0), "begin 0 call_0 a@b")
+        << "who offers it can take it";
+}
+
+TEST(laguna_stream, without_tools_there_are_no_calls) {
+    for (const bool strict : {false, true}) {
+        ParserOptions options = options_for(true, true, strict);
+        options.calls = false;
+        const std::vector<Piece> pieces = {{"\nHm <", false},         {"tool_call>", false}, {"<tool_call>", true},
+                                           {"f\n</", false},          {"</think>", true},    {"\nSo:\n", false},
+                                           {"<tool_call>", true},     {"f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n", false},
+                                           {"</tool_call>", true},    {"\n", false}};
+        EXPECT_EQ(joined(parse(options, pieces)),
+                  (Lines{"reasoning: Hm <tool_call><tool_call>f\n</",
+                         "text: So:\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+                         "finish 0"}));
+    }
+}
+
 TEST(laguna_stream, closing_tags_inside_values) {
     const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
     const auto value_of = [&](const std::string& tail) {

@@ -170,6 +170,24 @@ TEST(qwen_stream, what_is_no_call_is_text) {
     EXPECT_EQ(read(endless), (Lines{"text: " + endless, "finish 0"}));
 }
 
+TEST(qwen_stream, a_name_that_no_tool_can_have_is_text) {
+    for (const std::string name : {"r\xC3\xA9sum\xC3\xA9", "a@b", "f()", "$"})
+        for (const std::string& call : {"<tool_call><function=" + name + ">\n</function>\n</tool_call>",
+                                       "<tool_call>{\"name\": \"" + name + "\", \"arguments\": {}}</tool_call>"}) {
+            EXPECT_EQ(read(call), (Lines{"text: " + call, "finish 0"}));
+            ParserOptions options = options_for(false, false);
+            options.tools = ToolSchemas(json::parse("[{\"name\": \"" + name + "\"}]").as_array());
+            EXPECT_EQ(joined(parse(options, {{call, false}})).size(), 4u) << "who offers it can take it";
+        }
+}
+
+TEST(qwen_stream, without_tools_there_are_no_calls) {
+    ParserOptions options = options_for(false, false);
+    options.calls = false;
+    const std::string text = "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n";
+    EXPECT_EQ(joined(parse(options, {{text + "<|im_end|>", false}})), (Lines{"text: " + text, "finish 0 closed"}));
+}
+
 TEST(qwen_stream, closing_tags_inside_values) {
     const std::string head = "<tool_call>\n<function=edit>\n<parameter=text>\n";
     const auto value_of = [&](const std::string& tail) {
