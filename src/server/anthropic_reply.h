@@ -17,7 +17,8 @@ class MessageReply {
   public:
     MessageReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);
 
-    /// message_start and ping. How long the prompt is stands in message_delta, at the end.
+    /// A ping: message_start says how long the prompt is and how much of it was cached, so it comes with the first
+    /// event, when the beginning of the prompt has been read.
     std::string opening() const;
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
@@ -27,8 +28,9 @@ class MessageReply {
   private:
     enum class Block { none, thinking, text, tool_use };
 
-    json::object message(const json::array& content) const;
+    json::object message(const json::array& content, json::object usage) const;
     json::object usage() const;
+    void begin(const EventBody& first, std::string& out);
     void open(Block kind, const json::object& start, std::string& out);
     void add(std::string_view delta_type, std::string_view key, const std::string& text, std::string& out);
     void close(std::string& out);
@@ -36,6 +38,7 @@ class MessageReply {
 
     ReplyFacts facts_;
     bool stream_, one_tool_call_;
+    bool begun_ = false;  // the stream's message
     Block block_ = Block::none;
     bool dropping_ = false;  // inside a call that one_tool_call leaves out
     int64_t blocks_ = 0;     // opened so far

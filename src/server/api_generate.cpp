@@ -23,7 +23,7 @@ uint64_t random_number() {
 }
 
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr))};
+    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
 }
 
 }  // namespace

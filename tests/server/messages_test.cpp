@@ -7,7 +7,7 @@ namespace {
 
 /// What a reader of the stream puts together; holds the order of events to what clients expect.
 json::object assemble(const std::string& body) {
-    json::object message;
+    json::object message, first_usage;
     json::array blocks;
     std::string arguments;
     std::vector<std::string> order;
@@ -22,7 +22,10 @@ json::object assemble(const std::string& body) {
         EXPECT_EQ(name, "event: " + type);
         if (type == "ping") continue;
         order.push_back(type);
-        if (type == "message_start") message = event.at("message").as_object();
+        if (type == "message_start") {
+            message = event.at("message").as_object();
+            first_usage = message.at("usage").as_object();
+        }
         if (type == "content_block_start") {
             EXPECT_EQ(event.at("index").to_number<size_t>(), blocks.size());
             blocks.push_back(event.at("content_block"));
@@ -52,6 +55,7 @@ json::object assemble(const std::string& body) {
     EXPECT_EQ(order[order.size() - 2], "message_delta");
     EXPECT_EQ(order.back(), "message_stop");
     message["content"] = blocks;
+    message["first_usage"] = first_usage;
     return message;
 }
 
@@ -72,6 +76,12 @@ class ServerMessages : public ServerTest {
             usage.at("input_tokens").to_number<int64_t>() + usage.at("cache_read_input_tokens").to_number<int64_t>(),
             whole.at("usage").at("input_tokens").to_number<int64_t>() +
                 whole.at("usage").at("cache_read_input_tokens").to_number<int64_t>());
+        json::object first = streamed.at("first_usage").as_object();  // the prompt is known from the start
+        EXPECT_EQ(first.at("output_tokens").to_number<int64_t>(), 0);
+        first["output_tokens"] = usage.at("output_tokens");
+        EXPECT_EQ(json::value(first), json::value(usage));
+        EXPECT_EQ(first.at("weights_version").to_number<int64_t>(), 1);
+        streamed.erase("first_usage");
         const json::object kept = whole;
         for (json::object* each : {&whole, &streamed})
             for (const char* key : {"id", "usage"}) each->erase(key);
