@@ -76,5 +76,21 @@ TEST_F(ServerMistakes, are_logged_counted_and_told_in_the_clients_words) {
     EXPECT_NE(lines.back().find("no sense in this"), std::string::npos);
 }
 
+TEST(ServerErrors, a_full_queue_is_an_overload_in_anthropics_words) {
+    using server::ApiError;
+    const ApiError full = server::from_engine(QueueFull("full", 20'000)), often(429, "too often");
+    const auto type_of = [](const server::HttpReply& reply) {
+        return std::string(parse_json(reply.body, "error").at("error").at("type").as_string());
+    };
+    const server::HttpReply theirs = error_reply(full, ErrorShape::anthropic);
+    EXPECT_EQ(theirs.status, 529);
+    EXPECT_EQ(type_of(theirs), "overloaded_error");
+    EXPECT_EQ(theirs.headers, (server::Headers{{"Retry-After", "1"}}));
+    EXPECT_EQ(error_reply(often, ErrorShape::anthropic).status, 429);
+    EXPECT_EQ(type_of(error_reply(often, ErrorShape::anthropic)), "rate_limit_error");
+    EXPECT_EQ(error_reply(full, ErrorShape::openai).status, 429);
+    EXPECT_EQ(type_of(error_reply(full, ErrorShape::openai)), "rate_limit_error");
+}
+
 }  // namespace
 }  // namespace riptide::testing
