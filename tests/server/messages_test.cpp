@@ -178,6 +178,38 @@ TEST_F(ServerMessages, what_changes_from_request_to_request_is_not_in_the_prompt
     EXPECT_GT(count(inline_system), plain);
 }
 
+TEST_F(ServerMessages, documents_that_are_text_are_text) {
+    const auto tokens = [&](const json::value& content) {
+        return count({{"messages", {{{"role", "user"}, {"content", content}}}}});
+    };
+    const json::array parts = {{{"type", "text"}, {"text", "part"}}};
+    const json::object data = {{"type", "text"}, {"media_type", "text/plain"}, {"data", "Ab\ncd"}};
+    json::object document = {{"type", "document"}, {"source", data}};
+    EXPECT_EQ(tokens({document}), tokens("Ab\ncd"));
+    EXPECT_EQ(tokens({{{"type", "tool_result"}, {"tool_use_id", "x"}, {"content", {document}}}}),
+              tokens({{{"type", "tool_result"}, {"tool_use_id", "x"}, {"content", "Ab\ncd"}}}));
+    document["title"] = "T";
+    document["context"] = "C";
+    EXPECT_EQ(tokens({document}), tokens("title: T\ncontext: C\nAb\ncd"));
+    document["source"] = {{"type", "content"}, {"content", parts}};
+    EXPECT_EQ(tokens({document}), tokens("title: T\ncontext: C\npart"));
+    document["source"] = {{"type", "base64"}, {"media_type", "application/pdf"}, {"data", ""}};
+    const Answer refused =
+        post("/v1/messages", {{"max_tokens", 3}, {"messages", {{{"role", "user"}, {"content", {document}}}}}});
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_NE(refused.body.find("documents of type 'base64' are not supported"), std::string::npos) << refused.body;
+}
+
+TEST_F(ServerMessages, the_older_name_of_a_format_is_known) {
+    const json::object schema = {{"type", "json_schema"}, {"schema", {{"const", "tea"}}}};
+    for (const bool old : {false, true}) {
+        json::object body = {{"messages", user_says("Hi")}, {"max_tokens", 20}};
+        if (old) body["output_format"] = schema;
+        else body["output_config"] = {{"format", schema}};
+        EXPECT_EQ(both_ways(body).at("content").at(0).at("text").as_string(), "\"tea\"");
+    }
+}
+
 TEST_F(ServerMessages, errors_have_anthropics_shape) {
     const auto expect_error = [&](const json::object& body, int status, const std::string& type) {
         const Answer answer = post("/v1/messages", body);

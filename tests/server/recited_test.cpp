@@ -246,7 +246,8 @@ TEST_F(ServerRecites, without_tools_a_call_is_text) {
     const std::string call = "<tool_call>brew_tea\n" + argument("kind", "green") + "</tool_call>";
     recite("So:\n" + call);
     const Blocks text = {{"text", "", "So:\n" + call}};
-    const auto expect_text = [&](const json::object& messages, const json::object& responses, const json::object& chat) {
+    const auto expect_text = [&](const json::object& messages, const json::object& responses,
+                                 const json::object& chat) {
         EXPECT_EQ(whole_message(messages), text);
         EXPECT_EQ(last_.at("stop_reason").as_string(), "end_turn");
         EXPECT_EQ(streamed_message(messages), text);

@@ -194,10 +194,12 @@ TEST(laguna_stream, without_tools_there_are_no_calls) {
     for (const bool strict : {false, true}) {
         ParserOptions options = options_for(true, true, strict);
         options.calls = false;
-        const std::vector<Piece> pieces = {{"\nHm <", false},         {"tool_call>", false}, {"<tool_call>", true},
-                                           {"f\n</", false},          {"</think>", true},    {"\nSo:\n", false},
-                                           {"<tool_call>", true},     {"f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n", false},
-                                           {"</tool_call>", true},    {"\n", false}};
+        const std::vector<Piece> pieces = {
+            {"\nHm <", false},      {"tool_call>", false},
+            {"<tool_call>", true},  {"f\n</", false},
+            {"</think>", true},     {"\nSo:\n", false},
+            {"<tool_call>", true},  {"f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n", false},
+            {"</tool_call>", true}, {"\n", false}};
         EXPECT_EQ(joined(parse(options, pieces)),
                   (Lines{"reasoning: Hm <tool_call><tool_call>f\n</",
                          "text: So:\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",

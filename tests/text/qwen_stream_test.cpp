@@ -173,7 +173,7 @@ TEST(qwen_stream, what_is_no_call_is_text) {
 TEST(qwen_stream, a_name_that_no_tool_can_have_is_text) {
     for (const std::string name : {"r\xC3\xA9sum\xC3\xA9", "a@b", "f()", "$"})
         for (const std::string& call : {"<tool_call><function=" + name + ">\n</function>\n</tool_call>",
-                                       "<tool_call>{\"name\": \"" + name + "\", \"arguments\": {}}</tool_call>"}) {
+                                        "<tool_call>{\"name\": \"" + name + "\", \"arguments\": {}}</tool_call>"}) {
             EXPECT_EQ(read(call), (Lines{"text: " + call, "finish 0"}));
             ParserOptions options = options_for(false, false);
             options.tools = ToolSchemas(json::parse("[{\"name\": \"" + name + "\"}]").as_array());
