@@ -41,6 +41,7 @@ class UsageSum {
 
   private:
     int64_t open_;
+    bool shown_answers_;
     int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0, scoring_seconds_ = 0;
     int64_t original_ = 0, scored_ = 0;
