@@ -214,7 +214,8 @@ def demo_model(model):
                           "--message", "Please brew tea: kind darjeeling, cups 3."))
     partial = cut.get("incomplete_tool_calls", [])
     expect("tool_calls" not in cut and cut["finish_reason"] == "length" and [c["name"] for c in partial] == ["brew_tea"] and
-           isinstance(json.loads(partial[0]["arguments"]), dict), f"a call that -n cuts short is shown as such: {cut}")
+           partial[0]["arguments"].startswith("{") and not partial[0]["arguments"].endswith("}"),
+           f"a call that -n cuts short is shown as such, unfinished: {cut}")
 
 
 def guessing_ahead():

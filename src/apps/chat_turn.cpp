@@ -93,6 +93,7 @@ ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools,
     };
     ChatAnswer answer;
     answer.result = session_->generate(request);
+    if (answer.result.reason == FinishReason::stop_id) parser->end_turn(events);
     parser->finish(events);
     deliver();
     answer.message = builder.message();

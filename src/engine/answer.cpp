@@ -42,9 +42,10 @@ void AnswerText::push(int32_t token, bool armed, std::vector<EventBody>& out) {
     events_.clear();
 }
 
-void AnswerText::finish(std::vector<EventBody>& out) {
+void AnswerText::finish(bool turn_ended, std::vector<EventBody>& out) {
     if (detokenizer_) deliver_text(detokenizer_->finish(), true, out);
     if (parser_) {
+        if (turn_ended) parser_->end_turn(events_);
         parser_->finish(events_);
         for (StreamEvent& event : events_) deliver(std::move(event), true, out);
         events_.clear();
@@ -153,7 +154,7 @@ bool Answer::take(const Sampled& sampled) {
 }
 
 void Answer::finish() {
-    text_.finish(out_);
+    text_.finish(reason == FinishReason::stop_id, out_);
     send();
     if (text_.stopped() && reason != FinishReason::cancelled) reason = FinishReason::stop_string;
 }

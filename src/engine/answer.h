@@ -71,8 +71,8 @@ class AnswerText {
 
     /// `armed`: stop strings end the answer; else they are text like any other. Appends to `out`.
     void push(int32_t token, bool armed, std::vector<EventBody>& out);
-    /// The answer is over: what was held back.
-    void finish(std::vector<EventBody>& out);
+    /// The answer is over: what was held back. `turn_ended`: by a stop id, which was not pushed.
+    void finish(bool turn_ended, std::vector<EventBody>& out);
     bool stopped() const { return matcher_.matched(); }
     const std::string& stop() const { return matcher_.match(); }
     int32_t tool_calls() const { return tool_calls_; }

@@ -121,8 +121,8 @@ RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job) {
     if (waiting + more > most) {
         ++refused;
         const int64_t wait = std::max<int64_t>(1000, retry_after_us);
-        throw QueueFull(fmt::format("{} answers wait already, of at most {}; try again in {:.1f} s", waiting, most,
-                                    static_cast<double>(wait) / 1e6),
+        throw QueueFull(fmt::format("{} answers wait already, of at most {}; try again in {} s", waiting, most,
+                                    (wait + 999'999) / 1'000'000),
                         wait);
     }
     loop.waiting += more;

@@ -114,6 +114,7 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     ParserOptions parser;
     parser.thinking = out.thinking == Thinking::inside;
     parser.newline_framing = template_->traits().newlines_in_tags;
+    parser.calls = !chat.tools.empty();
     parser.tools = ToolSchemas(chat.tools);
     out.make_parser = [make = dialect_->make_parser, parser = std::move(parser)] { return make(parser); };
     return out;

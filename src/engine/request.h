@@ -22,7 +22,8 @@ namespace riptide {
 
 using RequestId = int64_t;  // 1, 2, 3, ... in the order of submission
 
-/// A conversation, rendered with the model's chat template; the answer is parsed by its dialect.
+/// A conversation, rendered with the model's chat template; the answer is parsed by its dialect. Without tools there
+/// are no calls: what looks like one is text.
 struct ChatPrompt {
     json::array messages, tools;  // as ChatTemplate::render takes them
     ChatOptions options;

@@ -54,10 +54,10 @@ RequestId Scheduler::submit(ScheduledRequest request, int64_t now_us) {
              request.max_tokens, room);
     if (std::ssize(waiting_) >= options_.max_queue) {
         ++counts_.refused;
-        const int64_t wait = retry_after_us();
-        throw QueueFull(fmt::format("{} requests wait already; try again in {:.1f} s", waiting_.size(),
-                                    static_cast<double>(wait) / 1e6),
-                        wait);
+        const int64_t wait = std::max<int64_t>(1000, retry_after_us());
+        throw QueueFull(
+            fmt::format("{} requests wait already; try again in {} s", waiting_.size(), (wait + 999'999) / 1'000'000),
+            wait);
     }
     auto r = std::make_unique<Request>();
     r->id = ++last_id_;

@@ -29,34 +29,53 @@ std::string_view stop_reason_of(const Done& done) {
 MessageReply::MessageReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer*)
     : facts_(std::move(facts)), stream_(request.stream), one_tool_call_(request.one_tool_call) {}
 
+namespace {
+
+json::object usage_of(int64_t prompt, int64_t cached, int64_t completion, int64_t version) {
+    return {{"input_tokens", prompt - cached},
+            {"cache_creation_input_tokens", 0},
+            {"cache_read_input_tokens", cached},
+            {"output_tokens", completion},
+            {"weights_version", version}};
+}
+
+}  // namespace
+
 json::object MessageReply::usage() const {
-    json::object out = {{"input_tokens", usage_.prompt() - usage_.cached()},
-                        {"cache_creation_input_tokens", 0},
-                        {"cache_read_input_tokens", usage_.cached()},
-                        {"output_tokens", usage_.completion()},
-                        {"weights_version", usage_.version()}};
+    json::object out = usage_of(usage_.prompt(), usage_.cached(), usage_.completion(), usage_.version());
     for (const auto& [key, value] : usage_.compression()) out[key] = value;
     return out;
 }
 
-json::object MessageReply::message(const json::array& content) const {
-    return {
-        {"id", facts_.id},    {"type", "message"},           {"role", "assistant"}, {"model", facts_.model},
-        {"content", content}, {"stop_reason", stop_reason_}, {"usage", usage()},    {"stop_sequence", stop_sequence_}};
+json::object MessageReply::message(const json::array& content, json::object usage) const {
+    return {{"id", facts_.id},           {"type", "message"},
+            {"role", "assistant"},       {"model", facts_.model},
+            {"content", content},        {"stop_reason", stop_reason_},
+            {"usage", std::move(usage)}, {"stop_sequence", stop_sequence_}};
 }
 
 std::string MessageReply::opening() const {
     std::string out;
-    append_event(out, {{"type", "message_start"}, {"message", message({})}});
     heartbeat(out);
     return out;
 }
 
+void MessageReply::begin(const EventBody& first, std::string& out) {
+    if (!stream_ || std::exchange(begun_, true)) return;
+    int64_t prompt = usage_.prompt(), cached = usage_.cached();
+    if (const auto* progress = std::get_if<PromptProgress>(&first)) {
+        prompt = progress->total;
+        cached = progress->cached;
+    }
+    append_event(out,
+                 {{"type", "message_start"}, {"message", message({}, usage_of(prompt, cached, 0, facts_.version))}});
+}
+
 void MessageReply::heartbeat(std::string& out) const { append_event(out, {{"type", "ping"}}); }
 
-void MessageReply::abort(std::string& out) const {
+void MessageReply::abort(const ApiError& error, std::string& out) const {
     out += "event: error\n";
-    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::anthropic));
+    append_data(out, error_body(error, ErrorShape::anthropic));
 }
 
 void MessageReply::open(Block kind, const json::object& start, std::string& out) {
@@ -101,12 +120,10 @@ bool MessageReply::take(const Item& item, std::string& out) {
     usage_.add(item);
     if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
         error_ = error_of(event);
-        if (stream_) {
-            out += "event: error\n";
-            append_data(out, error_body(*error_, ErrorShape::anthropic));
-        }
+        if (stream_) abort(*error_, out);
         return true;
     }
+    begin(event.body, out);
     if (const auto* text = std::get_if<TextDelta>(&event.body)) {
         open(Block::text, {{"type", "text"}, {"text", ""}}, out);
         add("text_delta", "text", text->text, out);
@@ -120,7 +137,8 @@ bool MessageReply::take(const Item& item, std::string& out) {
         open(Block::tool_use, {{"type", "tool_use"}, {"id", id}, {"name", call->name}, {"input", json::object()}}, out);
     } else if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) {
         if (!dropping_) add("input_json_delta", "partial_json", part->json_fragment, out);
-    } else if (std::holds_alternative<ToolCallEnd>(event.body)) {
+    } else if (const auto* end = std::get_if<ToolCallEnd>(&event.body)) {
+        if (!end->complete && !dropping_) text_.clear();  // what has come is no JSON: see the header
         if (!dropping_) close(out);
         dropping_ = false;
     } else if (const auto* done = std::get_if<Done>(&event.body)) {
@@ -141,7 +159,7 @@ void MessageReply::answer_ends(const Done& done, std::string& out) {
 
 HttpReply MessageReply::finish() const {
     if (error_) return error_reply(*error_, ErrorShape::anthropic);
-    return {200, json::serialize(message(content_))};
+    return {200, json::serialize(message(content_, usage()))};
 }
 
 }  // namespace riptide::server

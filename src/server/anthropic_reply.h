@@ -9,24 +9,28 @@
 
 namespace riptide::server {
 
-/// Turns the engine's events into the events of a stream, or into one message: the same blocks either way. Not
-/// thread-safe.
+/// Turns the engine's events into the events of a stream, or into one message: the same blocks either way. A tool call
+/// that the answer did not finish (stop_reason "max_tokens") is the last tool_use block, which is where Anthropic's
+/// clients look for it. Its input must not look as if it could be used: in a stream its JSON is not finished, and in a
+/// message, where it must be an object, it is empty. Not thread-safe.
 class MessageReply {
   public:
     MessageReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer);
 
-    /// message_start and ping. How long the prompt is stands in message_delta, at the end.
+    /// A ping: message_start says how long the prompt is and how much of it was cached, so it comes with the first
+    /// event, when the beginning of the prompt has been read.
     std::string opening() const;
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
-    void abort(std::string& out) const;
+    void abort(const ApiError& error, std::string& out) const;
     HttpReply finish() const;
 
   private:
     enum class Block { none, thinking, text, tool_use };
 
-    json::object message(const json::array& content) const;
+    json::object message(const json::array& content, json::object usage) const;
     json::object usage() const;
+    void begin(const EventBody& first, std::string& out);
     void open(Block kind, const json::object& start, std::string& out);
     void add(std::string_view delta_type, std::string_view key, const std::string& text, std::string& out);
     void close(std::string& out);
@@ -34,6 +38,7 @@ class MessageReply {
 
     ReplyFacts facts_;
     bool stream_, one_tool_call_;
+    bool begun_ = false;  // the stream's message
     Block block_ = Block::none;
     bool dropping_ = false;  // inside a call that one_tool_call leaves out
     int64_t blocks_ = 0;     // opened so far

@@ -21,6 +21,31 @@ const json::object& need_block(const json::value& block, const std::string& wher
     return block.get_object();
 }
 
+std::string text_of(const json::value& content, const std::string& where);
+
+/// A document that is text, behind its title and what the client says of it, on lines of their own.
+std::string document_of(const Fields& block, const std::string& where) {
+    const json::object* object = block.object("source");
+    if (object == nullptr) refuse(where + ".source", "{}.source: missing", where);
+    const Fields source(*object, where + ".source.");
+    const std::string_view type = source.string("type").value_or("");
+    std::string text;
+    if (type == "text") {
+        text = source.string("data").value_or("");
+    } else if (type == "content" && source.find("content") != nullptr) {
+        text = text_of(*source.find("content"), where + ".source.content");
+    } else {
+        refuse(where + ".source.type",
+               "{}.source.type: documents of type '{}' are not supported, only text and content: this model reads text "
+               "only",
+               where, type.substr(0, 40));
+    }
+    std::string out;
+    for (const char* key : {"title", "context"})
+        if (const auto words = block.string(key); words && !words->empty()) out += fmt::format("{}: {}\n", key, *words);
+    return out + text;
+}
+
 /// A string, or the texts of blocks with newlines between them.
 std::string text_of(const json::value& content, const std::string& where) {
     if (content.is_string()) return std::string(content.get_string());
@@ -30,8 +55,9 @@ std::string text_of(const json::value& content, const std::string& where) {
     for (std::size_t i = 0; i < content.get_array().size(); ++i) {
         const std::string place = fmt::format("{}[{}]", where, i);
         const Fields block(need_block(content.get_array()[i], place), place + ".");
-        if (type_of(block) != "text") refuse_type(place, type_of(block));
-        const std::string_view text = block.string("text").value_or("");
+        const bool document = type_of(block) == "document";
+        if (type_of(block) != "text" && !document) refuse_type(place, type_of(block));
+        const std::string text = document ? document_of(block, place) : std::string(block.string("text").value_or(""));
         if (text.starts_with(kBilling)) continue;
         if (!first) out += '\n';
         first = false;
@@ -49,6 +75,7 @@ class MessageReader {
         const Fields block(object, where + ".");
         const std::string_view type = type_of(block);
         if (type == "text") add_text(block.string("text").value_or(""));
+        else if (type == "document") add_text(document_of(block, where));
         else if (type == "thinking") reasoning_ += block.string("thinking").value_or("");
         else if (type == "redacted_thinking") return;
         else if (type == "tool_use") add_call(block);
@@ -214,6 +241,8 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     if (const json::object* config = fields.object("output_config"))
         if (const json::object* format = Fields(*config, "output_config.").object("format"))
             request.format = parse_format_object(*format, "output_config.format");
+    if (const json::object* format = fields.object("output_format"))  // what it was called before
+        request.format = parse_format_object(*format, "output_format");
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));

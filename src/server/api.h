@@ -68,7 +68,9 @@ PendingReply pending(std::shared_ptr<Reply> reply, bool stream) {
     if (stream) out.opening = reply->opening();
     out.take = [reply](const Item& item, std::string& bytes) { return reply->take(item, bytes); };
     out.heartbeat = [reply](std::string& bytes) { reply->heartbeat(bytes); };
-    out.abort = [reply](std::string& bytes) { reply->abort(bytes); };
+    out.abort = [reply](int status, const std::string& message, std::string& bytes) {
+        reply->abort(ApiError(status, message), bytes);
+    };
     out.finish = [reply] { return reply->finish(); };
     return out;
 }

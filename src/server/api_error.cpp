@@ -10,6 +10,8 @@ namespace riptide::server {
 
 namespace {
 
+constexpr std::string_view kQueueFull = "queue_full";
+
 std::string_view openai_type(int status) {
     switch (status) {
         case 401:
@@ -47,6 +49,11 @@ std::string_view anthropic_type(int status) {
     }
 }
 
+/// Anthropic says of a full server that it is overloaded; 429 is for clients that ask too much.
+int status_in(ErrorShape shape, const ApiError& error) {
+    return shape == ErrorShape::anthropic && error.code() == kQueueFull ? 529 : error.status();
+}
+
 json::value or_null(const std::string& text) { return text.empty() ? json::value() : json::value(text); }
 
 /// Fields whose names can stand at the beginning of an error.
@@ -80,7 +87,7 @@ constexpr std::array<std::string_view, 24> kFields = {"messages",
 std::string error_body(const ApiError& error, ErrorShape shape) {
     json::object inner;
     if (shape == ErrorShape::anthropic) {
-        inner = {{"type", anthropic_type(error.status())}, {"message", error.what()}};
+        inner = {{"type", anthropic_type(status_in(shape, error))}, {"message", error.what()}};
         return json::serialize(json::object{{"type", "error"}, {"error", inner}});
     }
     inner = {{"message", error.what()},
@@ -91,7 +98,7 @@ std::string error_body(const ApiError& error, ErrorShape shape) {
 }
 
 HttpReply error_reply(const ApiError& error, ErrorShape shape) {
-    const int status = shape == ErrorShape::anthropic && error.status() == 429 ? 529 : error.status();
+    const int status = status_in(shape, error);
     HttpReply reply{status, error_body(error, shape)};
     if (error.retry_after_us > 0) {
         const int64_t seconds = (error.retry_after_us + 999'999) / 1'000'000;
@@ -103,7 +110,7 @@ HttpReply error_reply(const ApiError& error, ErrorShape shape) {
 
 ApiError from_engine(const Error& error) {
     if (const auto* full = dynamic_cast<const QueueFull*>(&error)) {
-        ApiError out(429, error.what(), "", "queue_full");
+        ApiError out(429, error.what(), "", std::string(kQueueFull));
         out.retry_after_us = std::max<int64_t>(1, full->retry_after_us);
         return out;
     }

@@ -23,7 +23,7 @@ uint64_t random_number() {
 }
 
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr))};
+    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
 }
 
 }  // namespace
@@ -76,9 +76,14 @@ class Follower {
             log_.failed(subject_, event.id, failed->message);
         }
     }
-    void abandoned() {
-        metrics_.abandoned();
-        log_.abandoned(subject_, live_->requests.empty() ? 0 : live_->requests.front());
+    void ended(const ReplyEnding& ending) {
+        using How = ReplyEnding::How;
+        if (ending.how == How::complete) return;
+        const RequestId id = live_->requests.empty() ? 0 : live_->requests.front();
+        if (ending.how == How::client_gone) metrics_.abandoned();
+        if (ending.how == How::client_gone) return log_.abandoned(subject_, id);
+        if (ending.how == How::mistake) metrics_.mistaken();
+        log_.failed(subject_, id, ending.why);
     }
 
   private:
@@ -119,9 +124,10 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
         follower->hear(item.event);
         return take(item, out);
     };
-    reply.ended = [follower](bool complete) {
-        if (!complete) follower->abandoned();
+    reply.refusal = [shape](int status, const std::string& message) {
+        return error_reply(ApiError(status, message), shape);
     };
+    reply.ended = [follower](const ReplyEnding& ending) { follower->ended(ending); };
     try {
         for (std::size_t i = 0; i < asked.prompts.size(); ++i) {
             Request& request = asked.prompts[i];

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "server/http_head.h"
+#include "server/reply_ending.h"
 
 namespace riptide::server {
 
@@ -27,6 +28,8 @@ namespace {
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 constexpr std::size_t kReadAtOnce = 16384;
 constexpr std::chrono::milliseconds kNextLook{200};
+
+using How = ReplyEnding::How;
 
 }  // namespace
 
@@ -226,13 +229,13 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
     /// Whatever happens, the engine learns that nobody waits any more.
     struct Ending {
         PendingReply& reply;
-        bool complete = false;
+        ReplyEnding is;
         ~Ending() {
             reply.events->close();
-            if (!complete) reply.cancel();
-            reply.ended(complete);
+            if (is.how != How::complete) reply.cancel();
+            reply.ended(is);
         }
-    } ending{reply};
+    } ending{reply, {}};
     // The timer may be gone by the time that the I/O thread hears of it, the executor may not.
     std::weak_ptr<Connection> self = weak_from_this();
     reply.events->on_news([self, executor = stream_.get_executor()] {
@@ -250,44 +253,36 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
         if (!co_await write(begin)) co_return false;
     }
     watch();
-    bool complete = false;
     following_ = true;
-    const bool usable = co_await follow(reply, in, complete);
+    const bool usable = co_await follow(reply, in, ending.is);
     following_ = false;
     unwatch();
-    ending.complete = complete;
     if (!usable || reply.stream) co_return usable && !in.http_1_0;
-    const HttpReply whole =
-        complete ? reply.finish() : HttpReply{503, shared_.handlers.error_body(503, "the answer was broken off")};
+    const HttpReply whole = whole_of(reply, ending.is);
     co_return co_await write_reply(whole, in);
 }
 
 /// Passes events on until the reply is complete (or the server stops). False: the client has gone.
-net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, bool& complete) {
+net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, ReplyEnding& ending) {
     std::string out;
     auto last_write = Clock::now();
-    bool broken = false;  // the dialect could not make sense of the engine's events
-    while (!complete && !gone_ && !stopping_ && !broken) {
+    while (ending.how == How::client_gone && !gone_) {
         const std::vector<Item> items = reply.events->take();
-        try {
-            for (const Item& item : items)
-                if (!complete) complete = reply.take(item, out);
-        } catch (const std::exception&) {
-            broken = true;
-        }
-        if (items.empty()) {
+        take_all(reply, items, out, ending);
+        if (items.empty() && !stopping_) {
             const auto beat = last_write + shared_.options.heartbeat_time;
             news_.expires_at(reply.stream ? beat : Clock::now() + std::chrono::hours(24));
             co_await news_.async_wait(kAwait);
             if (reply.stream && Clock::now() >= beat) reply.heartbeat(out);
         }
-        if ((stopping_ || broken) && !complete && reply.stream) reply.abort(out);
+        if (stopping_ && ending.how == How::client_gone) ending = {How::server_stops, "the server stops"};
+        if (reply.stream) tell_ending(reply, ending, out);
         if (out.empty() || !reply.stream) continue;
         if (!co_await write(framed(out, in.http_1_0))) co_return false;
         out.clear();
         last_write = Clock::now();
     }
-    if (gone_ && !complete) co_return false;
+    if (ending.how == How::client_gone) co_return false;
     if (reply.stream && !in.http_1_0) co_return co_await write("0\r\n\r\n");
     co_return true;
 }

@@ -74,7 +74,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<boost::beast::error_code> read_chunked(From& from, Parser& parser);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
-    boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, bool& complete);
+    boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, ReplyEnding& ending);
     boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
     boost::asio::awaitable<bool> write(std::string_view bytes);
     boost::asio::awaitable<void> linger();

@@ -36,7 +36,19 @@ struct HttpReply {
     Headers headers = {};
 };
 
+/// How a reply ended, and why in words, if it is not complete.
+struct ReplyEnding {
+    enum class How {
+        client_gone,   // or has stopped reading; also: not over yet
+        complete,      // the client has all of it, be it an error that the engine reported
+        server_stops,  // before the reply was complete
+        mistake,       // the reply could not be made of what the engine said
+    } how = How::client_gone;
+    std::string why = {};
+};
+
 /// A reply that the engine is still working on. The functions are called on the I/O thread, `ended` once and last.
+/// What `take` and `finish` throw ends the reply as a mistake of the server.
 struct PendingReply {
     std::shared_ptr<EventQueue> events;
     /// true: server-sent events, the header and `opening` are sent at once. false: one reply when all has come.
@@ -48,13 +60,14 @@ struct PendingReply {
     /// For a stream that has been silent: something that clients take for life.
     std::function<void(std::string& out)> heartbeat;
     /// For a stream that ends before its time: an error in the client's dialect.
-    std::function<void(std::string& out)> abort;
+    std::function<void(int status, const std::string& message, std::string& out)> abort;
     /// The reply, once take() has returned true; not for a stream.
     std::function<HttpReply()> finish;
+    /// In its place, if it does not get so far: an error in the client's dialect.
+    std::function<HttpReply(int status, const std::string& message)> refusal;
     /// Ends the engine's work; called if the reply is given up.
     std::function<void()> cancel;
-    /// `complete` false: the client has gone, or the server stops.
-    std::function<void(bool complete)> ended;
+    std::function<void(const ReplyEnding& ending)> ended;
 };
 
 using Outcome = std::variant<HttpReply, PendingReply>;

@@ -105,6 +105,11 @@ void Metrics::abandoned() {
     ++abandoned_;
 }
 
+void Metrics::mistaken() {
+    const std::lock_guard lock(mutex_);
+    ++mistaken_;
+}
+
 void Metrics::answered(const Done& done) {
     const std::lock_guard lock(mutex_);
     ++reasons_[finish_reason_name(done.reason)];
@@ -127,6 +132,7 @@ std::string Metrics::page(const Engine* engine, int64_t connections) const {
         out +=
             fmt::format("riptide_http_replies_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
     single(out, "http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
+    single(out, "http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
     head(out, "answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)
         out += fmt::format("riptide_answers_total{{reason=\"{}\"}} {}\n", reason, count);

@@ -22,6 +22,8 @@ class Metrics {
     void replied(std::string_view route, int status);
     /// A stream or a reply that nobody waited for.
     void abandoned();
+    /// One that the server could not make of what the engine said.
+    void mistaken();
     /// An answer is complete.
     void answered(const Done& done);
 
@@ -39,7 +41,7 @@ class Metrics {
 
     mutable std::mutex mutex_;
     std::map<std::pair<std::string, int>, int64_t> replies_;
-    int64_t abandoned_ = 0;
+    int64_t abandoned_ = 0, mistaken_ = 0;
     std::map<std::string, int64_t> reasons_;
     Histogram first_token_, between_tokens_, queue_, prompt_tokens_;
 };

@@ -90,7 +90,7 @@ bool ChatReply::take(const Item& item, std::string& out) {
     usage_.add(item);
     if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
         error_ = error_of(event);
-        if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
+        if (stream_) abort(*error_, out);
         return true;
     }
     if (const auto* text = std::get_if<TextDelta>(&event.body)) {
@@ -157,8 +157,8 @@ void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std
 
 void ChatReply::heartbeat(std::string& out) const { append_chunk(0, "{}", nullptr, nullptr, out); }
 
-void ChatReply::abort(std::string& out) const {
-    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
+void ChatReply::abort(const ApiError& error, std::string& out) const {
+    append_data(out, error_body(error, ErrorShape::openai));
 }
 
 json::object ChatReply::message(const Choice& choice) const {

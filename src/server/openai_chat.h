@@ -12,8 +12,8 @@
 namespace riptide::server {
 
 /// Turns the engine's events into chunks of a stream, or into one JSON object: the same content either way. Reasoning
-/// goes out as `reasoning_content` and `reasoning`. A tool call that the answer did not finish is there too, closed,
-/// with finish_reason "length". Not thread-safe.
+/// goes out as `reasoning_content` and `reasoning`. A tool call that the answer did not finish is there too, with
+/// arguments that are the beginning of an object only, and finish_reason "length". Not thread-safe.
 class ChatReply {
   public:
     /// `tokenizer`: for log-probabilities; may be null.
@@ -24,7 +24,7 @@ class ChatReply {
     /// True: the reply is complete (or has failed).
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
-    void abort(std::string& out) const;
+    void abort(const ApiError& error, std::string& out) const;
     HttpReply finish() const;
 
   private:

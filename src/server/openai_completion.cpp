@@ -26,7 +26,7 @@ CompletionReply::CompletionReply(ReplyFacts facts, const GenerationRequest& requ
       echo_(request.echo),
       prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<std::size_t>(n_)),
-      usage_(std::ssize(choices_)) {
+      usage_(std::ssize(choices_), !request.echo_only) {
     chunk_head_ = json::serialize(envelope());
     chunk_head_.back() = ',';  // goes on
     chunk_head_ += "\"choices\":[{\"index\":";
@@ -36,8 +36,8 @@ json::object CompletionReply::envelope() const {
     return {{"id", facts_.id}, {"object", "text_completion"}, {"created", facts_.created}, {"model", facts_.model}};
 }
 
-/// Of what is `before`, and of the tokens drawn since the last call.
-json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> before) const {
+/// Of what is `before`, which spells `echo`, and of the tokens drawn since the last call.
+json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> before, std::string_view echo) const {
     if (!logprobs_) return nullptr;
     json::array tokens, values, tops, offsets;
     const auto add = [&](const Sampled& sampled) {
@@ -50,7 +50,8 @@ json::value CompletionReply::logprobs(Choice& choice, std::span<const Sampled> b
         values.push_back(first ? json::value() : json::value(json_logprob(sampled.logprob)));
         tops.push_back(first ? json::value() : json::value(std::move(top)));
         offsets.emplace_back(choice.offset);
-        choice.offset += characters(text);
+        const bool unseen = first && sampled.token == tokenizer_->bos() && !echo.starts_with(text);
+        if (!unseen) choice.offset += characters(text);
     };
     for (const Sampled& sampled : before) add(sampled);
     for (const Sampled& sampled : std::exchange(choice.drawn, {})) add(sampled);
@@ -69,7 +70,8 @@ void CompletionReply::send(std::size_t index, std::string_view text, const json:
     out += std::to_string(index);
     out += ",\"text\":";
     out += json::serialize(json::string_view(text.data(), text.size()));
-    out += logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index], before)) : ",\"logprobs\":null";
+    out +=
+        logprobs_ ? ",\"logprobs\":" + json::serialize(logprobs(choices_[index], before, text)) : ",\"logprobs\":null";
     out += ",\"finish_reason\":";
     out += finish_reason.is_null() ? "null" : json::serialize(finish_reason);
     out += include_usage_ ? "}],\"usage\":null}\n\n" : "}]}\n\n";
@@ -97,7 +99,7 @@ bool CompletionReply::take(const Item& item, std::string& out) {
     usage_.add(item);
     if (std::holds_alternative<Failed>(event.body) || was_cancelled(event)) {
         error_ = error_of(event);
-        if (stream_) append_data(out, error_body(*error_, ErrorShape::openai));
+        if (stream_) abort(*error_, out);
         return true;
     }
     if (const auto* part = std::get_if<PromptScored>(&event.body)) {
@@ -134,8 +136,8 @@ void CompletionReply::heartbeat(std::string& out) const {
     append_data(out, json::serialize(chunk));
 }
 
-void CompletionReply::abort(std::string& out) const {
-    append_data(out, error_body(ApiError(503, "the answer was broken off: the server stops"), ErrorShape::openai));
+void CompletionReply::abort(const ApiError& error, std::string& out) const {
+    append_data(out, error_body(error, ErrorShape::openai));
 }
 
 HttpReply CompletionReply::finish() const {
@@ -146,7 +148,7 @@ HttpReply CompletionReply::finish() const {
         const std::string echo = echo_.empty() ? "" : echo_[i / static_cast<std::size_t>(n_)];
         choices.push_back({{"index", i},
                            {"text", echo + choice.text},
-                           {"logprobs", logprobs(choice, prompts_[i / static_cast<std::size_t>(n_)])},
+                           {"logprobs", logprobs(choice, prompts_[i / static_cast<std::size_t>(n_)], echo)},
                            {"finish_reason", choice.finish_reason}});
     }
     json::object out = envelope();

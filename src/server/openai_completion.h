@@ -22,7 +22,7 @@ class CompletionReply {
     std::string opening();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out) const;
-    void abort(std::string& out) const;
+    void abort(const ApiError& error, std::string& out) const;
     HttpReply finish() const;
 
   private:
@@ -34,7 +34,7 @@ class CompletionReply {
     };
 
     json::object envelope() const;
-    json::value logprobs(Choice& choice, std::span<const Sampled> before = {}) const;
+    json::value logprobs(Choice& choice, std::span<const Sampled> before = {}, std::string_view echo = {}) const;
     void send(std::size_t index, std::string_view text, const json::value& finish_reason, std::string& out,
               std::span<const Sampled> before = {});
     void send_echo(std::size_t prompt, std::string& out);

@@ -10,8 +10,8 @@ void UsageSum::add(const Item& item) {
     const Event& event = item.event;
     if (const auto* done = std::get_if<Done>(&event.body)) {
         --open_;
-        completion_ += done->usage.completion;
-        reasoning_ += done->usage.reasoning;
+        if (shown_answers_) completion_ += done->usage.completion;
+        if (shown_answers_) reasoning_ += done->usage.reasoning;
         version_ = done->version;
         decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
         if (event.answer != 0) return;
@@ -73,8 +73,7 @@ bool was_cancelled(const Event& event) {
 
 ApiError error_of(const Event& event) {
     if (const auto* failed = std::get_if<Failed>(&event.body)) return from_failure(*failed);
-    return from_failure(
-        {ErrorKind::unavailable, "the answer was broken off: the server stops, or the client read too slowly"});
+    return {503, "the answer was broken off: the request was cancelled"};  // by DELETE or pause: no use to try again
 }
 
 void append_data(std::string& out, std::string_view text) {

@@ -83,7 +83,7 @@ void ResponseReply::heartbeat(std::string& out) {
     emit("response.in_progress", {{"response", response("in_progress", {})}}, out);
 }
 
-void ResponseReply::abort(std::string& out) { fail(ApiError(503, "the answer was broken off: the server stops"), out); }
+void ResponseReply::abort(const ApiError& error, std::string& out) { fail(error, out); }
 
 // Deltas are what each token costs: everything but text and number is made once for each item.
 

@@ -13,7 +13,8 @@ namespace riptide::server {
 
 /// Turns the engine's events into the events of a stream, or into one response: the same items either way, with the
 /// same order of parts. Each item is opened, filled and closed before the next; an item or a part is announced before
-/// its first delta, for clients throw otherwise. Not thread-safe.
+/// its first delta, for clients throw otherwise. A call that the answer did not finish is incomplete, and its arguments
+/// are no JSON. Not thread-safe.
 class ResponseReply {
   public:
     /// `keep` is given what later requests may refer to, when the response is complete: the conversation with the
@@ -25,7 +26,7 @@ class ResponseReply {
     std::string opening();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out);
-    void abort(std::string& out);
+    void abort(const ApiError& error, std::string& out);
     HttpReply finish() const;
 
   private:

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/percent.h"
+#include "text/utf8.h"
+
 namespace riptide::server {
 
 namespace {
@@ -49,8 +52,10 @@ const Known& find_route(std::string_view path) {
     return found == kRoutes.end() ? kUnknown : *found;
 }
 
-std::string_view rest_of(std::string_view path, const Known& known) {
-    return bare_path(path).substr(known.path.size());
+std::string rest_of(std::string_view path, const Known& known) {
+    const std::string_view raw = bare_path(path).substr(known.path.size());
+    const std::string id = percent_decoded(raw);
+    return utf8_valid_prefix(id) == id.size() ? id : std::string(raw);  // it may be shown
 }
 
 }  // namespace riptide::server

@@ -44,7 +44,7 @@ struct Known {
 /// Route::none for a path that is not known. Clients disagree whether their base URL ends in /v1: any number of them in
 /// front is fine.
 const Known& find_route(std::string_view path);
-/// What stands behind the part of the path that is known: an id.
-std::string_view rest_of(std::string_view path, const Known& known);
+/// What stands behind the part of the path that is known: an id, its percent-escapes decoded.
+std::string rest_of(std::string_view path, const Known& known);
 
 }  // namespace riptide::server

@@ -170,7 +170,8 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
     } catch (const std::bad_alloc&) {
         refuse_with(not_ready("out of memory"));
     } catch (const std::exception& error) {
-        refuse_with(ApiError(500, "the server has made a mistake"));
+        log.mistake(known.label, error.what());
+        outcome = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
     const auto* reply = std::get_if<HttpReply>(&outcome);
     metrics.replied(known.label, reply != nullptr ? reply->status : 200);

@@ -55,7 +55,9 @@ void DeltaWriter::write(Channel channel, std::string_view text) {
 
 void DeltaWriter::write_verbatim(Channel channel, std::string_view text) {
     if (text.empty()) return;
-    if (channel == Channel::reasoning) {
+    if (in_call_) {
+        aside_.append(text);
+    } else if (channel == Channel::reasoning) {
         append_delta<ReasoningDelta>(*out_, first_, text);
     } else {
         append_delta<TextDelta>(*out_, first_, text);
@@ -66,10 +68,13 @@ void DeltaWriter::begin_call(const std::string& name) {
     out_->emplace_back(std::in_place_type<ToolCallBegin>,
                        ToolCallBegin{calls_, call_id_prefix_ + std::to_string(calls_), name});
     ++calls_;
+    in_call_ = true;
+    has_arguments_ = false;
 }
 
 void DeltaWriter::write_arguments(const std::string& fragment) {
     if (fragment.empty()) return;
+    has_arguments_ = true;
     auto* last = out_->size() > first_ ? std::get_if<ToolCallArguments>(&out_->back()) : nullptr;
     if (last != nullptr) {
         last->json_fragment += fragment;
@@ -79,7 +84,10 @@ void DeltaWriter::write_arguments(const std::string& fragment) {
 }
 
 void DeltaWriter::end_call(bool complete) {
+    if (!complete && !has_arguments_) write_arguments("{");  // nothing is what some take for no arguments
     out_->emplace_back(std::in_place_type<ToolCallEnd>, ToolCallEnd{calls_ - 1, complete});
+    in_call_ = false;
+    write_verbatim(Channel::text, std::exchange(aside_, {}));
 }
 
 void DeltaWriter::finish(bool closed) { out_->emplace_back(std::in_place_type<Finish>, Finish{closed, calls_}); }

@@ -32,13 +32,14 @@ class DeltaWriter {
 
     /// Text of a section, less the newlines that frame it.
     void write(Channel channel, std::string_view text);
-    /// Text as it is.
+    /// Text as it is. Inside a call it is kept until the call has ended.
     void write_verbatim(Channel channel, std::string_view text);
     /// Whether the section has shown anything but white space.
     bool visible() const { return visible_; }
 
     void begin_call(const std::string& name);
     void write_arguments(const std::string& fragment);
+    /// REQUIRES, if `complete`: the arguments are a JSON object.
     void end_call(bool complete);
     int calls() const { return calls_; }
 
@@ -51,6 +52,8 @@ class DeltaWriter {
     bool visible_ = false;
     std::string call_id_prefix_;
     int calls_ = 0;
+    bool in_call_ = false, has_arguments_ = false;
+    std::string aside_;  // text that came inside the call
     StreamEvents* out_ = nullptr;
     std::size_t first_ = 0;  // events of this push start here
 };

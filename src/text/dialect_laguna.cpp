@@ -118,7 +118,7 @@ void LagunaParser::on_tag(std::string_view tag) {
         writer_.write_arguments(fragment);
         if (state_ == State::name) {
             raw_.append(tag);
-            if (name_.text().empty()) return abandon_call();
+            if (!is_tool_name(name_.text())) return abandon_call();
             begin();
         }
         state_ = State::key;
@@ -133,7 +133,7 @@ bool LagunaParser::on_no_tag() {
 }
 
 bool LagunaParser::on_opening_marker(Marker marker) {
-    if (marker != Marker::end_tool_call || name_.text().empty()) return false;
+    if (marker != Marker::end_tool_call || !is_tool_name(name_.text())) return false;
     begin();
     close(true);
     return true;
@@ -143,9 +143,9 @@ void LagunaParser::on_call_marker(Marker marker) {
     if (state_ == State::value || state_ == State::after_value || state_ == State::after_close)
         return on_value_marker(marker);
     if (marker == Marker::think || marker == Marker::end_think) return;
-    close(marker == Marker::end_tool_call || (marker == Marker::tool_call && state_ == State::before_key));
+    close(marker == Marker::end_tool_call || state_ == State::before_key);
     if (marker == Marker::tool_call) start_call();
-    if (marker == Marker::end_turn) end_turn();
+    if (marker == Marker::end_turn) turn_ends();
 }
 
 std::size_t LagunaParser::on_name(std::string_view text) {
@@ -153,7 +153,7 @@ std::size_t LagunaParser::on_name(std::string_view text) {
         raw_ += text[i];
         const CallName::Step step = name_.push(text[i], '\n');
         if (step == CallName::Step::more) continue;
-        if (step == CallName::Step::complete) begin();
+        if (step == CallName::Step::complete && is_tool_name(name_.text())) begin();
         else abandon_call();
         return i + 1;
     }
@@ -183,9 +183,9 @@ void LagunaParser::on_value_marker(Marker marker) {
     const bool closed = state_ == State::after_close;
     if (marker == Marker::end_turn || (marker == Marker::tool_call && (ended || closed)) ||
         (marker == Marker::end_tool_call && ended)) {
-        close(closed || marker != Marker::end_turn);
+        close(ended || closed);
         if (marker == Marker::tool_call) start_call();
-        if (marker == Marker::end_turn) end_turn();
+        if (marker == Marker::end_turn) turn_ends();
         return;
     }
     if (ended || closed) value_goes_on();
@@ -207,7 +207,7 @@ void LagunaParser::begin() {
 
 void LagunaParser::close(bool complete) {
     std::string fragment;
-    arguments_.end(fragment);
+    if (complete) arguments_.end(fragment);
     writer_.write_arguments(fragment);
     end_call(complete);
 }

@@ -12,12 +12,14 @@
 //   `</assistant>` or the end of the answer. Otherwise it belongs to the value.
 // - `</tool_call>` inside an open value belongs to the value, unless what follows, after white space, is `<tool_call>`,
 //   `</assistant>` or the end of the answer: then it closes the call. All other tags inside a value belong to it.
-// - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name is
-//   empty, longer than 256 bytes, contains white space or one of < > { } [ ] ", or never ends, is text. Any other name
-//   is a call, whether or not a tool of that name was offered.
-// - A missing `</tool_call>` before `<tool_call>` is supplied. Outside calls: text/section_parser.h.
-// - Other text between the parts of a call is delivered as text. A key without a value is dropped.
-// - If the answer ends inside a call, string and object are closed; a half-written tag is dropped.
+// - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name never
+//   ends, or cannot be a tool's (SectionParser::is_tool_name), is text. Any other name is a call, whether or not a tool
+//   of that name was offered.
+// - A missing `</tool_call>` before `<tool_call>` or `</assistant>` is supplied, unless a value is open. Outside calls:
+//   text/section_parser.h.
+// - Other text between the parts of a call is delivered as text, behind the call. A key without a value is dropped.
+// - If the answer ends inside a call, or the turn inside a value, the call is incomplete; a half-written tag is
+//   dropped.
 #pragma once
 
 #include <memory>

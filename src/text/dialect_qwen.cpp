@@ -171,7 +171,7 @@ std::size_t QwenParser::on_name(std::string_view text) {
         raw_ += text[i];
         const CallName::Step step = name_.push(text[i], '>');
         if (step == CallName::Step::more) continue;
-        if (step == CallName::Step::wrong) {
+        if (step == CallName::Step::wrong || !is_tool_name(name_.text())) {
             abandon_call();
         } else {
             state_ = State::between;
@@ -206,7 +206,7 @@ std::size_t QwenParser::on_object(std::string_view text) {
         raw_.append(text.substr(0, used));
         const bool ready = object_.has_arguments() || object_.state() == JsonCall::State::closed;
         const bool named = !object_.name().empty();
-        if (named && !CallName::is_name(object_.name())) {
+        if (named && !is_tool_name(object_.name())) {
             abandon_call();
             return used;
         }
@@ -254,8 +254,8 @@ void QwenParser::goes_on() {
 
 void QwenParser::finish_arguments(bool complete) {
     std::string fragment;
-    if (is_object_) fragment = object_.end();
-    else arguments_.end(fragment);
+    if (complete && is_object_) fragment = object_.end();
+    else if (complete) arguments_.end(fragment);
     writer_.write_arguments(fragment);
     state_ = State::rest;
     complete_ = complete;
@@ -307,11 +307,11 @@ void QwenParser::on_held_marker(Marker marker) {
 // The marker ends the call.
 void QwenParser::leave(Marker marker) {
     bool whole = marker == Marker::end_tool_call || state_ == State::after_function || state_ == State::after_close;
-    if (marker == Marker::tool_call && (state_ == State::between || state_ == State::after_value)) whole = true;
+    if (state_ == State::between || state_ == State::after_value) whole = true;
     if (is_object_) whole = object_.complete();
     close(whole);
     if (marker == Marker::tool_call) start_call();
-    if (marker == Marker::end_turn) end_turn();
+    if (marker == Marker::end_turn) turn_ends();
 }
 
 void QwenParser::on_cut() {

@@ -18,14 +18,15 @@
 // - `</tool_call>` inside an open value, with or without `</function>` before it, belongs to the value, unless what
 //   follows, after white space, is `<tool_call>`, `<|im_end|>` or the end of the answer: then it closes the call. All
 //   other tags inside a value belong to it. The same holds of `</tool_call>` inside an open string of the object.
-// - NAME ends at `>`; white space round it is dropped. A call without a NAME as CallName has it is text. Any NAME is a
-//   call, whether or not a tool of that name was offered.
-// - A missing `</function>` or `</tool_call>` is supplied.
-// - Other text between the parts of a call is delivered as text. A key without a value is dropped.
+// - NAME ends at `>`; white space round it is dropped. A call without a NAME that can be a tool's
+//   (SectionParser::is_tool_name) is text. Any other NAME is a call, whether or not a tool of that name was offered.
+// - A missing `</function>` or `</tool_call>` before `<tool_call>` or `<|im_end|>` is supplied, unless a value is open.
+// - Other text between the parts of a call is delivered as text, behind the call. A key without a value is dropped.
 // - The object: see text/json_call.h for what is mended. It is a call once its name is known and its arguments begin,
-//   or it is closed; before that what cannot be read is text. Where its arguments cannot be read further, they are
-//   closed, the call is marked as incomplete, and what follows up to `</tool_call>` is text.
-// - If the answer ends inside a call, what is open is closed; a half-written tag, key or number is dropped.
+//   or it is closed; before that what cannot be read is text. Where its arguments cannot be read further, the call
+//   is incomplete, and what follows up to `</tool_call>` is text behind it.
+// - If the answer ends inside a call, or the turn inside a value, the call is incomplete; a half-written tag, key or
+//   number is dropped.
 #pragma once
 
 #include <memory>

@@ -37,16 +37,7 @@ std::size_t JsonCall::push(std::string_view text) {
 
 std::string JsonCall::take() { return std::exchange(out_, {}); }
 
-std::string JsonCall::end() {
-    if (arguments_closed_) return take();
-    if (!has_arguments_) return "{}";
-    if (in_string() && !is_key_ && inside_arguments()) {
-        end_surrogate();
-        out_ += text_ + "\"";
-    }
-    for (std::size_t depth = stack_.size(); depth > 1; --depth) out_ += stack_[depth - 1] == '{' ? '}' : ']';
-    return take();
-}
+std::string JsonCall::end() { return has_arguments_ ? take() : "{}"; }
 
 bool JsonCall::step(char c) {
     if (expect_ == Expect::string) return string_byte(c);

@@ -7,8 +7,8 @@
 
 namespace riptide {
 
-/// Reads {"name": NAME, "arguments": OBJECT}, members in any order, others passed over. What it gives out of the
-/// arguments can be closed at any time: strings come in pieces, keys and other values when they are whole.
+/// Reads {"name": NAME, "arguments": OBJECT}, members in any order, others passed over. Of the arguments
+/// strings come in pieces, keys and other values when they are whole.
 ///
 /// Mended on the way: control characters inside strings are escaped; a backslash that escapes nothing is one; half a
 /// surrogate pair becomes U+FFFD; True, False and None are true, false and null; a comma before a closing bracket is
@@ -30,7 +30,7 @@ class JsonCall {
     bool complete() const { return arguments_closed_ || state_ == State::closed; }
     /// The text of the arguments that has come since the last call.
     std::string take();
-    /// The rest of it, closed. Nothing may be pushed or taken afterwards.
+    /// The rest of it, or {} if there were none. REQUIRES: complete(). Nothing may be pushed or taken afterwards.
     std::string end();
 
   private:

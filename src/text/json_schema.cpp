@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/percent.h"
 #include "text/json_schema_builder.h"
 
 namespace riptide {
@@ -148,7 +149,8 @@ const json::value& SchemaBuilder::target(std::string_view pointer, const std::st
     if (!pointer.starts_with('#'))
         wrong(path, fmt::format("'$ref' to '{}': only '#' and '#/...' are supported", pointer.substr(0, 200)));
     const json::value* at = &root_;
-    for (std::string_view rest = pointer.substr(1); !rest.empty();) {
+    const std::string fragment = percent_decoded(pointer.substr(1));  // it is a URI's: RFC 6901, 6
+    for (std::string_view rest = fragment; !rest.empty();) {
         if (rest[0] != '/') missing();
         const std::size_t end = std::min(rest.find('/', 1), rest.size());
         std::string key;

@@ -19,6 +19,9 @@ struct ParserOptions {
     bool newline_framing = true;
     /// Tool call ids are this with the index behind it.
     std::string call_id_prefix = "call_";
+    /// Tool calls are looked for. Off, for requests that offer no tools: their markup is text like any other.
+    bool calls = true;
+    /// Those that are offered.
     ToolSchemas tools;
 };
 

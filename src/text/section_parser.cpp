@@ -21,13 +21,6 @@ CallName::Step CallName::push(char c, char end) {
     return ++read_ > kLongest ? Step::wrong : Step::more;
 }
 
-bool CallName::is_name(std::string_view text) {
-    CallName name;
-    for (const char c : text)
-        if (name.push(c, '\0') != Step::more) return false;
-    return name.text() == text && !text.empty();
-}
-
 void SectionParser::push_token(std::string_view text, bool is_special, StreamEvents& out) {
     writer_.attach(out);
     if (done_) return;
@@ -43,6 +36,8 @@ void SectionParser::push_token(std::string_view text, bool is_special, StreamEve
     utf8_.push(text, characters);
     on_characters(characters);
 }
+
+void SectionParser::end_turn(StreamEvents& out) { push_token(spelling_of(Marker::end_turn), true, out); }
 
 void SectionParser::finish(StreamEvents& out) {
     writer_.attach(out);
@@ -144,7 +139,8 @@ void SectionParser::on_marker(Marker marker) {
 void SectionParser::on_section_marker(Marker marker) {
     switch (marker) {
         case Marker::tool_call:
-            start_call();
+            if (options_.calls) start_call();
+            else write(spelling_of(marker));
             break;
         case Marker::end_turn:
             done_ = true;
@@ -181,6 +177,15 @@ void SectionParser::enter(bool reasoning) {
 
 void SectionParser::write(std::string_view text) {
     writer_.write(in_reasoning_ ? DeltaWriter::Channel::reasoning : DeltaWriter::Channel::text, text);
+}
+
+bool SectionParser::is_tool_name(std::string_view name) const {
+    constexpr std::size_t kLongest = 128;
+    const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        return letter || (c >= '0' && c <= '9') || std::string_view("_.-/:").find(c) != std::string_view::npos;
+    });
+    return (plain && !name.empty() && name.size() <= kLongest) || options_.tools.offers(name);
 }
 
 void SectionParser::start_call() {

@@ -5,7 +5,8 @@
 // - `<think>` is dropped at the start of reasoning, starts reasoning if nothing visible came before, and is text
 //   otherwise (as is then the `</think>` that goes with it). Any other `</think>` outside reasoning is dropped.
 // - A `<tool_call>` inside reasoning ends the reasoning. A "call" that the dialect gives up before it has a name is
-//   text (reasoning, if it began there). A `</tool_call>` that ends nothing is text.
+//   text (reasoning, if it began there). A `</tool_call>` that ends nothing is text. Where no tools are offered, both
+//   are text everywhere.
 #pragma once
 
 #include <array>
@@ -32,15 +33,13 @@ constexpr MarkerSpellings markers_with(std::string_view end_turn) {
 }
 
 /// The name of a call as it comes: without white space round it, 1 to 256 bytes, no control characters, nothing of
-/// < > { } [ ] ".
+/// < > { } [ ] ". Whether it can be that of a tool is known when it is complete: SectionParser::is_tool_name.
 class CallName {
   public:
     enum class Step { more, complete, wrong };
     /// One more byte; `end` completes a name that is not empty.
     Step push(char c, char end);
     const std::string& text() const { return text_; }
-    /// Whether a text is a name, as it stands.
-    static bool is_name(std::string_view text);
 
   private:
     std::string text_;
@@ -51,6 +50,7 @@ class CallName {
 class SectionParser : public StreamParser {
   public:
     void push_token(std::string_view text, bool is_special, StreamEvents& out) final;
+    void end_turn(StreamEvents& out) final;
     void finish(StreamEvents& out) final;
 
   protected:
@@ -88,12 +88,15 @@ class SectionParser : public StreamParser {
 
     std::string_view spelling_of(Marker marker) const { return markers_[static_cast<std::size_t>(marker)]; }
     Place place() const { return place_; }
+    /// Whether `name` is a tool's: one that is offered, or one to 128 characters of A-Z a-z 0-9 _ . - / :, as tools are
+    /// called. Other names are no calls: clients, and the APIs behind them, refuse whole conversations for one.
+    bool is_tool_name(std::string_view name) const;
     void start_call();
     void begin_call(const std::string& name);
     void end_call(bool complete);
     /// No call after all: raw_ goes where it came from.
     void abandon_call();
-    void end_turn() { done_ = true; }
+    void turn_ends() { done_ = true; }
 
     ParserOptions options_;
     const MarkerSpellings markers_;

@@ -22,13 +22,18 @@ struct ToolCallBegin {
     std::string id;
     std::string name;
 };
-/// More of a call's arguments. The fragments of one call, joined, are one JSON object once ToolCallEnd has come.
+/// More of a call's arguments. The fragments of one call, joined, are one JSON object once ToolCallEnd has come with
+/// `complete`; until then, and for ever if it comes without, they are the beginning of one: never empty at the end, and
+/// no JSON.
+/// Nothing else comes between ToolCallBegin and ToolCallEnd, so a call can be passed on as it comes: text that a model
+/// wrote between the parts of a call follows behind its end.
 struct ToolCallArguments {
     int index = 0;
     std::string json_fragment;
 };
-/// The call is closed. `complete` is false if the answer ended inside it: then the last value may be cut short, and the
-/// object was closed by the parser; such a call should not be executed.
+/// The call is over. `complete` is false if the answer ended inside it, or what the model wrote cannot be read further:
+/// then nobody knows what it would have said, the last value may be cut short, and the call must not be executed. So
+/// that nobody can, the object stays open.
 struct ToolCallEnd {
     int index = 0;
     bool complete = true;
@@ -51,6 +56,8 @@ class StreamParser {
     /// The text of one token, or any part of the answer. `is_special`: it is one whole added token of the vocabulary
     /// (Tokenizer::is_added), so that it is markup and not text that happens to look alike. Appends events to `out`.
     virtual void push_token(std::string_view text, bool is_special, StreamEvents& out) = 0;
+    /// The model has ended its turn, by a token that was not pushed. What comes from now on is dropped.
+    virtual void end_turn(StreamEvents& out) = 0;
     /// The answer is over. Closes what is open, delivers what was held back, and ends with Finish. REQUIRES: called
     /// once, last.
     virtual void finish(StreamEvents& out) = 0;

@@ -70,14 +70,17 @@ ToolSchemas::ToolSchemas(const json::array& tools) {
         if (function == nullptr) continue;
         if (const json::object* inner = object_at(*function, "function")) function = inner;
         const json::value* name = function->if_contains("name");
+        if (name == nullptr || !name->is_string()) continue;
+        auto& types = types_[std::string(name->get_string())];
         const json::object* schema = object_at(*function, "parameters");
         if (schema == nullptr) schema = object_at(*function, "input_schema");
         const json::object* properties = schema == nullptr ? nullptr : object_at(*schema, "properties");
-        if (name == nullptr || !name->is_string() || properties == nullptr) continue;
-        auto& types = types_[std::string(name->get_string())];
+        if (properties == nullptr) continue;
         for (const auto& [key, value] : *properties) types[std::string(key)] = type_of_schema(value);
     }
 }
+
+bool ToolSchemas::offers(std::string_view tool) const { return types_.contains(std::string(tool)); }
 
 Type ToolSchemas::type_of(std::string_view tool, std::string_view parameter) const {
     const auto types = types_.find(std::string(tool));

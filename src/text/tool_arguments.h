@@ -23,6 +23,8 @@ class ToolSchemas {
     /// object, with the JSON schema under "parameters" or "input_schema". Whatever has another shape is passed over.
     explicit ToolSchemas(const json::array& tools);
 
+    /// Whether there is a tool of this name.
+    bool offers(std::string_view tool) const;
     /// The type of a parameter; `any` for unknown tools and parameters.
     /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of
     /// strings only.

@@ -57,8 +57,15 @@ inline StreamEvents feed(StreamParser& parser, const MarkerSpellings& markers, s
     return events;
 }
 
+/// Of a call: the fragments joined, and whether it is complete.
+struct Arguments {
+    std::string text;
+    bool complete = false;
+    bool operator==(const Arguments&) const = default;
+};
+
 /// The events with neighbouring deltas joined, and each call's arguments.
-inline std::string joined(const StreamEvents& events, std::vector<std::string>& arguments) {
+inline std::string joined(const StreamEvents& events, std::vector<Arguments>& arguments) {
     std::string out;
     char last = 0;
     const auto add = [&](char kind, const std::string& text) {
@@ -72,13 +79,16 @@ inline std::string joined(const StreamEvents& events, std::vector<std::string>& 
         if (const auto* e = std::get_if<ReasoningDelta>(&event)) add('R', e->text);
         if (const auto* e = std::get_if<ToolCallArguments>(&event)) {
             add('A', e->json_fragment);
-            arguments.at(static_cast<std::size_t>(e->index)) += e->json_fragment;
+            arguments.at(static_cast<std::size_t>(e->index)).text += e->json_fragment;
         }
         if (const auto* e = std::get_if<ToolCallBegin>(&event)) {
             add('B', e->name);
             arguments.emplace_back();
         }
-        if (const auto* e = std::get_if<ToolCallEnd>(&event)) add('E', e->complete ? "1" : "0");
+        if (const auto* e = std::get_if<ToolCallEnd>(&event)) {
+            add('E', e->complete ? "1" : "0");
+            arguments.at(static_cast<std::size_t>(e->index)).complete = e->complete;
+        }
         if (const auto* e = std::get_if<Finish>(&event)) {
             require(&event == &events.back() && e->tool_calls == static_cast<int>(arguments.size()));
             add('F', e->closed ? "1" : "0");
@@ -94,15 +104,19 @@ inline std::string joined(const StreamEvents& events, std::vector<std::string>& 
 inline int check_stream(const uint8_t* data, std::size_t size, MakeParser make, std::string_view end_turn) {
     if (size == 0) return 0;
     const std::string_view input(reinterpret_cast<const char*>(data) + 1, size - 1);
-    const auto run = [&](std::size_t step, std::vector<std::string>& arguments) {
+    const auto run = [&](std::size_t step, std::vector<Arguments>& arguments) {
         const auto parser = make(options_of(data[0]));
         return joined(feed(*parser, markers_with(end_turn), input, step), arguments);
     };
-    std::vector<std::string> whole_arguments;
+    std::vector<Arguments> whole_arguments;
     const std::string whole = run(input.size(), whole_arguments);
-    for (const std::string& text : whole_arguments) require(json::parse(text, {}, {.max_depth = 128}).is_object());
+    for (const auto& [text, complete] : whole_arguments) {
+        json::error_code error;
+        const json::value value = json::parse(text, error, {}, {.max_depth = 128});
+        require(complete ? !error && value.is_object() : error && text.starts_with('{'));
+    }
     for (const std::size_t step : {std::size_t{1}, std::size_t{3}}) {
-        std::vector<std::string> arguments;
+        std::vector<Arguments> arguments;
         require(run(step, arguments) == whole && arguments == whole_arguments);
     }
     return 0;

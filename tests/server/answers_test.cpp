@@ -88,11 +88,12 @@ TEST_F(ServerAnswers, tool_calls_come_as_the_engine_makes_them_whole_or_cut) {
         streamed["stream"] = true;
         const Joined joined = join(post("/v1/chat/completions", streamed).body);
         ASSERT_EQ(joined.calls, std::vector<std::string>{"brew_tea"});
-        const json::value arguments = parse_json(joined.arguments.at(0), "arguments");
         EXPECT_EQ(joined.finish_reason, most == 64 ? "tool_calls" : "length");
         if (most == 64) {
             const json::object expected = {{"kind", "darjeeling"}, {"cups", 3}};
-            EXPECT_EQ(arguments, expected);
+            EXPECT_EQ(parse_json(joined.arguments.at(0), "arguments"), expected);
+        } else {
+            EXPECT_THROW(parse_json(joined.arguments.at(0), "arguments"), Error) << "a call that is cut is none";
         }
     }
     json::object none = {
@@ -209,6 +210,7 @@ TEST_F(ServerAnswers, an_echoed_prompt_has_the_engines_probabilities) {
             spelled += std::string(choice.at("logprobs").at("tokens").at(i).as_string());
         }
         EXPECT_EQ(spelled, choice.at("text").as_string());
+        EXPECT_EQ(reply.at("usage").at("completion_tokens").to_number<int64_t>(), most);
     }
 }
 
@@ -371,6 +373,9 @@ TEST_F(ServerAnswers, facts_about_model_and_tokens) {
     EXPECT_EQ(models.at("data").as_array().at(0).at("context_length").to_number<int64_t>(), 1024);
     EXPECT_EQ(get("/v1/models/laguna-demo").status, 200);
     EXPECT_EQ(get("/v1/models/other").status, 404);
+    EXPECT_EQ(get("/v1/models/laguna%2Ddemo").status, 200);
+    EXPECT_NE(get("/v1/models/a%2fb%20%c3%a9%").body.find("'a/b \xC3\xA9%'"), std::string::npos);
+    EXPECT_NE(get("/v1/models/%ff").body.find("'%ff'"), std::string::npos) << "no text";
     EXPECT_EQ(get("/props").object().at("context_length").to_number<int64_t>(), 1024);
     const json::object tokens = post("/tokenize", {{"content", "naïve <think>"}}).object();
     EXPECT_EQ(post("/detokenize", {{"tokens", tokens.at("tokens")}}).object().at("content").as_string(),

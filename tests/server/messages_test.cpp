@@ -7,7 +7,7 @@ namespace {
 
 /// What a reader of the stream puts together; holds the order of events to what clients expect.
 json::object assemble(const std::string& body) {
-    json::object message;
+    json::object message, first_usage;
     json::array blocks;
     std::string arguments;
     std::vector<std::string> order;
@@ -22,7 +22,10 @@ json::object assemble(const std::string& body) {
         EXPECT_EQ(name, "event: " + type);
         if (type == "ping") continue;
         order.push_back(type);
-        if (type == "message_start") message = event.at("message").as_object();
+        if (type == "message_start") {
+            message = event.at("message").as_object();
+            first_usage = message.at("usage").as_object();
+        }
         if (type == "content_block_start") {
             EXPECT_EQ(event.at("index").to_number<size_t>(), blocks.size());
             blocks.push_back(event.at("content_block"));
@@ -52,6 +55,7 @@ json::object assemble(const std::string& body) {
     EXPECT_EQ(order[order.size() - 2], "message_delta");
     EXPECT_EQ(order.back(), "message_stop");
     message["content"] = blocks;
+    message["first_usage"] = first_usage;
     return message;
 }
 
@@ -72,6 +76,12 @@ class ServerMessages : public ServerTest {
             usage.at("input_tokens").to_number<int64_t>() + usage.at("cache_read_input_tokens").to_number<int64_t>(),
             whole.at("usage").at("input_tokens").to_number<int64_t>() +
                 whole.at("usage").at("cache_read_input_tokens").to_number<int64_t>());
+        json::object first = streamed.at("first_usage").as_object();  // the prompt is known from the start
+        EXPECT_EQ(first.at("output_tokens").to_number<int64_t>(), 0);
+        first["output_tokens"] = usage.at("output_tokens");
+        EXPECT_EQ(json::value(first), json::value(usage));
+        EXPECT_EQ(first.at("weights_version").to_number<int64_t>(), 1);
+        streamed.erase("first_usage");
         const json::object kept = whole;
         for (json::object* each : {&whole, &streamed})
             for (const char* key : {"id", "usage"}) each->erase(key);
@@ -166,6 +176,38 @@ TEST_F(ServerMessages, what_changes_from_request_to_request_is_not_in_the_prompt
     json::object inline_system = with("Be brief.", "Hi");
     inline_system["messages"].as_array().push_back({{"role", "system"}, {"content", "Now in English."}});
     EXPECT_GT(count(inline_system), plain);
+}
+
+TEST_F(ServerMessages, documents_that_are_text_are_text) {
+    const auto tokens = [&](const json::value& content) {
+        return count({{"messages", {{{"role", "user"}, {"content", content}}}}});
+    };
+    const json::array parts = {{{"type", "text"}, {"text", "part"}}};
+    const json::object data = {{"type", "text"}, {"media_type", "text/plain"}, {"data", "Ab\ncd"}};
+    json::object document = {{"type", "document"}, {"source", data}};
+    EXPECT_EQ(tokens({document}), tokens("Ab\ncd"));
+    EXPECT_EQ(tokens({{{"type", "tool_result"}, {"tool_use_id", "x"}, {"content", {document}}}}),
+              tokens({{{"type", "tool_result"}, {"tool_use_id", "x"}, {"content", "Ab\ncd"}}}));
+    document["title"] = "T";
+    document["context"] = "C";
+    EXPECT_EQ(tokens({document}), tokens("title: T\ncontext: C\nAb\ncd"));
+    document["source"] = {{"type", "content"}, {"content", parts}};
+    EXPECT_EQ(tokens({document}), tokens("title: T\ncontext: C\npart"));
+    document["source"] = {{"type", "base64"}, {"media_type", "application/pdf"}, {"data", ""}};
+    const Answer refused =
+        post("/v1/messages", {{"max_tokens", 3}, {"messages", {{{"role", "user"}, {"content", {document}}}}}});
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_NE(refused.body.find("documents of type 'base64' are not supported"), std::string::npos) << refused.body;
+}
+
+TEST_F(ServerMessages, the_older_name_of_a_format_is_known) {
+    const json::object schema = {{"type", "json_schema"}, {"schema", {{"const", "tea"}}}};
+    for (const bool old : {false, true}) {
+        json::object body = {{"messages", user_says("Hi")}, {"max_tokens", 20}};
+        if (old) body["output_format"] = schema;
+        else body["output_config"] = {{"format", schema}};
+        EXPECT_EQ(both_ways(body).at("content").at(0).at("text").as_string(), "\"tea\"");
+    }
 }
 
 TEST_F(ServerMessages, errors_have_anthropics_shape) {

@@ -46,6 +46,12 @@ const char* const kSchemas[] = {
     R"({"title": "T", "description": "d", "x-order": 3, "type": "boolean", "default": false})",
 };
 
+TEST(JsonSchema, a_reference_is_the_fragment_of_a_uri) {
+    EXPECT_NO_THROW(
+        schema_constraint(parse(R"({"$ref": "#/%24defs/a%20b%7e1", "$defs": {"a b/": {"type": "boolean"}}})")));
+    EXPECT_THROW(schema_constraint(parse(R"({"$ref": "#/$defs/a%20b", "$defs": {"a%20b": {}}})")), GrammarError);
+}
+
 TEST(JsonSchema, every_random_walk_ends_in_a_valid_document) {
     constexpr int kSeeds = 40;
     for (const char* text : kSchemas) {

@@ -176,6 +176,37 @@ TEST(laguna_stream, what_is_no_call_is_text) {
         "<tool_call>" + std::string(1000, 'x'));
 }
 
+TEST(laguna_stream, a_name_that_no_tool_can_have_is_text) {
+    for (const std::string name : {"r\xC3\xA9sum\xC3\xA9", "a@b", "f()", "<f>", "\x7f", "$"})
+        for (const std::string end : {"\n</tool_call>", "</tool_call>", "<arg_key>a</arg_key>"})
+            EXPECT_EQ(read("<tool_call>" + name + end), (Lines{"text: <tool_call>" + name + end, "finish 0"}));
+    const std::string longest(128, 'a');
+    EXPECT_EQ(read("<tool_call>" + longest + "</tool_call>").at(0), "begin 0 call_0 " + longest);
+    EXPECT_EQ(read("<tool_call>" + longest + "a</tool_call>").size(), 2u);
+    EXPECT_EQ(read("<tool_call>A-z/_0.9:</tool_call>").at(0), "begin 0 call_0 A-z/_0.9:");
+    ParserOptions options = options_for(false, true, false);
+    options.tools = ToolSchemas(json::parse(R"([{"name": "a@b"}])").as_array());
+    EXPECT_EQ(joined(parse(options, {{"<tool_call>a@b</tool_call>", false}})).at(0), "begin 0 call_0 a@b")
+        << "who offers it can take it";
+}
+
+TEST(laguna_stream, without_tools_there_are_no_calls) {
+    for (const bool strict : {false, true}) {
+        ParserOptions options = options_for(true, true, strict);
+        options.calls = false;
+        const std::vector<Piece> pieces = {
+            {"\nHm <", false},      {"tool_call>", false},
+            {"<tool_call>", true},  {"f\n</", false},
+            {"</think>", true},     {"\nSo:\n", false},
+            {"<tool_call>", true},  {"f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n", false},
+            {"</tool_call>", true}, {"\n", false}};
+        EXPECT_EQ(joined(parse(options, pieces)),
+                  (Lines{"reasoning: Hm <tool_call><tool_call>f\n</",
+                         "text: So:\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+                         "finish 0"}));
+    }
+}
+
 TEST(laguna_stream, closing_tags_inside_values) {
     const std::string head = "<tool_call>edit\n<arg_key>text</arg_key>\n<arg_value>";
     const auto value_of = [&](const std::string& tail) {
@@ -203,21 +234,39 @@ TEST(laguna_stream, keys_that_do_not_count) {
         (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1, \"b\": 4}", "end 0", "finish 1"}));
 }
 
-TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered) {
-    const Collected got =
-        collect(parse(options_for(false, true, false),
-                      {{"<tool_call>f\njunk here<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", false}}));
-    EXPECT_EQ(got.content, "junk here");
-    EXPECT_EQ(got.calls.at(0).arguments, "{\"a\": 1}");
+TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered_behind_it) {
+    EXPECT_EQ(read("<tool_call>f\njunk here<arg_key>a</arg_key>: <arg_value>1</arg_value></tool_call>\nDone"
+                   "<tool_call>g</tool_call>"),
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "text: junk here: Done", "begin 1 call_1 g",
+                     "args 1: {}", "end 1", "finish 2"}));
 }
 
-TEST(laguna_stream, cut_calls_are_closed_and_marked) {
+TEST(laguna_stream, cut_calls_stay_open_and_are_marked) {
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>/tmp/\"x</arg_va"),
-              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x\"}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>list</arg_key>\n<arg_value>[1, 2"),
-              (Lines{"begin 0 call_0 edit", "args 0: {\"list\": \"[1, 2\"}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {\"list\": ", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read("<tool_call>edit\n<arg_key>li"),
-              (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read("<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"),
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"a", "end 0 cut", "finish 1"}))
+        << "another argument could have come";
+}
+
+TEST(laguna_stream, a_turn_that_ends_closes_its_call) {
+    const std::string head = "<tool_call>edit\n", value = "<arg_key>path</arg_key>\n<arg_value>a";
+    const Lines empty = {"begin 0 call_0 edit", "args 0: {}", "end 0", "finish 1 closed"};
+    const Lines whole = {"begin 0 call_0 edit", "args 0: {\"path\": \"a\"}", "end 0", "finish 1 closed"};
+    const Lines open = {"begin 0 call_0 edit", "args 0: {\"path\": \"a", "end 0 cut", "finish 1 closed"};
+    EXPECT_EQ(read(head + "</assistant>"), empty);
+    EXPECT_EQ(read(head + value + "</arg_value>\n</assistant>"), whole);
+    EXPECT_EQ(read(head + value + "</assistant>"), open);
+    StreamEvents events;  // the engine does not push what ends a turn
+    const auto parser = make_laguna_parser(options_for(false, true, false));
+    parser->push(head + value + "</arg_value>\n", events);
+    parser->end_turn(events);
+    parser->finish(events);
+    EXPECT_EQ(joined(events), whole);
 }
 
 TEST(laguna_stream, nothing_after_the_end_of_the_turn_counts) {

@@ -170,6 +170,24 @@ TEST(qwen_stream, what_is_no_call_is_text) {
     EXPECT_EQ(read(endless), (Lines{"text: " + endless, "finish 0"}));
 }
 
+TEST(qwen_stream, a_name_that_no_tool_can_have_is_text) {
+    for (const std::string name : {"r\xC3\xA9sum\xC3\xA9", "a@b", "f()", "$"})
+        for (const std::string& call : {"<tool_call><function=" + name + ">\n</function>\n</tool_call>",
+                                        "<tool_call>{\"name\": \"" + name + "\", \"arguments\": {}}</tool_call>"}) {
+            EXPECT_EQ(read(call), (Lines{"text: " + call, "finish 0"}));
+            ParserOptions options = options_for(false, false);
+            options.tools = ToolSchemas(json::parse("[{\"name\": \"" + name + "\"}]").as_array());
+            EXPECT_EQ(joined(parse(options, {{call, false}})).size(), 4u) << "who offers it can take it";
+        }
+}
+
+TEST(qwen_stream, without_tools_there_are_no_calls) {
+    ParserOptions options = options_for(false, false);
+    options.calls = false;
+    const std::string text = "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n";
+    EXPECT_EQ(joined(parse(options, {{text + "<|im_end|>", false}})), (Lines{"text: " + text, "finish 0 closed"}));
+}
+
 TEST(qwen_stream, closing_tags_inside_values) {
     const std::string head = "<tool_call>\n<function=edit>\n<parameter=text>\n";
     const auto value_of = [&](const std::string& tail) {
@@ -196,11 +214,11 @@ TEST(qwen_stream, closing_tags_inside_values) {
     EXPECT_EQ(value_of("</parameter></function></tool_call>"), "");
 }
 
-TEST(qwen_stream, cut_calls_are_closed_and_marked) {
+TEST(qwen_stream, cut_calls_stay_open_and_are_marked) {
     const std::string tags = "<tool_call>\n<function=edit>\n";
     EXPECT_EQ(read(tags + "<parameter=path>\n/tmp/\"x\n</parame"),
-              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x\"}", "end 0 cut", "finish 1"}));
-    EXPECT_EQ(read(tags + "<parameter=li"), (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0 cut", "finish 1"}));
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"/tmp/\\\"x", "end 0 cut", "finish 1"}));
+    EXPECT_EQ(read(tags + "<parameter=li"), (Lines{"begin 0 call_0 edit", "args 0: {", "end 0 cut", "finish 1"}));
     EXPECT_EQ(read(tags + "<parameter=line>\n3\n</parameter>\n</function>"),
               (Lines{"begin 0 call_0 edit", "args 0: {\"line\": 3}", "end 0", "finish 1"}));
     const auto object = [&](const std::string& arguments) {
@@ -209,20 +227,34 @@ TEST(qwen_stream, cut_calls_are_closed_and_marked) {
     const auto cut = [](const std::string& arguments) {
         return Lines{"begin 0 call_0 f", "args 0: {" + arguments, "end 0 cut", "finish 1"};
     };
-    EXPECT_EQ(object("\"a\": {\"b\": [1, \"tw"), cut("\"a\": {\"b\": [1, \"tw\"]}}"));
-    EXPECT_EQ(object("\"a\": 12"), cut("}"));
-    EXPECT_EQ(object("\"a\": 1, \"b"), cut("\"a\": 1}"));
-    EXPECT_EQ(object("\"a\": \"x\\ud83e"), cut("\"a\": \"x\\ufffd\"}"));
-    EXPECT_EQ(object("\"a\": \"x</tool_call>\n"), cut("\"a\": \"x\"}"));
+    EXPECT_EQ(object("\"a\": {\"b\": [1, \"tw"), cut("\"a\": {\"b\": [1, \"tw"));
+    EXPECT_EQ(object("\"a\": 12"), cut(""));
+    EXPECT_EQ(object("\"a\": 1, \"b"), cut("\"a\": 1"));
+    EXPECT_EQ(object("\"a\": \"x\\ud83e"), cut("\"a\": \"x"));
+    EXPECT_EQ(object("\"a\": \"x</tool_call>\n"), cut("\"a\": \"x"));
     EXPECT_EQ(object("\"a\": 1}"), (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "finish 1"}));
 }
 
-TEST(qwen_stream, a_broken_object_is_closed_and_the_rest_is_text) {
-    EXPECT_EQ(
-        read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, 'b': 2}}\n</tool_call>\nDone."),
-        (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "text: 'b': 2}}\n", "end 0 cut", "text: Done.", "finish 1"}));
+TEST(qwen_stream, a_turn_that_ends_closes_its_call) {
+    const std::string head = "<tool_call>\n<function=edit>\n", value = "<parameter=path>\na\n";
+    const Lines whole = {"begin 0 call_0 edit", "args 0: {\"path\": \"a\"}", "end 0", "finish 1 closed"};
+    EXPECT_EQ(read(head + "<|im_end|>"), (Lines{"begin 0 call_0 edit", "args 0: {}", "end 0", "finish 1 closed"}));
+    EXPECT_EQ(read(head + value + "</parameter>\n<|im_end|>"), whole);
+    EXPECT_EQ(read(head + value + "<|im_end|>"),
+              (Lines{"begin 0 call_0 edit", "args 0: {\"path\": \"a", "end 0 cut", "finish 1 closed"}));
+    StreamEvents events;  // the engine does not push what ends a turn
+    const auto parser = make_qwen_parser(options_for(false, false));
+    parser->push(head + value + "</parameter>\n", events);
+    parser->end_turn(events);
+    parser->finish(events);
+    EXPECT_EQ(joined(events), whole);
+}
+
+TEST(qwen_stream, a_broken_object_stays_open_and_the_rest_is_text) {
+    EXPECT_EQ(read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, 'b': 2}}\n</tool_call>\nDone."),
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1", "end 0 cut", "text: 'b': 2}}\nDone.", "finish 1"}));
     EXPECT_EQ(read("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}} // so\n</tool_call>"),
-              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "text: // so\n", "end 0", "finish 1"}));
+              (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "text: // so\n", "finish 1"}));
 }
 
 TEST(qwen_stream, objects_are_mended) {
