@@ -24,6 +24,10 @@
 namespace riptide::testing {
 
 inline std::string fixture_path(const std::string& name) { return source_dir() + "/tests/fixtures/" + name; }
+/// Its config.json.
+inline json::object fixture_config(const std::string& name) {
+    return parse_json(read_file(fixture_path(name) + "/config.json", 1 << 20), "config.json").as_object();
+}
 /// The target that a drafter of the fixtures was made for.
 inline std::string target_of(const std::string& drafter) {
     return drafter == "dflash_hybrid" || drafter == "dflash_grammar" ? "qwen35_tied" : "laguna_xs2";
