@@ -32,10 +32,6 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     char* const out = a.out + static_cast<int64_t>(row) * (kHalfBlock * blocks + a.float_bytes);
     float v[8] = {};
     if (rounds) {
-        if (a.arrivals != nullptr)
-            for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < a.strips;
-                 i += gridDim.x * parts * kThreads)
-                a.arrivals[i] = 0;
         load8(x, c, a.cols, v);
         float weighted[8];
 #pragma unroll

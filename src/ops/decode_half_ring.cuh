@@ -44,8 +44,6 @@ struct HalfArgs {
     const float* scales;   // of blocks: [block][8 NT]
     const float* rms;      // of rows, or null
     float* residual;
-    float* parts;       // four CTAs to a strip: [strip][C][NT][32][4]
-    int32_t* arrivals;  // the same: [strip], of CTAs
     DenseFloats floats;
 };
 
@@ -71,8 +69,7 @@ struct HalfPrepareArgs {
     char* out;
     float* scales;
     float* rms;
-    int32_t* arrivals;
-    int32_t n, cols, columns, float_bytes, strips;  // columns: rows of x to a block's scales
+    int32_t n, cols, columns, float_bytes;  // columns: rows of x to a block's scales
 };
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 
