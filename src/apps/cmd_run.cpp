@@ -158,7 +158,7 @@ void add_run(CLI::App& app, Action& action) {
     cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
     cmd->add_option("--tokens", options->tokens_file,
-                    "JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
+                    "File with a JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
     add_sampling_flags(*cmd, options->sampling, "128");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);

@@ -136,7 +136,7 @@ void add_trace(CLI::App& app, Action& action) {
     auto options = std::make_shared<Options>();
     options->model.kv = "f32";  // for comparing: nothing rounded on any device
     add_model_flags(*cmd, options->model);
-    cmd->add_option("--tokens", options->tokens, "JSON array of token ids")->required();
+    cmd->add_option("--tokens", options->tokens, "File with a JSON array of token ids")->required();
     cmd->add_option("--logits", options->logits,
                     "Write f32 `logits` [n, vocab] of all positions to this safetensors file");
     cmd->add_option("--taps", options->taps,

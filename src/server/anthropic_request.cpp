@@ -160,6 +160,7 @@ json::array functions_of(const json::array& tools) {
         if (const auto text = tool.string("description")) function["description"] = *text;
         const json::object* schema = tool.object("input_schema");
         function["parameters"] = schema != nullptr ? *schema : json::object();
+        if (const auto strict = tool.boolean("strict")) function["strict"] = *strict;
         out.push_back({{"type", "function"}, {"function", std::move(function)}});
     }
     return out;

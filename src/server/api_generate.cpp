@@ -23,6 +23,11 @@ uint64_t random_number() {
     return source();
 }
 
+/// What keeps a request's K/V apart from those of others: its key, and the salt that it names.
+std::string salted(const std::string& isolation, const std::string& salt) {
+    return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
+}
+
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
     return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
 }
@@ -132,7 +137,7 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
     try {
         for (std::size_t i = 0; i < asked.prompts.size(); ++i) {
             Request& request = asked.prompts[i];
-            request.isolation = ctx.isolation;
+            request.isolation = salted(ctx.isolation, asked.cache_salt);
             request.session = live->session;
             ids->push_back(ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i))));
             follower->submitted(ids->back());

@@ -262,6 +262,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     }
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
+    out.cache_salt = std::string(fields.string("cache_salt").value_or(""));
     ChatPrompt prompt;
     prompt.options = parse_chat_options(fields, defaults);
     request.thinking_budget = parse_thinking_budget(fields, defaults);
@@ -350,6 +351,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
+    out.cache_salt = std::string(fields.string("cache_salt").value_or(""));
     if (const auto top = fields.integer("logprobs", 0, 20)) {
         out.logprobs = request.want_tokens = true;
         request.prompt_logprobs = echo;

@@ -25,6 +25,7 @@ struct GenerationRequest {
     std::vector<std::string> echo;  // of each prompt, what stands in front of its answers; or empty
     std::string model;              // as the client calls it; may be empty
     std::string session;            // from the body; may be empty
+    std::string cache_salt;         // requests with another one share no cache; may be empty
     bool stream = false;
     bool include_usage = false;  // a last chunk of a stream with the usage
     bool one_tool_call = false;  // further calls of an answer are dropped

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 namespace riptide::server {
@@ -147,6 +148,21 @@ json::object chat_function(const json::object& tool) {
     return {{"type", "function"}, {"function", std::move(function)}};
 }
 
+/// The model knows tools by their names alone: a call to one of two that a namespace tells apart could go to the wrong
+/// one.
+void refuse_namesakes(const json::array& functions, const ResponsesRequest& out) {
+    std::set<std::string, std::less<>> names;
+    for (const json::value& each : functions) {
+        const json::value* function = each.is_object() ? each.get_object().if_contains("function") : nullptr;
+        const std::string name =
+            function != nullptr && function->is_object() ? string_of(function->get_object(), "name") : "";
+        if (!names.insert(name).second && out.namespaces.contains(name))
+            refuse("tools",
+                   "tools: two are called '{}', one of them in the namespace '{}'; expected names of their own",
+                   name.substr(0, 80), out.namespaces.at(name).substr(0, 80));
+    }
+}
+
 json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
     json::array functions;
     for (const json::value& value : tools) {
@@ -165,6 +181,7 @@ json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
             out.namespaces.emplace(string_of(each.get_object(), "name"), string_of(tool, "name"));
         }
     }
+    refuse_namesakes(functions, out);
     return functions;
 }
 

@@ -52,7 +52,8 @@ class AnswerWriter {
         const bool formatted = form_.format.kind != AnswerFormat::Kind::any;
         if (choice.kind == ToolChoice::Kind::automatic && !formatted) {
             const Expr one = any_call();
-            if (choice.single) return g_.sequence({text(), g_.optional(g_.sequence({one, text()}))});
+            if (choice.single)  // behind the call there is nothing to say
+                return g_.sequence({text(), g_.optional(g_.sequence({one, g_.optional(g_.text(markup_.at_end))}))});
             return g_.repeat(g_.choice({g_.chars(all_characters()), one}), 0, Grammar::kUnbounded);
         }
         const Expr begin = g_.text(lead), end = g_.text(markup_.at_end);

@@ -162,6 +162,22 @@ TEST_F(ServerMessages, a_tool_is_called_and_its_result_comes_back) {
     EXPECT_EQ(tokens.at("count").to_number<int64_t>(), count(body));
 }
 
+TEST_F(ServerMessages, a_strict_tool_is_called_as_its_schema_says) {
+    const json::object schema = {{"type", "object"},
+                                 {"properties", {{"code", {{"type", "string"}, {"pattern", "^[A-Z]{2}[0-9]{2}$"}}}}},
+                                 {"required", {"code"}},
+                                 {"additionalProperties", false}};
+    const json::object body = {{"messages", user_says("Look up ab.")},
+                               {"tools", {{{"name", "look_up"}, {"strict", true}, {"input_schema", schema}}}},
+                               {"tool_choice", {{"type", "any"}}},
+                               {"max_tokens", 200},
+                               {"temperature", 0}};
+    const json::array content = post("/v1/messages", body).object().at("content").as_array();
+    const std::string code(content.back().at("input").at("code").as_string());
+    ASSERT_EQ(code.size(), 4u) << code;
+    EXPECT_TRUE(code[0] >= 'A' && code[0] <= 'Z' && code[3] >= '0' && code[3] <= '9') << code;
+}
+
 TEST_F(ServerMessages, what_changes_from_request_to_request_is_not_in_the_prompt) {
     const auto with = [](json::value system, json::value content) {
         return json::object{{"system", std::move(system)},

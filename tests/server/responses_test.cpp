@@ -206,6 +206,14 @@ TEST_F(ServerResponses, a_tool_is_called_and_its_result_is_read) {
     EXPECT_EQ(parse_json(call.at("arguments").as_string(), "arguments"), arguments);
     body["tools"] = json::array{json::object{{"type", "namespace"}, {"name", "kitchen"}, {"tools", tea_tools()}}};
     EXPECT_EQ(both_ways(body).at("output").as_array().back().at("namespace").as_string(), "kitchen");
+    for (json::array second :
+         {tea_tools(), json::array{{{"type", "namespace"}, {"name", "x"}, {"tools", tea_tools()}}}}) {
+        json::object clash = body;
+        for (json::value& tool : second) clash["tools"].as_array().push_back(tool);
+        const Answer refused = post("/v1/responses", clash);
+        EXPECT_EQ(refused.status, 400);
+        EXPECT_NE(refused.body.find("two are called 'point_telescope'"), std::string::npos) << refused.body;
+    }
     body["max_output_tokens"] = 18;
     const json::object cut = both_ways(body);
     EXPECT_EQ(cut.at("status").as_string(), "incomplete");

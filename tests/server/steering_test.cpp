@@ -196,5 +196,20 @@ TEST(ServerHealth, a_failed_engine_is_unhealthy_also_while_nobody_asks_it) {
     EXPECT_EQ(Client(server.port()).post("/v1/completions", {{"prompt", {1, 2}}}).status, 500);
 }
 
+TEST_F(ServerSteering, another_salt_finds_nothing_in_the_cache) {
+    start();
+    const auto cached = [&](const char* salt) {
+        json::object body = {{"messages", user_says("What is 12 plus 30? " + std::string(200, 'a'))},
+                             {"max_tokens", 2}};
+        if (*salt != 0) body["cache_salt"] = salt;
+        const json::object out = post("/v1/chat/completions", body).object();
+        return out.at("usage").at("prompt_tokens_details").at("cached_tokens").to_number<int>();
+    };
+    for (const char* salt : {"", "a", "b"}) {
+        EXPECT_EQ(cached(salt), 0) << salt;
+        EXPECT_GT(cached(salt), 0) << salt;
+    }
+}
+
 }  // namespace
 }  // namespace riptide::testing
