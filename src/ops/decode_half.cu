@@ -109,6 +109,10 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                      last_part, x_there + 8);
         }
     }
+    if (a.floats.pairs > 0)
+        multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
+                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128],
+                                                    2 + static_cast<int>(threadIdx.x) / 128);  // while x comes
     if constexpr (C > 1) cluster_wait();  // all CTAs' barriers are ready
     wait_parity(x_there, 0);
     const char* rows_of_x[NT];
@@ -171,10 +175,6 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         finish.run(a, rows, c);
     }
     if (!whole) wait_parity(x_there + 8, 0);
-    if (a.floats.pairs > 0)
-        multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
-                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128],
-                                                    2 + static_cast<int>(threadIdx.x) / 128);
     if constexpr (C > 1) {  // others may still tell that they have read
         cluster_start();
         cluster_wait();
