@@ -62,6 +62,7 @@ class Rounds {
         for (int64_t done = 0; done < count && !interrupted();) {
             RT_CHECK(state_.try_reserve(room) && drafted.try_reserve(room + drafter_->model().block_size()),
                      ErrorKind::unavailable, "no room for {} more tokens", room);
+            const SpareState before(cache_.delta(), state_.slot());
             rounds_.begin(state_, drafted, ids_[static_cast<size_t>(state_.length())], draws);
             const int64_t stretch = std::min(most, count - done);
             for (int64_t launched = 0, taken = 0; taken < stretch;) {
@@ -74,6 +75,7 @@ class Rounds {
             rounds_.end();
             drafted.commit_prefix(0);
             state_.keep_prefix(0);
+            before.restore(state_.slot());
         }
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
@@ -167,10 +169,6 @@ DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<
     std::ranges::sort(ascending);
     RT_CHECK(ascending.back() + DflashDrafter::kAheadRows < session.context_length(), ErrorKind::usage,
              "--depth {}: the context holds {} tokens", ascending.back(), session.context_length());
-    for (const StateSpec& spec : session.model().state_specs())
-        RT_CHECK(spec.kind != StateSpec::Kind::delta, ErrorKind::usage,
-                 "--drafter: {} has recurrent layers, whose state would run away from its K/V",
-                 session.model().info().name);
     Rounds rounds(session, std::move(drafter), ascending.back());
     const Dflash& model = rounds.drafter().model();
     DraftBench bench{model.info().name, model.block_size(), model.info().bytes_per_token, {}};

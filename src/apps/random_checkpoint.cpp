@@ -9,6 +9,7 @@
 
 #include "apps/convert_drafter.h"
 #include "apps/demo_model.h"
+#include "apps/drafter_shapes.h"
 #include "apps/synth_shapes.h"
 #include "apps/synth_vocab.h"
 #include "base/error.h"
@@ -96,60 +97,11 @@ std::vector<std::byte> model_facts(const GgufLayout& shape) {
 
 // ---- Drafters.
 
-DflashConfig laguna_xs_2_drafter() {
-    DflashConfig c;
-    c.hidden_size = 2048;
-    c.num_hidden_layers = 5;
-    c.num_attention_heads = 16;
-    c.num_key_value_heads = 8;
-    c.head_dim = 128;
-    c.intermediate_size = 8192;
-    c.max_position_embeddings = 131072;
-    c.rms_norm_eps = 1e-6;
-    c.vocab_size = 100352;
-    c.draft_vocab_size = 32000;
-    c.num_target_layers = 40;
-    c.block_size = 8;
-    c.mask_token_id = 12;
-    c.taps = {0, 8, 16, 35, 38};
-    c.rope.theta = 500000;
-    c.rope.rotary_dim = 128;
-    return c;
-}
-
-/// For the shape laguna-tiny.
-DflashConfig laguna_tiny_drafter() {
-    DflashConfig c = laguna_xs_2_drafter();
-    c.hidden_size = 256;
-    c.num_hidden_layers = 2;
-    c.num_attention_heads = 4;
-    c.num_key_value_heads = 2;
-    c.head_dim = 64;
-    c.intermediate_size = 512;
-    c.max_position_embeddings = 4096;
-    c.vocab_size = 512;
-    c.draft_vocab_size = 128;
-    c.num_target_layers = 5;
-    c.taps = {0, 2, 4};
-    c.rope.rotary_dim = 64;
-    return c;
-}
-
-DflashConfig find_drafter(const std::string& shape) {
-    DflashConfig c;
-    if (shape == "laguna-xs.2") c = laguna_xs_2_drafter();
-    else if (shape == "laguna-tiny") c = laguna_tiny_drafter();
-    else fail(ErrorKind::usage, "random drafter {}: unknown shape; known: laguna-xs.2, laguna-tiny", shape);
-    c.is_sliding.assign(static_cast<size_t>(c.num_hidden_layers), 0);
-    c.is_causal = c.is_sliding;
-    c.rope_sliding = c.rope;
-    return c;
-}
-
-/// As drafter_tensors() lists those of a folder: with an embedding, a head and a vocabulary of its own.
-std::vector<PlannedTensor> plan_drafter(const DflashConfig& c, const std::string& type) {
+/// As drafter_tensors() lists those of a folder.
+std::vector<PlannedTensor> plan_drafter(const DrafterShape& drafter, const std::string& type) {
+    const DflashConfig& c = drafter.config;
     std::vector<PlannedTensor> planned;
-    const int64_t D = c.hidden_size, F = c.intermediate_size, d = c.head_dim;
+    const int64_t D = c.hidden_size, F = c.intermediate_size, d = c.head_dim, taps = std::ssize(c.taps);
     const int64_t q = c.num_attention_heads * d, kv = c.num_key_value_heads * d;
     const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols, bool precise = false) {
         const std::vector<int64_t> shape = {rows, cols};
@@ -157,15 +109,19 @@ std::vector<PlannedTensor> plan_drafter(const DflashConfig& c, const std::string
         planned.push_back({name, shape, precise ? drafter_type(stored) : stored, 0, {}});
     };
     const auto norm = [&](const std::string& name, int64_t n) { planned.push_back({name, {n}, DType::f32, 1, {}}); };
-    matrix("dflash.fc.weight", D, std::ssize(c.taps) * D, true);
+    matrix("dflash.fc.weight", D, taps * D, true);
+    for (int64_t i = 0; i < taps && drafter.has_tap_norms; ++i)
+        norm("dflash.aux_hidden_norm." + std::to_string(i) + ".weight", D);
     norm("dflash.hidden_norm.weight", D);
     norm("output_norm.weight", D);
-    matrix("token_embd.weight", c.vocab_size, D);
-    matrix("output.weight", c.draft_vocab_size, D, true);
-    PlannedTensor d2t{"dflash.d2t", {c.draft_vocab_size}, DType::i32, 0, {}};
-    for (int64_t i = 0; i < c.draft_vocab_size; ++i)
-        d2t.values.push_back(static_cast<float>(i * c.vocab_size / c.draft_vocab_size - i));
-    planned.push_back(std::move(d2t));
+    if (drafter.owns_vocabulary) {
+        matrix("token_embd.weight", c.vocab_size, D);
+        matrix("output.weight", c.draft_vocab_size, D, true);
+        PlannedTensor d2t{"dflash.d2t", {c.draft_vocab_size}, DType::i32, 0, {}};
+        for (int64_t i = 0; i < c.draft_vocab_size; ++i)
+            d2t.values.push_back(static_cast<float>(i * c.vocab_size / c.draft_vocab_size - i));
+        planned.push_back(std::move(d2t));
+    }
     for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
         const std::string blk = "blk." + std::to_string(l) + ".";
         norm(blk + "attn_norm.weight", D);
@@ -173,6 +129,7 @@ std::vector<PlannedTensor> plan_drafter(const DflashConfig& c, const std::string
         matrix(blk + "attn_k.weight", kv, D);
         matrix(blk + "attn_v.weight", kv, D);
         matrix(blk + "attn_output.weight", D, q);
+        if (drafter.has_gates) matrix(blk + "attn_gate.weight", c.num_attention_heads, D);
         norm(blk + "attn_q_norm.weight", d);
         norm(blk + "attn_k_norm.weight", d);
         norm(blk + "ffn_norm.weight", D);
@@ -304,8 +261,8 @@ std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads)
     const std::string shape = what.substr(0, colon),
                       type = colon == std::string::npos ? "q8_0" : what.substr(colon + 1);
     quant_mix_file_type(type);
-    const DflashConfig config = find_drafter(shape);
-    return std::make_unique<RandomCheckpoint>(drafter_facts(config, shape), plan_drafter(config, type),
+    const DrafterShape drafter = find_drafter_shape(shape);
+    return std::make_unique<RandomCheckpoint>(drafter_facts(drafter.config, shape), plan_drafter(drafter, type),
                                               "random drafter:" + what, threads);
 }
 

@@ -27,9 +27,8 @@ enum class RandomRouting {
 std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads,
                                               RandomRouting routing = RandomRouting::alike);
 
-/// A DFlash drafter, in the same way: SHAPE:TYPE, of which SHAPE is laguna-xs.2 (that of Laguna-XS.2-speculator.dflash:
-/// five layers, a head of 32,000 words, blocks of 8) or laguna-tiny. TYPE: q8_0 if left out, or what quantize makes
-/// drafters of; fc and the head are q8_0 at least.
+/// A DFlash drafter, in the same way: SHAPE:TYPE, of which SHAPE is the target's (find_drafter_shape()). TYPE: q8_0 if
+/// left out, or what quantize makes drafters of; fc and the head are q8_0 at least.
 std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads);
 
 }  // namespace riptide::apps

@@ -80,4 +80,28 @@ class DeltaStates {
     std::vector<int32_t> path_words_;
 };
 
+/// A copy of what a slot holds, in a spare one, for as long as it lives; nothing if there is no such layer. Throws as
+/// acquire_spare().
+class SpareState {
+  public:
+    SpareState(DeltaStates& delta, int32_t slot) : delta_(delta) {
+        if (!delta_.any()) return;
+        slot_ = delta_.acquire_spare();
+        delta_.copy(slot, slot_);
+    }
+    ~SpareState() {
+        if (slot_ >= 0) delta_.release_spare(slot_);
+    }
+    SpareState(const SpareState&) = delete;
+    SpareState& operator=(const SpareState&) = delete;
+    /// Back to a slot.
+    void restore(int32_t slot) const {
+        if (slot_ >= 0) delta_.copy(slot_, slot);
+    }
+
+  private:
+    DeltaStates& delta_;
+    int32_t slot_ = -1;
+};
+
 }  // namespace riptide

@@ -25,26 +25,6 @@ class Arrivals {
     std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-/// A copy of a sequence's recurrent state, if there is any.
-class SpareState {
-  public:
-    SpareState(KvCache& cache, int32_t slot) : delta_(cache.delta()) {
-        if (!delta_.any()) return;
-        slot_ = delta_.acquire_spare();
-        delta_.copy(slot, slot_);
-    }
-    ~SpareState() {
-        if (slot_ >= 0) delta_.release_spare(slot_);
-    }
-    SpareState(const SpareState&) = delete;
-    SpareState& operator=(const SpareState&) = delete;
-    int32_t slot() const { return slot_; }
-
-  private:
-    DeltaStates& delta_;
-    int32_t slot_ = -1;
-};
-
 }  // namespace
 
 /// As the device draws for an answer that needs nothing of the host; on the CPU the host's own sampler.
@@ -85,13 +65,12 @@ bool Session::can_run_rounds() const {
 }
 
 /// Makes the first `fed` rows of rounds that have ended part of the sequence. Recurrent state that has gone further, by
-/// rounds under way or because a token ended the answer, goes back to where the rounds began (`before`: a spare slot),
+/// rounds under way or because a token ended the answer, goes back to where the rounds began (`before`),
 /// and these tokens are fed once more.
-void Session::keep_rounds(int64_t fed, bool exact, int32_t before) {
-    DeltaStates& delta = cache_->delta();
+void Session::keep_rounds(int64_t fed, bool exact, const SpareState& before) {
     const auto again = std::span(tokens_).last(static_cast<size_t>(fed));
-    if (exact || !delta.any()) return sequence_->keep_prefix(fed);
-    delta.copy(before, sequence_->slot());
+    if (exact || !cache_->delta().any()) return sequence_->keep_prefix(fed);
+    before.restore(sequence_->slot());
     sequence_->keep_prefix(0);
     if (fed == 0) return;
     const StepItem item{&*sequence_, again, {}, StepRows::Logits::none, {}};
@@ -119,12 +98,12 @@ bool Session::run_rounds(RoundSpan& span) {
     int64_t fed = 0, claimed = 0, kept = 0, wanted = span.wanted;
     int32_t token = span.answer.back();
     std::vector<int32_t> path;
-    const SpareState before(*cache_, sequence_->slot());
+    const SpareState before(cache_->delta(), sequence_->slot());
     const auto settle = [&] {
         const bool exact = rounds.pending() == 0 && kept == fed;
         rounds.end();
         drafted.commit_prefix(plain ? 0 : fed);
-        keep_rounds(fed, exact, before.slot());
+        keep_rounds(fed, exact, before);
     };
     rounds.begin(*sequence_, drafted, token, span.draws);
     Arrivals arrivals;

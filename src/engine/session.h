@@ -170,7 +170,7 @@ class Session {
         int64_t steps = 0;   // rounds that were taken
     };
     bool run_rounds(RoundSpan& span);
-    void keep_rounds(int64_t fed, bool exact, int32_t before);
+    void keep_rounds(int64_t fed, bool exact, const SpareState& before);
     void check_guesses(GenerationResult& result, const RowDraws& draws, int64_t wanted);
     DraftRounds::Draws round_draws(const GenerateRequest& request, std::span<const int32_t> stop_ids);
     void verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path);
