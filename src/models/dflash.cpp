@@ -18,6 +18,13 @@
 
 namespace riptide {
 
+namespace {
+
+/// Of few rows: what is proposed will be checked, so it may be computed as suits the weights.
+Family family_of(const Context& ctx) { return ctx.family == Family::prefill ? Family::prefill : Family::draft; }
+
+}  // namespace
+
 // ---- forward --------------------------------------------------------------------------------------------------------
 // The formulas stand on the right margin.
 // clang-format off
@@ -25,6 +32,7 @@ namespace riptide {
 void Dflash::append(Context& ctx, const Tensor& features, const Batch& batch, const States& states) const {
     RT_ASSERT(features.rank == 2 && features.contiguous() && features.rows() == batch.rows() && features.shape[1] == fc_.cols);
     const ArenaScope scope(*ctx.arena);
+    const WithFamily family(ctx, family_of(ctx));
     const int64_t n = features.rows(), Hkv = config_.num_key_value_heads, d = config_.head_dim;
     const auto eps = static_cast<float>(config_.rms_norm_eps);
 
@@ -90,6 +98,7 @@ void Dflash::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
 
 Tensor Dflash::draft(Context& ctx, const Batch& batch, const States& states) const {
     RT_ASSERT(batch.parent.empty());
+    const WithFamily family(ctx, family_of(ctx));
     const auto eps = static_cast<float>(config_.rms_norm_eps);
     Tensor x = ops::embed(ctx, embed_tokens_, batch.tokens);               // x = E[anchor], E[MASK], ..  [n, D]
     for (int64_t l = 0; l < std::ssize(layers_); ++l) {

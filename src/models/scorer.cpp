@@ -60,19 +60,6 @@ std::vector<QueryWindow> checked_windows(std::span<const QueryWindow> windows, i
     return sorted;
 }
 
-/// Sets the family of a context for as long as it lives.
-class WithFamily {
-  public:
-    WithFamily(Context& ctx, Family family) : ctx_(ctx), before_(ctx.family) { ctx.family = family; }
-    ~WithFamily() { ctx_.family = before_; }
-    WithFamily(const WithFamily&) = delete;
-    WithFamily& operator=(const WithFamily&) = delete;
-
-  private:
-    Context& ctx_;
-    Family before_;
-};
-
 }  // namespace
 
 // ---- forward --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@
 #include "ops/decode_many.h"
 #include "ops/decode_matmul.cuh"
 #include "ops/decode_mma.h"
+#include "ops/draft_matmul.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -272,7 +273,8 @@ void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
-    if (n == 0 || multiply_halves(ctx, x, cols, n, weights, y, residual)) return;
+    if (n == 0 || (ctx.family == Family::draft && draft_multiply(ctx, x, cols, n, weights, y, residual))) return;
+    if (multiply_halves(ctx, x, cols, n, weights, y, residual)) return;
     if (n == 1 &&
         (lean_multiply(ctx, x, cols, weights, y, residual) || line_multiply(ctx, x, cols, weights, y, residual) ||
          float_multiply(ctx, x, cols, 1, weights, y, residual) ||
@@ -322,7 +324,7 @@ std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int
 
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                  std::span<const Weight* const> weights, Tensor* residual) {
-    const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
+    const bool want_float = ctx.family == Family::draft || std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
         return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w);
     });
     return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);

@@ -26,6 +26,7 @@
 #include "ops/decode_line.h"
 #include "ops/decode_moe.cuh"
 #include "ops/decode_route.cuh"
+#include "ops/draft_matmul.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -257,7 +258,8 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     const auto dense = [&] {  // several rows
         return n > 1 && cols != 2048 && dense_gate_up(ctx, x, cols, n, w_gate, w_up, to_act());
     };
-    if (half && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
+    if (ctx.family == Family::draft && draft_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
+    } else if (half && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
     } else if (n == 1 && !lean && !half && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
         Layer layer;
         layer.shared = true;
@@ -283,7 +285,7 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
                   const Weight& w_down, bool add) {
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
-    const bool floats = !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) ||
+    const bool floats = ctx.family == Family::draft || !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) ||
                         half_weight(*ctx.gpu, w_up);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;

@@ -1,10 +1,10 @@
-// From the public ops to the two families of kernels.
+// From the public ops to the families of kernels.
 #include "ops/cuda.h"
 
 namespace riptide::ops::cuda {
 
 namespace {
-bool decoding(const Context& ctx) { return ctx.family == Family::decode; }
+bool decoding(const Context& ctx) { return ctx.family != Family::prefill; }
 }  // namespace
 
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x) {

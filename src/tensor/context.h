@@ -14,11 +14,12 @@
 
 namespace riptide {
 
-/// On a GPU there are two sets of kernels for one mathematics. Within a family a row's bits do not depend on the other
-/// rows of its step; between the families they may differ by rounding. On the CPU both are the same.
+/// On a GPU there are three sets of kernels for one mathematics. Within a family a row's bits do not depend on the other
+/// rows of its step; between the families they may differ by rounding. On the CPU all are the same.
 enum class Family {
     decode,   // up to 256 rows, bound by reading weights: int8 activations (large K-quant matrices on Hopper: f16)
     prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
+    draft,    // as decode, but for float and Q8_0 matrices on Hopper: bf16 or f16 tensor cores, 24 rows at a time
 };
 
 /// cos and sin of the angles by which a step's rows are rotated: the same in all layers. See ops/rope.h.
@@ -79,6 +80,19 @@ struct Context {
         host.data = copy.data();
         tap(name, layer, host);
     }
+};
+
+/// Another family of kernels for as long as it lives.
+class WithFamily {
+  public:
+    WithFamily(Context& ctx, Family family) : ctx_(ctx), before_(ctx.family) { ctx.family = family; }
+    ~WithFamily() { ctx_.family = before_; }
+    WithFamily(const WithFamily&) = delete;
+    WithFamily& operator=(const WithFamily&) = delete;
+
+  private:
+    Context& ctx_;
+    Family before_;
 };
 
 }  // namespace riptide
