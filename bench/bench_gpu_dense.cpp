@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench/gpu_model.h"
+#include "bench/gpu_timing.h"
 
 namespace {
 
@@ -40,45 +40,6 @@ double bytes_of_all(std::initializer_list<const Weight*> weights) {
     double bytes = 0;
     for (const Weight* w : weights) bytes += static_cast<double>(placed_bytes(*w));
     return bytes;
-}
-
-std::vector<int64_t> numbers(const std::string& list) {
-    std::vector<int64_t> out;
-    std::istringstream in(list);
-    for (std::string part; std::getline(in, part, ',');) out.push_back(std::stoll(part));
-    return out;
-}
-
-Tensor random_tensor(Context& ctx, int64_t rows, int64_t cols) {
-    std::mt19937 random(3);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(static_cast<size_t>(rows * cols));
-    for (float& v : values) v = normal(random);
-    const Tensor t = ctx.alloc(DType::f32, {rows, cols});
-    ctx.gpu->to_device(t.data, values.data(), std::ssize(values) * 4);
-    return t;
-}
-
-/// Microseconds of `body`, recorded as a graph.
-double median_us(Gpu& gpu, Arena& arena, const std::function<void()>& body) {
-    const auto whole = [&] {
-        arena.reset();
-        body();
-    };
-    whole();
-    gpu.synchronize();
-    GpuGraph graph(gpu, whole);
-    GpuTimer timer(gpu);
-    std::vector<double> us;
-    for (int i = 0; i < 18; ++i) {
-        timer.start();
-        graph.launch();
-        timer.stop();
-        const double t = timer.milliseconds() * 1e3;
-        if (i >= 3) us.push_back(t);
-    }
-    std::sort(us.begin(), us.end());
-    return us[us.size() / 2];
 }
 
 /// only: part of the names of the ops to time.
