@@ -324,8 +324,9 @@ std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int
 
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                  std::span<const Weight* const> weights, Tensor* residual) {
-    const bool want_float = ctx.family == Family::draft || std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
-        return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w);
+    const bool draft = ctx.family == Family::draft;
+    const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
+        return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w) || (draft && draft_weight(*ctx.gpu, *w));
     });
     return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
 }

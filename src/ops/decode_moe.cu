@@ -285,8 +285,8 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
                   const Weight& w_down, bool add) {
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
-    const bool floats = ctx.family == Family::draft || !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) ||
-                        half_weight(*ctx.gpu, w_up);
+    const bool floats = (ctx.family == Family::draft && draft_weight(*ctx.gpu, w_gate)) || !is_planes(w_gate.dtype) ||
+                        !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) || half_weight(*ctx.gpu, w_up);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;
     return y;

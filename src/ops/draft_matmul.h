@@ -8,7 +8,7 @@
 namespace riptide::ops::cuda::decode {
 
 /// Whether these kernels multiply by this weight on this device: bf16, f16, or int8 with an f16 scale for each 32
-/// columns, columns a multiple of 256; Hopper.
+/// columns that is no eight_weight(), which is as fast; columns a multiple of 256; Hopper.
 bool draft_weight(const Gpu& gpu, const Weight& w);
 
 /// y and residual as in multiply_into; x of kinds plain and norm. False: other weights, of several types, or another x;
