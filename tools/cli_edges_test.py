@@ -168,6 +168,20 @@ def no_tokenizer():
     expect(json.loads(printed) == json.loads(good(*asked, "--json"))["tokens"], f"without a tokenizer ids are printed: {printed}")
     bad(64, "need a tokenizer", *asked, "--stop", "x")
     bad(65, "no tokenizer", "serve", folder, "--port", 0)
+    done = cli_test.run("doctor", folder)
+    expect(done.returncode == 69 and b"no tokenizer" in done.stdout and b"only text completions" not in done.stdout,
+           f"doctor says what is not there: {done}")
+
+
+def drafter_as_model():
+    for drafter in [cli_test.ROOT / "models/demo/laguna-demo-dflash.gguf", cli_test.ROOT / "tests/fixtures/dflash_zlab"]:
+        needle = f"{drafter}: is a DFlash drafter, which proposes tokens for a model and is none itself"
+        for command in [["run", drafter, "-p", "x"], ["chat", drafter, "-m", "x"], ["serve", drafter, "--port", 0]]:
+            bad(65, needle, *command)
+        done = cli_test.run("doctor", drafter)
+        line = next((line for line in done.stdout.decode().splitlines() if "model" in line), "")
+        expect(done.returncode == 69 and line.startswith("BAD") and needle in line and "--drafter" in line,
+               f"doctor says what a drafter is: {done}")
 
 
 def no_template():
@@ -194,6 +208,7 @@ if __name__ == "__main__":
     empty_values()
     key_files()
     no_tokenizer()
+    drafter_as_model()
     no_template()
     token_counts()
     tls()

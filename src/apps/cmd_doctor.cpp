@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "engine/model_text.h"
 #include "io/checkpoint.h"
+#include "models/dflash_config.h"
 #include "tensor/gpu.h"
 
 namespace riptide::apps {
@@ -82,6 +83,7 @@ std::string check_gpu(const Options& o) {
 
 std::string check_model(const Options& o, bool gpu) {
     const auto checkpoint = open_model_or_demo(o.model);
+    refuse_dflash(*checkpoint);
     const int64_t bytes = checkpoint->tensor_bytes(), memory = available_memory();
     const std::string name = o.model.empty() ? "the demo model" : o.model;
     if (!gpu && memory > 0 && bytes > memory)
@@ -90,6 +92,8 @@ std::string check_model(const Options& o, bool gpu) {
              "quantize) or a machine with more",
              name, human_bytes(bytes), human_bytes(memory));
     const ModelText text(*checkpoint);
+    RT_CHECK(text.tokenizer() != nullptr, "{}: {} of weights, but no tokenizer: only riptide run --tokens works", name,
+             human_bytes(bytes));
     try {
         text.require_chats();
     } catch (const Error& error) {

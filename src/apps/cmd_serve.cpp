@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "engine/engine.h"
 #include "engine/loaded_text.h"
+#include "models/dflash_config.h"
 #include "server/access.h"
 #include "server/server.h"
 #include "text/chat_messages.h"
@@ -141,6 +142,7 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
 
 std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
+    refuse_dflash(*checkpoint);
     RT_CHECK(has_tokenizer(*checkpoint),
              "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
              checkpoint->path());

@@ -198,6 +198,14 @@ bool is_dflash(const Checkpoint& checkpoint) {
            c.child("speculators_config").get<std::string>("algorithm") == "dflash";
 }
 
+void refuse_dflash(const Checkpoint& checkpoint) {
+    RT_CHECK(
+        !is_dflash(checkpoint),
+        "{}: is a DFlash drafter, which proposes tokens for a model and is none itself: name the model that it was "
+        "made for, and give this with --drafter",
+        checkpoint.path());
+}
+
 DflashConfig dflash_config_from_hf(const ConfigReader& c) {
     DflashConfig out;
     out.dialect = dialect_of(c);

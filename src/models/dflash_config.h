@@ -51,6 +51,9 @@ const char* dialect_name(DflashConfig::Dialect dialect);
 /// Whether the checkpoint says that it is a DFlash drafter.
 bool is_dflash(const Checkpoint& checkpoint);
 
+/// For a checkpoint that is to be the model. Throws Error, saying what it is for, if it is a DFlash drafter.
+void refuse_dflash(const Checkpoint& checkpoint);
+
 /// From config.json. The dialects and what differs:
 ///   z-lab        block_size; dflash_config.{mask_token_id, target_layer_ids}; the layers' keys at the top
 ///   Laguna 2.1   architectures DFlashLaguna*: as z-lab, context rows pass the layers' input norms

@@ -48,8 +48,7 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
     RT_CHECK(options.yarn_attention_factor < 0 ||
                  (options.yarn_attention_factor > 0 && options.yarn_attention_factor <= 100),
              "the YaRN attention factor is {}, expected more than 0 and at most 100", options.yarn_attention_factor);
-    RT_CHECK(!is_dflash(checkpoint), "{}: is a DFlash drafter, which proposes tokens for a model and is none itself",
-             checkpoint.path());
+    refuse_dflash(checkpoint);
     if (options.prefill == PrefillKind::fp8) {
         RT_CHECK(options.gpu != nullptr, ErrorKind::usage, "--prefill fp8: it runs on a GPU only");
         RT_CHECK(options.gpu->hopper(), ErrorKind::usage,
