@@ -184,6 +184,19 @@ def drafter_as_model():
                f"doctor says what a drafter is: {done}")
 
 
+def fallback_types():
+    fixtures = cli_test.ROOT / "tests/fixtures"
+    for source, kind, said in [
+        ("laguna_odd", "f16", None),
+        ("dflash_zlab", "q8_0", None),
+        ("laguna_odd", "q8_0", "43 of 66 tensors in other types than q8_0 asks for: 43 f16 for q8_0 (rows are no whole blocks)"),
+        ("dflash_zlab", "q4_k_m", "15 of 25 tensors in other types than q4_k_m asks for: 12 q5_0 for q4_k, 2 q8_0 for q6_k "
+         "(rows are no whole blocks); 1 q8_0 for q4_k (a drafter's fc and head keep precision)"),
+    ]:
+        lines = good("quantize", fixtures / source, work / "other.gguf", "--type", kind).splitlines()
+        expect(lines[1:] == ([] if said is None else [said]), f"quantize {source} {kind} says what fell back: {lines}")
+
+
 def no_template():
     model = work / "tiny.gguf"
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
@@ -209,6 +222,7 @@ if __name__ == "__main__":
     key_files()
     no_tokenizer()
     drafter_as_model()
+    fallback_types()
     no_template()
     token_counts()
     tls()

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "apps/commands.h"
 #include "apps/convert.h"
@@ -28,6 +30,7 @@ struct Options {
 /// One tensor to write: where its rows come from, and in what type they go out.
 struct Job {
     LayoutTensor tensor;
+    DType asked = DType::f32;  // by the mix; dtype is another where rows do not fit, or precision counts
     DType dtype = DType::f32;
     std::vector<Weight> parts;     // experts in order, or one matrix
     std::vector<float> vector;     // instead of parts
@@ -101,6 +104,14 @@ int64_t layer_of(const std::string& name) {
     return layer;
 }
 
+/// The types of job.tensor. keeps_precision: a drafter's fc or head.
+void choose_type(Job& job, const std::string& mix, int64_t layers, bool tied_head, bool keeps_precision = false) {
+    const LayoutTensor& t = job.tensor;
+    job.asked = quant_mix_asks(mix, t.name, t.shape, t.layer, layers, tied_head);
+    job.dtype = quant_mix_fit(job.asked, t.shape.back());
+    if (keeps_precision) job.dtype = drafter_type(job.dtype);
+}
+
 bool holds_integers(DType type) {
     return type == DType::i8 || type == DType::i16 || type == DType::i32 || type == DType::i64;
 }
@@ -115,15 +126,13 @@ std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, Gg
         Job job;
         job.tensor = {tensor.name, tensor.shape, layer_of(tensor.name)};
         if (holds_integers(tensor.dtype)) {
-            job.dtype = tensor.dtype;
+            job.asked = job.dtype = tensor.dtype;
             job.bytes.assign(tensor.bytes.begin(), tensor.bytes.end());
             jobs.push_back(std::move(job));
             continue;
         }
-        job.dtype = quant_mix_type(mix, tensor.name, tensor.shape, job.tensor.layer, layers,
-                                   file.find("output.weight") == nullptr);
-        if (is_dflash(file) && (tensor.name.ends_with("fc.weight") || tensor.name == "output.weight"))
-            job.dtype = drafter_type(job.dtype);
+        choose_type(job, mix, layers, file.find("output.weight") == nullptr,
+                    is_dflash(file) && (tensor.name.ends_with("fc.weight") || tensor.name == "output.weight"));
         job.parts = {whole(tensor)};
         jobs.push_back(std::move(job));
     }
@@ -144,8 +153,7 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     for (const LayoutTensor& tensor : layout_tensors(layout)) {
         Job job;
         job.tensor = tensor;
-        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, layout.num_hidden_layers,
-                                   layout.tie_word_embeddings);
+        choose_type(job, options.type, layout.num_hidden_layers, layout.tie_word_embeddings);
         if (is_expert_stack(tensor))
             job.parts = binder.experts(expert_names(tensor, text), tensor.shape[0], tensor.shape[1], tensor.shape[2]);
         else if (tensor.shape.size() == 2 && !is_convolution(tensor))
@@ -181,13 +189,12 @@ std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& 
             const std::vector<int64_t> values = binder.integers(source.source, tensor.shape[0]);
             const std::vector<int32_t> narrow(values.begin(), values.end());  // offsets within a vocabulary
             const auto bytes = std::as_bytes(std::span(narrow));
-            job.dtype = DType::i32;
+            job.asked = job.dtype = DType::i32;
             job.bytes.assign(bytes.begin(), bytes.end());
             jobs.push_back(std::move(job));
             continue;
         }
-        job.dtype = quant_mix_type(options.type, tensor.name, tensor.shape, tensor.layer, config.num_hidden_layers);
-        if (source.keeps_precision) job.dtype = drafter_type(job.dtype);
+        choose_type(job, options.type, config.num_hidden_layers, false, source.keeps_precision);
         if (tensor.shape.size() == 1) {
             job.vector = binder.vector(source.source, tensor.shape[0]);
         } else {
@@ -208,6 +215,29 @@ std::vector<Job> make_jobs(const Checkpoint& checkpoint, const Options& options,
         return jobs_from_gguf(*gguf, options.type, writer);
     return is_dflash(checkpoint) ? jobs_from_drafter(checkpoint, options, writer)
                                  : jobs_from_safetensors(checkpoint, options, writer);
+}
+
+/// Says in one line how many tensors are not of the types that the mix asks for, and why. Nothing if there are none.
+void print_fallbacks(const std::vector<Job>& jobs, const std::string& mix) {
+    std::map<std::pair<DType, DType>, int64_t> narrow, precise;  // asked, used instead
+    int64_t all = 0;
+    for (const Job& job : jobs) {
+        if (job.dtype == job.asked) continue;
+        ++all;
+        const bool by_width = quant_mix_fit(job.asked, job.tensor.shape.back()) == job.dtype;
+        ++(by_width ? narrow : precise)[{job.asked, job.dtype}];
+    }
+    std::string reasons;
+    const auto add = [&](const auto& counts, const char* why) {
+        std::string types;
+        for (const auto& [key, count] : counts)
+            types += fmt::format("{}{} {} for {}", types.empty() ? "" : ", ", count, dtype_name(key.second),
+                                 dtype_name(key.first));
+        if (!types.empty()) reasons += fmt::format("{}{} ({})", reasons.empty() ? "" : "; ", types, why);
+    };
+    add(narrow, "rows are no whole blocks");
+    add(precise, "a drafter's fc and head keep precision");
+    if (all > 0) fmt::print("{} of {} tensors in other types than {} asks for: {}\n", all, jobs.size(), mix, reasons);
 }
 
 int quantize_file(const Options& options) {
@@ -232,6 +262,7 @@ int quantize_file(const Options& options) {
     fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(),
                grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()),
                human_bytes(checkpoint->tensor_bytes()));
+    print_fallbacks(jobs, options.type);
     if (const json::object variables = generation_defaults(*checkpoint).template_kwargs; !variables.empty())
         say("not in the file, for GGUF has no key for it: default_chat_template_kwargs {}\n",
             json::serialize(variables));

@@ -65,21 +65,6 @@ DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layer
     return layer < (is_down(part) ? layers / 8 : 4) ? mix.more : mix.base;
 }
 
-/// The type itself if a row of `cols` is whole blocks, else the nearest one for which it is.
-DType fit_row(DType type, int64_t cols) {
-    if (cols % dtype_info(type).block_elements == 0) return type;
-    switch (type) {
-        case DType::q4_k:
-            return fit_row(DType::q5_0, cols);
-        case DType::q5_k:
-            return fit_row(DType::q5_1, cols);
-        case DType::q6_k:
-            return fit_row(DType::q8_0, cols);
-        default:
-            return DType::f16;
-    }
-}
-
 }  // namespace
 
 std::string quant_mix_names() {
@@ -93,13 +78,31 @@ bool quant_mix_more_bits(int64_t layer, int64_t layers) {
     return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-DType quant_mix_type(std::string_view mix_name, std::string_view name, std::span<const int64_t> shape, int64_t layer,
+DType quant_mix_asks(std::string_view mix_name, std::string_view name, std::span<const int64_t> shape, int64_t layer,
                      int64_t layers, bool tied_head) {
     const Mix& mix = find_mix(mix_name);
     RT_ASSERT(!shape.empty());
     const std::string_view part = weight_part(name);
-    if (stays_f32(part, shape)) return DType::f32;
-    return fit_row(choose(mix, part, layer, layers, tied_head), shape.back());
+    return stays_f32(part, shape) ? DType::f32 : choose(mix, part, layer, layers, tied_head);
+}
+
+DType quant_mix_fit(DType type, int64_t cols) {
+    if (cols % dtype_info(type).block_elements == 0) return type;
+    switch (type) {
+        case DType::q4_k:
+            return quant_mix_fit(DType::q5_0, cols);
+        case DType::q5_k:
+            return quant_mix_fit(DType::q5_1, cols);
+        case DType::q6_k:
+            return quant_mix_fit(DType::q8_0, cols);
+        default:
+            return DType::f16;
+    }
+}
+
+DType quant_mix_type(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
+                     int64_t layers, bool tied_head) {
+    return quant_mix_fit(quant_mix_asks(mix, name, shape, layer, layers, tied_head), shape.back());
 }
 
 uint32_t quant_mix_file_type(std::string_view mix) { return find_mix(mix).file_type; }

@@ -25,11 +25,19 @@ bool quant_mix_more_bits(int64_t layer, int64_t layers);
 ///     in _m mixes, layers of quant_mix_more_bits                                      q6_k
 ///     in q4_k_s, attn_v of layers 0-3 and ffn_down* of the first eighth               q5_k
 ///   everything else                                                                   the type that names the mix
-/// Rows that are not whole super-blocks of 256: q4_k -> q5_0, q5_k -> q5_1, q6_k -> q8_0; not whole blocks of 32: f16.
+/// made to fit its rows as quant_mix_fit does.
 /// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as
 /// found in the published Q4_K_M files of Laguna.
 DType quant_mix_type(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
                      int64_t layers, bool tied_head = false);
+
+/// The same, whatever the width of its rows.
+DType quant_mix_asks(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
+                     int64_t layers, bool tied_head = false);
+
+/// `type` if rows of `cols` values are whole blocks of it. Rows that are not whole super-blocks of 256: q4_k -> q5_0,
+/// q5_k -> q5_1, q6_k -> q8_0; not whole blocks of 32: f16.
+DType quant_mix_fit(DType type, int64_t cols);
 
 /// The value of GGUF's general.file_type for a mix. Throws like quant_mix_type.
 uint32_t quant_mix_file_type(std::string_view mix);

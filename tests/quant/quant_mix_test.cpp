@@ -140,6 +140,10 @@ TEST(QuantMix, rows_that_do_not_divide_fall_back) {
     for (const char* mix : {"q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0"})
         EXPECT_EQ(type_of(mix, name, {64, 100}, 6), DType::f16);
     EXPECT_EQ(type_of("bf16", name, {64, 100}, 6), DType::bf16);
+    EXPECT_EQ(quant_mix_asks("q4_k_m", name, std::vector<int64_t>{64, 96}, 6, 40), DType::q4_k);
+    EXPECT_EQ(quant_mix_asks("q4_k_m", "blk.7.attn_v.weight", std::vector<int64_t>{64, 100}, 7, 40), DType::q6_k);
+    EXPECT_EQ(quant_mix_fit(DType::q4_k, 512), DType::q4_k);
+    EXPECT_EQ(quant_mix_fit(DType::f32, 3), DType::f32);
 }
 
 TEST(QuantMix, unknown_mixes_are_errors_that_name_the_known_ones) {
