@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "server/constraint_fields.h"
+#include "text/utf8.h"
 
 namespace riptide::server {
 
@@ -315,7 +316,11 @@ std::string echo_of(const Prompt& prompt, const Tokenizer* tokenizer) {
     if (tokenizer == nullptr) refuse("echo", "echo of token ids needs a tokenizer, and this model has none");
     for (const int32_t id : ids)
         if (id >= tokenizer->vocab_size()) refuse("prompt", "prompt: token {} is not in the vocabulary", id);
-    return tokenizer->decode(ids);
+    std::string text;  // ids may spell anything, and JSON is UTF-8
+    Utf8Stream stream;
+    stream.push(tokenizer->decode(ids), text);
+    stream.finish(text);
+    return text;
 }
 
 void refuse_unsupported(const Fields& fields) {

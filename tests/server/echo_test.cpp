@@ -21,5 +21,22 @@ TEST_F(ServerEcho, offsets_of_an_echoed_text_do_not_count_what_stands_before_it)
     EXPECT_EQ(reply.at("usage").at("completion_tokens").to_number<int64_t>(), 0);
 }
 
+TEST_F(ServerEcho, bytes_of_ids_that_are_no_text_do_not_break_the_reply) {
+    start();
+    const Tokenizer& tokenizer = *engine->tokenizer();
+    json::array ids;
+    for (int32_t id = 0; id < tokenizer.vocab_size() && ids.size() < 300; ++id)
+        if (!tokenizer.is_added(id)) ids.push_back(id);  // single bytes among them
+    for (const bool stream : {false, true}) {
+        const Answer answer =
+            post("/v1/completions", {{"prompt", ids}, {"max_tokens", 1}, {"echo", true}, {"stream", stream}});
+        EXPECT_EQ(answer.status, 200);
+        const json::object reply = stream ? events_of(answer.body).at(0) : answer.object();
+        const std::string text(reply.at("choices").at(0).at("text").as_string());
+        EXPECT_NE(text.find("\xEF\xBF\xBD"), std::string::npos) << text;
+        EXPECT_NE(text.find("ab"), std::string::npos) << text;
+    }
+}
+
 }  // namespace
 }  // namespace riptide::testing
