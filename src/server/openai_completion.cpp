@@ -107,6 +107,7 @@ bool CompletionReply::take(const Item& item, std::string& out) {
         prompt.insert(prompt.end(), part->tokens.begin(), part->tokens.end());
         return false;
     }
+    if (std::holds_alternative<PromptProgress>(event.body)) return false;
     send_echo(static_cast<std::size_t>(item.request), out);
     if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr && !echo_only_) {
         if (!stream_) choice.text += text->text;

@@ -38,5 +38,23 @@ TEST_F(ServerEcho, bytes_of_ids_that_are_no_text_do_not_break_the_reply) {
     }
 }
 
+TEST_F(ServerEcho, a_stream_echoes_once_however_many_steps_read_the_prompt) {
+    start();
+    json::array ids;
+    for (int64_t i = 0; i < 500; ++i) ids.push_back(100 + i * 37 % 500);
+    json::object body = {{"prompt", ids}, {"max_tokens", 2}, {"logprobs", 1}, {"echo", true}, {"temperature", 0}};
+    const json::object whole = post("/v1/completions", body).object().at("choices").at(0).as_object();
+    body["stream"] = true;
+    std::string text;
+    json::array values;
+    for (const json::object& event : events_of(post("/v1/completions", body).body)) {
+        const json::value& choice = event.at("choices").at(0);
+        text += choice.at("text").as_string();
+        for (const json::value& value : choice.at("logprobs").at("token_logprobs").as_array()) values.push_back(value);
+    }
+    EXPECT_EQ(text, whole.at("text").as_string());
+    EXPECT_EQ(json::value(values), whole.at("logprobs").at("token_logprobs"));
+}
+
 }  // namespace
 }  // namespace riptide::testing
