@@ -129,6 +129,10 @@ void Answer::score(int64_t begin, const Tensor& logits, int64_t first_row, int64
 }
 
 bool Answer::take(const Sampled& sampled) {
+    if (job_->prompt_only) {  // drawn only to learn that it can be
+        reason = FinishReason::length;
+        return false;
+    }
     if (std::find(job_->stop_ids.begin(), job_->stop_ids.end(), sampled.token) != job_->stop_ids.end()) {
         reason = FinishReason::stop_id;
         stop_token_ = sampled.token;

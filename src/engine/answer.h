@@ -41,7 +41,7 @@ struct Job {
     uint64_t share = 0;          // for whom the scheduler counts
     uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
     int priority = 1;
-    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false;
+    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false, prompt_only = false;
     int64_t submitted_us = 0;
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
     std::optional<std::chrono::milliseconds> deadline;  // as asked

@@ -64,10 +64,10 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink) const {
     job->show_kept = request.compression.show;
     job->prompt.rendered.reset();
     const int64_t size = job->plan ? job->plan->most_kept() : std::ssize(job->prompt.tokens);
-    if (size >= context_)
-        throw PromptTooLong(
-            fmt::format("the prompt has {} tokens, and the context holds {}: no room for an answer", size, context_),
-            size, context_);
+    if (size + (request.prompt_only ? 0 : 1) > context_)
+        throw PromptTooLong(fmt::format("the prompt has {} tokens, and the context holds {}{}", size, context_,
+                                        request.prompt_only ? "" : ": no room for an answer"),
+                            size, context_);
     job->sampling = std::move(request.sampling);
     job->stop_ids = job->sampling.stop_ids;
     if (!job->sampling.ignore_eos)
@@ -77,6 +77,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink) const {
     job->side = request.side;
     job->want_tokens = request.want_tokens;
     job->prompt_logprobs = request.prompt_logprobs;
+    job->prompt_only = request.prompt_only;
     job->deadline = request.deadline;
     job->salt.prompt = text_.fingerprint();
     job->salt.isolation = request.isolation;
@@ -123,7 +124,7 @@ void JobMaker::complete(Job& job, bool chosen) const {
         job.compression = plan->report;
         if (job.show_kept) job.compression.shown = show_kept(*plan);
     }
-    const int64_t size = std::ssize(job.prompt.tokens), asked = job.sampling.max_tokens;
+    const int64_t size = std::ssize(job.prompt.tokens), asked = job.prompt_only ? 0 : job.sampling.max_tokens;
     const int64_t room = std::min(context_, positions_ - (job.gaps ? job.gaps->last() : 0)) - size;
     job.until_full = asked < 0 || asked > room;
     job.max_tokens = job.until_full ? room : asked;

@@ -72,6 +72,9 @@ struct Request {
     bool want_tokens = false;  // TokensDrawn events, with log-probabilities if sampling.logprobs >= 0
     /// PromptScored events. The whole prompt is computed then, whatever the prefix cache holds.
     bool prompt_logprobs = false;
+    /// The prompt is read, and nothing follows: the answer is empty, whatever sampling.max_tokens says, so that the
+    /// prompt may fill the whole context.
+    bool prompt_only = false;
 };
 
 /// The prompt is being read: so many tokens are done, of them so many came from the cache.
@@ -137,7 +140,7 @@ class QueueFull : public Error {
     int64_t retry_after_us;  // when a place should be free, as fast as places have become free lately
 };
 
-/// The prompt leaves no room for an answer in the context.
+/// The prompt leaves no room for an answer in the context, or does not fit it at all.
 class PromptTooLong : public Error {
   public:
     PromptTooLong(const std::string& message, int64_t prompt, int64_t context)

@@ -32,9 +32,9 @@ struct SchedulerOptions {
 struct ScheduledRequest {
     static constexpr int kHighest = 2;
     std::vector<int32_t> prompt;
-    int64_t max_tokens = 1;  // of the answer
-    uint64_t session = 0;  // requests with the same number have one share together
-    int priority = 1;      // 0 background, 1 normal, 2 interactive
+    int64_t max_tokens = 1;  // of the answer; 0: the prompt is only read
+    uint64_t session = 0;    // requests with the same number have one share together
+    int priority = 1;        // 0 background, 1 normal, 2 interactive
     /// Ascending lengths inside the prompt at which a step must end: those worth keeping of recurrent state.
     std::vector<int64_t> stops = {};
     bool prompt_logits = false;  // every row of the prompt wants logits, not only the last

@@ -45,7 +45,7 @@ RequestId Scheduler::submit(ScheduledRequest request, int64_t now_us) {
     now_ = std::max(now_, now_us);
     const int64_t prompt = std::ssize(request.prompt);
     RT_CHECK(prompt >= 1, "the prompt is empty");
-    RT_CHECK(request.max_tokens >= 1, "max_tokens is {}, expected at least 1", request.max_tokens);
+    RT_CHECK(request.max_tokens >= 0, "max_tokens is {}, expected at least 0", request.max_tokens);
     RT_CHECK(request.priority >= 0 && request.priority <= ScheduledRequest::kHighest,
              "priority is {}, expected 0 to {}", request.priority, ScheduledRequest::kHighest);
     const int64_t room = cache_.has_pages() ? int64_t{cache_.pool().size()} * cache_.options().page_rows : INT32_MAX;

@@ -36,7 +36,7 @@ class Scheduler {
     Scheduler(KvCache& cache, const SchedulerOptions& options, SchedulerHooks hooks = {});
     ~Scheduler();
 
-    /// Throws QueueFull, or Error for an empty prompt, max_tokens < 1, a priority out of range or a request that the
+    /// Throws QueueFull, or Error for an empty prompt, max_tokens < 0, a priority out of range or a request that the
     /// whole cache could not hold.
     RequestId submit(ScheduledRequest request, int64_t now_us);
     /// Ends a request, at once or after the running step, and frees its pages. An id that has left is ignored.

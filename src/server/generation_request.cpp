@@ -330,8 +330,8 @@ void refuse_unsupported(const Fields& fields) {
         refuse("best_of", "best_of: more answers than n are not supported");
 }
 
-SamplingParams one_token(json::object body, const RequestDefaults& defaults) {
-    body["max_tokens"] = 1;
+SamplingParams without_max_tokens(json::object body, const RequestDefaults& defaults) {
+    body.erase("max_tokens");
     return parse_sampling(Fields(body), defaults);
 }
 
@@ -344,8 +344,8 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     const bool echo = fields.boolean("echo").value_or(false);
     Request request;
     const json::value* most = fields.find("max_tokens");
-    out.echo_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want the prompt's probabilities only
-    request.sampling = out.echo_only ? one_token(body, defaults) : parse_sampling(fields, defaults);
+    request.prompt_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want no more
+    request.sampling = request.prompt_only ? without_max_tokens(body, defaults) : parse_sampling(fields, defaults);
     if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);

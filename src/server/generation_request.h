@@ -30,7 +30,6 @@ struct GenerationRequest {
     bool include_usage = false;  // a last chunk of a stream with the usage
     bool one_tool_call = false;  // further calls of an answer are dropped
     bool logprobs = false;
-    bool echo_only = false;  // a completion of no tokens: one is made, and not shown
 };
 
 /// The variables that the template gets for a request that says nothing: the makers', and over them those of

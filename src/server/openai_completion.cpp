@@ -21,12 +21,11 @@ CompletionReply::CompletionReply(ReplyFacts facts, const GenerationRequest& requ
       stream_(request.stream),
       include_usage_(request.include_usage),
       logprobs_(request.logprobs),
-      echo_only_(request.echo_only),
       n_(request.prompts.at(0).n),
       echo_(request.echo),
       prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<std::size_t>(n_)),
-      usage_(std::ssize(choices_), !request.echo_only) {
+      usage_(std::ssize(choices_)) {
     chunk_head_ = json::serialize(envelope());
     chunk_head_.back() = ',';  // goes on
     chunk_head_ += "\"choices\":[{\"index\":";
@@ -109,10 +108,10 @@ bool CompletionReply::take(const Item& item, std::string& out) {
     }
     if (std::holds_alternative<PromptProgress>(event.body)) return false;
     send_echo(static_cast<std::size_t>(item.request), out);
-    if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr && !echo_only_) {
+    if (const auto* text = std::get_if<TextDelta>(&event.body); text != nullptr) {
         if (!stream_) choice.text += text->text;
         send(index, text->text, nullptr, out);
-    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body); tokens != nullptr && !echo_only_) {
+    } else if (const auto* tokens = std::get_if<TokensDrawn>(&event.body); tokens != nullptr) {
         choice.drawn.insert(choice.drawn.end(), tokens->tokens.begin(), tokens->tokens.end());
     } else if (const auto* done = std::get_if<Done>(&event.body)) {
         choice.finish_reason = openai_finish_reason(*done);

@@ -42,7 +42,7 @@ class CompletionReply {
     ReplyFacts facts_;
     std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
-    bool stream_, include_usage_, logprobs_, echo_only_;
+    bool stream_, include_usage_, logprobs_;
     int32_t n_;
     std::vector<std::string> echo_;
     std::vector<std::vector<Sampled>> prompts_;  // with their probabilities, if they are echoed so

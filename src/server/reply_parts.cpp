@@ -10,8 +10,8 @@ void UsageSum::add(const Item& item) {
     const Event& event = item.event;
     if (const auto* done = std::get_if<Done>(&event.body)) {
         --open_;
-        if (shown_answers_) completion_ += done->usage.completion;
-        if (shown_answers_) reasoning_ += done->usage.reasoning;
+        completion_ += done->usage.completion;
+        reasoning_ += done->usage.reasoning;
         version_ = done->version;
         decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
         if (event.answer != 0) return;

@@ -22,8 +22,7 @@ struct ReplyFacts {
 /// What all answers of a reply have used. A prompt counts once, however many answers it has.
 class UsageSum {
   public:
-    /// `shown` false: the answers' tokens are nobody's, and not counted.
-    explicit UsageSum(int64_t answers, bool shown = true) : open_(answers), shown_answers_(shown) {}
+    explicit UsageSum(int64_t answers) : open_(answers) {}
     /// Takes each Done and Failed.
     void add(const Item& item);
     bool complete() const { return open_ == 0; }
@@ -41,7 +40,6 @@ class UsageSum {
 
   private:
     int64_t open_;
-    bool shown_answers_;
     int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0, scoring_seconds_ = 0;
     int64_t original_ = 0, scored_ = 0;

@@ -150,11 +150,14 @@ TEST(scheduler, a_full_queue_says_when_to_come_back) {
 TEST(scheduler, requests_that_can_never_run_are_refused) {
     SchedulerWorld world(small(10, 1), 6);
     EXPECT_THROW(world.submit(request({}, 5)), Error);
-    EXPECT_THROW(world.submit(request(kPrompt, 0)), Error);
+    EXPECT_THROW(world.submit(request(kPrompt, -1)), Error);
     EXPECT_THROW(world.submit(request(kPrompt, 5, 0, 3)), Error);
     EXPECT_THROW(world.submit(request(kPrompt, 34)), Error);  // 41 tokens in 10 pages of 4
     EXPECT_THROW(world.submit(request(kPrompt, std::numeric_limits<int64_t>::max())), Error);
+    EXPECT_THROW(world.submit(request(world.invent(41, 0), 0)), Error);
     world.submit(request(kPrompt, 33));
+    drain(world);
+    world.submit(request(world.invent(40, 0), 0));  // the prompt alone fills all pages
     drain(world);
     WorldOptions bad = small(10, 1);
     bad.scheduler.quantum = 0;

@@ -56,5 +56,58 @@ TEST_F(ServerEcho, a_stream_echoes_once_however_many_steps_read_the_prompt) {
     EXPECT_EQ(json::value(values), whole.at("logprobs").at("token_logprobs"));
 }
 
+TEST_F(ServerEcho, a_prompt_that_fills_the_context_is_scored_where_nothing_follows) {
+    EngineOptions options = demo_options();
+    options.context = options.kv_tokens = 256;
+    start(server_options(), options);
+    std::vector<int32_t> ids(256);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(100 + i * 37 % 500);
+    const auto scored = [&](size_t count, int64_t most, bool stream = false) {
+        return post("/v1/completions", {{"prompt", json::value_from(std::vector(ids.begin(), ids.begin() + count))},
+                                        {"max_tokens", most},
+                                        {"logprobs", 1},
+                                        {"echo", true},
+                                        {"stream", stream}});
+    };
+    const json::object whole = scored(256, 0).object(), shorter = scored(200, 0).object();
+    ASSERT_TRUE(whole.contains("choices")) << json::serialize(whole);
+    EXPECT_EQ(whole.at("choices").at(0).at("finish_reason").as_string(), "length");
+    EXPECT_EQ(whole.at("usage").at("prompt_tokens").to_number<int64_t>(), 256);
+    EXPECT_EQ(whole.at("usage").at("completion_tokens").to_number<int64_t>(), 0);
+    const json::array& all = whole.at("choices").at(0).at("logprobs").at("token_logprobs").as_array();
+    const json::array& some = shorter.at("choices").at(0).at("logprobs").at("token_logprobs").as_array();
+    ASSERT_EQ(all.size(), 256);
+    ASSERT_EQ(some.size(), 200);
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << "a row does not depend on its company";
+    EXPECT_LT(all[255].as_double(), 0);
+    const Answer streamed = scored(256, 0, true);
+    EXPECT_EQ(streamed.status, 200);
+    EXPECT_EQ(events_of(streamed.body).at(0).at("choices").at(0).at("logprobs").at("token_logprobs"), all);
+    // One token of an answer has no room, and neither has one more of the prompt.
+    EXPECT_EQ(scored(256, 1).status, 400);
+    ids.push_back(100);
+    const Answer longer = scored(257, 0);
+    EXPECT_EQ(longer.status, 400);
+    EXPECT_EQ(longer.object().at("error").at("code").as_string(), "context_length_exceeded");
+    expect_alive();
+}
+
+TEST_F(ServerEcho, an_echo_alone_has_as_many_choices_as_are_asked_for) {
+    EngineOptions options = demo_options();
+    options.context = 256;
+    start(server_options(), options);
+    const std::vector<int32_t> ids(256, 100);
+    const json::object reply =
+        post("/v1/completions", {{"prompt", json::value_from(ids)}, {"max_tokens", 0}, {"n", 2}, {"echo", true}})
+            .object();
+    ASSERT_TRUE(reply.contains("choices")) << json::serialize(reply);
+    ASSERT_EQ(reply.at("choices").as_array().size(), 2);
+    for (const json::value& choice : reply.at("choices").as_array()) {
+        EXPECT_EQ(choice.at("text").as_string(), engine->tokenizer()->decode(ids));
+        EXPECT_EQ(choice.at("finish_reason").as_string(), "length");
+    }
+    EXPECT_EQ(engine->stats().finished, 2);
+}
+
 }  // namespace
 }  // namespace riptide::testing
