@@ -19,7 +19,7 @@
 //   text/section_parser.h.
 // - Other text between the parts of a call is delivered as text, behind the call. A key without a value is dropped.
 // - If the answer ends inside a call, or the turn inside a value, the call is incomplete; a half-written tag is
-//   dropped.
+//   dropped, and so is a call whose name has not ended.
 #pragma once
 
 #include <memory>

@@ -26,7 +26,7 @@
 //   or it is closed; before that what cannot be read is text. Where its arguments cannot be read further, the call
 //   is incomplete, and what follows up to `</tool_call>` is text behind it.
 // - If the answer ends inside a call, or the turn inside a value, the call is incomplete; a half-written tag, key or
-//   number is dropped.
+//   number is dropped, and so is all that is no call yet.
 #pragma once
 
 #include <memory>

@@ -45,11 +45,8 @@ void SectionParser::finish(StreamEvents& out) {
         std::string characters;
         utf8_.finish(characters);
         on_characters(characters);
-        if (place_ != Place::call) {  // in a call a half-written tag is dropped
-            flush_marker();
-            flush_tag();
-        }
-        if (place_ == Place::opening) abandon_call();
+        if (place_ == Place::section) flush_marker();  // in a call a half-written tag is dropped
+        if (place_ == Place::opening) drop_opening();
         if (place_ == Place::call) on_cut();
     }
     if (keep_last_newlines_)
@@ -118,6 +115,13 @@ void SectionParser::flush_tag() {
     std::string text;
     text.swap(tag_);
     for (std::string_view rest = text; !rest.empty();) rest.remove_prefix(on_plain(rest));
+}
+
+/// Cut before anybody knows what is called: the client is told that the answer was cut, and markup is not for its eyes.
+void SectionParser::drop_opening() {
+    place_ = Place::section;
+    raw_.clear();
+    writer_.end_section();
 }
 
 std::size_t SectionParser::on_plain(std::string_view text) {

@@ -5,8 +5,8 @@
 // - `<think>` is dropped at the start of reasoning, starts reasoning if nothing visible came before, and is text
 //   otherwise (as is then the `</think>` that goes with it). Any other `</think>` outside reasoning is dropped.
 // - A `<tool_call>` inside reasoning ends the reasoning. A "call" that the dialect gives up before it has a name is
-//   text (reasoning, if it began there). A `</tool_call>` that ends nothing is text. Where no tools are offered, both
-//   are text everywhere.
+//   text (reasoning, if it began there). If the answer is cut there, before that is known, what has come of the call is
+//   dropped. A `</tool_call>` that ends nothing is text. Where no tools are offered, both are text everywhere.
 #pragma once
 
 #include <array>
@@ -109,6 +109,7 @@ class SectionParser : public StreamParser {
     void on_text(std::string_view text);
     std::size_t on_plain(std::string_view text);
     void flush_tag();
+    void drop_opening();
     void on_marker(Marker marker);
     void on_section_marker(Marker marker);
     void enter(bool reasoning);

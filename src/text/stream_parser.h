@@ -47,8 +47,8 @@ using StreamEvent = std::variant<TextDelta, ReasoningDelta, ToolCallBegin, ToolC
 using StreamEvents = std::vector<StreamEvent>;
 
 /// The stream parser of one chat dialect, for one answer. Total: any bytes, cut anywhere, give events and never an
-/// exception; what is not understood is delivered as text. How the input was cut changes only how the deltas are cut,
-/// not their joined contents. Time linear in the input. Not thread-safe.
+/// exception; what is not understood is delivered as text, but for markup that was cut. How the input was cut changes
+/// only how the deltas are cut, not their joined contents. Time linear in the input. Not thread-safe.
 class StreamParser {
   public:
     virtual ~StreamParser() = default;
@@ -58,8 +58,9 @@ class StreamParser {
     virtual void push_token(std::string_view text, bool is_special, StreamEvents& out) = 0;
     /// The model has ended its turn, by a token that was not pushed. What comes from now on is dropped.
     virtual void end_turn(StreamEvents& out) = 0;
-    /// The answer is over. Closes what is open, delivers what was held back, and ends with Finish. REQUIRES: called
-    /// once, last.
+    /// The answer is over. Closes what is open, delivers what was held back, and ends with Finish. If the turn has not
+    /// ended, the answer was cut: then the markup of a call that has no name yet is dropped. REQUIRES: called once,
+    /// last.
     virtual void finish(StreamEvents& out) = 0;
 
     /// Plain text.

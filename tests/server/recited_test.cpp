@@ -236,6 +236,32 @@ TEST_F(ServerRecites, nobody_can_execute_a_call_that_is_cut) {
     EXPECT_EQ(whole_message(messages_body(whole)).back().text, R"({"kind":"darjeeling"})");
 }
 
+TEST_F(ServerRecites, a_call_that_is_cut_within_its_name_shows_no_markup) {
+    for (const std::string said : {"Let me see.\n", ""}) {
+        recite(said + "<tool_call>brew_tea\n" + argument("kind", "darjeeling") + "</tool_call>");
+        const std::string text = said.substr(0, said.find('\n'));
+        const Blocks message = text.empty() ? Blocks{} : Blocks{{"text", "", text}};
+        const Blocks items = text.empty() ? Blocks{} : Blocks{{"message", "", text}};
+        for (const int64_t most : {tokens(said + "<tool_call>"), tokens(said + "<tool_call>brew_tea")}) {
+            EXPECT_EQ(whole_message(messages_body(most)), message);
+            EXPECT_EQ(last_.at("stop_reason").as_string(), "max_tokens");
+            EXPECT_EQ(streamed_message(messages_body(most)), message);
+            EXPECT_EQ(last_.at("delta").at("stop_reason").as_string(), "max_tokens");
+            EXPECT_EQ(whole_response(responses_body(most)), items);
+            EXPECT_EQ(last_.at("status").as_string(), "incomplete");
+            EXPECT_EQ(streamed_response(responses_body(most)), items);
+            const json::value choice = post("/v1/chat/completions", chat_body(most)).object().at("choices").at(0);
+            EXPECT_EQ(choice.at("finish_reason").as_string(), "length");
+            EXPECT_EQ(choice.at("message").at("content").as_string(), text);
+            EXPECT_FALSE(choice.at("message").as_object().contains("tool_calls"));
+            const Joined chat = join(post("/v1/chat/completions", streamed(chat_body(most))).body);
+            EXPECT_EQ(chat.text, text);
+            EXPECT_EQ(chat.finish_reason, "length");
+            EXPECT_TRUE(chat.calls.empty());
+        }
+    }
+}
+
 TEST_F(ServerRecites, a_call_whose_end_is_left_out_counts_if_the_turn_ends_there) {
     recite("<tool_call>brew_tea\n" + argument("kind", "green"));
     EXPECT_EQ(whole_message(messages_body()), (Blocks{{"tool_use", "brew_tea", R"({"kind":"green"})"}}));

@@ -167,7 +167,8 @@ TEST(laguna_stream, what_is_no_call_is_text) {
     EXPECT_EQ(read("<tool_call>not a name\n"), (Lines{"text: <tool_call>not a name", "finish 0"}));
     EXPECT_EQ(read("<tool_call>{\"name\": 1}</tool_call>"),
               (Lines{"text: <tool_call>{\"name\": 1}</tool_call>", "finish 0"}));
-    EXPECT_EQ(read("<tool_call>get_wea"), (Lines{"text: <tool_call>get_wea", "finish 0"}));
+    EXPECT_EQ(read("<tool_call>get_wea</assistant>"), (Lines{"text: <tool_call>get_wea", "finish 0 closed"}))
+        << "the model has ended its turn";
     EXPECT_EQ(read("<tool_call><arg_key>k</arg_key>"), (Lines{"text: <tool_call><arg_key>k</arg_key>", "finish 0"}));
     EXPECT_EQ(read("use <tool_call> in tags</think>A", true),
               (Lines{"reasoning: use <tool_call> in tags", "text: A", "finish 0"}));
@@ -239,6 +240,21 @@ TEST(laguna_stream, text_between_the_parts_of_a_call_is_delivered_behind_it) {
                    "<tool_call>g</tool_call>"),
               (Lines{"begin 0 call_0 f", "args 0: {\"a\": 1}", "end 0", "text: junk here: Done", "begin 1 call_1 g",
                      "args 1: {}", "end 1", "finish 2"}));
+}
+
+TEST(laguna_stream, a_call_that_is_cut_before_it_has_a_name_is_not_shown) {
+    for (const std::string cut :
+         {"<tool_call>", "<tool_call>\n", "<tool_call>get_wea", "<tool_call>edit<arg", "<tool_call>a</too"}) {
+        EXPECT_EQ(read(cut), Lines{"finish 0"}) << cut;
+        EXPECT_EQ(read("Let me see.\n" + cut), (Lines{"text: Let me see.", "finish 0"})) << cut;
+        EXPECT_EQ(read("Hm.\n" + cut, true), (Lines{"reasoning: Hm.", "finish 0"})) << cut;
+        EXPECT_EQ(read("<tool_call>f</tool_call>\n" + cut),
+                  (Lines{"begin 0 call_0 f", "args 0: {}", "end 0", "finish 1"}));
+    }
+    const auto strict = options_for(false, true, true);
+    EXPECT_EQ(joined(parse(strict, {{"A\n", false}, {"<tool_call>", true}, {"ed", false}})),
+              (Lines{"text: A", "finish 0"}));
+    EXPECT_EQ(joined(parse(strict, {{"<tool_call>", true}, {"\xC3", false}})), Lines{"finish 0"});
 }
 
 TEST(laguna_stream, cut_calls_stay_open_and_are_marked) {

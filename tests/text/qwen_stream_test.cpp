@@ -157,17 +157,30 @@ TEST(qwen_stream, stray_tags_outside_calls) {
 
 TEST(qwen_stream, what_is_no_call_is_text) {
     for (const std::string text :
-         {"a\n<tool_call></tool_call>b", "<tool_call>\nget_weather", "<tool_call>\n<function=get_wea",
-          "<tool_call><function=not a name>", "<tool_call><function=>x", "<tool_call>[1]</tool_call>",
-          "<tool_call>{\"name\": 1}</tool_call>", "<tool_call>{\"name\": \"a b\", \"arguments\": {}}</tool_call>",
+         {"a\n<tool_call></tool_call>b", "<tool_call>\nget_weather", "<tool_call><function=not a name>",
+          "<tool_call><function=>x", "<tool_call>[1]</tool_call>", "<tool_call>{\"name\": 1}</tool_call>",
+          "<tool_call>{\"name\": \"a b\", \"arguments\": {}}</tool_call>",
           "<tool_call>{\"arguments\": {\"a\": 1}}</tool_call>", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}",
           "<tool_call>{\"name\": \"f\", \"arguments\": \"[1]\"}", "<tool_call>{\"name\": \"f\", garbage",
-          "<tool_call>{\"name\": \"f\", \"argu", "<tool_call>{}", "<tool_call>{\"name\": \"\", \"arguments\": {}}"})
+          "<tool_call>{}", "<tool_call>{\"name\": \"\", \"arguments\": {}}"})
         EXPECT_EQ(read(text), (Lines{"text: " + text, "finish 0"}));
     EXPECT_EQ(read("use <tool_call> in tags</think>A", true),
               (Lines{"reasoning: use <tool_call> in tags", "text: A", "finish 0"}));
     const std::string endless = "<tool_call><function=" + std::string(1000, 'x');
     EXPECT_EQ(read(endless), (Lines{"text: " + endless, "finish 0"}));
+}
+
+TEST(qwen_stream, a_call_that_is_cut_before_it_has_a_name_is_not_shown) {
+    for (const std::string cut :
+         {"<tool_call>", "<tool_call>\n", "<tool_call>\n<func", "<tool_call>\n<function=get_wea",
+          "<tool_call>{\"name\": \"f", "<tool_call>\n{", "<tool_call>{\"name\": \"f\", \"argu",
+          "<tool_call>{\"arguments\": {\"path\": \"/tm", "<tool_call>{\"arguments\": {}, \"na"}) {
+        EXPECT_EQ(read(cut), Lines{"finish 0"}) << cut;
+        EXPECT_EQ(read("Let me see.\n\n" + cut), (Lines{"text: Let me see.", "finish 0"})) << cut;
+        EXPECT_EQ(read("Hm.\n" + cut, true), (Lines{"reasoning: Hm.", "finish 0"})) << cut;
+        EXPECT_EQ(read(cut + "<|im_end|>"), (Lines{"text: " + cut, "finish 0 closed"}))
+            << "the model has ended its turn";
+    }
 }
 
 TEST(qwen_stream, a_name_that_no_tool_can_have_is_text) {
