@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kSeal = "riptide:";
 constexpr std::size_t kMostItems = 8192;
+constexpr std::string_view kBefore = "previous_response_id";
 
 std::string_view type_of(const json::object& item) {
     const json::value* type = item.if_contains("type");
@@ -47,37 +48,37 @@ class ItemReader {
   public:
     ItemReader(const ResponseStore* store, const std::string& isolation) : store_(store), isolation_(isolation) {}
 
-    void take(const json::value& value, std::size_t index) {
-        const std::string where = fmt::format("input[{}]", index);
+    /// `where`: its path in the request; kBefore of what is stored.
+    void take(const json::value& value, const std::string& where) {
         if (!value.is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(value));
-        index_ = index;
+        where_ = where;
         const json::object& item = value.get_object();
         const std::string_view type = type_of(item);
         if (type == "message") add_message(item, where);
         else if (type == "reasoning") add_reasoning(item);
-        else if (type == "function_call" || type == "custom_tool_call") add_call(item, type == "function_call");
+        else if (type == "function_call" || type == "custom_tool_call") add_call(item, where, type == "function_call");
         else if (type == "function_call_output" || type == "custom_tool_call_output") add_output(item, where);
-        else if (type == "item_reference") take(stored(item, where), index);
+        else if (type == "item_reference") take(stored(item, where), where);
         // Others (web searches, ...) are the traces of tools that this server does not have.
     }
     /// A message that is complete.
-    void put(json::object message, std::size_t from) {
+    void put(json::object message, MessageOrigin origin) {
         messages.push_back(std::move(message));
-        origins.push_back(from);
+        origins.push_back(std::move(origin));
     }
     /// What the model said since the last item of somebody else.
     void finish_turn() {
-        if (!turn_.empty()) put(std::exchange(turn_, {}), turn_from_);
+        if (!turn_.empty()) put(std::exchange(turn_, {}), std::move(turn_origin_));
     }
 
     json::array messages;
-    std::vector<std::size_t> origins;  // of each message: the item that it begins with
+    std::vector<MessageOrigin> origins;  // of each message
 
   private:
     json::object& turn() {
         if (turn_.empty()) {
             turn_ = {{"role", "assistant"}, {"content", ""}};
-            turn_from_ = index_;
+            turn_origin_ = {where_, where_ + ".content", {}};
         }
         return turn_;
     }
@@ -89,11 +90,12 @@ class ItemReader {
         if (content == nullptr) refuse(where + ".content", "{}.content: missing", where);
         if (role != "assistant") {
             finish_turn();
-            put({{"role", role}, {"content", *content}}, index_);
+            put({{"role", role}, {"content", *content}}, {where, where + ".content", {}});
             return;
         }
         if (said_ || has("tool_calls")) finish_turn();
         turn()["content"] = *content;
+        turn_origin_.content = where + ".content";
         said_ = true;
     }
     void add_reasoning(const json::object& item) {
@@ -101,7 +103,7 @@ class ItemReader {
         said_ = false;
         if (std::string text = reasoning_of(item); !text.empty()) turn()["reasoning_content"] = std::move(text);
     }
-    void add_call(const json::object& item, bool json_arguments) {
+    void add_call(const json::object& item, const std::string& where, bool json_arguments) {
         const json::value arguments = json_arguments ? json::value(string_of(item, "arguments"))
                                                      : json::value(json::object{{"input", string_of(item, "input")}});
         const json::object function = {{"name", string_of(item, "name")}, {"arguments", arguments}};
@@ -109,6 +111,7 @@ class ItemReader {
         if (!has("tool_calls")) message["tool_calls"] = json::array();
         message["tool_calls"].get_array().push_back(
             {{"id", string_of(item, "call_id")}, {"type", "function"}, {"function", function}});
+        turn_origin_.calls.push_back(where);
         said_ = false;
     }
     void add_output(const json::object& item, const std::string& where) {
@@ -120,11 +123,14 @@ class ItemReader {
         put({{"role", "tool"},
              {"tool_call_id", string_of(item, "call_id")},
              {"content", readable ? *output : json::value(json::serialize(*output))}},
-            index_);
+            {where, where + ".output", {}});
     }
     json::value stored(const json::object& item, const std::string& where) const {
         const std::string id = string_of(item, "id");
         auto found = store_ != nullptr ? store_->item(isolation_, id) : std::nullopt;
+        if (!found && where == kBefore)
+            refuse(where, "{}: the item '{}' of it is not there any more: send the whole conversation as input", where,
+                   id.substr(0, 80));
         if (!found)
             refuse(where + ".id", "{}.id: there is no item '{}' (any more): send the item itself", where,
                    id.substr(0, 80));
@@ -133,8 +139,9 @@ class ItemReader {
 
     const ResponseStore* store_;
     const std::string& isolation_;
-    std::size_t index_ = 0, turn_from_ = 0;
+    std::string where_;  // of the item that is read
     json::object turn_;
+    MessageOrigin turn_origin_;
     bool said_ = false;  // the turn has its text
 };
 
@@ -165,19 +172,26 @@ void refuse_namesakes(const json::array& functions, const ResponsesRequest& out)
 
 json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
     json::array functions;
-    for (const json::value& value : tools) {
-        if (!value.is_object()) {
-            functions.push_back(value);  // refused by name
+    const auto add = [&](const json::object& tool, const std::string& where) {
+        functions.push_back(chat_function(tool));
+        out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
+    };
+    for (std::size_t i = 0; i < tools.size(); ++i) {
+        const std::string where = fmt::format("tools[{}]", i);
+        if (!tools[i].is_object()) {
+            functions.push_back(tools[i]);  // refused by name
+            out.origins.tools.push_back({where, where});
             continue;
         }
-        const json::object& tool = value.get_object();
-        if (type_of(tool) == "function") functions.push_back(chat_function(tool));
+        const json::object& tool = tools[i].get_object();
+        if (type_of(tool) == "function") add(tool, where);
         if (type_of(tool) != "namespace") continue;
         const json::value* inner = tool.if_contains("tools");
         if (inner == nullptr || !inner->is_array()) continue;
-        for (const json::value& each : inner->get_array()) {
+        for (std::size_t j = 0; j < inner->get_array().size(); ++j) {
+            const json::value& each = inner->get_array()[j];
             if (!each.is_object() || type_of(each.get_object()) != "function") continue;
-            functions.push_back(chat_function(each.get_object()));
+            add(each.get_object(), fmt::format("{}.tools[{}]", where, j));
             out.namespaces.emplace(string_of(each.get_object(), "name"), string_of(tool, "name"));
         }
     }
@@ -239,8 +253,19 @@ void refuse_unsupported(const Fields& fields) {
             refuse("include", "include: log-probabilities are not supported here; /v1/chat/completions has them");
 }
 
-json::array items_of(const Fields& fields, const ResponseStore* store, const std::string& isolation) {
-    json::array items;
+struct Items {
+    json::array all;         // of the conversation so far, and then of the request
+    std::size_t stored = 0;  // of them, of the conversation so far
+    bool spelled = false;    // the request's is a text
+    std::string path(std::size_t i) const {
+        if (i < stored) return std::string(kBefore);
+        return spelled ? "input" : fmt::format("input[{}]", i - stored);
+    }
+};
+
+Items items_of(const Fields& fields, const ResponseStore* store, const std::string& isolation) {
+    Items out;
+    json::array& items = out.all;
     if (const auto id = fields.string("previous_response_id")) {
         auto before = store != nullptr ? store->conversation(isolation, std::string(*id)) : std::nullopt;
         if (!before)
@@ -250,17 +275,21 @@ json::array items_of(const Fields& fields, const ResponseStore* store, const std
                                        id->substr(0, 80)),
                            "previous_response_id", "previous_response_not_found");
         items = std::move(*before);
+        out.stored = items.size();
     }
     const json::value* input = fields.find("input");
     if (input == nullptr) refuse("input", "input: missing");
-    if (input->is_string()) {
+    out.spelled = input->is_string();
+    if (out.spelled) {
         items.push_back({{"type", "message"}, {"role", "user"}, {"content", *input}});
     } else {
         for (const json::value& item : *fields.array("input")) items.push_back(item);
     }
     if (items.empty()) refuse("input", "input: expected at least one item");
-    if (items.size() > kMostItems) refuse("input", "input: {} items, expected at most {}", items.size(), kMostItems);
-    return items;
+    if (items.size() > kMostItems)
+        refuse("input", "input: {} items{}, expected at most {} in all", items.size() - out.stored,
+               out.stored > 0 ? fmt::format(" behind the {} of previous_response_id", out.stored) : "", kMostItems);
+    return out;
 }
 
 json::object echo_of(const json::object& body) {
@@ -282,35 +311,6 @@ json::object echo_of(const json::object& body) {
     copy("user", nullptr);
     return out;
 }
-
-std::string_view find_rename(std::string_view field) {
-    if (field == "max_completion_tokens") return "max_output_tokens";
-    if (field.starts_with("response_format")) return "text.format";
-    if (field == "reasoning_effort") return "reasoning.effort";
-    return {};
-}
-
-}  // namespace
-
-ApiError in_its_words(const ApiError& error, const std::vector<std::size_t>& origins) {
-    constexpr std::string_view kMessage = "messages[";
-    std::string field = error.param(), text = error.what();
-    if (field.starts_with(kMessage)) {
-        const std::size_t end = field.find(']'), number = std::stoul(field.substr(kMessage.size()));
-        const std::string item = fmt::format("input[{}]", number < origins.size() ? origins[number] : number);
-        const std::string old = field.substr(0, end + 1);
-        field.replace(0, old.size(), item);
-        if (text.starts_with(old)) text.replace(0, old.size(), item);
-    } else if (const std::string_view better = find_rename(field); !better.empty()) {
-        if (text.starts_with(field)) text.replace(0, field.size(), better);
-        field = better;
-    }
-    ApiError out(error.status(), text, field, error.code());
-    out.retry_after_us = error.retry_after_us;
-    return out;
-}
-
-namespace {
 
 void add_reasoning(const Fields& fields, json::object& chat, ResponsesRequest& out) {
     if (const json::object* reasoning = fields.object("reasoning")) {
@@ -338,12 +338,14 @@ ResponsesRequest parse_responses(json::object body, const RequestDefaults& defau
     ResponsesRequest out;
     refuse_unsupported(fields);
     out.store = fields.boolean("store").value_or(true);
-    out.conversation = items_of(fields, store, isolation);
+    Items items = items_of(fields, store, isolation);
     ItemReader reader(store, isolation);
     if (const auto text = fields.string("instructions"); text && !text->empty())
-        reader.put({{"role", "system"}, {"content", *text}}, 0);
-    for (std::size_t i = 0; i < out.conversation.size(); ++i) reader.take(out.conversation[i], i);
+        reader.put({{"role", "system"}, {"content", *text}}, {"instructions", "instructions", {}});
+    for (std::size_t i = 0; i < items.all.size(); ++i) reader.take(items.all[i], items.path(i));
     reader.finish_turn();
+    out.conversation = std::move(items.all);
+    out.origins.messages = std::move(reader.origins);
 
     json::object chat;
     for (const std::string_view key : kSame)
@@ -360,9 +362,8 @@ ResponsesRequest parse_responses(json::object body, const RequestDefaults& defau
     try {
         out.generation = parse_chat(std::move(chat), defaults);
     } catch (const ApiError& error) {
-        throw in_its_words(error, reader.origins);
+        throw in_its_words(error, out.origins);
     }
-    out.origins = std::move(reader.origins);
     return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include "server/generation_request.h"
 #include "server/response_store.h"
+#include "server/responses_origins.h"
 
 namespace riptide::server {
 
@@ -18,7 +19,7 @@ struct ResponsesRequest {
     bool sealed = false;                                         // and as encrypted_content
     bool store = true;                                           // later requests may refer to this one
     json::array conversation;                                    // all input items, those of earlier responses first
-    std::vector<std::size_t> origins;                            // of each message: the item that it begins with
+    ChatOrigins origins;                                         // of the chat in `generation`
 };
 
 /// Turns the body into one of /v1/chat/completions, and reads that as parse_chat does: `input` (a string, or items:
@@ -28,9 +29,6 @@ struct ResponsesRequest {
 /// Throws ApiError that names the field.
 ResponsesRequest parse_responses(json::object body, const RequestDefaults& defaults, const ResponseStore* store,
                                  const std::string& isolation);
-
-/// An error about the chat that was made of a request, in the names that its client knows.
-ApiError in_its_words(const ApiError& error, const std::vector<std::size_t>& origins);
 
 /// Reasoning as encrypted_content, for clients that send nothing else back. It is not secret: a mark and the text.
 std::string seal(std::string_view reasoning);

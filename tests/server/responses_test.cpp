@@ -262,6 +262,33 @@ TEST_F(ServerResponses, the_next_turn_finds_the_last_one_in_the_cache_however_it
     EXPECT_EQ(refused.object().at("error").at("code").as_string(), "previous_response_not_found");
 }
 
+TEST_F(ServerResponses, a_bad_field_is_counted_in_the_requests_own_input) {
+    json::object body = {{"input", {{{"role", "user"}, {"content", "Hi"}}, {{"role", "user"}, {"content", "there"}}}},
+                         {"max_output_tokens", 2}};
+    body["previous_response_id"] = ask(body).at("id");
+    const json::object robot = {{"role", "robot"}, {"content", "x"}};
+    const json::object image = {{"role", "user"}, {"content", {{{"type", "input_image"}}}}};
+    const json::object bare = {{"role", "user"}};
+    const json::object user = {{"role", "user"}, {"content", "a"}};
+    const std::vector<std::pair<json::array, std::string>> cases = {
+        {{robot}, "input[0].role"},
+        {{user, robot}, "input[1].role"},
+        {{user, image}, "input[1].content[0].type"},
+        {{user, bare}, "input[1].content"},
+        {{user, user, 5}, "input[2]"},
+    };
+    for (const auto& [input, param] : cases) {
+        body["input"] = input;
+        const Answer answer = post("/v1/responses", body);
+        EXPECT_EQ(answer.status, 400) << answer.body;
+        if (answer.status != 400) continue;
+        EXPECT_EQ(answer.param(), param) << answer.body;
+        const std::string message(answer.object().at("error").at("message").as_string());
+        EXPECT_TRUE(message.starts_with(param + ": ")) << message;
+    }
+    expect_alive();
+}
+
 TEST_F(ServerResponses, what_another_key_has_stored_is_not_found) {
     server::ServerOptions options = server_options();
     options.api_keys = {"first-key", "second-key"};
@@ -300,16 +327,31 @@ TEST_F(ServerResponses, reasoning_comes_back_under_every_name) {
 }
 
 TEST_F(ServerResponses, a_bad_field_is_named_as_the_client_wrote_it) {
+    const json::object user = {{"role", "user"}, {"content", "a"}}, image = {{"type", "input_image"}};
+    const json::object web = {{"type", "web_search"}};
+    const auto said = [](const char* text) {
+        return json::object{{"type", "reasoning"}, {"content", {{{"type", "reasoning_text"}, {"text", text}}}}};
+    };
     const std::vector<std::pair<json::object, std::string>> cases = {
         {{}, "input"},
         {{{"input", json::array()}}, "input"},
         {{{"input", 5}}, "input"},
+        {{{"input", {{{"type", "web_search_call"}}}}}, "input"},
         {{{"input", json::array{5}}}, "input[0]"},
         {{{"input", {{{"role", "user"}}}}}, "input[0].content"},
         {{{"input", {{{"role", "user"}, {"content", "a"}}, {{"role", "robot"}, {"content", "x"}}}}}, "input[1].role"},
         {{{"input", {{{"role", "user"}, {"content", {{{"type", "input_image"}}}}}}}}, "input[0].content[0].type"},
         {{{"input", {{{"type", "item_reference"}, {"id", "msg_1"}}}}}, "input[0].id"},
         {{{"input", {{{"type", "function_call_output"}, {"call_id", "x"}}}}}, "input[0].output"},
+        {{{"input", {said("thinks"), {{"role", "assistant"}, {"content", {image}}}}}}, "input[1].content[0].type"},
+        {{{"input", {user, {{"type", "function_call_output"}, {"output", {image}}}}}}, "input[1].output[0].type"},
+        {{{"instructions", "Be brief."}, {"input", {user, {{"role", "user"}, {"content", 5}}}}}, "input[1].content"},
+        {{{"input", "x"}, {"tools", {web, {{"type", "function"}}}}}, "tools[1].name"},
+        {{{"input", "x"}, {"tools", {web, 5}}}, "tools[1]"},
+        {{{"input", "x"}, {"tools", {web, {{"type", "namespace"}, {"tools", {{{"type", "function"}}}}}}}},
+         "tools[1].tools[0].name"},
+        {{{"input", "x"}, {"tools", {web, {{"type", "function"}, {"function", json::object()}}}}},
+         "tools[1].function.name"},
         {{{"input", "x"}, {"max_output_tokens", 0}}, "max_output_tokens"},
         {{{"input", "x"}, {"temperature", -1}}, "temperature"},
         {{{"input", "x"}, {"reasoning", {{"effort", "lots"}}}}, "reasoning.effort"},
@@ -324,6 +366,8 @@ TEST_F(ServerResponses, a_bad_field_is_named_as_the_client_wrote_it) {
         EXPECT_EQ(answer.status, 400) << json::serialize(body) << answer.body;
         if (answer.status == 400) {
             EXPECT_EQ(answer.param(), param) << json::serialize(body) << answer.body;
+            const std::string message(answer.object().at("error").at("message").as_string());
+            EXPECT_FALSE(message.starts_with("messages")) << message;
         }
     }
     const Answer big = client.post("/v1/responses", {{"input", std::string(8000, 'z')}});
