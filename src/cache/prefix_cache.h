@@ -87,6 +87,7 @@ class PrefixCache {
     struct Stats {
         int64_t prompts = 0, hits = 0, prompt_tokens = 0, cached_tokens = 0;
         int64_t pages = 0, checkpoints = 0, state_bytes = 0;  // held now; pages: nodes of the trees
+        int64_t held_pages = 0;  // of the pool, those of partly filled pages too; each once, however many share it
         int64_t evicted_pages = 0, evicted_checkpoints = 0, loaded_pages = 0, loaded_checkpoints = 0;
         int64_t refused = 0;  // checkpoints that would have driven out something of a higher class
         int64_t damaged = 0;  // records of the tiers that did not fit

@@ -155,13 +155,13 @@ bool PrefixCache::unused(int32_t page) const {
 void PrefixCache::hold(int32_t page) {
     if (page < 0) return;
     cache_.pool().retain(page);
-    ++held_[static_cast<size_t>(page)];
+    stats_.held_pages += ++held_[static_cast<size_t>(page)] == 1;
 }
 
 void PrefixCache::drop(int32_t page) {
     if (page < 0) return;
     RT_ASSERT(held_[static_cast<size_t>(page)] > 0);
-    --held_[static_cast<size_t>(page)];
+    stats_.held_pages -= --held_[static_cast<size_t>(page)] == 0;
     cache_.pool().release(page);
 }
 

@@ -333,7 +333,7 @@ void EngineLoop::report(EngineStats& stats) const {
     stats.pages = pool.size();
     stats.free_pages = pool.free_count();
     if (PrefixCache* prefix = machine_.prefix()) {
-        stats.cached_pages = prefix->stats().pages;
+        stats.cached_pages = prefix->stats().held_pages;
         stats.checkpoints = prefix->stats().checkpoints;
         stats.checkpoint_bytes = prefix->stats().state_bytes;
         stats.damaged_records = prefix->stats().damaged;

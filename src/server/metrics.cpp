@@ -52,7 +52,8 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "recomputed_rows_total", "Rows computed again after that", "counter", s.recomputed_rows);
     single(out, "kv_pages", "Pages of K/V", "gauge", s.pages);
     single(out, "kv_pages_free", "Pages of K/V that nobody uses", "gauge", s.free_pages);
-    single(out, "kv_pages_cached", "Pages of K/V that the prefix cache holds", "gauge", s.cached_pages);
+    single(out, "kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
+           s.cached_pages);
     head(out, "cache_tier_bytes", "Bytes of the prefix cache", "gauge");
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"checkpoints\"}} {}\n", s.checkpoint_bytes);
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"host\"}} {}\n", s.host_tier_bytes);

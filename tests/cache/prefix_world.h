@@ -199,6 +199,7 @@ struct World {
     /// Every reference to every page is accounted for.
     void expect_exact(const std::vector<std::unique_ptr<SequenceState>>& running = {}) const {
         std::vector<int32_t> expected(cache->page_references().begin(), cache->page_references().end());
+        ASSERT_EQ(cache->stats().held_pages, std::ssize(expected) - std::count(expected.begin(), expected.end(), 0));
         for (const auto& s : running)
             for (const int32_t page : s->pages()) ++expected[static_cast<size_t>(page)];
         int32_t free = 0;

@@ -253,11 +253,13 @@ TEST_F(EngineTest, cancelling_ends_a_request_while_it_reads_and_while_it_writes)
     engine->cancel(paused);
     EXPECT_EQ(listener.answer(2).done->reason, FinishReason::cancelled) << "also while the engine is paused";
     engine->resume();
+    ask(*engine, continuation(std::vector<int32_t>(20, 7), 10));  // what is kept of it ends within a page
     engine->drain();
     const EngineStats stats = engine->stats();
     EXPECT_EQ(stats.cancelled, 3);
     EXPECT_EQ(stats.running, 0);
-    EXPECT_GE(stats.free_pages + stats.cached_pages + stats.checkpoints, stats.pages) << "no page has leaked";
+    EXPECT_GT(stats.cached_pages, 0);
+    EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.pages) << "no page has leaked";
 }
 
 TEST_F(EngineTest, a_sink_that_throws_loses_its_own_request_only) {
