@@ -12,9 +12,15 @@ namespace riptide {
 namespace {
 
 constexpr int32_t kPageRows = 64;
-constexpr int32_t kFeedRows = 512;   // in one step of the drafter
-constexpr int64_t kDecodeRows = 16;  // fewer take the kernels that read weights once for few rows
-constexpr int64_t kArenaBytes = int64_t{16} << 20;
+constexpr int32_t kFeedRows = 512;                  // in one step of the drafter
+constexpr int64_t kDecodeRows = 16;                 // fewer take the kernels that read weights once for few rows
+constexpr int64_t kArenaBytes = int64_t{16} << 20;  // on the CPU, to begin with
+
+/// Of the first block of a drafter's arena; on a GPU all that it may need, so that nothing of it lies idle.
+int64_t arena_bytes(const Checkpoint& checkpoint, const DraftTarget& target) {
+    if (target.gpu == nullptr || !is_dflash(checkpoint)) return kArenaBytes;
+    return Dflash::workspace(dflash_config(checkpoint), target.model->info(), kFeedRows);
+}
 
 }  // namespace
 
@@ -24,10 +30,10 @@ DrafterMemory drafter_memory(const SpeculationOptions& options, const ModelInfo&
     if (!is_dflash(*checkpoint)) return {};
     const DflashConfig config = dflash_config(*checkpoint);
     DrafterMemory memory;
-    memory.fixed = kArenaBytes;
+    memory.fixed = Dflash::workspace(config, target, kFeedRows);
     for (const TensorInfo& tensor : checkpoint->tensors()) memory.fixed += static_cast<int64_t>(tensor.bytes.size());
     memory.per_row = std::ssize(config.taps) * target.hidden_size * int64_t{sizeof(float)};
-    memory.fixed += 4 * kFeedRows * memory.per_row;  // temporaries of feeding, and what plain rounds keep
+    memory.fixed += DflashDrafter::kAheadRows * memory.per_row;  // of plain rounds, until it is told
     const int64_t token = 2 * config.num_key_value_heads * row_bytes(DType::f16, config.head_dim);
     const int64_t ring =
         config.sliding_window + std::max<int64_t>(kFeedRows, DflashDrafter::kAheadRows + config.block_size);
@@ -37,7 +43,7 @@ DrafterMemory drafter_memory(const SpeculationOptions& options, const ModelInfo&
 }
 
 DflashDrafter::DflashDrafter(std::unique_ptr<Checkpoint> checkpoint, const DraftTarget& target)
-    : checkpoint_(std::move(checkpoint)), arena_(kArenaBytes, target.gpu) {
+    : checkpoint_(std::move(checkpoint)), arena_(arena_bytes(*checkpoint_, target), target.gpu) {
     ModelOptions options;
     options.gpu = target.gpu;
     model_ = load_drafter(*checkpoint_, *target.model, options);

@@ -70,7 +70,7 @@ class DraftRounds {
     /// What the model's layers put out in plain rounds: a row for each token since begin(), f32, on the device.
     Tensor features(int64_t rows) const;
 
-    static constexpr int64_t kMostPending = 8, kMostPlain = 256;
+    static constexpr int64_t kMostPending = 8, kMostPlain = DflashDrafter::kAheadRows;
 
   private:
     int32_t* take(int64_t words);

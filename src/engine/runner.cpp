@@ -35,10 +35,10 @@ void begin_rows(std::span<const StepItem> items, std::span<const int32_t> row_be
         items[i].sequence->begin_rows(row_begin[i], row_begin[i + 1] - row_begin[i], delta_mode(family));
 }
 
-Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t sequence_tokens)
+Runner::Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t sequence_tokens, int64_t workspace)
     : model_(model),
       cache_(cache),
-      arena_(cache.gpu() == nullptr ? kFirstArenaBytes : kFirstGpuArenaBytes, cache.gpu()) {
+      arena_(cache.gpu() == nullptr ? kFirstArenaBytes : std::max(kFirstGpuArenaBytes, workspace), cache.gpu()) {
     context_.gpu = cache.gpu();
     context_.threads = threads;
     context_.arena = &arena_;

@@ -166,17 +166,16 @@ void Dflash::bind_layer(WeightLoader& bind, int64_t l) {
     w.k_norm = bind.vector(in_layer(l, {"attn_k_norm.weight"}, "self_attn.k_norm.weight"), d);
     const TensorNames gate = in_layer(l, {"attn_gate.weight"}, "self_attn.g_proj.weight");
     if (bind.has(gate)) w.wg = bind.matrix(gate, config_.num_attention_heads, D);
-    w.ffn_norm =
-        bind.vector(in_layer(l, {"ffn_norm.weight", "post_attention_norm.weight"}, "post_attention_layernorm.weight"), D);
+    w.ffn_norm = bind.vector(
+        in_layer(l, {"ffn_norm.weight", "post_attention_norm.weight"}, "post_attention_layernorm.weight"), D);
     w.w_gate = bind.matrix(in_layer(l, {"ffn_gate.weight"}, "mlp.gate_proj.weight"), F, D);
     w.w_up = bind.matrix(in_layer(l, {"ffn_up.weight"}, "mlp.up_proj.weight"), F, D);
     w.w_down = bind.matrix(in_layer(l, {"ffn_down.weight"}, "mlp.down_proj.weight"), D, F);
-    specs_.push_back({.kind = config_.is_sliding[static_cast<size_t>(l)] ? StateSpec::Kind::window : StateSpec::Kind::paged,
-                      .num_kv_heads = config_.num_key_value_heads,
-                      .head_dim = d,
-                      .window = config_.is_sliding[static_cast<size_t>(l)]
-                                    ? static_cast<int32_t>(config_.sliding_window)
-                                    : 0});
+    specs_.push_back(
+        {.kind = config_.is_sliding[static_cast<size_t>(l)] ? StateSpec::Kind::window : StateSpec::Kind::paged,
+         .num_kv_heads = config_.num_key_value_heads,
+         .head_dim = d,
+         .window = config_.is_sliding[static_cast<size_t>(l)] ? static_cast<int32_t>(config_.sliding_window) : 0});
 }
 
 void Dflash::bind_vocabulary(WeightLoader& bind, const Checkpoint& checkpoint, const Model& target) {
@@ -224,7 +223,8 @@ Dflash::Dflash(const Checkpoint& checkpoint, const Model& target, const ModelOpt
     info_.name = model_name(checkpoint);
     const ModelInfo& t = target.info();
     const auto fits = [&](int64_t said, int64_t is, std::string_view what) {
-        RT_CHECK(said == 0 || said == is, "{}: made for a target of {} {}, but {} has {}", info_.name, said, what, t.name, is);
+        RT_CHECK(said == 0 || said == is, "{}: made for a target of {} {}, but {} has {}", info_.name, said, what,
+                 t.name, is);
     };
     fits(config_.num_target_layers, t.num_hidden_layers, "layers");
     fits(config_.vocab_size, t.vocab_size, "words");
@@ -243,8 +243,8 @@ Dflash::Dflash(const Checkpoint& checkpoint, const Model& target, const ModelOpt
         if (tensor.name.ends_with("fc.weight")) fc = &tensor;
     if (fc != nullptr && fc->shape.size() == 2)
         RT_CHECK(fc->shape[1] == columns,
-                 "{}: fc reads {} columns, but {} taps of {}, whose hidden size is {}, have {}", info_.name, fc->shape[1],
-                 config_.taps.size(), t.name, t.hidden_size, columns);
+                 "{}: fc reads {} columns, but {} taps of {}, whose hidden size is {}, have {}", info_.name,
+                 fc->shape[1], config_.taps.size(), t.name, t.hidden_size, columns);
     fc_ = bind.matrix(kFc, D, columns);
     std::vector<float> norms;
     if (bind.has(kTapNorms)) norms = bind.host_values(kTapNorms, {std::ssize(config_.taps), t.hidden_size});
@@ -269,12 +269,16 @@ Dflash::Dflash(const Checkpoint& checkpoint, const Model& target, const ModelOpt
     count(bind.binder());
 }
 
-Workspace Dflash::workspace() const {
-    const int64_t D = config_.hidden_size, q = config_.num_attention_heads * config_.head_dim,
-                  kv = config_.num_key_value_heads * config_.head_dim;
-    const int64_t context = 4 * (2 * fc_.cols + 3 * D + 2 * kv * (std::ssize(layers_) + 1)) + 2 * fc_.cols;
-    const int64_t block = 4 * (3 * D + 3 * q + 4 * kv) + 10 * config_.intermediate_size + 2 * (D + 2 * q);
-    return {.fixed = kWorkspaceFixed, .per_row = std::max(context, block), .per_token = 4 * kv};
+int64_t Dflash::workspace(const DflashConfig& config, const ModelInfo& target, int64_t rows) {
+    constexpr int64_t kExpanded = int64_t{520} << 20;  // weights in bf16 that a prefill step has at once
+    constexpr int64_t kOther = int64_t{96} << 20;      // sums of products in parts, of attention in parts
+    const int64_t D = config.hidden_size, layers = config.num_hidden_layers, block = config.block_size;
+    const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
+    const int64_t columns = std::ssize(config.taps) * target.hidden_size;
+    const int64_t context = 4 * (2 * columns + 3 * D + 2 * kv * (layers + 1)) + 2 * columns;
+    const int64_t row = 4 * (3 * D + 3 * q + 4 * kv) + 10 * config.intermediate_size + 2 * (D + 2 * q);
+    return std::min(kExpanded, 2 * D * std::max(columns, 2 * kv * layers)) + kOther +
+           std::max(rows * context, block * (row + 4 * target.vocab_size));
 }
 
 void Dflash::count(const Binder& bind) {
