@@ -167,7 +167,7 @@ void Machine::plan_memory() {
         request.chunk_rows = options_.chunk_rows;
         request.max_chunk_rows = kGpuMostChunk;
         request.page_rows = options_.page_rows;
-        request.available = gpu_->available();
+        request.available = std::max<int64_t>(0, gpu_->available() - kUnplannedBytes);
         request.weights = gpu_->allocated();
         request.specs = model_->state_specs();
         request.k_dtype = options_.k_dtype;

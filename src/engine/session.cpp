@@ -70,7 +70,7 @@ void Session::plan_memory() {
     request.chunk_rows = options_.chunk_rows;
     request.page_rows = options_.page_rows;
     request.sequences = has_delta(*model_) ? 2 : 1;
-    request.available = gpu_->available();
+    request.available = std::max<int64_t>(0, gpu_->available() - kUnplannedBytes);
     request.weights = gpu_->allocated();
     request.specs = model_->state_specs();
     request.k_dtype = options_.k_dtype;

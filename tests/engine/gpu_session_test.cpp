@@ -211,6 +211,33 @@ TEST(GpuErrors, a_budget_that_holds_too_little_is_refused_with_numbers) {
     EXPECT_NE(which.find("GPU 99 was asked for"), std::string::npos) << which;
 }
 
+TEST(GpuErrors, a_plan_that_leaves_nothing_to_spare_is_kept) {
+    RT_GPU_ONLY();
+    const std::string folder = source_dir() + "/models/demo/";
+    SessionOptions options;
+    options.gpu = test_gpu()->options();
+    options.context = 2048;
+    options.chunk_rows = 512;
+    options.speculation.drafter = folder + "laguna-demo-dflash.gguf";
+    options.speculation.width = 5;
+    options.speculation.adaptive = false;
+    std::vector<int32_t> prompt;
+    for (int32_t i = 0; i < 1900; ++i) prompt.push_back(300 + i * i % 211);
+    GenerateRequest request;
+    request.prompt = prompt;
+    request.sampling.max_tokens = fewer(100, 12);
+    const auto answer = [&](int64_t budget) {
+        options.gpu->memory_budget = budget;
+        const auto session = Session::open(folder + "laguna-demo.gguf", options);
+        const std::vector<int32_t> tokens = session->generate(request).tokens;
+        const MemoryPlan& plan = session->memory_plan();
+        return std::pair(tokens, plan.weights + plan.drafter + plan.kv + plan.workspace + kUnplannedBytes);
+    };
+    const auto [tokens, planned] = answer(0);
+    EXPECT_EQ(answer(planned).first, tokens);
+    EXPECT_NE(message_of([&] { answer(planned - (int64_t{4} << 20)); }, ErrorKind::unavailable), "");
+}
+
 // 2048 rows of logits of the demo model are 64 MiB: the arena's first block cannot hold them, and the budget not a
 // second.
 TEST(GpuErrors, memory_that_runs_out_in_a_step_fails_that_step_alone) {
