@@ -198,8 +198,7 @@ void Machine::plan_memory() {
 }
 
 void Machine::make_runner() {
-    const int64_t apart = plan_.features + PromptStep::stream_bytes(*model_, *cache_);  // have memory of their own
-    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_, plan_.workspace - apart);
+    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_, kWorkspaceFixed);
     prompts_ = std::make_unique<PromptStep>(*runner_, *cache_, context_, [this] { return now_us(); });
     capture(std::vector<int32_t>(capture_layers_));
     if (gpu_) {

@@ -66,7 +66,6 @@ int64_t largest_context(const MemoryRequest& r, int32_t chunk) {
 void add_drafter(MemoryRequest& request, const DrafterMemory& drafter) {
     request.drafter = drafter.fixed;
     request.drafter_per_token = drafter.per_token;
-    request.drafter_per_row = drafter.per_row;
     request.workspace.per_row += drafter.per_row;
 }
 
@@ -100,7 +99,6 @@ MemoryPlan plan_gpu_memory(const MemoryRequest& r) {
     plan.per_token = kv.per_token;
     plan.kv = kv.bounded + round_up(plan.context, r.page_rows) * kv.per_token;
     plan.workspace = workspace(r, chunk, plan.context);
-    plan.features = chunk * r.drafter_per_row;
     plan.drafter = r.drafter;
     plan.spare = r.available - plan.drafter - plan.kv - plan.workspace;
     return plan;

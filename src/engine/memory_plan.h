@@ -34,7 +34,6 @@ struct MemoryRequest {
     Workspace workspace;
     int64_t drafter = 0;            // of a drafter: weights, rings, temporaries
     int64_t drafter_per_token = 0;  // its K/V of a token in pages
-    int64_t drafter_per_row = 0;    // of a step: part of workspace.per_row
 };
 /// Asks for a drafter's memory too.
 void add_drafter(MemoryRequest& request, const DrafterMemory& drafter);
@@ -47,7 +46,6 @@ struct MemoryPlan {
     int64_t kv = 0;         // pages of one context, a drafter's too, and bounded state: rings, recurrent state
     int64_t per_token = 0;  // of it, K/V bytes of one token in the pages
     int64_t workspace = 0;  // temporaries of the largest step
-    int64_t features = 0;   // of it, what layers put out for a drafter
     int64_t spare = 0;      // of what was available
 };
 

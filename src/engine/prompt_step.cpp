@@ -6,10 +6,15 @@
 
 namespace riptide {
 
-int64_t PromptStep::stream_bytes(const Model& model, const KvCache& cache) {
+namespace {
+
+/// Room for x of the largest step, so that its address never changes and nothing lies idle beside it.
+int64_t stream_bytes(const Model& model, const KvCache& cache) {
     const int64_t rows = cache.options().max_step_rows;
     return std::max<int64_t>(4096, rows * model.info().hidden_size * int64_t{sizeof(float)});
 }
+
+}  // namespace
 
 PromptStep::PromptStep(Runner& runner, KvCache& cache, int64_t sequence_tokens, std::function<int64_t()> now_us)
     : model_(runner.model()),

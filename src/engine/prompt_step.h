@@ -26,9 +26,6 @@ class PromptStep {
     /// All must outlive this. `sequence_tokens` as for Runner. `now_us`: the clock that times parts on the CPU.
     PromptStep(Runner& runner, KvCache& cache, int64_t sequence_tokens, std::function<int64_t()> now_us);
 
-    /// Bytes of the residual stream of the largest step.
-    static int64_t stream_bytes(const Model& model, const KvCache& cache);
-
     /// Starts a step; one that is under way is dropped. REQUIRES the items' rows reserved, and that they stay so, with
     /// their pages and rings, until the step is complete or dropped; the tokens are copied. Throws what a model does.
     void begin(std::span<const StepItem> items);

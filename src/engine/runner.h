@@ -42,8 +42,8 @@ class Runner {
   public:
     /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs(). Runs
     /// on the cache's GPU, if it has one. `sequence_tokens`: the most of one sequence, on which the size of the GPU's
-    /// attention grids depends; 0: all that the cache holds. `workspace`: bytes of temporaries, on a GPU, taken in one
-    /// piece by the first step; 0: as they are needed.
+    /// attention grids depends; 0: all that the cache holds. `workspace`: bytes of temporaries that a GPU's first step
+    /// takes in one piece, so that large ones lie where small ones were; more are taken as they are needed.
     Runner(const Model& model, KvCache& cache, ThreadPool* threads, int64_t sequence_tokens = 0, int64_t workspace = 0);
 
     /// Reserves room for all rows, then runs them in one forward pass. Returns the logits of the wanted rows, item by

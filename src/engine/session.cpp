@@ -48,7 +48,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
         ++kv.pages;
     }
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
-    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), 0, plan_.workspace);
+    runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), 0, kWorkspaceFixed);
     if (gpu_)
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 kv.max_sequences);

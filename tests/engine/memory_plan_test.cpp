@@ -42,9 +42,7 @@ TEST(MemoryPlan, a_drafter_takes_its_share) {
     EXPECT_EQ(with.drafter, 2 * kGiB);
     EXPECT_EQ(with.kv, without.kv + 20480 * with.context);
     EXPECT_EQ(with.per_token, without.per_token + 20480);
-    EXPECT_EQ(with.features, 40960 * with.chunk_rows);
-    EXPECT_EQ(with.workspace, without.workspace + with.features);
-    EXPECT_EQ(without.features, 0);
+    EXPECT_EQ(with.workspace, without.workspace + 40960 * with.chunk_rows);
     EXPECT_EQ(bytes(with) + with.drafter + with.spare, 100 * kGiB);
     EXPECT_NE(describe(with, DType::f16, DType::f16).find("drafter 2.00 GiB"), std::string::npos);
     EXPECT_EQ(describe(without, DType::f16, DType::f16).find("drafter"), std::string::npos);
