@@ -123,8 +123,10 @@ DrafterShape find_drafter_shape(const std::string& target) {
     if (target == "laguna-tiny") return laguna_tiny();
     if (target == "qwen3.5-27b") return qwen35_27b();
     if (target == "qwen3.5-tiny") return qwen35_tiny();
-    fail(ErrorKind::usage, "random drafter {}: unknown shape; known: laguna-xs.2, laguna-xs-2.1, laguna-tiny, "
-         "qwen3.5-27b, qwen3.5-tiny", target);
+    fail(ErrorKind::usage,
+         "random drafter {}: unknown shape; known: laguna-xs.2, laguna-xs-2.1, laguna-tiny, "
+         "qwen3.5-27b, qwen3.5-tiny",
+         target);
 }
 
 }  // namespace riptide::apps

@@ -49,8 +49,8 @@ struct MemoryPlan {
     int64_t spare = 0;      // of what was available
 };
 
-/// To be left of `available`, for what no plan counts: arrays of steps, marks of drawn tokens, buffers for cached state,
-/// the ends of slabs of a drafter's weights.
+/// To be left of `available`, for what no plan counts: arrays of steps, marks of drawn tokens, buffers for cached
+/// state, the ends of slabs of a drafter's weights.
 inline constexpr int64_t kUnplannedBytes = int64_t{192} << 20;
 
 /// Takes the largest chunk of 8192, 4096, ... 512 rows that is allowed and fits, then the largest context, a multiple

@@ -47,7 +47,8 @@ class Dflash {
     const DflashConfig& config() const { return config_; }
     /// One entry for each layer.
     std::span<const StateSpec> state_specs() const { return specs_; }
-    /// What the temporaries of append() for up to `rows` rows and of draft() may take of a GPU's memory, at most: bytes.
+    /// What the temporaries of append() for up to `rows` rows and of draft() may take of a GPU's memory, at most:
+    /// bytes.
     static int64_t workspace(const DflashConfig& config, const ModelInfo& target, int64_t rows);
 
     /// Target layers to capture, in the order of the feature columns; -1 stands for the embedding.

@@ -6,8 +6,8 @@ namespace riptide {
 
 namespace {
 constexpr int64_t kAlignment = 256;
-/// Blocks are twice as large as the one before, but no larger than this if nobody asks for so much at once: what lies in
-/// a block behind its use is memory that plans have not counted.
+/// Blocks are twice as large as the one before, but no larger than this if nobody asks for so much at once: what lies
+/// in a block behind its use is memory that plans have not counted.
 constexpr int64_t kMostAhead = int64_t{64} << 20;
 }
 
@@ -17,7 +17,8 @@ void* Arena::allocate(int64_t bytes) {
     RT_ASSERT(bytes >= 0);
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     while (used_ + bytes > blocks_[current_].bytes) {
-        if (current_ + 1 == blocks_.size()) blocks_.push_back({{}, std::max(bytes, std::min(kMostAhead, 2 * blocks_.back().bytes))});
+        if (current_ + 1 == blocks_.size())
+            blocks_.push_back({{}, std::max(bytes, std::min(kMostAhead, 2 * blocks_.back().bytes))});
         ++current_;
         used_ = 0;
     }

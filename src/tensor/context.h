@@ -14,8 +14,8 @@
 
 namespace riptide {
 
-/// On a GPU there are three sets of kernels for one mathematics. Within a family a row's bits do not depend on the other
-/// rows of its step; between the families they may differ by rounding. On the CPU all are the same.
+/// On a GPU there are three sets of kernels for one mathematics. Within a family a row's bits do not depend on the
+/// other rows of its step; between the families they may differ by rounding. On the CPU all are the same.
 enum class Family {
     decode,   // up to 256 rows, bound by reading weights: int8 activations (large K-quant matrices on Hopper: f16)
     prefill,  // any number of rows, bound by arithmetic: bf16 tensor cores
