@@ -150,9 +150,8 @@ __global__ void __launch_bounds__(kFinishThreads, 4) draft_finish_kernel(const _
         }
         if (a.x.kind == ActKind::norm)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
+            for (int e = 0; e < 4; ++e)
                 if (8 * nt + 2 * t + e % 2 < a.n) v[e] = __fmul_rn(v[e], factors[8 * nt + 2 * t + e % 2]);
-            }
     };
     int i = 0;
     while (i + 1 < a.matrices && strip >= a.m[i + 1].first) ++i;
@@ -314,12 +313,13 @@ bool draft_source(const ActSource& x) {
 
 bool draft_weight(const Gpu& gpu, const Weight& w) {
     constexpr int64_t kMostRows = 1 << 20;
+    const int64_t slices = std::min(kMostSlices, gpu.info().sm_count);  // at most; each has a CTA
     const bool plain =
         (w.dtype == DType::bf16 || w.dtype == DType::f16) && w.scales == nullptr && w.row_bytes == 2 * w.cols;
     const bool int8 = w.dtype == DType::planes_int8 && w.scale_dtype == DType::f16 && w.scale_cols == 32 &&
                       w.scale_rows == 1 && !eight_weight(gpu, w);
-    return gpu.info().major == 9 && gpu.info().shared_bytes >= (220 << 10) && (plain || int8) && w.scale == 1.0f &&
-           w.cols % 256 == 0 && w.cols <= kMostColumns * kMostSlices && w.rows > 0 && w.rows <= kMostRows &&
+    return gpu.hopper() && gpu.info().shared_bytes >= (220 << 10) && (plain || int8) && w.scale == 1.0f &&
+           w.cols % 256 == 0 && w.cols <= kMostColumns * slices && w.rows > 0 && w.rows <= kMostRows &&
            reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && reinterpret_cast<uintptr_t>(w.scales) % 16 == 0;
 }
 
