@@ -42,7 +42,9 @@ __device__ __forceinline__ void put_half_block(char* block, float* scale, const 
     uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);
+#if __CUDA_ARCH__ >= 800  // nobody calls it elsewhere
     largest = __reduce_max_sync(~0u, largest);
+#endif
     const bool finite = largest < 0x7F800000u, zero = largest < 0x0D800000u;  // 2^-100
     const uint32_t exponent = largest & 0x7F800000u;
     const float by = finite && !zero ? __uint_as_float((262u << 23) - exponent) : 0.0f;  // 2^8 at the largest
