@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench/gpu_timing.h"
 #include "ops/block_attention.h"
 #include "ops/elementwise.h"
 #include "ops/gated_attention.h"
@@ -148,18 +149,8 @@ class Bench {
                 else out_ = ops::gated_attention(ctx_, in_, view, batch_);
             }
         };
-        chain();
-        gpu_.synchronize();
-        GpuGraph graph(gpu_, chain);
-        GpuTimer timer(gpu_);
-        std::vector<double> us;
-        for (int i = 0; i < 18; ++i) {
-            timer.start();
-            graph.launch();
-            timer.stop();
-            if (i >= 3) us.push_back(timer.milliseconds() * 1e3 / static_cast<double>(links));
-        }
-        std::ranges::sort(us);
+        std::vector<double> us = bench::replays_us(gpu_, chain);
+        for (double& t : us) t /= static_cast<double>(links);
         return us;
     }
 

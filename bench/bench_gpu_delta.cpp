@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench/gpu_timing.h"
 #include "ops/gated_delta.h"
 #include "tensor/arena.h"
 
@@ -165,19 +166,8 @@ class Bench {
     void report(const std::string& name, double bytes, const std::function<void()>& chain) {
         ctx_.arena = &arena_;
         arena_.reset();
-        chain();
-        gpu_.synchronize();
-        GpuGraph graph(gpu_, chain);
-        GpuTimer timer(gpu_);
-        std::vector<double> us;
-        for (int i = 0; i < 18; ++i) {
-            timer.start();
-            graph.launch();
-            timer.stop();
-            const double t = timer.milliseconds() * 1e3 / kLayers;
-            if (i >= 3) us.push_back(t);
-        }
-        std::sort(us.begin(), us.end());
+        std::vector<double> us = bench::replays_us(gpu_, chain);
+        for (double& t : us) t /= kLayers;
         const double median = us[us.size() / 2], floor = bytes / kBandwidth * 1e6;
         fmt::print("{:2} heads  {:38} {:9.2f} us ({:.2f} .. {:.2f})  floor {:6.2f} us  {:5.1f} %\n", heads_, name,
                    median, us.front(), us.back(), floor, 100 * floor / median);

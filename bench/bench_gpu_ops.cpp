@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "bench/gpu_model.h"
+#include "bench/gpu_timing.h"
 #include "ops/gated_attention.h"
 #include "ops/matmul.h"
 #include "ops/moe.h"
@@ -81,19 +82,7 @@ class Bench {
             arena_.reset();
             body();
         };
-        whole();
-        gpu_.synchronize();
-        GpuGraph graph(gpu_, whole);
-        GpuTimer timer(gpu_);
-        std::vector<double> us;
-        for (int i = 0; i < 18; ++i) {
-            timer.start();
-            graph.launch();
-            timer.stop();
-            const double t = timer.milliseconds() * 1e3;
-            if (i >= 3) us.push_back(t);
-        }
-        std::sort(us.begin(), us.end());
+        const std::vector<double> us = bench::replays_us(gpu_, whole);
         const double median = us[us.size() / 2], each = median / static_cast<double>(times);
         if (quiet_) return median;
         fmt::print("{:34} {:9.2f} us  ({:.2f} .. {:.2f})  {:8.2f} MB  {:7.0f} GB/s  {:5.1f} %\n", name, each,

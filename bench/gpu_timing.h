@@ -30,15 +30,11 @@ inline Tensor random_tensor(Context& ctx, int64_t rows, int64_t cols) {
     return t;
 }
 
-/// Microseconds of `body`, recorded as a graph.
-inline double median_us(Gpu& gpu, Arena& arena, const std::function<void()>& body) {
-    const auto whole = [&] {
-        arena.reset();
-        body();
-    };
-    whole();
+/// Microseconds of fifteen replays of `body`'s graph, behind three to warm up, ascending.
+inline std::vector<double> replays_us(Gpu& gpu, const std::function<void()>& body) {
+    body();
     gpu.synchronize();
-    GpuGraph graph(gpu, whole);
+    GpuGraph graph(gpu, body);
     GpuTimer timer(gpu);
     std::vector<double> us;
     for (int i = 0; i < 18; ++i) {
@@ -49,6 +45,15 @@ inline double median_us(Gpu& gpu, Arena& arena, const std::function<void()>& bod
         if (i >= 3) us.push_back(t);
     }
     std::sort(us.begin(), us.end());
+    return us;
+}
+
+/// Their median, of a body that begins with an empty arena.
+inline double median_us(Gpu& gpu, Arena& arena, const std::function<void()>& body) {
+    const std::vector<double> us = replays_us(gpu, [&] {
+        arena.reset();
+        body();
+    });
     return us[us.size() / 2];
 }
 

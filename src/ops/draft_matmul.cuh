@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/attention_instructions.cuh"
 #include "ops/cluster_memory.cuh"
 #include "ops/decode_half.cuh"
 #include "ops/draft_matmul.h"
@@ -92,29 +93,6 @@ struct DraftUnit {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                         uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int row, int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-        "[%2];" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(z)
-        : "memory");
-}
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
-        "[%2];" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(x), "r"(row)
-        : "memory");
-}
-
 /// A walk over the units of a warp.
 struct DraftUnits {
     int left, strip, chunk, chunks;
@@ -146,8 +124,9 @@ __device__ __forceinline__ void ask_for_unit(const DraftArgs& a, const DraftMaps
     const int row = kStrip * (unit.strip - a.m[i].first), chunk = first_chunk + unit.chunk;
     const uint32_t full = ring.full + 8 * slot;
     expect_bytes(full, kUnitBytes + U::kScales);
-    copy_box(ring.data + slot * kUnitBytes, &maps.data[i], full, 0, row, 2 * chunk);
-    if constexpr (U::kInt8) copy_box(ring.scales + slot * U::kScales, &maps.scales[i], full, chunk * U::kScaleRow, row);
+    prefill::load_box(ring.data + slot * kUnitBytes, &maps.data[i], full, 0, row, 2 * chunk);
+    if constexpr (U::kInt8)
+        prefill::load_box(ring.scales + slot * U::kScales, &maps.scales[i], full, chunk * U::kScaleRow, row);
 }
 
 /// The exponent that a chunk is scaled by, from the bits of its largest magnitude (NaN lies above infinity).
@@ -305,8 +284,8 @@ __device__ __forceinline__ void multiply_unit(const char* unit, const char* by, 
             for (int nt = 0; nt < NT; ++nt) {
                 const uint4 b = *reinterpret_cast<const uint4*>(x[nt] + 64 * i + 16 * t);
                 float block[4] = {};
-                mma_half(block, w[0][0], w[1][0], w[0][1], w[1][1], b.x, b.y);
-                mma_half(block, w[0][2], w[1][2], w[0][3], w[1][3], b.z, b.w);
+                mma<false>(block, w[0][0], w[1][0], w[0][1], w[1][1], b.x, b.y);
+                mma<false>(block, w[0][2], w[1][2], w[0][3], w[1][3], b.z, b.w);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sum[nt][e] = __fmaf_rn(d[e / 2], block[e], sum[nt][e]);
             }
@@ -320,13 +299,8 @@ __device__ __forceinline__ void multiply_unit(const char* unit, const char* by, 
             for (int nt = 0; nt < NT; ++nt) {
                 const uint4 b = *reinterpret_cast<const uint4*>(x[nt] + i / 2 * 128 + 32 * t + i % 2 * 16);
                 float(&to)[4] = U::kScaled ? sum[nt] : acc[nt];
-                if constexpr (Type == DType::bf16) {
-                    mma_bf16(to, w.x, v.x, w.y, v.y, b.x, b.y);
-                    mma_bf16(to, w.z, v.z, w.w, v.w, b.z, b.w);
-                } else {
-                    mma_half(to, w.x, v.x, w.y, v.y, b.x, b.y);
-                    mma_half(to, w.z, v.z, w.w, v.w, b.z, b.w);
-                }
+                mma<Type == DType::bf16>(to, w.x, v.x, w.y, v.y, b.x, b.y);
+                mma<Type == DType::bf16>(to, w.z, v.z, w.w, v.w, b.z, b.w);
             }
         }
     }
