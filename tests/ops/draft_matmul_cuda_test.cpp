@@ -99,7 +99,8 @@ TEST(DraftMatmul, products_stay_within_their_bound) {
     for (const WeightKind& kind : {kBf16, kF16, kQ8}) {
         double worst = 0;
         for (const Shape& shape : shapes()) {
-            if (shape.cols > 1280 * gpu.info().sm_count) continue;  // left to the decode family
+            if (shape.cols > 1280 * gpu.info().sm_count) continue;             // left to the decode family
+            if (kind.type == DType::q8_0 && shape.cols % 2048 == 0) continue;  // left to decode_eight.cu: x in int8
             OpContext op(1, int64_t{64} << 20);
             op.ctx.family = Family::draft;
             const Group group(op, kind, shape);
