@@ -83,16 +83,45 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
         const bool local = kPair == 1 && here != nullptr && unit == begin;
         const StagedRows staged{x0 + first * x.stride, static_cast<int>(x.stride), min(kX, count - first)};
         float acc[kPair][kX] = {};
-#pragma unroll kUnroll
-        for (int c = 32 * part + lane; c - lane < m.pieces; c += kWindowPieces) {
-            uint32_t raw[kPair][4] = {};
-            if (c < m.pieces)
+        const auto weights = [&](int i, int c) {
+            return local ? *reinterpret_cast<const uint4*>(here + 16 * c)
+                         : load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c);
+        };
+        if (m.type == DType::f32) {  // all loads of kUnroll steps go out together
+#pragma unroll 1
+            for (int c0 = 32 * part + lane; c0 - lane < m.pieces; c0 += kUnroll * kWindowPieces) {
+                uint4 w[kUnroll][kPair];
+                float4 v[kUnroll][kX];
 #pragma unroll
-                for (int i = 0; i < kPair; ++i)
-                    put_words(raw[i], 0,
-                              local ? *reinterpret_cast<const uint4*>(here + 16 * c)
-                                    : load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c));
-            dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, staged, acc);
+                for (int u = 0; u < kUnroll; ++u) {
+                    const int c = min(c0 + u * kWindowPieces, m.pieces - 1);
+#pragma unroll
+                    for (int i = 0; i < kPair; ++i) w[u][i] = weights(i, c);
+#pragma unroll
+                    for (int p = 0; p < kX; ++p)
+                        v[u][p] = reinterpret_cast<const float4*>(staged.data + (p < staged.count ? p : 0) *
+                                                                                    staged.stride)[float_piece(c)];
+                }
+#pragma unroll
+                for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+                    for (int i = 0; i < kPair; ++i) {
+                        const uint32_t raw[4] = {w[u][i].x, w[u][i].y, w[u][i].z, w[u][i].w};
+#pragma unroll
+                        for (int p = 0; p < kX; ++p)
+                            if (c0 + u * kWindowPieces < m.pieces)
+                                acc[i][p] = fma4(decode4(DType::f32, raw, 0), v[u][p], acc[i][p]);
+                    }
+            }
+        } else {
+#pragma unroll 1
+            for (int c = 32 * part + lane; c - lane < m.pieces; c += kWindowPieces) {
+                uint32_t raw[kPair][4] = {};
+                if (c < m.pieces)
+#pragma unroll
+                    for (int i = 0; i < kPair; ++i) put_words(raw[i], 0, weights(i, c));
+                dot_float_rows<PlainFloats>(m, c < m.pieces, c, 0, raw, 0, 0, staged, acc);
+            }
         }
         float v[kSums];
 #pragma unroll

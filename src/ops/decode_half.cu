@@ -30,39 +30,50 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     half_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = HalfShape<NT, C>;
-    constexpr int T = S::T, W = S::W, By = S::By;
+    constexpr int T = S::T, W = S::W, By = S::By, kChains = S::kChains;
+    constexpr bool kEarly = NT < 3 || T == 1;  // a slot is free before it is multiplied; 24 rows lack registers for it
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t
         barriers[2 * kMostHalfStages * S::kRings + 2];  // of slots; the first half of x is there, the second
     __shared__ uint64_t finish_barriers[2 * kHalfWarps];
-    __shared__ alignas(16) float results[kHalfWarps / 4][32];
+    __shared__ uint64_t left[kHalfWarps];  // what a warp leaves to the next team's is there
+    __shared__ alignas(16) float results[kHalfWarps / 4][64];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32;
     const int rank = blockIdx.x % C, cta = blockIdx.x / C, ctas = gridDim.x / C;
     const int team = warp / W, of_team = warp % W, of_ring = warp % T;
-    const int blocks = a.quads * T, stride = half_stride(blocks);  // of x here
-    const int first_slot = warp / T * a.stages, further = a.teams * ctas;
-    const int first_quad = By == 1 ? 0 : of_team;
-    const int half = (a.quads + 1) / 2;  // quads of x that come first
+    const int blocks = a.quads * T;  // of a row of x here
+    const int first_slot = warp / T * a.stages;
+    const int half = (a.quads + 3) / 4;  // quads of x that come first
     HalfRing<T> ring;
     ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
     ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
     const uint32_t x_there = shared_address(barriers + 2 * kMostHalfStages * S::kRings);
-    const int begin = team < a.teams ? team * ctas + cta : a.strips;
-    const bool asks = of_ring == 0 && begin < a.strips;
-    if (asks) {
-        if (lane == 0) {
-            init_slots<T>(ring.barriers, a.stages);
-            publish_barriers();
-        }
-        __syncwarp();
-        ring.enter(a, begin, first_quad);
+    const HalfShare share(a, team, cta, ctas, By);
+    // What is asked for next; the warps of a ring take turns, so that none is slower than the others.
+    const int first_quad = By == 1 ? 0 : of_team;
+    int asked = 0, end = 0;
+    const auto enter = [&] {
+        const HalfPiece piece = share.piece(asked);
+        ring.enter(a, piece.strip, piece.from + first_quad), end = piece.to;
+    };
+    const auto go_on = [&] {
+        if ((ring.quad += By) >= end && ++asked < share.pieces) enter();
+    };
+    if (lane == 0) {
+        if (of_ring == 0) init_slots<T>(ring.barriers, a.stages);
+        asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(left + warp)) : "memory");
+        publish_barriers();
+    }
+    __syncwarp();
+    if (share.pieces > 0) enter();
 #pragma unroll 1
-        for (int slot = 0; slot < a.stages && ring.strip < a.strips; ++slot)
-            ring.ask(a, maps, rank * T, ring.at(slot), first_quad, By, further, lane == 0);
+    for (int slot = 0; slot < a.stages && asked < share.pieces; ++slot) {
+        if (of_ring == 0) ring.ask(maps, rank * T, ring.at(slot), lane == 0);
+        go_on();
     }
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there) : "memory");
@@ -80,99 +91,112 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         if (row < a.floats.pairs * kFloatPair) prefetch_float_row(a.floats, row);
     }
     pdl_wait();
-    if (warp == 0) {
+    if (threadIdx.x == 0) {
         asm volatile("fence.proxy.async.global;" ::: "memory");
-        const int bytes = kHalfBlock * blocks, first_part = kHalfBlock * half,
-                  last_part = kHalfBlock * (a.quads - half);
-        if (lane == 0) {
-            expect_bytes(x_there, a.n * T * first_part + 4 * 8 * NT * blocks);
-            expect_bytes(x_there + 8, a.n * T * last_part);
-        }
-        __syncwarp();
-        const auto copy = [&](const void* to, const void* p, int count, uint32_t barrier) {
+        const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
+                  sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
+        const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                     shared_address(to)),
-                "l"(p), "r"(count), "r"(barrier)
+                "l"(from), "r"(bytes), "r"(barrier)
                 : "memory");
         };
-        if (lane == 31) copy(scales, a.scales + rank * blocks * 8 * NT, 4 * 8 * NT * blocks, x_there);
-        char* const to = x + lane * stride;
-        const char* const from = a.x.rows + lane * a.x.stride + rank * bytes;
-        if (lane < a.n) {
-#pragma unroll
-            for (int i = 0; i < T; ++i)
-                copy(to + i * a.quads * kHalfBlock, from + i * a.quads * kHalfBlock, first_part, x_there);
-#pragma unroll
-            for (int i = 0; i < T; ++i)
-                copy(to + i * a.quads * kHalfBlock + first_part, from + i * a.quads * kHalfBlock + first_part,
-                     last_part, x_there + 8);
-        }
+        const char* const units = a.units + rank * unit_bytes;
+        expect_bytes(x_there, first_bytes + sum_bytes + scale_bytes);
+        copy(x, units, first_bytes, x_there);
+        copy(x + a.sums_at, a.sums + rank * sum_bytes, sum_bytes, x_there);
+        copy(scales, a.scales + rank * blocks * 8 * NT, scale_bytes, x_there);
+        expect_bytes(x_there + 8, unit_bytes - first_bytes);
+        copy(x + first_bytes, units + first_bytes, unit_bytes - first_bytes, x_there + 8);
     }
     if (a.floats.pairs > 0)
-        multiply_float_units<1, 4, NT == 3 ? 3 : 5>(a.floats, a.x, warp / 4 * gridDim.x + turned,
-                                                    kHalfWarps / 4 * gridDim.x, 0, a.n, results[threadIdx.x / 128],
-                                                    2 + static_cast<int>(threadIdx.x) / 128);  // while x comes
-    if constexpr (C > 1) cluster_wait();  // all CTAs' barriers are ready
+        multiply_float_units<2, 4, 3>(a.floats, a.x, warp / 4 * gridDim.x + turned, kHalfWarps / 4 * gridDim.x, 0, a.n,
+                                      results[threadIdx.x / 128],
+                                      2 + static_cast<int>(threadIdx.x) / 128);  // while x comes
+    if constexpr (C > 1) cluster_wait();                                         // all CTAs' barriers are ready
     wait_parity(x_there, 0);
-    const char* rows_of_x[NT];
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt)
-        rows_of_x[nt] = x + min(8 * nt + g, a.n - 1) * stride + kHalfBlock * (of_ring * a.quads + first_quad);
-    const float* const scales_of_x = scales + 8 * NT * (of_ring * a.quads + first_quad) + 2 * t;
+    finish.enter(a);
+    const int first_block = first_quad * T + of_ring;
+    const HalfRowsX rows_of_x(x + kHalfUnits * a.n * first_block, x + a.sums_at + kHalfSums * a.n * first_block);
+    const float* const scales_of_x = scales + 8 * NT * first_block + 2 * (lane % 4);
     const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
-    int slot = 0, before = 0;
+    int slot = 0, before = 0, turn = 0;
     uint32_t parity = 0, before_parity = 0;
     bool first = true, whole = false;  // whole: all of x is there
 #pragma unroll 1
-    for (int strip = begin; strip < a.strips; strip += further) {
-        const StripRows rows(a, strip);
+    for (int i = 0; i < share.pieces; ++i) {
+        const HalfPiece piece = share.piece(i);
+        const StripRows rows(a, piece.strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_ring, first_quad);
-        float c[NT][4] = {}, odd[NT][4] = {};
+        if (q6) d.enter(a, rows, rank * T + of_ring, piece.from + first_quad);
+        float c[kChains][NT][4] = {};  // By == 1: of even quads, of odd ones
+        if (piece.from > 0) {          // begun by the team before
+            wait_parity(shared_address(left + warp - W), 0);
+            const float4* const from = a.left + ((blockIdx.x * kHalfWarps + warp - W) * kChains * NT) * 32 + lane;
+#pragma unroll
+            for (int j = 0; j < kChains * NT; ++j) set_piece(c[j / NT][j % NT], from[32 * j]);
+        }
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
-            const char* block[NT];
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) block[nt] = rows_of_x[nt];
-            const float* scale = scales_of_x;
+            HalfRowsX block = rows_of_x;
+            block.go(piece.from * T * a.n);
+            const float* scale = scales_of_x + piece.from * T * 8 * NT;
 #pragma unroll 1
-            for (int quad = first_quad; quad < a.quads; quad += By) {
+            for (int quad = piece.from + first_quad; quad < piece.to; quad += By) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && quad + By < a.quads) d.next(By);
+                if (kSix && quad + By < piece.to) d.next(By);
                 wait_parity(ring.barriers + 16 * slot, parity);
-                if (asks && !first && ring.strip < a.strips) {
-                    wait_parity(ring.barriers + 16 * before + 8, before_parity);
-                    ring.ask(a, maps, rank * T, ring.at(before), first_quad, By, further, lane == 0);
+                if (T > 1 && !first && asked < share.pieces) {
+                    if (turn == of_ring) {
+                        wait_parity(ring.barriers + 16 * before + 8, before_parity);
+                        ring.ask(maps, rank * T, ring.at(before), lane == 0);
+                    }
+                    go_on();
+                    turn = turn + 1 == T ? 0 : turn + 1;
                 }
                 first = false;
                 if (!whole && quad >= half) wait_parity(x_there + 8, 0), whole = true;
                 float v[NT][4];
-                multiply_tile<kSix, NT>(mine.tile(slot, d_now), block,
-                                        [&](int nt, int e, float value) { v[nt][e] = value; });
+                const auto release = [&](uint32_t bits) {
+                    // By its address, since an arrival does not wait for loads.
+                    arrive_at(ring.barriers + 16 * slot + 8 + (bits & static_cast<uint32_t>(a.zero)));
+                    if (T > 1 || asked >= share.pieces) return;
+                    wait_parity(ring.barriers + 16 * slot + 8, parity);
+                    ring.ask(maps, rank, ring.at(slot), lane == 0);
+                    go_on();
+                };
+                multiply_tile<kSix, NT, kEarly>(mine.tile(slot, d_now), block, release,
+                                                [&](int nt, int e, float value) { v[nt][e] = value; });
+                if constexpr (!kEarly) release(0);
                 const auto add = [&](float(&to)[NT][4]) {
 #pragma unroll
-                    for (int i = 0; i < 4 * NT; ++i)
-                        to[i / 4][i % 4] = __fmaf_rn(scale[8 * (i / 4) + i % 2], v[i / 4][i % 4], to[i / 4][i % 4]);
+                    for (int j = 0; j < 4 * NT; ++j)
+                        to[j / 4][j % 4] = __fmaf_rn(scale[8 * (j / 4) + j % 2], v[j / 4][j % 4], to[j / 4][j % 4]);
                 };
-                if (By == 2 || quad % 2 == 0) add(c);
-                else add(odd);
-                arrive_at(ring.barriers + 16 * slot + 8);
+                if (kChains == 1 || quad % 2 == 0) add(c[0]);
+                else add(c[kChains - 1]);
                 before = slot, before_parity = parity;
                 if (++slot == a.stages) slot = 0, parity ^= 1;
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt) block[nt] += By * kHalfBlock;
-                scale += By * 8 * NT;
+                block.go(By * T * a.n);
+                scale += By * T * 8 * NT;
             }
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
-        if constexpr (By == 1)
+        if (piece.to < a.quads) {  // the next team ends it
+            float4* const to = a.left + ((blockIdx.x * kHalfWarps + warp) * kChains * NT) * 32 + lane;
 #pragma unroll
-            for (int i = 0; i < 4 * NT; ++i) c[i / 4][i % 4] = __fadd_rn(c[i / 4][i % 4], odd[i / 4][i % 4]);
-        finish.run(a, rows, c);
+            for (int j = 0; j < kChains * NT; ++j) to[32 * j] = piece_of(c[j / NT][j % NT]);
+            arrive_at(shared_address(left + warp));
+            continue;
+        }
+        if constexpr (kChains == 2)
+#pragma unroll
+            for (int j = 0; j < 4 * NT; ++j) c[0][j / 4][j % 4] = __fadd_rn(c[0][j / 4][j % 4], c[1][j / 4][j % 4]);
+        finish.run(a, rows, c[0]);
     }
     if (!whole) wait_parity(x_there + 8, 0);
     if constexpr (C > 1) {  // others may still tell that they have read
@@ -188,10 +212,10 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 template <int NT, int C>
 bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
     using S = HalfShape<NT, C>;
-    constexpr int64_t kStatic = (2 * kMostHalfStages * S::kRings + 2 + 2 * kHalfWarps) * 8 + kHalfWarps * 32,
+    constexpr int64_t kStatic = (2 * kMostHalfStages * S::kRings + 2 + 3 * kHalfWarps) * 8 + kHalfWarps * 64,
                       kAlign = 1024;
     constexpr int64_t kBeside = 2 << 10;  // for half_prepare_kernel(), and what a CTA takes by itself
-    const int64_t blocks = a.quads * S::T, x = int64_t{a.n} * half_stride(static_cast<int>(blocks));
+    const int64_t blocks = a.quads * S::T, beyond = 8 * NT - a.n;  // rows that are read, of no use
     const int64_t stage = S::T * (2048 + 256 + (q6 ? 1024 : 0));
     int64_t at = 0;
     const auto take = [&at](int64_t bytes) {
@@ -199,7 +223,8 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
         at += (bytes + 15) / 16 * 16;
         return static_cast<int32_t>(from);
     };
-    take(x);
+    take(kHalfUnits * (a.n * blocks + beyond));
+    a.sums_at = take(kHalfSums * (a.n * blocks + beyond));
     a.scales_at = take(4 * 8 * NT * blocks);
     a.meeting_at = take(int64_t{teams} * S::kMeeting * kPieceBytes);
     a.inbox_at = take(int64_t{teams} * S::kInbox * kPieceBytes);
@@ -207,7 +232,7 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBeside - at;
     const int64_t rings = teams * S::W / S::T;
     a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (rings * stage)));
-    if (room < 0 || a.stages < 2) return false;
+    if (room < 0 || a.stages < (S::T == 1 ? 1 : 2)) return false;
     a.teams = teams;
     const int64_t slots = rings * a.stages;
     a.data_at = take(slots * 2048 * S::T);
@@ -226,24 +251,30 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     int teams = S::kTeams;
     while (teams >= S::kTeams / 2 && !fits(teams)) --teams;
     if (teams < S::kTeams / 2) return false;
-    const int64_t blocks = 4 * a.quads, stride = kHalfBlock * blocks + a.floats.bytes;
+    const int64_t blocks = 4 * a.quads;
+    const auto take = [&](int64_t bytes) {
+        return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
+    };
     HalfPrepareArgs p = {};
     p.x = x;
-    p.out = static_cast<char*>(ctx.arena->allocate(a.n * stride));
-    p.scales = static_cast<float*>(ctx.arena->allocate(blocks * 8 * NT * 4));
-    p.n = a.n, p.cols = a.cols, p.columns = 8 * NT, p.float_bytes = a.floats.bytes;
-    if (x.kind == ActKind::norm) p.rms = static_cast<float*>(ctx.arena->allocate(a.n * 4));
+    p.units = take(kHalfUnits * blocks * a.n), p.sums = take(kHalfSums * blocks * a.n);
+    p.scales = reinterpret_cast<float*>(take(blocks * 8 * NT * 4));
+    p.floats = take(a.n * a.floats.bytes);
+    p.rms = reinterpret_cast<float*>(take(x.kind == ActKind::norm ? a.n * 4 : 0));
+    p.n = a.n, p.cols = a.cols, p.chains = S::T, p.columns = 8 * NT, p.float_bytes = a.floats.bytes;
     launch_half_prepare(ctx, p);
+    a.x = {};
     a.x.kind = ActKind::staged;
-    a.x.rows = p.out;
-    a.x.stride = stride;
-    a.scales = p.scales, a.rms = p.rms;
+    a.x.rows = p.floats;
+    a.x.stride = a.floats.bytes;
+    a.units = p.units, a.sums = p.sums, a.scales = p.scales, a.rms = p.rms;
     const auto kernel = half_kernel<NT, C>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     // A cluster that finds no room beside the others would run after them.
     const int64_t most = C == 1 ? std::max(1, ctx.gpu->info().sm_count)
                                 : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, shared);
     const int64_t groups = std::min<int64_t>(a.strips, most);
+    a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kHalfWarps * S::kChains * NT * kPieceBytes));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
                     static_cast<size_t>(shared), C, a, group.maps(S::T));
     return true;

@@ -24,20 +24,19 @@
 namespace riptide::ops::cuda::decode {
 
 /// A block of 256 columns of a row of x: 32 units of eight halves, then for each t the sums of sub-blocks 2 t and 2 t +
-/// 1, hi and lo. A row's blocks lie side by side if they have the same b mod 4: two chains, by turns.
-constexpr int kHalfUnits = 512, kHalfBlock = 544;
-
-/// Bytes from row to row in shared memory: neighbouring rows 64 bytes apart in the banks.
-RT_HD constexpr int half_stride(int blocks) { return (kHalfBlock * blocks + 63) / 128 * 128 + 64; }
-static_assert(half_stride(20) >= kHalfBlock * 20 && half_stride(5) >= kHalfBlock * 5);
+/// 1, hi and lo. One row: its blocks lie side by side if they have the same b mod 4, two chains by turns. More: the
+/// units of all rows of a block lie together, units 4 j + t of odd rows where even ones have 4 (j ^ 1) + t, so that
+/// eight lanes read other banks; so do the sums, elsewhere.
+constexpr int kHalfUnits = 512, kHalfSums = 32, kHalfBlock = kHalfUnits + kHalfSums;
 
 #ifdef __CUDACC__
 
 __device__ __forceinline__ uint32_t half_word(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 __device__ __forceinline__ __half2 word_half(uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 
-/// Columns 8 lane .. + 7 of a block, by a whole warp: to its 544 bytes and its scale.
-__device__ __forceinline__ void put_half_block(char* block, float* scale, const float (&v)[8]) {
+/// Columns 8 lane .. + 7 of a block, by a whole warp: to its units and sums and its scale. odd: a row that is.
+__device__ __forceinline__ void put_half_block(char* units, char* sums_to, bool odd, float* scale,
+                                               const float (&v)[8]) {
     const int lane = threadIdx.x % 32;
     uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
 #pragma unroll
@@ -58,12 +57,13 @@ __device__ __forceinline__ void put_half_block(char* block, float* scale, const 
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
     const int j = lane / 4, t = j / 2, i = j % 2, q = lane % 4;
-    char* const unit = block + (4 * (4 * i + q % 2 * 2) + t) * 16 + q / 2 * 8;
-    *reinterpret_cast<uint2*>(unit) = {half_word(__halves2half2(h[0], h[2])), half_word(__halves2half2(h[1], h[3]))};
-    *reinterpret_cast<uint2*>(unit + 64) = {half_word(__halves2half2(h[4], h[6])),
-                                            half_word(__halves2half2(h[5], h[7]))};
+    char* const unit = units + (4 * (4 * i + q % 2 * 2) + t) * 16 + q / 2 * 8;
+    *reinterpret_cast<uint2*>(unit + (odd ? 64 : 0)) = {half_word(__halves2half2(h[0], h[2])),
+                                                        half_word(__halves2half2(h[1], h[3]))};
+    *reinterpret_cast<uint2*>(unit + (odd ? 0 : 64)) = {half_word(__halves2half2(h[4], h[6])),
+                                                        half_word(__halves2half2(h[5], h[7]))};
     if (q == 0) {
-        auto* const sums = reinterpret_cast<__half*>(block + kHalfUnits + 8 * t);
+        auto* const sums = reinterpret_cast<__half*>(sums_to + 8 * t);
         const __half hi = __float2half_rn(sum);
         sums[i] = hi;
         sums[2 + i] = __float2half_rn(__fsub_rn(sum, __half2float(hi)));
@@ -148,11 +148,62 @@ struct HalfTile {
     uint32_t d[2];           // Q6_K: f16 in the low bits
 };
 
-/// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). x: the lane's
-/// row of the block for each nt.
-template <bool Q6, int NT, class Put>
-__device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* const (&x)[NT], const Put& put) {
+/// A lane's halves of a block of x: of the only row; of rows 8 nt + g.
+struct HalfRowX {
+    const char* at;
+
+    __device__ __forceinline__ const char* unit(int, int j) const { return at + (4 * j + threadIdx.x % 4) * 16; }
+    __device__ __forceinline__ const char* sums(int) const { return at + kHalfUnits + 8 * (threadIdx.x % 4); }
+};
+struct HalfRowsX {
+    const char *even, *odd, *sum;  // of even j, of odd ones
+
+    __device__ __forceinline__ HalfRowsX(const char* units, const char* sums) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        even = units + kHalfUnits * g + 16 * t + g % 2 * 64, odd = units + kHalfUnits * g + 16 * t - g % 2 * 64;
+        sum = sums + kHalfSums * g + 8 * t;
+    }
+    /// So many blocks of a row further.
+    __device__ __forceinline__ void go(int rows) {
+        even += kHalfUnits * rows, odd += kHalfUnits * rows, sum += kHalfSums * rows;
+    }
+    __device__ __forceinline__ const char* unit(int nt, int j) const {
+        return (j % 2 == 0 ? even : odd) + 8 * kHalfUnits * nt + 64 * j;
+    }
+    __device__ __forceinline__ const char* sums(int nt) const { return sum + 8 * kHalfSums * nt; }
+};
+
+/// A lane's words of a tile.
+template <bool Q6>
+struct HalfWords {
+    uint4 data[2][2];  // [i][h]
+    uint2 high[2][2];
+
+    /// Those of sub-block 2 t + i.
+    __device__ __forceinline__ void load(const HalfTile& w, int i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            data[i][h] = *reinterpret_cast<const uint4*>(w.data[h][i]);
+            if constexpr (Q6) high[i][h] = *reinterpret_cast<const uint2*>(w.high[h] + 8 * i);
+        }
+    }
+    /// Bits that are not there before all loads have ended.
+    __device__ __forceinline__ uint32_t of_each_load() const {
+        uint32_t any = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) any |= data[i / 2][i % 2].w | (Q6 ? high[i / 2][i % 2].y : 0);
+        return any;
+    }
+};
+
+/// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). AtOnce: all
+/// of the tile is loaded before anything else; loaded(word) comes when it is there, `word` was loaded last (a warp's
+/// loads from shared memory end in their order).
+template <bool Q6, int NT, bool AtOnce, class X, class Loaded, class Put>
+__device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, const Loaded& loaded, const Put& put) {
     const int t = threadIdx.x % 4;
+    HalfWords<Q6> words;
+    if constexpr (AtOnce) words.load(w, 0), words.load(w, 1);
     float first[NT][4] = {}, second[NT][4] = {};
     __half2 pair[2];
     const uint32_t spread = two_bytes(t);
@@ -162,15 +213,12 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
             pair[h] = __hmul2(scale_pair(w.head[h].x, w.head[h].z >> (4 * t), spread), __float2half2_rn(1024.0f));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        uint32_t word[2][4];
-        uint2 high[2];
+        if constexpr (!AtOnce) words.load(w, i);
         __half2 q4[2];
         Q6Scale q6[2][2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            *reinterpret_cast<uint4*>(word[h]) = *reinterpret_cast<const uint4*>(w.data[h][i]);
             if constexpr (Q6) {
-                high[h] = *reinterpret_cast<const uint2*>(w.high[h] + 8 * i);
                 // Scales 4 t + 2 i, + 1 are bytes of word t.
                 const uint32_t four = t == 0 ? w.head[h].x : t == 1 ? w.head[h].y : t == 2 ? w.head[h].z : w.head[h].w;
 #pragma unroll
@@ -183,15 +231,20 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
         for (int k = 0; k < 4; ++k) {
             uint32_t a[2][4];
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                if constexpr (Q6) decode_q6(word[h][k], high[h], k, q6[h], a[h]);
-                else decode_q4(word[h][k], q4[h], a[h]);
+            for (int h = 0; h < 2; ++h) {
+                const uint4 four = words.data[i][h];
+                const uint32_t word = k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
+                if constexpr (Q6) decode_q6(word, words.high[i][h], k, q6[h], a[h]);
+                else decode_q4(word, q4[h], a[h]);
+            }
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt) {
-                const uint4 b = *reinterpret_cast<const uint4*>(x[nt] + (4 * (4 * i + k) + t) * 16);
+                const uint4 b = *reinterpret_cast<const uint4*>(x.unit(nt, 4 * i + k));
                 mma_half(first[nt], a[0][0], a[1][0], a[0][1], a[1][1], b.x, b.y);
                 mma_half(second[nt], a[0][2], a[1][2], a[0][3], a[1][3], b.z, b.w);
             }
+            if constexpr (AtOnce)
+                if (i == 0 && k == 0) loaded(words.of_each_load() | w.head[0].w | w.head[1].w);
         }
     }
     float d[2], dmin[2];
@@ -210,7 +263,7 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const char* con
     for (int nt = 0; nt < NT; ++nt) {
         float minimums[4] = {};
         if constexpr (!Q6) {
-            const uint2 sums = *reinterpret_cast<const uint2*>(x[nt] + kHalfUnits + 8 * t);
+            const uint2 sums = *reinterpret_cast<const uint2*>(x.sums(nt));
             mma_half(minimums, m[0], m[1], m[0], m[1], sums.x, sums.y);
         }
 #pragma unroll

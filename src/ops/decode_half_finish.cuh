@@ -21,6 +21,7 @@ constexpr int kHalfWarps = 16, kHalfThreads = 32 * kHalfWarps;
 template <int NT, int C>
 struct HalfShape {
     static constexpr int T = 4 / C, By = C == 4 ? 2 : 1, W = T * By, kTeams = kHalfWarps / W, kRings = kHalfWarps / T;
+    static constexpr int kChains = 2 / By;  // of the eight that a warp adds to
     static constexpr int kMeeting =
         C == 1 ? 2 * W * NT : NT;                  // pieces that a team's warps leave each other; two places
     static constexpr int kOwn = (NT + W - 1) / W;  // pieces that a warp adds up within its CTA, at most
@@ -30,38 +31,50 @@ constexpr int kPieceBytes = 512;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Stores columns 8 nt .. of a strip's products. All loads go out before the first store.
-__device__ __forceinline__ void store_piece(const HalfArgs& a, const StripRows& rows, int nt, float (&v)[4]) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const HalfMatrix& m = a.m[rows.matrix[0]];
-    const int row = rows.row[0] + g, col = 8 * nt + 2 * t;
-    float by[2], old[4] = {};
+/// Columns 8 nt .. of a strip's products, as an mma has them: where they go.
+struct PiecePlace {
+    int64_t at[4];
     bool there[4];
+
+    __device__ __forceinline__ PiecePlace(const HalfArgs& a, const StripRows& rows, int nt) {
+        const int lane = threadIdx.x % 32, row = rows.row[0] + lane / 4, col = 8 * nt + 2 * (lane % 4);
+        const int of = a.m[rows.matrix[0]].rows;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        there[e] = col + e % 2 < a.n && row + e / 2 * 8 < m.rows;
-        if (e < 2) by[e] = a.rms != nullptr && col + e < a.n ? a.rms[col + e] : 1.0f;
-        if (a.residual != nullptr && there[e])
-            old[e] = a.residual[static_cast<int64_t>(col + e % 2) * m.rows + row + e / 2 * 8];
-    }
-    if (a.rms != nullptr)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = __fmul_rn(v[e], by[e % 2]);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const int64_t at = static_cast<int64_t>(col + e % 2) * m.rows + row + e / 2 * 8;
-        if (a.gate_up != 0) {  // rows of gate; e + 2: of up
-            if (e < 2 && col + e < a.n && row < m.rows) m.y[at] = swiglu_value(v[e], v[e + 2]);
-        } else if (there[e]) {
-            m.y[at] = v[e];
-            if (a.residual != nullptr) a.residual[at] = __fadd_rn(old[e], v[e]);
+        for (int e = 0; e < 4; ++e) {
+            at[e] = static_cast<int64_t>(col + e % 2) * of + row + (a.gate_up != 0 ? 0 : e / 2 * 8);
+            there[e] = col + e % 2 < a.n && row + (a.gate_up != 0 ? 0 : e / 2 * 8) < of;
         }
     }
-}
+    __device__ __forceinline__ void load(const float* from, float (&old)[4]) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) old[e] = from != nullptr && there[e] ? from[at[e]] : 0.0f;
+    }
+    /// by: 1 / rms of the columns. old: what stood in the residual.
+    __device__ __forceinline__ void store(const HalfArgs& a, const StripRows& rows, const float (&v)[4],
+                                          const float (&by)[2], const float (&old)[4]) const {
+        float w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) w[e] = a.rms != nullptr ? __fmul_rn(v[e], by[e % 2]) : v[e];
+        float* const y = a.m[rows.matrix[0]].y;
+        if (a.gate_up != 0) {  // one matrix's rows; e + 2: the other one's
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (there[e]) y[at[e]] = a.gate_up == 1 ? swiglu_value(w[e], w[e + 2]) : swiglu_value(w[e + 2], w[e]);
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (!there[e]) continue;
+            y[at[e]] = w[e];
+            if (a.residual != nullptr) a.residual[at[e]] = __fadd_rn(old[e], w[e]);
+        }
+    }
+};
 
 __device__ __forceinline__ void add_piece(float (&c)[4], float4 s) {
     c[0] = __fadd_rn(c[0], s.x), c[1] = __fadd_rn(c[1], s.y), c[2] = __fadd_rn(c[2], s.z), c[3] = __fadd_rn(c[3], s.w);
 }
+__device__ __forceinline__ void set_piece(float (&c)[4], float4 s) { c[0] = s.x, c[1] = s.y, c[2] = s.z, c[3] = s.w; }
 __device__ __forceinline__ float4 piece_of(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
 
 /// What a strip's chains make together, and where it goes: the warps of a team add theirs through shared memory, the
@@ -78,6 +91,7 @@ struct HalfFinish {
     bool receives, sends;
     int turn = 0;  // of the two places
     uint32_t there_parity = 0, read_parity = 1;
+    float rms[S::kOwn][2];  // 1 / rms of the columns that the warp finishes
 
     /// barriers: two for each warp. By all lanes; a barrier of the cluster comes before run().
     __device__ __forceinline__ HalfFinish(const HalfArgs& a, char* shared, uint64_t* barriers, int warp, int rank_)
@@ -106,6 +120,16 @@ struct HalfFinish {
         }
         sends = finishers > 0;
     }
+    /// Once x is there.
+    __device__ __forceinline__ void enter(const HalfArgs& a) {
+#pragma unroll
+        for (int i = 0; i < S::kOwn; ++i)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int col = 8 * piece(i) + 2 * (static_cast<int>(threadIdx.x) % 4) + e;
+                rms[i][e] = a.rms != nullptr && col < a.n ? a.rms[col] : 1.0f;
+            }
+    }
     /// Whether the warp has an i-th piece.
     __device__ __forceinline__ int piece(int i) const { return of_team + W * i; }
     /// The CTA that finishes it.
@@ -123,6 +147,10 @@ struct HalfFinish {
 
     /// c: of the warp's chains. By all warps of the team.
     __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4]) {
+        float old[S::kOwn][4];
+#pragma unroll
+        for (int i = 0; i < S::kOwn; ++i)
+            if (has(i) && finisher(i) == rank) PiecePlace(a, rows, piece(i)).load(a.residual, old[i]);
         float4* const place = meeting + (C == 1 ? 32 * W * NT * turn : 0);
 #pragma unroll
         for (int j = 0; j < NT; ++j)
@@ -155,7 +183,7 @@ struct HalfFinish {
         }
 #pragma unroll
         for (int i = 0; i < S::kOwn; ++i)
-            if (has(i) && finisher(i) == rank) store_piece(a, rows, piece(i), sum[i]);
+            if (has(i) && finisher(i) == rank) PiecePlace(a, rows, piece(i)).store(a, rows, sum[i], rms[i], old[i]);
     }
 
     /// Sends what others finish, adds what others sent.

@@ -29,15 +29,18 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     if (norm && rounds) load_norm8(a.x.norm, c, a.cols, by);
     pdl_wait();
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
-    char* const out = a.out + static_cast<int64_t>(row) * (kHalfBlock * blocks + a.float_bytes);
     float v[8] = {};
     if (rounds) {
         load8(x, c, a.cols, v);
         float weighted[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) weighted[i] = norm ? __fmul_rn(v[i], by[i]) : v[i];
-        const int at = half_place(c / 32, blocks / 4);
-        if (c / 32 < blocks) put_half_block(out + kHalfBlock * at, a.scales + a.columns * at + row, weighted);
+        const int block = c / 32, chain = block % 4;
+        const int at = (chain / a.chains * (blocks / 4) + block / 4) * a.chains + chain % a.chains;
+        const int64_t of_row = static_cast<int64_t>(at) * a.n + row;
+        if (block < blocks)
+            put_half_block(a.units + kHalfUnits * of_row, a.sums + kHalfSums * of_row, row % 2 != 0,
+                           a.scales + a.columns * at + row, weighted);
         if (a.float_bytes == 0) return;
     }
     float scale = 1.0f;
@@ -48,34 +51,49 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = rms_value(v[i], scale, by[i]);
     }
-    put8({a.cols, 0, 0, a.float_bytes}, out + kHalfBlock * blocks, c, v);
+    put8({a.cols, 0, 0, a.float_bytes}, a.floats + static_cast<int64_t>(row) * a.float_bytes, c, v);
 #endif
 }
 
-/// A plane of `each` bytes for each block of 256 columns, in boxes of `box` rows and `chains` blocks of four.
-CUtensorMap half_boxes(const char* plane, int64_t rows, int blocks, int each, int chains, int box) {
+/// One matrix, or two that lie `apart` bytes from each other.
+struct HalfPlane {
+    const char* data;
+    int64_t rows, blocks, apart;
+
+    int box_rows() const { return apart != 0 ? kStripRows / 2 : kStripRows; }
+    cuuint64_t matrices() const { return apart != 0 ? 2 : 1; }
+};
+
+/// `each` bytes for each block of 256 columns, in boxes of `chains` blocks of four.
+CUtensorMap half_boxes(const HalfPlane& plane, int each, int chains) {
     prefill::BoxedTensor t;
-    t.data = plane;
+    t.data = plane.data;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
     t.swizzle = each == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-    t.rank = 4;
-    const auto e = static_cast<cuuint64_t>(each), b = static_cast<cuuint64_t>(blocks);
-    t.extents[0] = e, t.extents[1] = static_cast<cuuint64_t>(rows), t.extents[2] = 4, t.extents[3] = b / 4;
+    t.rank = 5;
+    const auto e = static_cast<cuuint64_t>(each), b = static_cast<cuuint64_t>(plane.blocks);
+    t.extents[0] = e, t.extents[1] = static_cast<cuuint64_t>(plane.rows), t.extents[2] = 4, t.extents[3] = b / 4;
+    t.extents[4] = plane.matrices();
     t.strides[0] = e * b, t.strides[1] = e, t.strides[2] = 4 * e;
-    t.box[0] = static_cast<cuuint32_t>(each), t.box[1] = static_cast<cuuint32_t>(box);
-    t.box[2] = static_cast<cuuint32_t>(chains), t.box[3] = 1;
+    t.strides[3] = plane.apart != 0 ? static_cast<cuuint64_t>(plane.apart) : e * b;
+    t.box[0] = static_cast<cuuint32_t>(each), t.box[1] = static_cast<cuuint32_t>(plane.box_rows());
+    t.box[2] = static_cast<cuuint32_t>(chains), t.box[4] = static_cast<cuuint32_t>(t.extents[4]);
     return prefill::encode(t);
 }
-CUtensorMap half_heads(const char* plane, int64_t rows, int blocks, int chains, int box) {
+CUtensorMap half_heads(const HalfPlane& plane, int chains) {
     prefill::BoxedTensor t;
-    t.data = plane;
+    t.data = plane.data;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
     t.swizzle = chains == 4   ? CU_TENSOR_MAP_SWIZZLE_64B
                 : chains == 2 ? CU_TENSOR_MAP_SWIZZLE_32B
                               : CU_TENSOR_MAP_SWIZZLE_NONE;
-    t.extents[0] = static_cast<cuuint64_t>(16 * blocks), t.extents[1] = static_cast<cuuint64_t>(rows);
-    t.strides[0] = static_cast<cuuint64_t>(16 * blocks);
-    t.box[0] = static_cast<cuuint32_t>(16 * chains), t.box[1] = static_cast<cuuint32_t>(box);
+    t.rank = 3;
+    t.extents[0] = static_cast<cuuint64_t>(16 * plane.blocks), t.extents[1] = static_cast<cuuint64_t>(plane.rows);
+    t.extents[2] = plane.matrices();
+    t.strides[0] = t.extents[0];
+    t.strides[1] = plane.apart != 0 ? static_cast<cuuint64_t>(plane.apart) : t.extents[0];
+    t.box[0] = static_cast<cuuint32_t>(16 * chains), t.box[1] = static_cast<cuuint32_t>(plane.box_rows());
+    t.box[2] = static_cast<cuuint32_t>(t.extents[2]);
     return prefill::encode(t);
 }
 
@@ -128,14 +146,33 @@ void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
     a.strips += (m.rows + strip_rows - 1) / strip_rows;
 }
 
+bool HalfGroup::add_pair(const Weight& first, const Weight& second, float* y) {
+    constexpr int64_t kFar = int64_t{1} << 40;  // a tensor map has no longer stride
+    const TilePlanes p = tile_planes(matrix_of(first)), q = tile_planes(matrix_of(second));
+    const auto fits = [](const char* from, const char* to) {
+        return to > from && to - from < kFar && (to - from) % 16 == 0;
+    };
+    if (!fits(p.data, q.data) || !fits(p.scales, q.scales) || (p.high != nullptr && !fits(p.high, q.high)))
+        return false;
+    add(first, y, kStripRows / 2);
+    const int32_t strips = a.strips;
+    add(second, nullptr, kStripRows / 2);
+    a.strips = strips;
+    pair = true;
+    return true;
+}
+
 HalfMaps HalfGroup::maps(int chains) const {
     HalfMaps maps = {};
-    const int box = a.gate_up != 0 ? 8 : kStripRows;
-    for (int i = 0; i < a.matrices; ++i) {
+    for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
-        maps.data[i] = half_boxes(planes.data, w[i]->rows, 4 * a.quads, 128, chains, box);
-        maps.heads[i] = half_heads(planes.scales, w[i]->rows, 4 * a.quads, chains, box);
-        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(planes.high, w[i]->rows, 4 * a.quads, 64, chains, box);
+        const TilePlanes second = pair ? tile_planes(matrix_of(*w[1])) : planes;
+        const auto plane = [&](const char* data, const char* other) {
+            return HalfPlane{data, w[i]->rows, 4 * a.quads, other - data};
+        };
+        maps.data[i] = half_boxes(plane(planes.data, second.data), 128, chains);
+        maps.heads[i] = half_heads(plane(planes.scales, second.scales), chains);
+        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(plane(planes.high, second.high), 64, chains);
     }
     return maps;
 }
@@ -166,11 +203,9 @@ bool half_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         gate.rows != up.rows)
         return false;
     HalfGroup group;
-    group.add(gate, out, kStripRows / 2);
-    const int32_t strips = group.a.strips;
-    group.add(up, nullptr, kStripRows / 2);
-    group.a.strips = strips;
-    group.a.gate_up = 1;
+    const bool swapped = gate.data > up.data;
+    if (!group.add_pair(swapped ? up : gate, swapped ? gate : up, out)) return false;
+    group.a.gate_up = swapped ? 2 : 1;
     return multiply_half(ctx, group, x, cols, n);
 }
 

@@ -34,16 +34,20 @@ struct HalfMaps {
 struct HalfArgs {
     HalfMatrix m[kMostHalf];
     int32_t matrices, strips;
-    int32_t gate_up;         // strip s has rows 8 s .. of m[0] and of m[1]; m[0].y gets silu(first) * second
+    int32_t gate_up;         // 1: strip s has rows 8 s .. of m[0] and of m[1], m[0].y gets silu(first) * second; 2:
+                             // silu(second) * first
     int32_t n, cols, quads;  // quads: blocks of 256 columns / 4
     int32_t teams, stages;   // of a CTA; of a team
     int32_t slot_bytes;      // one row: of a slot; more: nibbles, headers and high bits lie apart
-    int32_t scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at,
-        float_weights_at;  // in shared memory; x lies first. float_weights_at: 0: nowhere
-    ActSource x;           // one row: as given; more: as half_prepare_kernel() leaves them
-    const float* scales;   // of blocks: [block][8 NT]
-    const float* rms;      // of rows, or null
+    int32_t sums_at, scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at,
+        float_weights_at;      // in shared memory; x lies first. float_weights_at: 0: nowhere
+    ActSource x;               // one row: as given; more: floats, if they are wanted
+    const char *units, *sums;  // as half_prepare_kernel() leaves them
+    const float* scales;
+    int32_t zero;      // 0, which the compiler does not know
+    const float* rms;  // of rows, or null
     float* residual;
+    float4* left;  // more than one row: what teams leave each other
     DenseFloats floats;
 };
 
@@ -51,10 +55,12 @@ struct HalfArgs {
 struct HalfGroup {
     HalfArgs a = {};
     const Weight* w[kMostHalf] = {};
-    bool q6 = false;
+    bool q6 = false, pair = false;
 
     void add(const Weight& weight, float* y, int strip_rows);
-    /// Boxes of sixteen rows (gate and up: eight) and `chains` blocks.
+    /// Two of the same shape and type, the first one lower in memory. False: no tensor map spans both.
+    bool add_pair(const Weight& first, const Weight& second, float* y);
+    /// Boxes of sixteen rows (of a pair eight each) and `chains` blocks.
     HalfMaps maps(int chains) const;
 };
 
@@ -63,13 +69,14 @@ bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
 /// Up to 24 rows (decode_half.cu). False: they do not fit. Takes arena memory.
 bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
 
-/// Rows of x as decode_half.cu wants them.
+/// Rows of x as decode_half.cu wants them: blocks in the order [4 / chains][quad][chains], of each its units [n][512],
+/// sums [n][32] and scales [columns].
 struct HalfPrepareArgs {
     ActSource x;  // kinds plain, norm
-    char* out;
+    char *units, *sums, *floats;
     float* scales;
     float* rms;
-    int32_t n, cols, columns, float_bytes;  // columns: rows of x to a block's scales
+    int32_t n, cols, chains, columns, float_bytes;  // float_bytes: 0: no floats
 };
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 
@@ -80,24 +87,65 @@ void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 /// The place of a block of 256 columns among those of a row.
 __device__ __forceinline__ int half_place(int block, int quads) { return block % 4 * quads + block / 4; }
 
+/// Quads `from` .. `to` - 1 of a strip.
+struct HalfPiece {
+    int strip, from, to;
+};
+
+/// What a team multiplies of the strips cta, cta + ctas, ... that its CTAs have: all teams have equally many quads
+/// (multiples of `by` of a strip), so that a strip may be begun by one team and ended by the next. The first piece is
+/// what another team ends, the last one what another began at that time; in a team that would have less than a strip,
+/// all is as if it had one.
+struct HalfShare {
+    int cta, ctas, quads;
+    int first, at, last, to;  // from quad `at` of strip `first` to before quad `to` of strip `last`
+    int pieces;
+
+    __device__ __forceinline__ HalfShare(const HalfArgs& a, int team, int cta_, int ctas_, int by)
+        : cta(cta_), ctas(ctas_), quads(a.quads) {
+        const int strips = cta < a.strips ? (a.strips - 1 - cta) / ctas + 1 : 0;
+        if (strips < a.teams) {
+            first = min(team, strips), last = min(team + 1, strips), at = to = 0;
+        } else {
+            const auto begin = [&](int i, int& strip, int& quad) {
+                const int all =
+                    static_cast<int>(static_cast<uint32_t>(strips * quads * i) / static_cast<uint32_t>(a.teams));
+                strip = all / quads, quad = all % quads / by * by;
+                if (quad + by > quads) ++strip, quad = 0;
+            };
+            begin(team, first, at), begin(team + 1, last, to);
+        }
+        if (team >= a.teams) first = last = at = to = 0;
+        pieces = last - first + (to > 0 ? 1 : 0);
+    }
+    /// In the order of time; i < pieces.
+    __device__ __forceinline__ HalfPiece piece(int i) const {
+        const int early = to > 0 ? 1 : 0, whole = first + (at > 0 ? 1 : 0);
+        if (i < early) return {last * ctas + cta, last == first ? at : 0, to};
+        const int strip = whole + i - early;
+        return strip < last ? HalfPiece{strip * ctas + cta, 0, quads} : HalfPiece{first * ctas + cta, at, quads};
+    }
+};
+
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+/// A quad of a strip, one matrix or gate and up.
 __device__ __forceinline__ void half_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int row, int block,
                                          int quad, bool does) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.s32 p, %7, 0;\n@p cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::"
-        "complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];\n}" ::"r"(to),
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %7, 0;\n@p cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::"
+        "complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %3}], [%2];\n}" ::"r"(to),
         "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(block), "r"(quad), "r"(static_cast<int>(does))
         : "memory");
 }
 __device__ __forceinline__ void head_box(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int row,
                                          bool does) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::"
-        "complete_tx::bytes [%0], [%1, {%3, %4}], [%2];\n}" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(static_cast<int>(does))
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::"
+        "complete_tx::bytes [%0], [%1, {%3, %4, %6}], [%2];\n}" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(row), "r"(static_cast<int>(does)), "r"(0)
         : "memory");
 }
 __device__ __forceinline__ void expect_if(uint32_t barrier, int bytes, bool does) {
@@ -140,36 +188,25 @@ struct HalfSlot {
 template <int T>
 struct HalfRing {
     static constexpr int kData = 2048 * T, kHigh = 1024 * T, kHeads = 256 * T;  // of a slot
-    uint32_t data, high, heads, barriers;       // of slot 0, where slots lie apart; full and empty of a slot together
-    int strip, quad, row[2], matrix[2], bytes;  // what is asked for next
+    uint32_t data, high, heads, barriers;  // of slot 0, where slots lie apart; full and empty of a slot together
+    int quad, row, matrix, bytes;          // what is asked for next
     bool q6;
 
     __device__ __forceinline__ HalfSlot at(int slot) const {
         return {data + slot * kData, heads + slot * kHeads, high + slot * kHigh, barriers + 16 * slot};
     }
-    __device__ __forceinline__ void enter(const HalfArgs& a, int to, int first) {
-        strip = to, quad = first;
-        if (to >= a.strips) return;
-        const StripRows rows(a, to);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) row[h] = rows.row[h], matrix[h] = rows.matrix[h];
-        q6 = a.m[matrix[0]].q6 != 0;
+    __device__ __forceinline__ void enter(const HalfArgs& a, int strip, int first) {
+        const StripRows rows(a, strip);
+        quad = first, row = rows.row[0], matrix = rows.matrix[0];
+        q6 = a.m[matrix].q6 != 0;
         bytes = kData + kHeads + (q6 ? kHigh : 0);
     }
-    /// The next quad to a slot; chain: the first of the team's. Of a strip come quads first, first + by, ..., then the
-    /// strip `further` on. By a whole warp.
-    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int chain, const HalfSlot& to,
-                                        int first, int by, int further, bool does) {
+    /// The quad to a slot; chain: the first of the team's. By a whole warp.
+    __device__ __forceinline__ void ask(const HalfMaps& maps, int chain, const HalfSlot& to, bool does) const {
         expect_if(to.full, bytes, does);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            half_box(to.data + h * (kData / 2), &maps.data[matrix[h]], to.full, row[h], chain, quad, does);
-            head_box(to.heads + h * (kHeads / 2), &maps.heads[matrix[h]], to.full, 64 * quad + 16 * chain, row[h],
-                     does);
-            if (q6) half_box(to.high + h * (kHigh / 2), &maps.high[matrix[h]], to.full, row[h], chain, quad, does);
-            if (a.gate_up == 0) break;  // one box
-        }
-        if ((quad += by) >= a.quads) enter(a, strip + further, first);
+        half_box(to.data, &maps.data[matrix], to.full, row, chain, quad, does);
+        head_box(to.heads, &maps.heads[matrix], to.full, 64 * quad + 16 * chain, row, does);
+        if (q6) half_box(to.high, &maps.high[matrix], to.full, row, chain, quad, does);
     }
 };
 

@@ -73,7 +73,8 @@ struct OwnRow {
         const int pieces = a.cols / 8;
         const auto put = [&](int c, const float(&v)[8]) {
             const int place = half_place(c / 32, a.quads);
-            if (c < pieces) put_half_block(x + kHalfBlock * place, scales + place, v);
+            char* const block = x + kHalfBlock * place;
+            if (c < pieces) put_half_block(block, block + kHalfUnits, false, scales + place, v);
         };
         float rms = 1.0f;
         if (a.x.kind == ActKind::norm) {
@@ -191,14 +192,16 @@ __global__ void __maxnreg__(kRegisters)
         HalfRing<4> ring;
         HalfSlot to{slots0, slots0 + kHeadsAt, slots0 + kHighAt, bars};
         int left = end - begin;
+        int strip = first_strip + begin / a.quads;
         const auto ask = [&] {
-            ring.ask(a, maps, 0, to, 0, 1, 1, lane == 0);
+            ring.ask(maps, 0, to, lane == 0);
+            if (++ring.quad == a.quads) ring.enter(a, ++strip, 0);
             --left;
             to.full += 16, to.data += a.slot_bytes;
             if (to.full == end_of_bars) to.full = bars, to.data = slots0;
             to.heads = to.data + kHeadsAt, to.high = to.data + kHighAt;
         };
-        ring.enter(a, first_strip + begin / a.quads, begin % a.quads);
+        ring.enter(a, strip, begin % a.quads);
 #pragma unroll 1
         for (int i = min(kAhead, a.stages); i > 0 && left > 0; --i) ask();
         pdl_trigger();
@@ -261,7 +264,7 @@ __global__ void __maxnreg__(kRegisters)
         const bool leaves = quad0 != 0 && t == 0;  // terms for the team that began the strip
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
-            const char* block[1] = {row_of_x + kHalfBlock * quad0};
+            HalfRowX block = {row_of_x + kHalfBlock * quad0};
             uint32_t scale = shared_address(scale_of_x + quad0),
                      to = shared_address(terms + (team * a.quads * 4 + chain) * 16 + g);
             int k = count;
@@ -272,14 +275,15 @@ __global__ void __maxnreg__(kRegisters)
                 if (kSix && k > 1) d.next(1);
                 wait_parity(full, parity);
                 float v[4];
-                multiply_tile<kSix, 1>(mine.tile(slot, slot, slot, d_now), block,
-                                       [&](int, int e, float value) { v[e] = value; });
+                multiply_tile<kSix, 1, false>(
+                    mine.tile(slot, slot, slot, d_now), block, [](uint32_t) {},
+                    [&](int, int e, float value) { v[e] = value; });
                 arrive_at(full + 8);
                 slot += a.slot_bytes, full += 16;
                 if (slot == ring_bytes) slot = 0, full = bars, parity ^= 1;
                 add(odd, load_shared(scale), v[0], v[2]);  // of no use if the terms are left to another team
                 if (leaves) store_shared(to, v[0]), store_shared(to + 32, v[2]);
-                odd = !odd, block[0] += kHalfBlock, scale += 4, to += 256;
+                odd = !odd, block.at += kHalfBlock, scale += 4, to += 256;
             } while (--k > 0);
         };
         if (q6) multiply(std::true_type{});
@@ -314,7 +318,7 @@ __global__ void __maxnreg__(kRegisters)
         const float up = __shfl_down_sync(~0u, sum, 8);
         if (!stores) continue;
         if (a.gate_up != 0) {
-            m.y[row] = swiglu_value(sum, up);
+            m.y[row] = a.gate_up == 1 ? swiglu_value(sum, up) : swiglu_value(up, sum);
         } else {
             m.y[row] = sum;
             if (a.residual != nullptr) a.residual[row] = __fadd_rn(old, sum);

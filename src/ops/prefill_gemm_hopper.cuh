@@ -19,9 +19,9 @@ struct BoxedTensor {
     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
     CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     int rank = 2;
-    cuuint64_t extents[4] = {1, 1, 1, 1};
-    cuuint64_t strides[3] = {0, 0, 0};  // bytes, of the second dimension and so on; multiples of 16
-    cuuint32_t box[4] = {1, 1, 1, 1};
+    cuuint64_t extents[5] = {1, 1, 1, 1, 1};
+    cuuint64_t strides[4] = {0, 0, 0, 0};  // bytes, of the second dimension and so on; multiples of 16
+    cuuint32_t box[5] = {1, 1, 1, 1, 1};
 };
 
 /// Throws Error if the driver has no TMA or refuses the tensor.
@@ -36,7 +36,7 @@ inline CUtensorMap encode(const BoxedTensor& t) {
     }();
     RT_ASSERT(reinterpret_cast<uintptr_t>(t.data) % 16 == 0);
     CUtensorMap map;
-    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult result =
         function(&map, t.type, static_cast<cuuint32_t>(t.rank), const_cast<void*>(t.data), t.extents, t.strides, t.box,
                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle, t.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
