@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = HalfShape<NT, C>;
     constexpr int T = S::T, W = S::W, By = S::By, kChains = S::kChains;
+    constexpr bool kTurns = NT < 3;            // the warps of a ring ask by turns
     constexpr bool kEarly = NT < 3 || T == 1;  // a slot is free before it is multiplied; 24 rows lack registers for it
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     int asked = 0, end = 0;
     const auto enter = [&] {
         const HalfPiece piece = share.piece(asked);
-        ring.enter(a, piece.strip, piece.from + first_quad), end = piece.to;
+        ring.enter(a, piece.strip, a.quad0 + piece.from + first_quad), end = a.quad0 + piece.to;
     };
     const auto go_on = [&] {
         if ((ring.quad += By) >= end && ++asked < share.pieces) enter();
@@ -102,11 +103,12 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                 "l"(from), "r"(bytes), "r"(barrier)
                 : "memory");
         };
-        const char* const units = a.units + rank * unit_bytes;
+        const int before = (rank * a.all_quads + a.quad0) * T;  // blocks
+        const char* const units = a.units + before * a.n * kHalfUnits;
         expect_bytes(x_there, first_bytes + sum_bytes + scale_bytes);
         copy(x, units, first_bytes, x_there);
-        copy(x + a.sums_at, a.sums + rank * sum_bytes, sum_bytes, x_there);
-        copy(scales, a.scales + rank * blocks * 8 * NT, scale_bytes, x_there);
+        copy(x + a.sums_at, a.sums + before * a.n * kHalfSums, sum_bytes, x_there);
+        copy(scales, a.scales + before * 8 * NT, scale_bytes, x_there);
         expect_bytes(x_there + 8, unit_bytes - first_bytes);
         copy(x + first_bytes, units + first_bytes, unit_bytes - first_bytes, x_there + 8);
     }
@@ -131,11 +133,14 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         const StripRows rows(a, piece.strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_ring, piece.from + first_quad);
+        if (q6) d.enter(a, rows, rank * T + of_ring, a.quad0 + piece.from + first_quad);
         float c[kChains][NT][4] = {};  // By == 1: of even quads, of odd ones
-        if (piece.from > 0) {          // begun by the team before
-            wait_parity(shared_address(left + warp - W), 0);
-            const float4* const from = a.left + ((blockIdx.x * kHalfWarps + warp - W) * kChains * NT) * 32 + lane;
+        const auto sums = [&](float4* of, int64_t place) { return of + place * (kChains * NT * 32) + lane; };
+        const int64_t carried = (static_cast<int64_t>(piece.strip) * C + rank) * W + of_team;
+        if (piece.from > 0 || a.quad0 > 0) {  // begun by the team before, or by the launch before
+            if (piece.from > 0) wait_parity(shared_address(left + warp - W), 0);
+            const float4* const from =
+                piece.from > 0 ? sums(a.left, blockIdx.x * kHalfWarps + warp - W) : sums(a.carried, carried);
 #pragma unroll
             for (int j = 0; j < kChains * NT; ++j) set_piece(c[j / NT][j % NT], from[32 * j]);
         }
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                         ring.ask(maps, rank * T, ring.at(before), lane == 0);
                     }
                     go_on();
-                    turn = turn + 1 == T ? 0 : turn + 1;
+                    if (kTurns) turn = turn + 1 == T ? 0 : turn + 1;
                 }
                 first = false;
                 if (!whole && quad >= half) wait_parity(x_there + 8, 0), whole = true;
@@ -186,11 +191,12 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
-        if (piece.to < a.quads) {  // the next team ends it
-            float4* const to = a.left + ((blockIdx.x * kHalfWarps + warp) * kChains * NT) * 32 + lane;
+        const bool whole_strip = piece.to == a.quads;
+        if (!whole_strip || a.quad0 + a.quads < a.all_quads) {  // the next team ends it, or the next launch
+            float4* const to = whole_strip ? sums(a.carried, carried) : sums(a.left, blockIdx.x * kHalfWarps + warp);
 #pragma unroll
             for (int j = 0; j < kChains * NT; ++j) to[32 * j] = piece_of(c[j / NT][j % NT]);
-            arrive_at(shared_address(left + warp));
+            if (!whole_strip) arrive_at(shared_address(left + warp));
             continue;
         }
         if constexpr (kChains == 2)
@@ -242,16 +248,20 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     return true;
 }
 
+/// In two launches, each with half of the columns, if x fits only so.
 template <int NT, int C>
-bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
+bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves = false) {
     using S = HalfShape<NT, C>;
     HalfArgs& a = group.a;
+    const int first = halves ? a.all_quads / 2 / S::By * S::By : 0;
+    if (halves && first == 0) return false;
+    a.quads = a.all_quads - first;
     int64_t shared = 0;
     const auto fits = [&](int teams) { return place_half<NT, C>(ctx, a, teams, group.q6, shared); };
     int teams = S::kTeams;
     while (teams >= S::kTeams / 2 && !fits(teams)) --teams;
     if (teams < S::kTeams / 2) return false;
-    const int64_t blocks = 4 * a.quads;
+    const int64_t blocks = 4 * a.all_quads;
     const auto take = [&](int64_t bytes) {
         return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
     };
@@ -274,9 +284,17 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int64_t most = C == 1 ? std::max(1, ctx.gpu->info().sm_count)
                                 : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, shared);
     const int64_t groups = std::min<int64_t>(a.strips, most);
-    a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kHalfWarps * S::kChains * NT * kPieceBytes));
-    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
-                    static_cast<size_t>(shared), C, a, group.maps(S::T));
+    constexpr int64_t kSums = S::kChains * NT * kPieceBytes;  // of a warp
+    a.left = reinterpret_cast<float4*>(take(C * groups * kHalfWarps * kSums));
+    a.carried = reinterpret_cast<float4*>(take(halves ? int64_t{a.strips} * C * S::W * kSums : 0));
+    const auto run = [&](int quad0, int quads) {
+        a.quad0 = quad0, a.quads = quads;
+        launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
+                        static_cast<size_t>(shared), C, a, group.maps(S::T));
+        a.floats.pairs = 0;  // once
+    };
+    if (halves) run(0, first);
+    run(first, a.all_quads - first);
     return true;
 }
 
@@ -285,8 +303,11 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
 bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int n = group.a.n;
     if (n <= 8) return launch_half<1, 1>(ctx, group, x) || launch_half<1, 4>(ctx, group, x);
-    if (n <= 16) return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x);
-    return launch_half<3, 2>(ctx, group, x) || launch_half<3, 4>(ctx, group, x);
+    if (n <= 16)
+        return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x) ||
+               launch_half<2, 4>(ctx, group, x, true);
+    return launch_half<3, 2>(ctx, group, x) || launch_half<3, 4>(ctx, group, x) ||
+           launch_half<3, 4>(ctx, group, x, true);
 }
 
 }  // namespace riptide::ops::cuda::decode

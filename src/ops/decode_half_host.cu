@@ -107,7 +107,7 @@ bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int
             HalfArgs& a = part.a;
             a.n = static_cast<int32_t>(std::min(most, n - row));
             a.cols = static_cast<int32_t>(cols);
-            a.quads = static_cast<int32_t>(cols / 1024);
+            a.all_quads = a.quads = static_cast<int32_t>(cols / 1024);
             for (int i = 0; i < a.matrices; ++i)
                 if (a.m[i].y != nullptr) a.m[i].y += row * a.m[i].rows;
             for (int i = 0; i < a.floats.matrices; ++i) a.floats.m[i].y += row * a.floats.m[i].rows;
@@ -168,7 +168,7 @@ HalfMaps HalfGroup::maps(int chains) const {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
         const TilePlanes second = pair ? tile_planes(matrix_of(*w[1])) : planes;
         const auto plane = [&](const char* data, const char* other) {
-            return HalfPlane{data, w[i]->rows, 4 * a.quads, other - data};
+            return HalfPlane{data, w[i]->rows, 4 * a.all_quads, other - data};
         };
         maps.data[i] = half_boxes(plane(planes.data, second.data), 128, chains);
         maps.heads[i] = half_heads(plane(planes.scales, second.scales), chains);

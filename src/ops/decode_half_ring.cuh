@@ -34,11 +34,12 @@ struct HalfMaps {
 struct HalfArgs {
     HalfMatrix m[kMostHalf];
     int32_t matrices, strips;
-    int32_t gate_up;         // 1: strip s has rows 8 s .. of m[0] and of m[1], m[0].y gets silu(first) * second; 2:
-                             // silu(second) * first
-    int32_t n, cols, quads;  // quads: blocks of 256 columns / 4
-    int32_t teams, stages;   // of a CTA; of a team
-    int32_t slot_bytes;      // one row: of a slot; more: nibbles, headers and high bits lie apart
+    int32_t gate_up;  // 1: strip s has rows 8 s .. of m[0] and of m[1], m[0].y gets silu(first) * second; 2:
+                      // silu(second) * first
+    int32_t n, cols;
+    int32_t all_quads, quad0, quads;  // blocks of 256 columns / 4; of them in this launch: from quad0 on
+    int32_t teams, stages;            // of a CTA; of a team
+    int32_t slot_bytes;               // one row: of a slot; more: nibbles, headers and high bits lie apart
     int32_t sums_at, scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at,
         float_weights_at;      // in shared memory; x lies first. float_weights_at: 0: nowhere
     ActSource x;               // one row: as given; more: floats, if they are wanted
@@ -47,7 +48,7 @@ struct HalfArgs {
     int32_t zero;      // 0, which the compiler does not know
     const float* rms;  // of rows, or null
     float* residual;
-    float4* left;  // more than one row: what teams leave each other
+    float4 *left, *carried;  // more than one row: sums that teams leave each other, and a launch the next one
     DenseFloats floats;
 };
 
@@ -274,7 +275,7 @@ struct HalfD {
         for (int h = 0; h < 2; ++h) {
             const HalfMatrix& m = a.m[rows.matrix[h]];
             const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
-            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + chain) + 8 * quad;
+            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.all_quads) + chain) + 8 * quad;
             d[h] = load_weight16(at[h]);
         }
     }
