@@ -220,7 +220,7 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     using S = HalfShape<NT, C>;
     constexpr int64_t kStatic = (2 * kMostHalfStages * S::kRings + 2 + 3 * kHalfWarps) * 8 + kHalfWarps * 64,
                       kAlign = 1024;
-    constexpr int64_t kBeside = 2 << 10;  // for half_prepare_kernel(), and what a CTA takes by itself
+    constexpr int64_t kBeside = 1280;  // for half_prepare_kernel(), and what a CTA takes by itself
     const int64_t blocks = a.quads * S::T, beyond = 8 * NT - a.n;  // rows that are read, of no use
     const int64_t stage = S::T * (2048 + 256 + (q6 ? 1024 : 0));
     int64_t at = 0;
