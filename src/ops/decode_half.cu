@@ -2,28 +2,65 @@
 // of when guesses are checked or sequences share a step. Arithmetic and formats: decode_half.cuh; rings and strips:
 // decode_half_ring.cuh; one row: decode_half_row.cu.
 //
-// Bytes: those of the weights (decode_half_row.cu has them). Instructions by count, for 16 x 256 weights of Q4_K: 290
-// for eight rows of x, 340 for sixteen, 400 for 24 (Q6_K: 410, 450, 500), as decoding a weight costs the same whatever
-// the rows, and some 140 for the warp that asks for the next ones. Measured (H200, 2026-11-23, bench_gpu_dense;
-// docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and down 59, 72 and 105 us, o 11, 13 and 15, head 269, 293 and
-// 363; with int8 (decode_dense_tile.cu and others) 77, 101, 126; 15, 16, 19; 369, 598, 834. What limits it: time until
-// x is rounded and there (5 us and more), sums at the end, float rows (6 of 30 us of the projections at 16 rows). 24
-// rows of 17,408 columns do not fit and are two reads. Design: one CTA of sixteen warps an SM, in teams that share
-// strips. Where x does not fit in shared memory beside the rings, the two or four CTAs of a cluster share strips, each
-// with its share of the chains and of x (decode_half_finish.cuh), as many clusters as fit at once. x is rounded by a
-// kernel before, and comes in two halves. Tried: warps of their own that ask for weights, as one row has (16 rows: 10.1
-// instead of 8.7 ms for all products); four CTAs that leave their sums in the L2 cache (down, 16 rows: 32 instead of 28
-// us), or 33 clusters of four where fewer fit (46); two strips a warp, so that x is read once for both, with eight
-// warps and twice the registers (gate and up as fast, projections 33 instead of 30, 24 rows 10 to 60 % slower); at most
-// 104 registers, for room beside (products 7.5 instead of 7.7 ms, the whole model as fast).
+// Bytes: those of the weights (decode_half_row.cu has them). Instructions for 16 x 256 weights of Q4_K and sixteen rows
+// of x, read off the counters for gate and up: 455, of them 345 of the loop; decoding a weight costs the same whatever
+// the rows. Measured (H200, 2026-11-23, bench_gpu_dense; docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and
+// down 55, 60 and 82 us, o 10, 11 and 14, head 263, 282 and 384; with int8 (decode_dense_tile.cu and others) 77, 101,
+// 126; 15, 16, 19; 369, 598, 834. What limits it: instructions, while all warps are in the loop (93 % of issue slots),
+// which is half of the time; the rest is the time until x is rounded and there, sums at the end of strips, float rows
+// (3 of the projections' 28 us), and twelve SMs that clusters of four leave idle.
+//
+// Design: one CTA of sixteen warps an SM, in teams that share strips and have equally many quads (HalfShare). Where x
+// does not fit in shared memory beside the rings, the two or four CTAs of a cluster share strips, each with its share
+// of the chains and of x (decode_half_finish.cuh), as many clusters as fit at once; where that does not fit either, two
+// launches have half of the columns each, and the first one leaves the second its sums. x is rounded by a kernel before
+// and lies there as it does in shared memory, so that a copy each brings its first quads and the rest. Where a warp has
+// a slot or two of its own, it loads a whole tile, asks for the next one and only then multiplies.
+//
+// Tried: warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products);
+// four CTAs that leave their sums in the L2 cache (down, 16 rows: 32 instead of 28 us), or 33 clusters of four where
+// fewer fit (46); two strips a warp, so that x is read once for both, with eight warps and twice the registers (gate
+// and up as fast, projections 33 instead of 30, 24 rows 10 to 60 % slower); at most 112 registers and 32 of the kernel
+// before, so that both find room (16 rows of the whole model 8.33 instead of 7.87 ms); whole tiles loaded first where
+// there are more slots, one quad of x first, or half of them (no difference); one warp of a ring that asks for all (1.5
+// % slower). Not tried: wgmma, which has the bits of mma.sync here (400,000 random sums of eight steps each) and takes
+// as long for 24 rows of x as for eight.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_half_finish.cuh"
+#include "ops/decode_half_share.h"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Rows of x to shared memory, by one thread: the first `half` quads with sums and scales to barrier `there`, the rest
+/// to the one behind it.
+template <int NT, int T>
+__device__ __forceinline__ void ask_for_x(const HalfArgs& a, char* x, int rank, int half, uint32_t there) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    const int blocks = a.quads * T, before = (rank * a.all_quads + a.quad0) * T;
+    const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
+              sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
+    const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(to)),
+                     "l"(from), "r"(bytes), "r"(barrier)
+                     : "memory");
+    };
+    const char* const units = a.units + before * a.n * kHalfUnits;
+    expect_bytes(there, first_bytes + sum_bytes + scale_bytes);
+    copy(x, units, first_bytes, there);
+    copy(x + a.sums_at, a.sums + before * a.n * kHalfSums, sum_bytes, there);
+    copy(x + a.scales_at, a.scales + before * 8 * NT, scale_bytes, there);
+    expect_bytes(there + 8, unit_bytes - first_bytes);
+    copy(x + first_bytes, units + first_bytes, unit_bytes - first_bytes, there + 8);
+}
+
+#endif
 
 template <int NT, int C>
 __global__ void __launch_bounds__(kHalfThreads, 1)
@@ -31,11 +68,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = HalfShape<NT, C>;
     constexpr int T = S::T, W = S::W, By = S::By, kChains = S::kChains;
-    constexpr bool kTurns = NT < 3;            // the warps of a ring ask by turns
-    constexpr bool kEarly = NT < 3 || T == 1;  // a slot is free before it is multiplied; 24 rows lack registers for it
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t
-        barriers[2 * kMostHalfStages * S::kRings + 2];  // of slots; the first half of x is there, the second
+        barriers[2 * kMostHalfStages * S::kRings + 2];  // of slots; the first quads of x are there, the rest
     __shared__ uint64_t finish_barriers[2 * kHalfWarps];
     __shared__ uint64_t left[kHalfWarps];  // what a warp leaves to the next team's is there
     __shared__ alignas(16) float results[kHalfWarps / 4][64];
@@ -44,7 +79,6 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     const int lane = threadIdx.x % 32;
     const int rank = blockIdx.x % C, cta = blockIdx.x / C, ctas = gridDim.x / C;
     const int team = warp / W, of_team = warp % W, of_ring = warp % T;
-    const int blocks = a.quads * T;  // of a row of x here
     const int first_slot = warp / T * a.stages;
     const int half = (a.quads + 3) / 4;  // quads of x that come first
     HalfRing<T> ring;
@@ -53,16 +87,17 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
     const uint32_t x_there = shared_address(barriers + 2 * kMostHalfStages * S::kRings);
-    const HalfShare share(a, team, cta, ctas, By);
+    const int strips = cta < a.strips ? (a.strips - 1 - cta) / ctas + 1 : 0;  // cta, cta + ctas, ...
+    const HalfShare share(strips, a.quads, a.teams, team, By);
     // What is asked for next; the warps of a ring take turns, so that none is slower than the others.
     const int first_quad = By == 1 ? 0 : of_team;
     int asked = 0, end = 0;
     const auto enter = [&] {
-        const HalfPiece piece = share.piece(asked);
-        ring.enter(a, piece.strip, a.quad0 + piece.from + first_quad), end = a.quad0 + piece.to;
+        const HalfPart part = share.part(asked);
+        ring.enter(a, part.strip * ctas + cta, a.quad0 + part.from + first_quad), end = a.quad0 + part.to;
     };
     const auto go_on = [&] {
-        if ((ring.quad += By) >= end && ++asked < share.pieces) enter();
+        if ((ring.quad += By) >= end && ++asked < share.parts) enter();
     };
     if (lane == 0) {
         if (of_ring == 0) init_slots<T>(ring.barriers, a.stages);
@@ -70,9 +105,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         publish_barriers();
     }
     __syncwarp();
-    if (share.pieces > 0) enter();
+    if (share.parts > 0) enter();
 #pragma unroll 1
-    for (int slot = 0; slot < a.stages && asked < share.pieces; ++slot) {
+    for (int slot = 0; slot < a.stages && asked < share.parts; ++slot) {
         if (of_ring == 0) ring.ask(maps, rank * T, ring.at(slot), lane == 0);
         go_on();
     }
@@ -85,33 +120,13 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     pdl_trigger();
     __syncthreads();
     if constexpr (C > 1) cluster_start();
-    auto* const scales = reinterpret_cast<float*>(x + a.scales_at);
     const int turned = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
     if (a.floats.pairs > 0 && lane == 0 && warp % 4 == 3) {
         const int row = warp / 4 * static_cast<int>(gridDim.x) + turned;
         if (row < a.floats.pairs * kFloatPair) prefetch_float_row(a.floats, row);
     }
     pdl_wait();
-    if (threadIdx.x == 0) {
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-        const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
-                  sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
-        const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    shared_address(to)),
-                "l"(from), "r"(bytes), "r"(barrier)
-                : "memory");
-        };
-        const int before = (rank * a.all_quads + a.quad0) * T;  // blocks
-        const char* const units = a.units + before * a.n * kHalfUnits;
-        expect_bytes(x_there, first_bytes + sum_bytes + scale_bytes);
-        copy(x, units, first_bytes, x_there);
-        copy(x + a.sums_at, a.sums + before * a.n * kHalfSums, sum_bytes, x_there);
-        copy(scales, a.scales + before * 8 * NT, scale_bytes, x_there);
-        expect_bytes(x_there + 8, unit_bytes - first_bytes);
-        copy(x + first_bytes, units + first_bytes, unit_bytes - first_bytes, x_there + 8);
-    }
+    if (threadIdx.x == 0) ask_for_x<NT, T>(a, x, rank, half, x_there);
     if (a.floats.pairs > 0)
         multiply_float_units<2, 4, 3>(a.floats, a.x, warp / 4 * gridDim.x + turned, kHalfWarps / 4 * gridDim.x, 0, a.n,
                                       results[threadIdx.x / 128],
@@ -121,61 +136,64 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     finish.enter(a);
     const int first_block = first_quad * T + of_ring;
     const HalfRowsX rows_of_x(x + kHalfUnits * a.n * first_block, x + a.sums_at + kHalfSums * a.n * first_block);
-    const float* const scales_of_x = scales + 8 * NT * first_block + 2 * (lane % 4);
+    const float* const scales_of_x =
+        reinterpret_cast<const float*>(x + a.scales_at) + 8 * NT * first_block + 2 * (lane % 4);
     const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
     int slot = 0, before = 0, turn = 0;
     uint32_t parity = 0, before_parity = 0;
     bool first = true, whole = false;  // whole: all of x is there
 #pragma unroll 1
-    for (int i = 0; i < share.pieces; ++i) {
-        const HalfPiece piece = share.piece(i);
-        const StripRows rows(a, piece.strip);
+    for (int i = 0; i < share.parts; ++i) {
+        const HalfPart part = share.part(i);
+        const int strip = part.strip * ctas + cta;
+        const StripRows rows(a, strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_ring, a.quad0 + piece.from + first_quad);
+        if (q6) d.enter(a, rows, rank * T + of_ring, a.quad0 + part.from + first_quad);
         float c[kChains][NT][4] = {};  // By == 1: of even quads, of odd ones
         const auto sums = [&](float4* of, int64_t place) { return of + place * (kChains * NT * 32) + lane; };
-        const int64_t carried = (static_cast<int64_t>(piece.strip) * C + rank) * W + of_team;
-        if (piece.from > 0 || a.quad0 > 0) {  // begun by the team before, or by the launch before
-            if (piece.from > 0) wait_parity(shared_address(left + warp - W), 0);
+        const int64_t carried = (static_cast<int64_t>(strip) * C + rank) * W + of_team;
+        if (part.from > 0 || a.quad0 > 0) {  // begun by the team before, or by the launch before
+            if (part.from > 0) wait_parity(shared_address(left + warp - W), 0);
             const float4* const from =
-                piece.from > 0 ? sums(a.left, blockIdx.x * kHalfWarps + warp - W) : sums(a.carried, carried);
+                part.from > 0 ? sums(a.left, blockIdx.x * kHalfWarps + warp - W) : sums(a.carried, carried);
 #pragma unroll
             for (int j = 0; j < kChains * NT; ++j) set_piece(c[j / NT][j % NT], from[32 * j]);
         }
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
             HalfRowsX block = rows_of_x;
-            block.go(piece.from * T * a.n);
-            const float* scale = scales_of_x + piece.from * T * 8 * NT;
+            block.go(part.from * T * a.n);
+            const float* scale = scales_of_x + part.from * T * 8 * NT;
 #pragma unroll 1
-            for (int quad = piece.from + first_quad; quad < piece.to; quad += By) {
+            for (int quad = part.from + first_quad; quad < part.to; quad += By) {
                 const uint32_t d_now[2] = {d.d[0], d.d[1]};
-                if (kSix && quad + By < piece.to) d.next(By);
+                if (kSix && quad + By < part.to) d.next(By);
                 wait_parity(ring.barriers + 16 * slot, parity);
-                if (T > 1 && !first && asked < share.pieces) {
+                if (T > 1 && !first && asked < share.parts) {
                     if (turn == of_ring) {
                         wait_parity(ring.barriers + 16 * before + 8, before_parity);
                         ring.ask(maps, rank * T, ring.at(before), lane == 0);
                     }
                     go_on();
-                    if (kTurns) turn = turn + 1 == T ? 0 : turn + 1;
+                    turn = turn + 1 == T ? 0 : turn + 1;
                 }
                 first = false;
                 if (!whole && quad >= half) wait_parity(x_there + 8, 0), whole = true;
                 float v[NT][4];
-                const auto release = [&](uint32_t bits) {
+                // T == 1: the slot is asked for again as soon as it is in registers; there is room for one or two.
+                const auto loaded = [&](uint32_t bits) {
                     // By its address, since an arrival does not wait for loads.
                     arrive_at(ring.barriers + 16 * slot + 8 + (bits & static_cast<uint32_t>(a.zero)));
-                    if (T > 1 || asked >= share.pieces) return;
+                    if (asked == share.parts) return;
                     wait_parity(ring.barriers + 16 * slot + 8, parity);
                     ring.ask(maps, rank, ring.at(slot), lane == 0);
                     go_on();
                 };
-                multiply_tile<kSix, NT, kEarly>(mine.tile(slot, d_now), block, release,
+                multiply_tile<kSix, NT, T == 1>(mine.tile(slot, d_now), block, loaded,
                                                 [&](int nt, int e, float value) { v[nt][e] = value; });
-                if constexpr (!kEarly) release(0);
+                if constexpr (T > 1) arrive_at(ring.barriers + 16 * slot + 8);
                 const auto add = [&](float(&to)[NT][4]) {
 #pragma unroll
                     for (int j = 0; j < 4 * NT; ++j)
@@ -191,7 +209,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
-        const bool whole_strip = piece.to == a.quads;
+        const bool whole_strip = part.to == a.quads;
         if (!whole_strip || a.quad0 + a.quads < a.all_quads) {  // the next team ends it, or the next launch
             float4* const to = whole_strip ? sums(a.carried, carried) : sums(a.left, blockIdx.x * kHalfWarps + warp);
 #pragma unroll

@@ -6,7 +6,8 @@
 // that this CTA has; it has a ring of slots in shared memory, into which tensor copies bring a quad of a strip (its
 // team's chains of it) in boxes of sixteen rows, of gate and up eight each: nibbles [box][chain][row][128 bytes], high
 // bits of Q6_K [box][chain][row][64], headers [row][16 bytes of each chain], swizzled as wide as a row of the box. The
-// first warp of a team asks; an mbarrier tells that a slot is full, another that all have used it.
+// warps of a team ask by turns (one row: one beside them); an mbarrier tells that a slot is full, another that all have
+// used it.
 #pragma once
 
 #include "ops/decode_dense_float.cuh"
@@ -87,46 +88,6 @@ void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 
 /// The place of a block of 256 columns among those of a row.
 __device__ __forceinline__ int half_place(int block, int quads) { return block % 4 * quads + block / 4; }
-
-/// Quads `from` .. `to` - 1 of a strip.
-struct HalfPiece {
-    int strip, from, to;
-};
-
-/// What a team multiplies of the strips cta, cta + ctas, ... that its CTAs have: all teams have equally many quads
-/// (multiples of `by` of a strip), so that a strip may be begun by one team and ended by the next. The first piece is
-/// what another team ends, the last one what another began at that time; in a team that would have less than a strip,
-/// all is as if it had one.
-struct HalfShare {
-    int cta, ctas, quads;
-    int first, at, last, to;  // from quad `at` of strip `first` to before quad `to` of strip `last`
-    int pieces;
-
-    __device__ __forceinline__ HalfShare(const HalfArgs& a, int team, int cta_, int ctas_, int by)
-        : cta(cta_), ctas(ctas_), quads(a.quads) {
-        const int strips = cta < a.strips ? (a.strips - 1 - cta) / ctas + 1 : 0;
-        if (strips < a.teams) {
-            first = min(team, strips), last = min(team + 1, strips), at = to = 0;
-        } else {
-            const auto begin = [&](int i, int& strip, int& quad) {
-                const int all =
-                    static_cast<int>(static_cast<uint32_t>(strips * quads * i) / static_cast<uint32_t>(a.teams));
-                strip = all / quads, quad = all % quads / by * by;
-                if (quad + by > quads) ++strip, quad = 0;
-            };
-            begin(team, first, at), begin(team + 1, last, to);
-        }
-        if (team >= a.teams) first = last = at = to = 0;
-        pieces = last - first + (to > 0 ? 1 : 0);
-    }
-    /// In the order of time; i < pieces.
-    __device__ __forceinline__ HalfPiece piece(int i) const {
-        const int early = to > 0 ? 1 : 0, whole = first + (at > 0 ? 1 : 0);
-        if (i < early) return {last * ctas + cta, last == first ? at : 0, to};
-        const int strip = whole + i - early;
-        return strip < last ? HalfPiece{strip * ctas + cta, 0, quads} : HalfPiece{first * ctas + cta, at, quads};
-    }
-};
 
 #endif
 

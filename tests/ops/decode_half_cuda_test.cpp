@@ -296,31 +296,34 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
                             few = {{kQ6, kQ6, kQ4, 256, 3072}, {kQ4, kQ4, kQ4, 3072, 256}, {kQ4, kQ6, kQ4, 3072, 256}};
     for (const Case& c : fewer(all, few)) {
         if (test_gpu() == nullptr && c.d * c.ff > 3072 * 3072) continue;
-        const Weight gate = world.weight(c.gate, c.ff, c.d, 21), up = world.weight(c.up, c.ff, c.d, 22),
+        const Weight one = world.weight(c.gate, c.ff, c.d, 21), other = world.weight(c.up, c.ff, c.d, 22),
                      down = world.weight(c.down, c.d, c.ff, 23);
         // Not aligned to 16 bytes: norms lie in a file as they like.
         const ops::Norm norm = {world.op.floats(normals(static_cast<size_t>(c.d) + 1, 24)).subspan(1), 1e-6f};
-        const std::string what =
-            fmt::format("{} {} {} -> {} {}", dtype_name(c.gate), dtype_name(c.up), c.d, dtype_name(c.down), c.ff);
-        const Company company(c.d);
-        const auto whole = company.check(what, [&](const std::vector<float>& x, int64_t n) {
-            Tensor t = world.tensor(x, n);
-            const Tensor y = ops::swiglu_ffn_add(world.op.ctx, t, norm, gate, up, down);
-            return Results{values_of(y), values_of(t)};
-        });
-        if (testing::Test::HasFatalFailure()) return;
-        const auto parts = company.check(what + ", parts", [&](const std::vector<float>& x, int64_t n) {
-            Tensor t = world.tensor(x, n);
-            const Weight* const group[] = {&gate, &up};
-            const std::vector<Tensor> both = ops::norm_matmul_group(world.op.ctx, t, norm, group);
-            const Tensor h = ops::swiglu(world.op.ctx, both[0], both[1]);
-            const Tensor y = ops::matmul_add(world.op.ctx, down, h, t);
-            return Results{values_of(y), values_of(t)};
-        });
-        for (const auto& [r, results] : whole)
-            for (size_t k = 0; k < 2 && !testing::Test::HasFatalFailure(); ++k)
-                Company::expect_same(results[k], parts.at(r)[k], fmt::format("{}, row {}, result {}", what, r, k));
-        if (testing::Test::HasFatalFailure()) return;
+        for (const bool swapped : {false, true}) {  // gate behind up in memory, too
+            const Weight &gate = swapped ? other : one, &up = swapped ? one : other;
+            const std::string what = fmt::format("{} {} {} -> {} {}", dtype_name(gate.dtype), dtype_name(up.dtype), c.d,
+                                                 dtype_name(c.down), c.ff);
+            const Company company(c.d);
+            const auto whole = company.check(what, [&](const std::vector<float>& x, int64_t n) {
+                Tensor t = world.tensor(x, n);
+                const Tensor y = ops::swiglu_ffn_add(world.op.ctx, t, norm, gate, up, down);
+                return Results{values_of(y), values_of(t)};
+            });
+            if (testing::Test::HasFatalFailure()) return;
+            const auto parts = company.check(what + ", parts", [&](const std::vector<float>& x, int64_t n) {
+                Tensor t = world.tensor(x, n);
+                const Weight* const group[] = {&gate, &up};
+                const std::vector<Tensor> both = ops::norm_matmul_group(world.op.ctx, t, norm, group);
+                const Tensor h = ops::swiglu(world.op.ctx, both[0], both[1]);
+                const Tensor y = ops::matmul_add(world.op.ctx, down, h, t);
+                return Results{values_of(y), values_of(t)};
+            });
+            for (const auto& [r, results] : whole)
+                for (size_t k = 0; k < 2 && !testing::Test::HasFatalFailure(); ++k)
+                    Company::expect_same(results[k], parts.at(r)[k], fmt::format("{}, row {}, result {}", what, r, k));
+            if (testing::Test::HasFatalFailure()) return;
+        }
     }
 }
 
