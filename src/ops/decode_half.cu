@@ -23,8 +23,9 @@
 // and up as fast, projections 33 instead of 30, 24 rows 10 to 60 % slower); at most 112 registers and 32 of the kernel
 // before, so that both find room (16 rows of the whole model 8.33 instead of 7.87 ms); whole tiles loaded first where
 // there are more slots, one quad of x first, or half of them (no difference); one warp of a ring that asks for all (1.5
-// % slower). Not tried: wgmma, which has the bits of mma.sync here (400,000 random sums of eight steps each) and takes
-// as long for 24 rows of x as for eight.
+// % slower); clusters of four for o, too, whose strips are fewer than teams of clusters of two (15.9 instead of 11.2
+// us). Not tried: wgmma, which has the bits of mma.sync here (400,000 random sums of eight steps each) and takes as
+// long for 24 rows of x as for eight.
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -133,6 +134,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                                       2 + static_cast<int>(threadIdx.x) / 128);  // while x comes
     if constexpr (C > 1) cluster_wait();                                         // all CTAs' barriers are ready
     wait_parity(x_there, 0);
+    // Rows behind the last one are read, of no use: the next block's, which must be there.
+    bool whole = a.n % 8 != 0;  // all of x is there
+    if (whole) wait_parity(x_there + 8, 0);
     finish.enter(a);
     const int first_block = first_quad * T + of_ring;
     const HalfRowsX rows_of_x(x + kHalfUnits * a.n * first_block, x + a.sums_at + kHalfSums * a.n * first_block);
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
     int slot = 0, before = 0, turn = 0;
     uint32_t parity = 0, before_parity = 0;
-    bool first = true, whole = false;  // whole: all of x is there
+    bool first = true;
 #pragma unroll 1
     for (int i = 0; i < share.parts; ++i) {
         const HalfPart part = share.part(i);
