@@ -63,7 +63,8 @@ __device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int uni
 /// Rows row0 .. row0 + count - 1 of x (staged, in shared or device memory) times all matrices, by quads `first`, first
 /// + step, ... of all: four warps that have kPair rows of weights and kX rows of x at a time, each warp an accumulator
 /// of the canonical order. results: of this quad, 8 kPair kX floats of shared memory, by turns; barrier: a named one of
-/// its own. here: the weights of the first quad (kPair = 1) in shared memory, or null.
+/// its own. here: the weights of the first quad (kPair = 1) in shared memory, or null. Of f32 weights the loads of
+/// kUnroll steps go out together.
 template <int kPair, int kX, int kUnroll>
 __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
                                                      int row0, int count, float* results, int barrier,
@@ -87,7 +88,7 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
             return local ? *reinterpret_cast<const uint4*>(here + 16 * c)
                          : load_weights(from + (min(row + i, m.rows - 1) - row) * m.row_bytes + 16 * c);
         };
-        if (m.type == DType::f32) {  // all loads of kUnroll steps go out together
+        if (m.type == DType::f32) {
 #pragma unroll 1
             for (int c0 = 32 * part + lane; c0 - lane < m.pieces; c0 += kUnroll * kWindowPieces) {
                 uint4 w[kUnroll][kPair];
