@@ -52,7 +52,9 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
                         least = std::min(least, time), most = std::max(most, time);
                     }
                     for (const int count : done) ASSERT_EQ(count, quads);
-                    if (strips >= teams) EXPECT_LE(most - least, 2 * by);
+                    if (strips >= teams) {
+                        EXPECT_LE(most - least, 2 * by);
+                    }
                     EXPECT_EQ(HalfShare(strips, quads, teams, teams, by).parts, 0);
                 }
 }
