@@ -176,7 +176,8 @@ def no_tokenizer():
 def drafter_as_model():
     for drafter in [cli_test.ROOT / "models/demo/laguna-demo-dflash.gguf", cli_test.ROOT / "tests/fixtures/dflash_zlab"]:
         needle = f"{drafter}: is a DFlash drafter, which proposes tokens for a model and is none itself"
-        for command in [["run", drafter, "-p", "x"], ["chat", drafter, "-m", "x"], ["serve", drafter, "--port", 0]]:
+        for command in [["run", drafter, "-p", "x"], ["chat", drafter, "-m", "x"], ["serve", drafter, "--port", 0],
+                        ["run", "-p", "x", "--scorer", drafter]]:
             bad(65, needle, *command)
         done = cli_test.run("doctor", drafter)
         line = next((line for line in done.stdout.decode().splitlines() if "model" in line), "")

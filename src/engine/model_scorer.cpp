@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "engine/loaded_text.h"
+#include "models/dflash_config.h"
 #include "tensor/arena.h"
 #include "tensor/context.h"
 #include "tensor/gpu_thread.h"
@@ -84,6 +85,7 @@ class ModelScorer {
 }  // namespace
 
 PromptScorer open_scorer(std::unique_ptr<Checkpoint> checkpoint, const ModelScorerOptions& options) {
+    refuse_dflash(*checkpoint);
     PromptScorer out;
     out.name = std::filesystem::path(checkpoint->path()).filename().string();
     out.tokenizer = std::make_shared<const Tokenizer>(load_tokenizer(*checkpoint));

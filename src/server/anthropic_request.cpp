@@ -156,7 +156,7 @@ json::array functions_of(const json::array& tools) {
         const std::string where = fmt::format("tools[{}]", i);
         const Fields tool(need_block(tools[i], where), where + ".");
         if (tool.string("type").value_or("custom") != "custom") continue;  // web_search and the like
-        json::object function = {{"name", tool.string("name").value_or("")}};
+        json::object function = {{"name", tool.filled("name")}};
         if (const auto text = tool.string("description")) function["description"] = *text;
         const json::object* schema = tool.object("input_schema");
         function["parameters"] = schema != nullptr ? *schema : json::object();

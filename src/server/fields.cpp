@@ -72,6 +72,13 @@ std::optional<std::string_view> Fields::string(std::string_view key) const {
     return std::string_view(value->get_string());
 }
 
+std::string_view Fields::filled(std::string_view key) const {
+    const std::optional<std::string_view> value = string(key);
+    if (!value) refuse(name(key), "{}: missing", name(key));
+    if (value->empty()) refuse(name(key), "{}: empty", name(key));
+    return *value;
+}
+
 const json::array* Fields::array(std::string_view key) const {
     const json::value* value = find(key);
     if (value == nullptr) return nullptr;

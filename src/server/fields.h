@@ -28,6 +28,8 @@ class Fields {
     /// A whole number (written as 5 or 5.0) from `low` to `high`.
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
     std::optional<std::string_view> string(std::string_view key) const;
+    /// A string that is there and not empty.
+    std::string_view filled(std::string_view key) const;
     const json::array* array(std::string_view key) const;
     const json::object* object(std::string_view key) const;
 

@@ -237,9 +237,14 @@ json::array prepare_tools(const json::array& tools) {
     for (std::size_t i = 0; i < tools.size(); ++i) {
         const std::string where = fmt::format("tools[{}]", i);
         if (!tools[i].is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(tools[i]));
-        const json::value* type = tools[i].get_object().if_contains("type");
+        const json::object& tool = tools[i].get_object();
+        const json::value* type = tool.if_contains("type");
         const bool function = type == nullptr || (type->is_string() && type->get_string() == "function");
-        if (function) out.push_back(tools[i]);
+        if (!function) continue;  // web_search and the like: no model of ours has them
+        const json::object* described = Fields(tool, where + ".").object("function");
+        if (described == nullptr) refuse(where + ".function", "{}.function: missing", where);
+        (void)Fields(*described, where + ".function.").filled("name");
+        out.push_back(tool);
     }
     return out;
 }

@@ -106,7 +106,7 @@ class ItemReader {
     void add_call(const json::object& item, const std::string& where, bool json_arguments) {
         const json::value arguments = json_arguments ? json::value(string_of(item, "arguments"))
                                                      : json::value(json::object{{"input", string_of(item, "input")}});
-        const json::object function = {{"name", string_of(item, "name")}, {"arguments", arguments}};
+        const json::object function = {{"name", Fields(item, where + ".").filled("name")}, {"arguments", arguments}};
         json::object& message = turn();
         if (!has("tool_calls")) message["tool_calls"] = json::array();
         message["tool_calls"].get_array().push_back(

@@ -62,6 +62,8 @@ TEST_F(ServerBehaviour, a_bad_field_is_named) {
         {with("frequency_penalty", 9), "frequency_penalty"},
         {with("tools", 1), "tools"},
         {with("tools", {{{"type", "function"}}}), "tools[0].function"},
+        {with("tools", {{{"type", "web_search"}}, {{"type", "function"}}}), "tools[1].function"},
+        {with("tools", {{{"type", "web_search"}}, {{"function", json::object()}}}), "tools[1].function.name"},
         {with("tool_choice", "required"), "tool_choice"},
         {with("tool_choice", "sometimes"), "tool_choice"},
         {with("tool_choice", {{"type", "function"}, {"function", {{"name", "none"}}}}), "tool_choice"},

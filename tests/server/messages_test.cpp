@@ -216,6 +216,15 @@ TEST_F(ServerMessages, documents_that_are_text_are_text) {
     EXPECT_NE(refused.body.find("documents of type 'base64' are not supported"), std::string::npos) << refused.body;
 }
 
+TEST_F(ServerMessages, a_tool_without_a_name_is_counted_as_its_client_counts) {
+    const json::array tools = {{{"type", "web_search_20250305"}, {"name", "web_search"}},
+                               {{"input_schema", json::object()}}};
+    const Answer refused = post(
+        "/v1/messages", {{"max_tokens", 3}, {"tools", tools}, {"messages", {{{"role", "user"}, {"content", "x"}}}}});
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_NE(refused.body.find("tools[1].name: missing"), std::string::npos) << refused.body;
+}
+
 TEST_F(ServerMessages, the_older_name_of_a_format_is_known) {
     const json::object schema = {{"type", "json_schema"}, {"schema", {{"const", "tea"}}}};
     for (const bool old : {false, true}) {

@@ -343,6 +343,8 @@ TEST_F(ServerResponses, a_bad_field_is_named_as_the_client_wrote_it) {
         {{{"input", {{{"role", "user"}, {"content", {{{"type", "input_image"}}}}}}}}, "input[0].content[0].type"},
         {{{"input", {{{"type", "item_reference"}, {"id", "msg_1"}}}}}, "input[0].id"},
         {{{"input", {{{"type", "function_call_output"}, {"call_id", "x"}}}}}, "input[0].output"},
+        {{{"input", {{{"type", "function_call"}, {"call_id", "x"}, {"arguments", "{}"}}}}}, "input[0].name"},
+        {{{"input", {user, {{"type", "function_call"}, {"name", ""}}}}}, "input[1].name"},
         {{{"input", {said("thinks"), {{"role", "assistant"}, {"content", {image}}}}}}, "input[1].content[0].type"},
         {{{"input", {user, {{"type", "function_call_output"}, {"output", {image}}}}}}, "input[1].output[0].type"},
         {{{"instructions", "Be brief."}, {"input", {user, {{"role", "user"}, {"content", 5}}}}}, "input[1].content"},
