@@ -47,10 +47,7 @@ __device__ __forceinline__ void ask_for_x(const HalfArgs& a, char* x, int rank, 
     const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
               sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
     const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(barrier)
-                     : "memory");
+        prefill::bulk_copy(shared_address(to), from, static_cast<uint32_t>(bytes), barrier);
     };
     const char* const units = a.units + before * a.n * kHalfUnits;
     expect_bytes(there, first_bytes + sum_bytes + scale_bytes);

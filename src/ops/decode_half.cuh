@@ -197,8 +197,7 @@ struct HalfWords {
 };
 
 /// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). AtOnce: all
-/// of the tile is loaded before anything else; loaded(word) comes when it is there, `word` was loaded last (a warp's
-/// loads from shared memory end in their order).
+/// of the tile is loaded before anything else; then comes loaded(bits), with bits of all that was loaded.
 template <bool Q6, int NT, bool AtOnce, class X, class Loaded, class Put>
 __device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, const Loaded& loaded, const Put& put) {
     const int t = threadIdx.x % 4;

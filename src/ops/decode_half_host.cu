@@ -146,24 +146,27 @@ void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
     a.strips += (m.rows + strip_rows - 1) / strip_rows;
 }
 
-bool HalfGroup::add_pair(const Weight& first, const Weight& second, float* y) {
+bool HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
     constexpr int64_t kFar = int64_t{1} << 40;  // a tensor map has no longer stride
+    const bool swapped = gate.data > up.data;   // the first one lies lower
+    const Weight &first = swapped ? up : gate, &second = swapped ? gate : up;
     const TilePlanes p = tile_planes(matrix_of(first)), q = tile_planes(matrix_of(second));
     const auto fits = [](const char* from, const char* to) {
         return to > from && to - from < kFar && (to - from) % 16 == 0;
     };
     if (!fits(p.data, q.data) || !fits(p.scales, q.scales) || (p.high != nullptr && !fits(p.high, q.high)))
         return false;
-    add(first, y, kStripRows / 2);
+    add(first, out, kStripRows / 2);
     const int32_t strips = a.strips;
     add(second, nullptr, kStripRows / 2);
     a.strips = strips;
-    pair = true;
+    a.gate_up = swapped ? 2 : 1;
     return true;
 }
 
 HalfMaps HalfGroup::maps(int chains) const {
     HalfMaps maps = {};
+    const bool pair = a.gate_up != 0;
     for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
         const TilePlanes second = pair ? tile_planes(matrix_of(*w[1])) : planes;
@@ -203,9 +206,7 @@ bool half_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
         gate.rows != up.rows)
         return false;
     HalfGroup group;
-    const bool swapped = gate.data > up.data;
-    if (!group.add_pair(swapped ? up : gate, swapped ? gate : up, out)) return false;
-    group.a.gate_up = swapped ? 2 : 1;
+    if (!group.add_gate_up(gate, up, out)) return false;
     return multiply_half(ctx, group, x, cols, n);
 }
 

@@ -14,6 +14,7 @@
 #include "ops/decode_dense_tile.cuh"
 #include "ops/decode_float.h"
 #include "ops/decode_half.cuh"
+#include "ops/prefill_attention_hopper.cuh"
 #include "ops/prefill_gemm_hopper.cuh"
 #include "ops/row_math.cuh"
 
@@ -57,12 +58,12 @@ struct HalfArgs {
 struct HalfGroup {
     HalfArgs a = {};
     const Weight* w[kMostHalf] = {};
-    bool q6 = false, pair = false;
+    bool q6 = false;
 
     void add(const Weight& weight, float* y, int strip_rows);
-    /// Two of the same shape and type, the first one lower in memory. False: no tensor map spans both.
-    bool add_pair(const Weight& first, const Weight& second, float* y);
-    /// Boxes of sixteen rows (of a pair eight each) and `chains` blocks.
+    /// Of the same shape and type; out gets silu(gate) * up. False: no tensor map spans both.
+    bool add_gate_up(const Weight& gate, const Weight& up, float* out);
+    /// Boxes of sixteen rows (of gate and up eight each) and `chains` blocks.
     HalfMaps maps(int chains) const;
 };
 

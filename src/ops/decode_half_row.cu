@@ -139,10 +139,7 @@ __device__ __forceinline__ void ask_float_row(const HalfArgs& a, int unit, char*
     const FloatRow row(a.floats, unit);
     if (a.float_weights_at == 0 || !row.whole()) return prefetch_float_row(a.floats, unit);
     expect_bytes(barrier, static_cast<int>(row.bytes));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(x + a.float_weights_at)),
-                 "l"(row.from), "r"(row.bytes), "r"(barrier)
-                 : "memory");
+    prefill::bulk_copy(shared_address(x + a.float_weights_at), row.from, row.bytes, barrier);
 }
 
 /// Of `total` things, where part i of n begins.
