@@ -94,10 +94,9 @@ __device__ __forceinline__ void catch_up(const DeltaArgs& a, const DeltaPlace& a
                 beta = __uint_as_float(EarlyLoad::one(gates + z.value_heads));
     const uint4 v = load_weights(heads + z.keys() + at.h * z.value_dim + own);
     __syncthreads();
-    tile.template step<false>(
-        nullptr, s.last_key,
-        make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)),
-        make_float4(decay, beta, 0.0f, 0.0f));
+    tile.template step<false>(nullptr, s.last_key,
+                              {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)},
+                              make_float4(decay, beta, 0.0f, 0.0f));
     tile.store(state, z.key_dim, z.value_dim, z.value_dim - own);
 }
 
@@ -265,20 +264,22 @@ __device__ __forceinline__ void delta_row(const DeltaArgs& a, RowShared& s) {
         if (lane == 0) s.gates = gates;
     }
     __syncthreads();
-    const float4 v = *reinterpret_cast<const float4*>(s.head[2] + own);
+    using Piece = DeltaTile<kRows>::Piece;
+    const Piece v = *reinterpret_cast<const Piece*>(s.head[2] + own);
     const float kq = delta_dot(s.head[1], s.head[0], z.key_dim);
     const float4 by = make_float4(s.gates.x, s.gates.y, kq, 0.0f);
-    float keys[kRows];
-    const float sum = tile.template sums<true>(s.head[0], s.head[1], keys), o = tile.look(sum, v, by);
+    float keys[kRows], queries[kRows];
+    tile.own_rows(s.head[0] + tile.row(0), queries);
+    tile.own_rows(s.head[1] + tile.row(0), keys);
+    const float sum = tile.template sums<true>(queries, keys), o = tile.look(sum, v, by);
     if (DeltaTile<kRows>::has_output())
         Ctas::put(s, column + own + DeltaTile<kRows>::output_column(), z.value_dim / columns, o);
     const auto keep = [&] {  // nobody of the step waits for it
         if (part < kParts && writes) keep_part(a, at, last.to, part, first, d, s);
         if (warp == 0 && lane == 0 && column == 0) delta_keep_gates(a, last.to, at.h, s.gates);
         if (!a.update) return;
-        float difference[4];
-        DeltaTile<kRows>::own_rows(s.head[1], keys);
-        tile.join(sum, keys, *reinterpret_cast<const float4*>(s.head[2] + own), by, difference);
+        tile.own_rows(s.head[1] + tile.row(0), keys);
+        tile.join(keys, tile.differences(sum, *reinterpret_cast<const Piece*>(s.head[2] + own), by), by);
         tile.store(state, z.key_dim, z.value_dim, columns - own);
     };
     if (finisher) gate = delta_gate(gate);

@@ -10,54 +10,21 @@
 // after the first. FLOPs: four fma or products for each element and row on CUDA cores: 8192 rows of 48 heads are 0.77
 // ms on an H200 if nothing else were done, which tensor cores could do in less, but only by chunks whose edges a
 // prompt's parts and cached prefixes would have to keep.
-// Reached on an H200, 2026-11-22 (random inputs, 48 heads): 16 rows of a chain 16.9 us, trees of 23 and 64 nodes 27 and
-// 78 us (33, 56 and 135 when each block prepared its rows); 8192 rows 6.4 ms, 12 % of that; commit of one row 3.5 us a
-// layer. Of the scan ncu says 960 cycles a row, 247 instructions of each of two warps a scheduler: waiting for the row
-// before, 56 % of issue slots used; the rest of the time is preparing and norm.
+// Reached on an H200, 2026-11-23 (bench_gpu_delta, random inputs, 48 heads): 16 rows of a chain 17.1 us, trees of 23
+// and 64 nodes 25 and 75 us (33, 56 and 135 when each block prepared its rows); 8192 rows 6.0 ms, 13 % of that; commit
+// of 16 rows 4.9 us a layer. Within a step of a 27B two columns a lane take 2 us of a layer less than four at 16 rows,
+// 6 us less at 24, though alone no less: ncu says of four that warps wait for the row before (two a scheduler, 850
+// cycles a row, of which 424 to issue; three with two columns, 345). The rest of the time is preparing and norm.
 #include <algorithm>
 
 #include "ops/cuda.h"
-#include "ops/gated_delta_rows.cuh"
+#include "ops/gated_delta_chain.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
 constexpr int kPrepareWarps = 8;
-
-/// A word (or, aligned, four) to shared memory, while the caller goes on.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(float* to, const float* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    if constexpr (kBytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
-#else
-    for (int i = 0; i < kBytes / 4; ++i) to[i] = from[i];
-#endif
-}
-__device__ __forceinline__ void copies_commit() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-/// Until at most `kPending` groups of this thread are under way.
-template <int kPending>
-__device__ __forceinline__ void copies_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
-}
-
-/// `count` floats by a warp. kAligned: both sides and the count are whole pieces of 16 bytes.
-template <bool kAligned>
-__device__ __forceinline__ void copy_row(float* to, const float* from, int count) {
-    constexpr int kPiece = kAligned ? 4 : 1;
-#pragma unroll 1
-    for (int i = kPiece * static_cast<int>(threadIdx.x % 32); i < count; i += 32 * kPiece)
-        copy_async<4 * kPiece>(to + i, from + i);
-}
 
 constexpr int kAtOnce = 4, kBatch = 32 * kAtOnce;  // of DeltaConvolution
 constexpr int kBatches = kDeltaDim / kBatch;
@@ -162,46 +129,6 @@ struct ChainPlace {
     const DeltaVisit* visits;                                // of a tree; null: in order
 };
 
-/// A tree's order, in shared memory.
-struct TreePlan {
-    int32_t parent[kDeltaTreeRows];
-    int32_t numbers[4][kDeltaTreeRows + 1];
-    DeltaVisit visits[kDeltaTreeRows];
-};
-
-/// Shared memory: two groups of rows, then (trees) the plan, then the kept states: [slot][warp][kRows][32] float4.
-struct Layout {
-    int padded, columns;
-    __host__ __device__ size_t plan() const { return (2 * delta_group_floats(padded, columns) * 4 + 15) / 16 * 16; }
-    __host__ __device__ size_t slots() const { return plan() + (sizeof(TreePlan) + 15) / 16 * 16; }
-    __host__ __device__ size_t slot_bytes() const { return static_cast<size_t>(padded) * columns * 4; }
-};
-
-/// By all threads of the block; ends with a barrier. Returns whether the committed state must be kept.
-__device__ bool plan_tree(const int32_t* parents, TreePlan& plan, int first, int n) {
-    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
-        const int p = delta_early(parents + first + i);
-        plan.parent[i] = p < 0 ? -1 : p - first;
-    }
-    const auto parent = [&plan](int32_t i) { return plan.parent[i]; };
-    const DeltaSchedule<decltype(parent)> schedule{
-        parent, n, plan.numbers[0], plan.numbers[1], plan.numbers[2], plan.numbers[3], plan.visits};
-    const auto add = [](int32_t* to, int32_t x) { atomicAdd(to, x); };
-    const auto max = [](int32_t* to, int32_t x) { atomicMax(to, x); };
-    const int begin = static_cast<int>(threadIdx.x), stride = static_cast<int>(blockDim.x);
-    for (int i = begin; i <= n; i += stride) schedule.begin(i);
-    __syncthreads();
-    for (int i = begin; i < n; i += stride) schedule.count(i, add);
-    __syncthreads();
-    for (int i = begin; i < n; i += stride) schedule.choose(i, max);
-    __syncthreads();
-    for (int i = begin; i < n; i += stride) schedule.arrange(i);
-    __syncthreads();
-    for (int i = begin; i < n; i += stride) schedule.place(i);
-    __syncthreads();
-    return schedule.saves_root();
-}
-
 /// Rows [begin, begin + rows) of a block's order, on their way to shared memory. heads: what a row keeps, of row 0.
 template <bool kOutput, bool kAligned>
 __device__ __forceinline__ void fetch_rows(const DeltaChainArgs& a, const ChainPlace& at, const float* heads, int begin,
@@ -237,10 +164,26 @@ __device__ __forceinline__ void fetch_group(const DeltaChainArgs& a, const Chain
     else fetch_rows<kOutput, false>(a, at, heads, begin, rows, group);
 }
 
+/// Without a branch.
+__device__ __forceinline__ void store_if(int wanted, float* to, float x) {
+#ifdef __CUDA_ARCH__
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(to), "f"(x), "r"(wanted)
+                 : "memory");
+#else
+    if (wanted != 0) *to = x;
+#endif
+}
+
+/// Threads of a block, at most.
+constexpr int chain_threads(int columns) { return columns == 4 ? 256 : 128; }
+
 /// Grid: column tiles, value heads, sequences times layers. Steps (kOutput) fetch the state before the wait: nothing of
 /// the step writes it.
-template <int kRows, bool kOutput, bool kTree>
-__global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant__ DeltaChainArgs a) {
+template <int kRows, int kColumns, bool kOutput, bool kTree>
+__global__ void __launch_bounds__(chain_threads(kColumns))
+    delta_chain_kernel(const __grid_constant__ DeltaChainArgs a) {
+    using Tile = DeltaTile<kRows, kColumns>;
+    using Piece = Tile::Piece;
     extern __shared__ float4 delta_shared[];
     pdl_trigger();
     if constexpr (!kOutput) pdl_wait();
@@ -251,7 +194,7 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
     at.layer = static_cast<int>(blockIdx.z) / a.sequences;
     at.h = static_cast<int>(blockIdx.y);
     at.key = z.key_head(at.h);
-    at.columns = kWarpColumns * static_cast<int>(blockDim.x / 32);
+    at.columns = Tile::kOwned * static_cast<int>(blockDim.x / 32);
     at.column = static_cast<int>(blockIdx.x) * at.columns;
     at.first = a.path != nullptr ? 0 : delta_early(a.row_begin + at.sequence);
     at.n =
@@ -260,33 +203,36 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
         if constexpr (kOutput) pdl_wait();
         return;
     }
-    const int own = warp * kWarpColumns + DeltaTile<kRows>::first_column(), columns = z.value_dim - at.column - own;
+    const int own = warp * Tile::kOwned + Tile::first_column(), columns = z.value_dim - at.column - own;
     float* state = a.layers[at.layer].state + delta_early(a.state_slot + at.sequence) * z.state_elements +
                    int64_t{at.h} * z.key_dim * z.value_dim + at.column + own;
-    DeltaTile<kRows> tile;
+    Tile tile;
     if (delta_early(a.committed + at.sequence) == 0) tile.clear();
     else tile.load(state, z.key_dim, z.value_dim, columns);
 
-    const Layout layout{16 * kRows, at.columns};
+    const DeltaLayout layout{16 * kRows, at.columns};
     const int floats = static_cast<int>(delta_group_floats(layout.padded, at.columns));
     auto* const bytes = reinterpret_cast<unsigned char*>(delta_shared);
     auto* const memory = reinterpret_cast<float*>(bytes);
     auto& plan = *reinterpret_cast<TreePlan*>(bytes + layout.plan());
-    auto* const kept = reinterpret_cast<float4*>(bytes + layout.slots()) + 32 * kRows * warp;
-    const int slot_stride = static_cast<int>(layout.slot_bytes() / 16);
+    auto* const kept = reinterpret_cast<Piece*>(bytes + layout.slots()) + 32 * kRows * warp;
+    const int slot_stride = static_cast<int>(layout.slot_bytes() / sizeof(Piece));
     at.visits = nullptr;
     if constexpr (kTree) {
         at.visits = plan.visits;
         if (plan_tree(a.parent, plan, at.first, at.n)) tile.keep(kept);
     }
     // What no copy reaches: padding of heads, columns behind the last.
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * floats; i += static_cast<int>(blockDim.x)) memory[i] = 0.0f;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * floats / 4; i += static_cast<int>(blockDim.x))
+        delta_shared[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     __syncthreads();
     if constexpr (kOutput) pdl_wait();
     fetch_group<kOutput>(a, at, 0, min(kGroupRows, at.n), delta_group(memory, layout.padded, at.columns));
 
-    const int column = at.column + own + DeltaTile<kRows>::output_column();
-    const bool writes = DeltaTile<kRows>::has_output() && column < z.value_dim;
+    const int column = at.column + own + Tile::output_column();
+    int writes = Tile::has_output() && column < z.value_dim ? 1 : 0, out_stride = z.value_heads * z.value_dim;
+    float* out = a.out + int64_t{at.first} * out_stride + at.h * z.value_dim + column;  // chains: of the row at hand
+    asm volatile("" : "+r"(writes), "+r"(out_stride), "+l"(out));  // computed here, not again for each row
     for (int begin = 0; begin < at.n; begin += kGroupRows) {
         const int rows = min(kGroupRows, at.n - begin), left = at.n - begin - rows;
         const int turn = begin / kGroupRows % 2;
@@ -299,44 +245,69 @@ __global__ void __launch_bounds__(256) delta_chain_kernel(const __grid_constant_
             copies_wait<0>();
         }
         __syncthreads();
-        for (int i = 0; i < rows; ++i) {
-            DeltaVisit visit{begin + i, -1, -1};
-            if constexpr (kTree) {
-                visit = at.visits[begin + i];
-                if (visit.load >= 0) tile.recall(kept + visit.load * slot_stride);
-            }
-            const float4 v = *reinterpret_cast<const float4*>(group.v + i * at.columns + own);
-            const float4 gate = *reinterpret_cast<const float4*>(group.gate + 4 * i);
-            const float o =
-                tile.template step<kOutput>(group.q + i * layout.padded, group.k + i * layout.padded, v, gate);
-            if (kTree && visit.save >= 0) tile.keep(kept + visit.save * slot_stride);
-            if (kOutput && writes)
-                a.out[(int64_t{at.first + visit.node} * z.value_heads + at.h) * z.value_dim + column] = o;
+        // The next row's q and k take the place of these as soon as those were needed last.
+        float queries[kRows], keys[kRows];
+        const float *q = group.q + Tile::row(0), *v = group.v + own, *gates = group.gate;
+        if constexpr (kOutput) Tile::own_rows(q, queries);
+        Tile::own_rows(q + kGroupRows * layout.padded, keys);
+        const DeltaVisit* visit = kTree ? at.visits + begin : nullptr;
+        for (int more = rows - 1; more >= 0; --more) {
+            if (kTree && visit->load >= 0) tile.recall(kept + visit->load * slot_stride);
+            const float4 gate = *reinterpret_cast<const float4*>(gates);
+            const float sum = tile.template sums<kOutput>(queries, keys);
+            q += layout.padded;
+            if (kOutput && more > 0) Tile::own_rows(q, queries);
+            const Piece d = Tile::differences(sum, *reinterpret_cast<const Piece*>(v), gate);
+            tile.join(keys, d, gate);
+            if (more > 0) Tile::own_rows(q + kGroupRows * layout.padded, keys);
+            if (kTree && visit->save >= 0) tile.keep(kept + visit->save * slot_stride);
+            if constexpr (kOutput)
+                store_if(writes, kTree ? out + int64_t{visit->node} * out_stride : out, Tile::output(sum, d, gate));
+            v += at.columns, gates += 4;
+            if constexpr (kTree) ++visit;
+            else out += out_stride;
         }
         __syncthreads();  // before the next rows but one take the place of these
     }
     if (a.update) tile.store(state, z.key_dim, z.value_dim, columns);
 }
 
-/// A warp for each head of each row: RMSNorm and gate, as floats and as int8.
+/// A warp for each head of each row: RMSNorm and gate, as floats and as int8. The loads of the first 128 elements go out
+/// together.
 __global__ void __launch_bounds__(256) delta_norm_kernel(const __grid_constant__ DeltaArgs a, int64_t items) {
+    constexpr int kAtOnce = 4;  // elements of a lane
     pdl_trigger();
-    pdl_wait();
     const int64_t item = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
-    if (item >= items) return;
+    if (item >= items) return pdl_wait();
     const int row = static_cast<int>(item / a.sizes.value_heads), h = static_cast<int>(item % a.sizes.value_heads);
     const int lane = static_cast<int>(threadIdx.x % 32), d = a.sizes.value_dim;
     float* const y = a.out + item * d;
     const float* const z = a.z.row(row) + h * d;
     const int64_t cols = int64_t{a.sizes.value_heads} * d;
-    const float scale = warp_rms_scale([y, lane](int j) { return y[lane + 32 * j]; }, d, a.eps);
-#pragma unroll 4
-    for (int i = lane; i < d; i += 32) {
-        const float value = delta_output(y[i], scale, a.norm[i], delta_gate(z[i]));
+    float norm[kAtOnce], o[kAtOnce], gate[kAtOnce];
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+        const int i = lane + 32 * c;
+        norm[c] = i < d ? __uint_as_float(EarlyLoad::one(a.norm + i)) : 0.0f;
+    }
+    pdl_wait();
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+        const int i = lane + 32 * c;
+        o[c] = i < d ? y[i] : 0.0f, gate[c] = i < d ? z[i] : 0.0f;
+    }
+    float squares = delta_squares(o, d, 0.0f);
+    for (int i = lane + 32 * kAtOnce; i < d; i += 32) squares = __fmaf_rn(y[i], y[i], squares);
+    const float scale = rms_scale(warp_sum(squares), d, a.eps);
+    const auto put = [&](int i, float value) {
         y[i] = value;
         // With int8 rows d is a multiple of 32: all lanes are here.
         if (a.out8 != nullptr) put_act_group(a.out8 + row * ActRow::bytes(cols), cols, (h * d + i) / 32, value);
-    }
+    };
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c)
+        if (lane + 32 * c < d) put(lane + 32 * c, delta_output(o[c], scale, norm[c], delta_gate(gate[c])));
+    for (int i = lane + 32 * kAtOnce; i < d; i += 32) put(i, delta_output(y[i], scale, a.norm[i], delta_gate(z[i])));
 }
 
 /// The slot's convolution inputs, `count` rows later. Grid: channels / 256, sequences (times layers).
@@ -370,15 +341,18 @@ __global__ void __launch_bounds__(256) delta_path_conv_kernel(const __grid_const
                  [&](int i) { return layer.rows + rows[i] * a.stride; });
 }
 
-/// Warps of a block, and its shared memory. tree_rows: 0 without trees.
+/// Warps of a block, and its shared memory: as many warps as the kernel takes, fewer until two thirds of the SMs have a
+/// block, at least two. heads: of all sequences and layers. tree_rows: 0 without trees.
 struct BlockShape {
     int warps;
     size_t shared;
 };
-BlockShape block_shape(const Gpu& gpu, const DeltaSizes& z, int64_t heads, int64_t tree_rows) {
-    const int most = std::min(tree_rows > 0 ? 4 : 8, blocks_of(z.value_dim, kWarpColumns));
-    for (int warps = delta_warps(gpu, heads, z.value_dim, most);; warps /= 2) {
-        const Layout layout{padded_dim(z.key_dim), kWarpColumns * warps};
+BlockShape block_shape(const Gpu& gpu, const DeltaSizes& z, int64_t heads, int64_t tree_rows, int columns) {
+    const int each = 2 * columns, most = tree_rows > 0 ? 4 : chain_threads(columns) / 32;
+    int warps = std::min(most, blocks_of(z.value_dim, each));
+    while (warps > 2 && heads * blocks_of(z.value_dim, int64_t{each} * warps) * 3 < gpu.info().sm_count * 2) warps /= 2;
+    for (;; warps /= 2) {
+        const DeltaLayout layout{padded_dim(z.key_dim), each * warps};
         const size_t kept = static_cast<size_t>(delta_slots(tree_rows)) * layout.slot_bytes(),
                      shared = tree_rows == 0 ? layout.plan() : layout.slots() + kept;
         if (static_cast<int64_t>(shared) <= gpu.info().shared_bytes) return {warps, shared};
@@ -387,16 +361,34 @@ BlockShape block_shape(const Gpu& gpu, const DeltaSizes& z, int64_t heads, int64
     }
 }
 
+template <int kColumns, bool kOutput, bool kTree>
+void launch_columns(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int64_t tree_rows) {
+    const DeltaSizes& z = a.sizes;
+    auto [warps, shared] = block_shape(gpu, z, z.value_heads * a.sequences * layers, tree_rows, kColumns);
+    const dim3 grid(static_cast<unsigned>(blocks_of(z.value_dim, int64_t{2 * kColumns} * warps)),
+                    static_cast<unsigned>(z.value_heads), static_cast<unsigned>(a.sequences * layers));
+    if (kColumns == 2) {
+        const auto most = blocks_of(int64_t{grid.x} * grid.y * grid.z, std::max(1, gpu.info().sm_count));
+        shared = std::max(shared, static_cast<size_t>(gpu.info().shared_bytes / (most + 1)));
+    }
+    auto* const kernel = choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kColumns, kOutput, kTree>,
+                                             delta_chain_kernel<8, kColumns, kOutput, kTree>,
+                                             delta_chain_kernel<16, kColumns, kOutput, kTree>, shared);
+    launch(gpu, kernel, grid, dim3(static_cast<unsigned>(32 * warps)), shared, a);
+}
+
+/// Steps of few heads are as long as one row after the other takes, so their lanes have two columns: half the work in a
+/// row, and blocks of four warps that spread over the SMs more evenly (48 heads of 128 columns: 384 blocks on 132 SMs,
+/// instead of 96 of eight). They ask for so much shared memory that no SM takes more than its share: those that are free
+/// first would take six (16 rows 24.7 instead of 17.1 us, H200, 2026-11-23). Where that would be more than four warps for each scheduler, issue slots count and not
+/// latency: four columns, which read half as much of q and k. So do commits, bound by the states' bytes.
 template <bool kOutput, bool kTree>
 void launch_chain(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int64_t tree_rows) {
     const DeltaSizes& z = a.sizes;
-    const auto [warps, shared] = block_shape(gpu, z, z.value_heads * a.sequences * layers, tree_rows);
-    const dim3 grid(static_cast<unsigned>(blocks_of(z.value_dim, int64_t{kWarpColumns} * warps)),
-                    static_cast<unsigned>(z.value_heads), static_cast<unsigned>(a.sequences * layers));
-    auto* const kernel =
-        choose_delta_kernel(z.key_dim, delta_chain_kernel<4, kOutput, kTree>, delta_chain_kernel<8, kOutput, kTree>,
-                            delta_chain_kernel<16, kOutput, kTree>, shared);
-    launch(gpu, kernel, grid, dim3(static_cast<unsigned>(32 * warps)), shared, a);
+    const int64_t heads = z.value_heads * a.sequences * layers;
+    if (kOutput && heads * blocks_of(z.value_dim, 4) <= 16 * gpu.info().sm_count)
+        launch_columns<kOutput ? 2 : 4, kOutput, kTree>(gpu, a, layers, tree_rows);
+    else launch_columns<4, kOutput, kTree>(gpu, a, layers, tree_rows);
 }
 
 bool same_sizes(const DeltaView& a, const DeltaView& b) {

@@ -272,9 +272,7 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
             if (const int row = DeltaTile<kRows>::row(i); row < z.key_dim && columns > 0) {
-                const uint4 x = load_weights(p.w.state + p.s.slot * z.state_elements + at + int64_t{row} * z.value_dim);
-                tile.s[i] =
-                    make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w));
+                tile.s[i] = tile.load_piece(p.w.state + p.s.slot * z.state_elements + at + int64_t{row} * z.value_dim);
             }
 
     // Each lane: q and k, elements lane, lane + 32, ...; lanes 0 to 7 v of the columns, 8 and 9 the gates.
@@ -317,7 +315,8 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
     else if (lane < 10) scratch.gate[lane - 8] = value[0];
     else if (lane == 10) scratch.gate[2] = dot;
     __syncwarp();
-    const float o = tile.template step<true>(scratch.q, scratch.k, *reinterpret_cast<const float4*>(scratch.v + own),
+    const float o = tile.template step<true>(scratch.q, scratch.k,
+                                             *reinterpret_cast<const DeltaPiece<kLaneColumns>*>(scratch.v + own),
                                              *reinterpret_cast<const float4*>(scratch.gate));
     const int out = column + own + DeltaTile<kRows>::output_column();
     if (DeltaTile<kRows>::has_output() && out < z.value_dim) put_word(a.mixed + h * z.value_dim + out, o, p.number);
@@ -326,9 +325,7 @@ __device__ __forceinline__ void delta_columns(const Phase& p, int item, DeltaScr
         for (int i = 0; i < kRows; ++i)
             if (const int row = DeltaTile<kRows>::row(i); row < z.key_dim && columns > 0) {
                 float* const to = p.w.state + p.s.next_slot * z.state_elements + at + int64_t{row} * z.value_dim;
-                asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(tile.s[i].x), "f"(tile.s[i].y),
-                             "f"(tile.s[i].z), "f"(tile.s[i].w)
-                             : "memory");
+                tile.store_piece(to, tile.s[i]);
             }
     __syncwarp();
 }

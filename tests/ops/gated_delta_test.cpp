@@ -18,6 +18,7 @@ std::vector<DeltaShape> shapes() {
     all.push_back({.key_heads = 3, .value_heads = 3, .key_dim = 20, .value_dim = 7, .conv_width = 3});
     all.push_back({.key_heads = 1, .value_heads = 3, .key_dim = 64, .value_dim = 40, .conv_width = 1});
     all.push_back({.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 128, .conv_width = 2});
+    all.push_back({.key_heads = 1, .value_heads = 2, .key_dim = 256, .value_dim = 22});
     all.push_back({.decay = 1e-7f, .gate = 20.0f});
     all.push_back({.decay = 40.0f, .gate = 20.0f});
     return brief(std::move(all), 3);
@@ -265,6 +266,33 @@ TEST(gated_delta, rows_of_few_heads_and_of_many_have_the_same_bits) {
         }
         for (size_t s = 0; s < 3; ++s)
             expect_same_bits(world.slot_of(together[s]), world.slot_of(alone[s]), fmt::format("{}", dim).c_str());
+    }
+}
+
+TEST(gated_delta, steps_of_few_heads_and_of_many_have_the_same_bits) {
+    // On a GPU lanes have two columns of a state where heads are few, four where they are many.
+    std::mt19937_64 rng(22);
+    for (const bool trees : {false, true}) {
+        OpContext op(2, int64_t{16} << 20);
+        const int64_t keys = brief_counts() ? 2 : 16;
+        DeltaWorld world(op, {.key_heads = keys, .value_heads = 3 * keys, .key_dim = 128, .value_dim = 128, .slots = 6},
+                         23);
+        std::vector<DeltaSequence> together, alone;
+        std::vector<std::vector<DeltaToken>> fed;
+        for (uint64_t s = 0; s < 3; ++s) {
+            together.push_back(world.sequence());
+            world.feed(together[s], delta_ids(3, 24 + s), 3);
+            alone.push_back(world.copy(together[s]));
+            fed.push_back(trees ? delta_tree(19, 0.5, rng) : delta_chain(delta_ids(16 + s, 27 + s)));
+        }
+        const DeltaMode mode = trees ? DeltaMode::stash : DeltaMode::update;
+        DeltaRowsOut expected;
+        for (size_t s = 0; s < 3; ++s)
+            for (std::vector<float>& row : world.step({&alone[s]}, {fed[s]}, mode)) expected.push_back(std::move(row));
+        expect_same(world.step({&together[0], &together[1], &together[2]}, fed, mode), expected,
+                    trees ? "trees" : "chains");
+        for (size_t s = 0; s < 3; ++s)
+            expect_same_bits(world.slot_of(together[s]), world.slot_of(alone[s]), fmt::format("slot {}", s).c_str());
     }
 }
 
