@@ -30,7 +30,6 @@
 
 #include "ops/decode_dense.cuh"
 #include "ops/decode_half_finish.cuh"
-#include "ops/decode_half_share.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -85,8 +84,13 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
     const uint32_t x_there = shared_address(barriers + 2 * kMostHalfStages * S::kRings);
-    const int strips = cta < a.strips ? (a.strips - 1 - cta) / ctas + 1 : 0;  // cta, cta + ctas, ...
-    const HalfShare share(strips, a.quads, a.teams, team, By);
+    // Of strips cta, cta + ctas, ...
+    const auto begin = [&a, cta](int of) {  // shuffled, so that uniform registers have what is alike in a warp
+        const HalfBegin b = a.plan.begin[cta < a.plan.many][of];
+        return HalfBegin{static_cast<int16_t>(__shfl_sync(~0u, int{b.strip}, 0)),
+                         static_cast<int16_t>(__shfl_sync(~0u, int{b.quad}, 0))};
+    };
+    const HalfShare share(a.quads, begin(team), begin(team + 1));
     // What is asked for next; the warps of a ring take turns, so that none is slower than the others.
     const int first_quad = By == 1 ? 0 : of_team;
     int asked = 0, end = 0;
@@ -104,8 +108,10 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     }
     __syncwarp();
     if (share.parts > 0) enter();
+    // x has to wait for what was asked for before it.
+    const int early = T > 1 && a.stages > 2 ? a.stages - 1 : a.stages;
 #pragma unroll 1
-    for (int slot = 0; slot < a.stages && asked < share.parts; ++slot) {
+    for (int slot = 0; slot < early && asked < share.parts; ++slot) {
         if (of_ring == 0) ring.ask(maps, rank * T, ring.at(slot), lane == 0);
         go_on();
     }
@@ -141,9 +147,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         reinterpret_cast<const float*>(x + a.scales_at) + 8 * NT * first_block + 2 * (lane % 4);
     const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
                            x + a.heads_at + first_slot * ring.kHeads, of_ring);
-    int slot = 0, before = 0, turn = 0;
-    uint32_t parity = 0, before_parity = 0;
-    bool first = true;
+    int slot = 0, before = a.stages - 1, turn = 0;
+    uint32_t parity = 0, before_parity = 1;  // nobody has used it yet
+    bool first = early == a.stages;
 #pragma unroll 1
     for (int i = 0; i < share.parts; ++i) {
         const HalfPart part = share.part(i);
@@ -267,6 +273,19 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     return true;
 }
 
+/// Strips, dealt out to `clusters`.
+template <int NT, int C>
+HalfPlan plan_half(const HalfArgs& a, int clusters) {
+    using S = HalfShape<NT, C>;
+    static_assert(S::kTeams <= HalfPlan::kTeams);
+    HalfPlan plan;
+    plan.many = a.strips % clusters;
+    for (int more = 0; more < 2; ++more)
+        for (int team = 0; team <= S::kTeams; ++team)
+            plan.begin[more][team] = half_begin(a.strips / clusters + more, a.quads, a.teams, team, S::By);
+    return plan;
+}
+
 /// In two launches, each with half of the columns, if x fits only so.
 template <int NT, int C>
 bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves = false) {
@@ -308,6 +327,7 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves
     a.carried = reinterpret_cast<float4*>(take(halves ? int64_t{a.strips} * C * S::W * kSums : 0));
     const auto run = [&](int quad0, int quads) {
         a.quad0 = quad0, a.quads = quads;
+        a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
         launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
                         static_cast<size_t>(shared), C, a, group.maps(S::T));
         a.floats.pairs = 0;  // once

@@ -14,6 +14,7 @@
 #include "ops/decode_dense_tile.cuh"
 #include "ops/decode_float.h"
 #include "ops/decode_half.cuh"
+#include "ops/decode_half_share.h"
 #include "ops/prefill_attention_hopper.cuh"
 #include "ops/prefill_gemm_hopper.cuh"
 #include "ops/row_math.cuh"
@@ -50,6 +51,7 @@ struct HalfArgs {
     int32_t zero;      // 0, which the compiler does not know
     const float* rms;  // of rows, or null
     float* residual;
+    HalfPlan plan;           // more than one row
     float4 *left, *carried;  // more than one row: sums that teams leave each other, and a launch the next one
     DenseFloats floats;
 };

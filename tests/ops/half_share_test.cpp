@@ -25,7 +25,8 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
                     std::vector<Begun> begun;
                     int least = 1 << 30, most = 0;
                     for (int team = 0; team < teams; ++team) {
-                        const HalfShare share(strips, quads, teams, team, by);
+                        const HalfShare share(quads, half_begin(strips, quads, teams, team, by),
+                                              half_begin(strips, quads, teams, team + 1, by));
                         int time = 0;
                         std::vector<HalfPart> late;
                         for (int i = 0; i < share.parts; ++i) {
@@ -55,7 +56,8 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
                     if (strips >= teams) {
                         EXPECT_LE(most - least, 2 * by);
                     }
-                    EXPECT_EQ(HalfShare(strips, quads, teams, teams, by).parts, 0);
+                    const HalfBegin end = half_begin(strips, quads, teams, teams, by);
+                    EXPECT_EQ(HalfShare(quads, end, end).parts, 0);
                 }
 }
 
