@@ -84,14 +84,18 @@ __device__ __forceinline__ float add_squares(const float (&v)[8], float sum) {
     return sum;
 }
 
-/// This thread's share of the squares of a row: pieces of eight, every 256th, ascending.
+/// This thread's share of the squares of a row: pieces of eight, every 256th, ascending. The loads of three go out
+/// together; a piece behind the end is zeros and changes nothing.
 __device__ __forceinline__ float thread_squares(const float* x, int d) {
+    constexpr int kAtOnce = 3;
     float sum = 0;
 #pragma unroll 1
-    for (int c = threadIdx.x; 8 * c < d; c += kThreads) {
-        float v[8];
-        load8(x, c, d, v);
-        sum = add_squares(v, sum);
+    for (int c = threadIdx.x; 8 * c < d; c += kAtOnce * kThreads) {
+        float v[kAtOnce][8];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) load8(x, c + i * kThreads, d, v[i]);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) sum = add_squares(v[i], sum);
     }
     return sum;
 }
@@ -104,13 +108,16 @@ __device__ __forceinline__ float row_scale(const float* partial, int d, float ep
 }
 
 /// What a row x[d] is multiplied with in RMSNorm: 1 / sqrt(mean(x^2) + eps), in every thread of a CTA of kThreads
-/// threads, all of which call it. partial: 8 floats of shared memory; the caller synchronises before it is used again.
-/// The order of the sum is that of every kernel of the GPU back end that normalises whole rows.
-__device__ __forceinline__ float block_rms_scale(const float* x, int d, float eps, float* partial) {
-    const float sum = warp_sum(thread_squares(x, d));
+/// threads, all of which call it. squares: thread_squares(). partial: 8 floats of shared memory; the caller synchronises
+/// before it is used again. The order of the sum is that of every kernel of the GPU back end that normalises whole rows.
+__device__ __forceinline__ float block_rms_scale(float squares, int d, float eps, float* partial) {
+    const float sum = warp_sum(squares);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
     __syncthreads();
     return row_scale(partial, d, eps);
+}
+__device__ __forceinline__ float block_rms_scale(const float* x, int d, float eps, float* partial) {
+    return block_rms_scale(thread_squares(x, d), d, eps, partial);
 }
 
 /// Eight columns of 32 that four neighbouring lanes quantise together.

@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     pdl_wait();
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
     float v[8] = {};
+    if (rounds) load8(x, c, a.cols, v);
+    const float squares = norm && (!rounds || a.float_bytes != 0) ? thread_squares(x, a.cols) : 0.0f;
     if (rounds) {
-        load8(x, c, a.cols, v);
         float weighted[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) weighted[i] = norm ? __fmul_rn(v[i], by[i]) : v[i];
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     }
     float scale = 1.0f;
     if (norm) {
-        scale = block_rms_scale(x, a.cols, a.x.eps, partial);
+        scale = block_rms_scale(squares, a.cols, a.x.eps, partial);
         if ((!rounds || blockIdx.y == 0) && threadIdx.x == 0) a.rms[row] = scale;
         if (!rounds) return;
 #pragma unroll

@@ -39,7 +39,11 @@ struct HalfShare {
     int parts;
 
     RT_HD HalfShare(int quads_, HalfBegin from, HalfBegin end)
-        : quads(quads_), first(from.strip), at(from.quad), last(end.strip), to(end.quad),
+        : quads(quads_),
+          first(from.strip),
+          at(from.quad),
+          last(end.strip),
+          to(end.quad),
           parts(last - first + (to > 0 ? 1 : 0)) {}
     /// In the order of time; i < parts.
     RT_HD HalfPart part(int i) const {

@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(chain_threads(kColumns))
     if (a.update) tile.store(state, z.key_dim, z.value_dim, columns);
 }
 
-/// A warp for each head of each row: RMSNorm and gate, as floats and as int8. The loads of the first 128 elements go out
-/// together.
+/// A warp for each head of each row: RMSNorm and gate, as floats and as int8. The loads of the first 128 elements go
+/// out together.
 __global__ void __launch_bounds__(256) delta_norm_kernel(const __grid_constant__ DeltaArgs a, int64_t items) {
     constexpr int kAtOnce = 4;  // elements of a lane
     pdl_trigger();
@@ -379,9 +379,10 @@ void launch_columns(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int
 
 /// Steps of few heads are as long as one row after the other takes, so their lanes have two columns: half the work in a
 /// row, and blocks of four warps that spread over the SMs more evenly (48 heads of 128 columns: 384 blocks on 132 SMs,
-/// instead of 96 of eight). They ask for so much shared memory that no SM takes more than its share: those that are free
-/// first would take six (16 rows 24.7 instead of 17.1 us, H200, 2026-11-23). Where that would be more than four warps for each scheduler, issue slots count and not
-/// latency: four columns, which read half as much of q and k. So do commits, bound by the states' bytes.
+/// instead of 96 of eight). They ask for so much shared memory that no SM takes more than its share: those that are
+/// free first would take six (16 rows 24.7 instead of 17.1 us, H200, 2026-11-23). Where that would be more than four
+/// warps for each scheduler, issue slots count and not latency: four columns, which read half as much of q and k. So do
+/// commits, bound by the states' bytes.
 template <bool kOutput, bool kTree>
 void launch_chain(const Gpu& gpu, const DeltaChainArgs& a, int64_t layers, int64_t tree_rows) {
     const DeltaSizes& z = a.sizes;
