@@ -108,8 +108,9 @@ __device__ __forceinline__ float row_scale(const float* partial, int d, float ep
 }
 
 /// What a row x[d] is multiplied with in RMSNorm: 1 / sqrt(mean(x^2) + eps), in every thread of a CTA of kThreads
-/// threads, all of which call it. squares: thread_squares(). partial: 8 floats of shared memory; the caller synchronises
-/// before it is used again. The order of the sum is that of every kernel of the GPU back end that normalises whole rows.
+/// threads, all of which call it. squares: thread_squares(). partial: 8 floats of shared memory; the caller
+/// synchronises before it is used again. The order of the sum is that of every kernel of the GPU back end that
+/// normalises whole rows.
 __device__ __forceinline__ float block_rms_scale(float squares, int d, float eps, float* partial) {
     const float sum = warp_sum(squares);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;

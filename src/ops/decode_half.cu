@@ -5,10 +5,11 @@
 // Bytes: those of the weights (decode_half_row.cu has them). Instructions for 16 x 256 weights of Q4_K and sixteen rows
 // of x, read off the counters for gate and up: 455, of them 345 of the loop; decoding a weight costs the same whatever
 // the rows. Measured (H200, 2026-11-23, bench_gpu_dense; docs/results/qwen35.md) at 8, 16 and 24 rows: gate, up and
-// down 55, 60 and 82 us, o 10, 11 and 14, head 263, 282 and 384; with int8 (decode_dense_tile.cu and others) 77, 101,
-// 126; 15, 16, 19; 369, 598, 834. What limits it: instructions, while all warps are in the loop (93 % of issue slots),
-// which is half of the time; the rest is the time until x is rounded and there, sums at the end of strips, float rows
-// (3 of the projections' 28 us), and twelve SMs that clusters of four leave idle.
+// down 54, 59 and 81 us, o 10, 11 and 13, head 262, 280 and 368; with int8 (decode_dense_tile.cu and others) 77, 101,
+// 126; 15, 16, 19; 369, 598, 834. What limits it: in the loop, which is half of the time, instructions (93 % of issue
+// slots) and shared memory alike (88 wavefronts a tile and warp at 16 rows, of which 64 for x); the rest is the time
+// until x is rounded and there, sums at the end of strips, float rows (4 of the projections' 26 us), and twelve SMs
+// that clusters of four leave idle.
 //
 // Design: one CTA of sixteen warps an SM, in teams that share strips and have equally many quads (HalfShare). Where x
 // does not fit in shared memory beside the rings, the two or four CTAs of a cluster share strips, each with its share
@@ -20,12 +21,12 @@
 // Tried: warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products);
 // four CTAs that leave their sums in the L2 cache (down, 16 rows: 32 instead of 28 us), or 33 clusters of four where
 // fewer fit (46); two strips a warp, so that x is read once for both, with eight warps and twice the registers (gate
-// and up as fast, projections 33 instead of 30, 24 rows 10 to 60 % slower); at most 112 registers and 32 of the kernel
-// before, so that both find room (16 rows of the whole model 8.33 instead of 7.87 ms); whole tiles loaded first where
+// and up as fast, projections 33 instead of 30, 24 rows 10 to 60 % slower); so few registers that the kernel before
+// finds room beside (16 rows of the whole model 8.1 to 8.3 instead of 7.8 ms: its CTAs pile up on the SMs that clusters
+// of four leave idle); 1 / rms found here and float rows behind the strips (8.0 to 8.4); whole tiles loaded first where
 // there are more slots, one quad of x first, or half of them (no difference); one warp of a ring that asks for all (1.5
 // % slower); clusters of four for o, too, whose strips are fewer than teams of clusters of two (15.9 instead of 11.2
-// us). Not tried: wgmma, which has the bits of mma.sync here (400,000 random sums of eight steps each) and takes as
-// long for 24 rows of x as for eight.
+// us); wgmma with strips of 64 rows (16 rows 7.0 instead of 6.6 ms for all products, 24 rows 8.7 instead of 8.6).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
