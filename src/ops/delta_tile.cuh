@@ -53,6 +53,13 @@ struct DeltaTile {
             else s[i] = {one(0), one(1)};
         }
     }
+    /// Of a state of 16 kRows rows.
+    template <int kValueDim>
+    __device__ __forceinline__ void load_all(const float* from) {
+        from += row(0) * kValueDim;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) s[i] = load_piece(from + (64 * (i / 4) + i % 4) * kValueDim);
+    }
     __device__ __forceinline__ void store(float* to, int dk, int dv, int columns) const {
         if (dv % kColumns == 0 && columns >= kColumns) {
 #pragma unroll
@@ -174,10 +181,49 @@ struct DeltaTile {
             for (int c = 0; c < kColumns; ++c) s[i].x[c] = __fmaf_rn(keys[i], d.x[c], __fmul_rn(gate.x, s[i].x[c]));
     }
 
+    /// S^T x alone, of column whose(): lanes that differ in other bits have it too. Adds as sums() does.
+    __device__ static int whose() { return static_cast<int>(threadIdx.x % 32) * kColumns / 32; }
+    /// Of the lanes with the same column, one for each g.
+    __device__ static bool speaks() { return threadIdx.x % (32 / kColumns) < 2; }
+    __device__ __forceinline__ float sum_of(const float (&x)[kRows]) const {
+        float p[kColumns] = {};
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) add(p, s[i], x[i]);
+        const bool bit4 = (threadIdx.x & 16) != 0, bit3 = (threadIdx.x & 8) != 0;
+        float half[kColumns / 2];
+#pragma unroll
+        for (int c = 0; c < kColumns / 2; ++c)
+            half[c] = exchange(bit4 ? p[kColumns / 2 + c] : p[c], bit4 ? p[c] : p[kColumns / 2 + c], 16);
+        float one;
+        if constexpr (kColumns == 4) one = exchange(bit3 ? half[1] : half[0], bit3 ? half[0] : half[1], 8);
+        else one = exchange(half[0], half[0], 8);
+        one = exchange(one, one, 4);
+        return exchange(one, one, 2);
+    }
+    /// d of the lane's columns from S^T k, and o of column whose() from S^T q, as sum_of() leaves them.
+    __device__ __forceinline__ static Piece differences_of(float sum, const Piece& v, float4 gate) {
+        Piece d;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+            const int lane = 32 / kColumns * c + static_cast<int>(threadIdx.x % 2);
+            d.x[c] = difference(__shfl_sync(0xFFFFFFFFu, sum, lane), v.x[c], gate);
+        }
+        return d;
+    }
+    __device__ __forceinline__ static float output_of(float sum, const Piece& d, float4 gate) {
+        const bool bit4 = (threadIdx.x & 16) != 0, bit3 = (threadIdx.x & 8) != 0;
+        float own;
+        if constexpr (kColumns == 4) own = bit4 ? (bit3 ? d.x[3] : d.x[2]) : (bit3 ? d.x[1] : d.x[0]);
+        else own = bit4 ? d.x[1] : d.x[0];
+        return __fmaf_rn(gate.z, own, __fmul_rn(gate.x, sum));
+    }
+
   private:
     /// beta (v - e^g p) with p of the lane's column c.
     __device__ __forceinline__ static float difference(int c, float sum, float v, float4 gate) {
-        const float p = __shfl_sync(0xFFFFFFFFu, sum, kAlike * c + static_cast<int>(threadIdx.x % 2));
+        return difference(__shfl_sync(0xFFFFFFFFu, sum, kAlike * c + static_cast<int>(threadIdx.x % 2)), v, gate);
+    }
+    __device__ __forceinline__ static float difference(float p, float v, float4 gate) {
         return __fmul_rn(gate.y, __fsub_rn(v, __fmul_rn(gate.x, p)));
     }
     /// Of the lane's columns the one that it has an output of.

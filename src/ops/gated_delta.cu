@@ -1,4 +1,5 @@
-// Gated DeltaNet, one row for each sequence: plain decoding. For chains, trees and commits see gated_delta_chain.cu.
+// Gated DeltaNet, one row for each sequence: plain decoding. For chains and trees see gated_delta_few.cu and
+// gated_delta_chain.cu, for commits the latter.
 //
 // Bytes: a sequence's state, read (and written, where rows are kept) once: 3.15 MB a layer at 48 heads of 128 x 128;
 // one row reads and writes 6.3 MB, 1.4 us at 4.5 TB/s on an H200. FLOPs: 8 for each element of the state and row; on
@@ -378,6 +379,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
         launch_row(*ctx.gpu, a, view, batch.sequences());
         return out;
     }
+    if (launch_delta_few(*ctx.gpu, a, n, batch.sequences())) return out;
     a.by_chunks = a.update && ctx.family == Family::prefill && n >= kDeltaChunk && takes_delta_chunks(*ctx.gpu, view);
     launch_delta_chain(ctx, a, batch);
     launch_delta_norm(ctx, a, n);

@@ -1,4 +1,4 @@
-// Gated DeltaNet over chains and trees, and the rows that a commit keeps.
+// Gated DeltaNet over chains and trees, and the rows that a commit keeps. Few rows of few heads: gated_delta_few.cu.
 //
 // Rows are prepared once by a kernel of their own, not again by each block; then a block takes its columns of a head
 // through all rows, fetched before it waited, the next 16 rows on their way to shared memory meanwhile; the norm is a

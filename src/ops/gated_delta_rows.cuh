@@ -69,16 +69,21 @@ __device__ __forceinline__ float delta_squares(const float (&x)[N], int d, float
         if (lane + 32 * c < d) sum = __fmaf_rn(x[c], x[c], sum);
     return sum;
 }
-/// 1 / sqrt(|x|^2 + 1e-6), for queries also / sqrt(d), from a lane's share of the squares.
+/// 1 / sqrt(|x|^2 + 1e-6), from a lane's share of the squares; for queries also / sqrt(d).
+__device__ __forceinline__ float delta_factor(float squares) {
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
+}
 __device__ __forceinline__ float delta_factor(float squares, int d, bool query) {
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(squares), 1e-6f)));
+    const float factor = delta_factor(squares);
     return query ? __fmul_rn(factor, __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(d)))) : factor;
 }
 
 /// e^g and beta of one value head of one row, by one lane.
+__device__ __forceinline__ float2 delta_gates(float a, float b, float dt_bias, float decay) {
+    return {expf(__fmul_rn(softplus(__fadd_rn(a, dt_bias)), decay)), sigmoid(b)};
+}
 __device__ __forceinline__ float2 delta_gates(const DeltaArgs& a, int row, int h, float dt_bias, float decay) {
-    const float g = __fmul_rn(softplus(__fadd_rn(a.a.row(row)[h], dt_bias)), decay);
-    return {expf(g), sigmoid(a.b.row(row)[h])};
+    return delta_gates(a.a.row(row)[h], a.b.row(row)[h], dt_bias, decay);
 }
 __device__ __forceinline__ void delta_keep_gates(const DeltaArgs& a, int row, int h, float2 gates) {
     if (a.kept.at == nullptr) return;

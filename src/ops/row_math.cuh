@@ -38,6 +38,27 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
+/// a[i] / b[i], correctly rounded as __fdiv_rn() has it, b[i] >= 1. Quotients of usual size go side by side:
+/// __fdiv_rn() branches, so that each would wait for the one before.
+template <int N>
+__device__ __forceinline__ void quotients(const float (&a)[N], const float (&b)[N], float (&q)[N]) {
+    constexpr float kLarge = 0x1p60f, kSmall = 0x1p-60f;
+    bool usual = true;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        float r;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b[i]));
+        r = __fmaf_rn(r, __fmaf_rn(-b[i], r, 1.0f), r);
+        q[i] = __fmul_rn(a[i], r);
+        q[i] = __fmaf_rn(__fmaf_rn(-b[i], q[i], a[i]), r, q[i]);
+        q[i] = __fmaf_rn(__fmaf_rn(-b[i], q[i], a[i]), r, q[i]);
+        usual = usual && fabsf(a[i]) < kLarge && fabsf(a[i]) > kSmall && b[i] < kLarge;
+    }
+    if (usual) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) q[i] = __fdiv_rn(a[i], b[i]);
+}
+
 /// 1 / sqrt(squares / d + eps).
 __device__ __forceinline__ float rms_scale(float squares, int d, float eps) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, static_cast<float>(d)), eps)));

@@ -296,6 +296,65 @@ TEST(gated_delta, steps_of_few_heads_and_of_many_have_the_same_bits) {
     }
 }
 
+TEST(gated_delta, few_rows_of_few_heads_have_the_bits_of_rows_fed_alone) {
+    // On Hopper a step of up to 32 rows is one kernel, where a head's rows are at most four for each 16 columns of it.
+    std::vector<DeltaShape> all = {
+        {.key_heads = 2, .value_heads = 6, .key_dim = 128, .value_dim = 128},
+        {.key_heads = 2, .value_heads = 4, .key_dim = 96, .value_dim = 112, .heads = DeltaHeads::tiled},
+        {.key_heads = 1, .value_heads = 3, .key_dim = 64, .value_dim = 128},
+        {.key_heads = 3, .value_heads = 3, .key_dim = 20, .value_dim = 64}};
+    if (!brief_counts()) all.push_back({.key_heads = 16, .value_heads = 48, .key_dim = 128, .value_dim = 128});
+    std::mt19937_64 rng(31);
+    for (DeltaShape& shape : all)
+        for (const auto& [n, sequences, tree] : brief<std::tuple<size_t, size_t, bool>>({{2, 1, false},
+                                                                                         {16, 1, false},
+                                                                                         {13, 1, true},
+                                                                                         {31, 1, true},
+                                                                                         {32, 1, false},
+                                                                                         {5, 3, true},
+                                                                                         {9, 2, false}},
+                                                                                        3)) {
+            OpContext op(2, int64_t{16} << 20);
+            shape.slots = 6;
+            DeltaWorld world(op, shape, 32);
+            const std::string what =
+                fmt::format("{}, {} rows of {}{}", shape_name(shape), n, sequences, tree ? ", trees" : "");
+            std::vector<DeltaSequence> all_of(sequences), plain(sequences);
+            std::vector<DeltaSequence*> them;
+            std::vector<std::vector<DeltaToken>> fed;
+            for (size_t s = 0; s < sequences; ++s) {
+                all_of[s] = world.sequence();
+                world.feed(all_of[s], delta_ids((n + 2 * s) % 5, rng()), 3);  // also none
+                plain[s] = world.copy(all_of[s]);
+                them.push_back(&all_of[s]);
+                // Not all sequences have rows.
+                const size_t rows = s == 1 && sequences > 2 ? 0 : n;
+                fed.push_back(tree && rows > 0 ? delta_tree(rows, 0.4, rng) : delta_chain(delta_ids(rows, rng())));
+            }
+            const DeltaRowsOut rows = world.step(them, fed, DeltaMode::stash);
+            std::vector<std::vector<int32_t>> paths;
+            size_t first = 0;
+            for (size_t s = 0; s < sequences; ++s) {
+                std::vector<int32_t> path;
+                if (!fed[s].empty()) path = delta_path(fed[s], static_cast<int32_t>(rng() % fed[s].size()));
+                DeltaRowsOut nodes;
+                std::vector<uint64_t> ids;
+                for (int32_t& i : path) {
+                    ids.push_back(fed[s][static_cast<size_t>(i)].id);
+                    i += static_cast<int32_t>(first);
+                    nodes.push_back(rows[static_cast<size_t>(i)]);
+                }
+                expect_same(nodes, world.feed(plain[s], ids, 1), what);
+                paths.push_back(path);
+                first += fed[s].size();
+            }
+            world.commit(them, paths);
+            for (size_t s = 0; s < sequences; ++s)
+                if (all_of[s].committed > 0)
+                    expect_same_bits(world.slot_of(all_of[s]), world.slot_of(plain[s]), what.c_str());
+        }
+}
+
 TEST(gated_delta, rows_of_wider_matrices_are_the_same_rows) {
     OpContext op;
     DeltaWorld world(op, {}, 16);
