@@ -15,38 +15,58 @@ namespace {
 constexpr int kMostHalfRows = 24;  // of x, in one launch
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
+/// Columns 8 c .. 8 c + 7 of a row of whole such pieces; zeros behind its end. Without branches: code that runs once
+/// comes from far.
+__device__ __forceinline__ void load_eight(const float* x, int c, int cols, float (&v)[8]) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.lt.s32 p, %5, %6;\nmov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
+            "mov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n@p ld.global.v4.f32 {%0,%1,%2,%3}, [%4];\n}"
+            : "=&f"(v[i]), "=&f"(v[i + 1]), "=&f"(v[i + 2]), "=&f"(v[i + 3])
+            : "l"(x + 8 * c + i), "r"(8 * c), "r"(cols)
+            : "memory");
+#endif
+}
+
 /// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for half_kernel(), and stages them as floats if those are
 /// wanted; if not, and x is normalised, one CTA more finds 1 / rms.
+template <bool kNorm>
 __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_constant__ HalfPrepareArgs a) {
 #if __CUDA_ARCH__ >= 900
+    constexpr int kSquares = 3;  // pieces of a thread at a time
     __shared__ float partial[kWarps];
     pdl_trigger();
-    const bool norm = a.x.kind == ActKind::norm;
     const int row = blockIdx.x, blocks = a.cols / 256, parts = (a.cols + 2047) / 2048;
-    const bool rounds = static_cast<int>(blockIdx.y) < parts;
+    const bool rounds = static_cast<int>(blockIdx.y) < parts, floats = a.float_bytes != 0;
     const int c = blockIdx.y * kThreads + threadIdx.x;
-    float by[8] = {};
-    if (norm && rounds) load_norm8(a.x.norm, c, a.cols, by);
+    float by[8] = {}, v[8], w[8], squares = 0.0f;
+    if (kNorm) load_norm8(a.x.norm, c, a.cols, by);
+    const int block = c / 32, chain = block % 4;  // a.chains: 1, 2 or 4
+    const int at = ((chain >> a.chains / 2) * (blocks / 4) + block / 4) * a.chains + (chain & (a.chains - 1));
+    const int64_t of_row = static_cast<int64_t>(at) * a.n + row;
     pdl_wait();
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
-    float v[8] = {};
-    if (rounds) load8(x, c, a.cols, v);
-    const float squares = norm && (!rounds || a.float_bytes != 0) ? thread_squares(x, a.cols) : 0.0f;
-    if (rounds) {
-        float weighted[8];
+    load_eight(x, c, a.cols, v);
+    if (kNorm && (floats || !rounds))  // as thread_squares() adds
+#pragma unroll 1
+        for (int begin = threadIdx.x; 8 * begin < a.cols; begin += kSquares * kThreads) {
+            float piece[kSquares][8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) weighted[i] = norm ? __fmul_rn(v[i], by[i]) : v[i];
-        const int block = c / 32, chain = block % 4;
-        const int at = (chain / a.chains * (blocks / 4) + block / 4) * a.chains + chain % a.chains;
-        const int64_t of_row = static_cast<int64_t>(at) * a.n + row;
-        if (block < blocks)
-            put_half_block(a.units + kHalfUnits * of_row, a.sums + kHalfSums * of_row, row % 2 != 0,
-                           a.scales + a.columns * at + row, weighted);
-        if (a.float_bytes == 0) return;
+            for (int i = 0; i < kSquares; ++i) load_eight(x, begin + i * kThreads, a.cols, piece[i]);
+#pragma unroll
+            for (int i = 0; i < kSquares; ++i) squares = add_squares(piece[i], squares);
+        }
+    if (block < blocks) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) w[i] = kNorm ? __fmul_rn(v[i], by[i]) : v[i];
+        put_half_block(a.units + kHalfUnits * of_row, a.sums + kHalfSums * of_row, row % 2 != 0,
+                       a.scales + a.columns * at + row, w);
     }
-    float scale = 1.0f;
-    if (norm) {
-        scale = block_rms_scale(squares, a.cols, a.x.eps, partial);
+    if (rounds && !floats) return;
+    if constexpr (kNorm) {
+        const float scale = block_rms_scale(squares, a.cols, a.x.eps, partial);
         if ((!rounds || blockIdx.y == 0) && threadIdx.x == 0) a.rms[row] = scale;
         if (!rounds) return;
 #pragma unroll
@@ -134,8 +154,8 @@ bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind
 
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a) {
     const int parts = (a.cols + 2047) / 2048, more = a.x.kind == ActKind::norm && a.float_bytes == 0 ? 1 : 0;
-    launch(*ctx.gpu, half_prepare_kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)),
-           kThreads, 0, a);
+    auto* const kernel = a.x.kind == ActKind::norm ? half_prepare_kernel<true> : half_prepare_kernel<false>;
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, a);
 }
 
 void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
