@@ -33,6 +33,7 @@ PTX = {
     "read": re.compile(r"\b(ld\.(?!param|shared|local|const)|cp\.async(?!\.(commit|wait|mbarrier)))"),
     "weights": re.compile(r"ld\.global\.L1::no_allocate|ld\.global\.cg|ld\.relaxed\.gpu|cp\.async\.(cg|bulk)"),
     "write": re.compile(r"\b(st\.(?!shared|local|param)|atom\.(?!shared)|(?<!bar\.)red\.(?!shared|async))"),
+    "table": re.compile(r"nc\.u32"),
 }
 SASS = {
     "start": re.compile(r"^\s*Function : (\S+)"),
@@ -40,14 +41,17 @@ SASS = {
     "wait": "ACQBULK",
     "readonly": re.compile(r"\bLDG\S*\.CONSTANT"),
     "read": re.compile(r"\b(LDG(?!DEPBAR)|LD\.|LDGSTS|UBLKCP|UTMALDG)"),
-    "weights": re.compile(r"\bLDG\.E\.(NA|U16\.NA|64\.NA|128|STRONG\.GPU)|LDGSTS|UTMALDG|UBLKCP"),
+    "weights": re.compile(r"\bLDG\.E\.(NA|U16\.NA|64\.NA|128|((64|U16|U8)\.)?STRONG\.GPU)|LDGSTS|UTMALDG|UBLKCP"),
     "write": re.compile(r"\b(STG|ATOMG|(?<!BAR\.)RED|REDG)\b"),
+    "table": re.compile(r"\bLDG\.E\.CONSTANT"),
 }
 
 
-def check_kernel(name: str, body: list[str], form: dict) -> list[str]:
-    # sincosf() reads its own table of 2/pi, a constant, with read-only loads of one word.
-    table = re.compile(r"nc\.u32") if any("__cudart_i2opi_f" in line for line in body) else None
+def check_kernel(name: str, body: list[str], form: dict, tables: set[str]) -> list[str]:
+    # sincosf() reads its own table of 2/pi, a constant, with read-only loads of one word. PTX says whose kernels do.
+    if any("__cudart_i2opi_f" in line for line in body):
+        tables.add(name)
+    table = form["table"] if name in tables else None
     problems = [f"{name}: read-only load may move across the wait: {line}" for line in body
                 if form["readonly"].search(line) and not (table and table.search(line))]
     waits = [i for i, line in enumerate(body) if form["wait"] in line]
@@ -62,14 +66,16 @@ def check_kernel(name: str, body: list[str], form: dict) -> list[str]:
     return problems
 
 
-def check(text: str, form: dict) -> tuple[list[str], int]:
+def check(text: str, form: dict, tables: set[str] | None = None) -> tuple[list[str], int]:
+    """tables: names of kernels with sincosf(), found in PTX, for machine code."""
+    tables = set() if tables is None else tables
     kernels, name, body, problems = 0, None, [], []
     for line in text.splitlines() + ["end"]:
         found = form["start"].match(line)
         if found or line == "end":
             if name is not None:
                 kernels += 1
-                problems += check_kernel(name, body, form)
+                problems += check_kernel(name, body, form, tables)
             name, body = found and found.group(1), []
         elif instruction := form["instruction"].search(line):
             body.append(instruction.group(1))
@@ -109,6 +115,8 @@ def self_test() -> None:
     for old, new in [("LDG.E R8", "LDG.E.CONSTANT R8"), ("LDG.E.NA.128 R4", "LDG.E R4"), ("ACQBULK", "NOP"),
                      ("LDG.E.NA.128 R4, [R2]", "STG.E [R2], R4")]:
         assert check(SASS_SAMPLE.replace(old, new), SASS)[0], f"{old} -> {new} was not reported"
+    constant = SASS_SAMPLE.replace("LDG.E R8", "LDG.E.CONSTANT R8")
+    assert check(constant, SASS, {"good"}) == ([], 1) and check(constant, SASS, {"other"})[0]
 
 
 def main() -> int:
@@ -116,15 +124,15 @@ def main() -> int:
     if sys.argv[1:] == ["--self-test"]:
         return 0
     build = pathlib.Path(sys.argv[1])
-    problems, kernels, machine = [], 0, 0
+    problems, kernels, machine, tables = [], 0, 0, set()
     for path in sorted((build / "ptx").glob("*.ptx")):
-        found, count = check(path.read_text(), PTX)
+        found, count = check(path.read_text(), PTX, tables)
         problems += [f"{path.name}: {problem}" for problem in found]
         kernels += count
     if cuobjdump := shutil.which("cuobjdump"):
         for archive in sorted(build.glob("libriptide_*.a")):
             text = subprocess.run([cuobjdump, "-sass", str(archive)], capture_output=True, text=True).stdout
-            found, count = check(text, SASS)
+            found, count = check(text, SASS, tables)
             problems += found
             machine += count
     print("\n".join(problems[:60]))
