@@ -223,33 +223,36 @@ __global__ void __launch_bounds__(32 * kWarps)
         gates_from.x = __uint_as_float(EarlyLoad::one(a.a.row(at.first + lane) + at.h));
         gates_from.y = __uint_as_float(EarlyLoad::one(a.b.row(at.first + lane) + at.h));
     }
+    // All warps take as many turns, though not all have a row in each: they meet in pairs.
+    constexpr int kRowStep = kCtas * (kWarps / 2);
 #pragma unroll 1
-    while (row < at.n) {
-        const float4 y = few_convolution(inputs, key_weights);
-        float* const to = (warp % 2 == 0 ? q : k) + row * kDim;
-        store_four(to + 4 * lane, y);
-        float* const keep = stash + row * a.kept.stride;
-        if (keeps) store_newest(keep + key_channel, inputs);
-        const int next = row + kCtas * (kWarps / 2);
-        if (next < at.n) inputs.ask(taps + kDeltaTaps * next, key_channel);
-        __syncwarp();
-        float x[kElements];
-        few_elements(to, x);
-        const float factor = __fmul_rn(delta_factor(delta_squares(x, kDim, 0.0f)), last_factor);
-        const float4 scaled =
-            make_float4(__fmul_rn(y.x, factor), __fmul_rn(y.y, factor), __fmul_rn(y.z, factor), __fmul_rn(y.w, factor));
-        __syncwarp();
-        store_four(to + 4 * lane, scaled);
+    for (int turns = (at.n - rank + kRowStep - 1) / kRowStep; turns > 0; --turns, row += kRowStep) {
+        const bool there = row < at.n;
+        if (there) {
+            const float4 y = few_convolution(inputs, key_weights);
+            float* const to = (warp % 2 == 0 ? q : k) + row * kDim;
+            store_four(to + 4 * lane, y);
+            float* const keep = stash + row * a.kept.stride;
+            if (keeps) store_newest(keep + key_channel, inputs);
+            if (row + kRowStep < at.n) inputs.ask(taps + kDeltaTaps * (row + kRowStep), key_channel);
+            __syncwarp();
+            float x[kElements];
+            few_elements(to, x);
+            const float factor = __fmul_rn(delta_factor(delta_squares(x, kDim, 0.0f)), last_factor);
+            const float4 scaled = make_float4(__fmul_rn(y.x, factor), __fmul_rn(y.y, factor), __fmul_rn(y.z, factor),
+                                              __fmul_rn(y.w, factor));
+            __syncwarp();
+            store_four(to + 4 * lane, scaled);
 #pragma unroll
-        for (int other = 1; other < kCtas; ++other) send(to + 4 * lane, (rank + other) % kCtas, rows_there, scaled);
-        if (keeps && warp % 2 == 1) store_four(keep + a.kept.heads_at + key_channel - keys, scaled);
+            for (int other = 1; other < kCtas; ++other) send(to + 4 * lane, (rank + other) % kCtas, rows_there, scaled);
+            if (keeps && warp % 2 == 1) store_four(keep + a.kept.heads_at + key_channel - keys, scaled);
+        }
         asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");  // q and k of the row
-        if (warp % 2 == 1) {
+        if (there && warp % 2 == 1) {
             const float dot = delta_dot(k + row * kDim, q + row * kDim, kDim);
             if (lane == rank) gates[4 * row + 2] = dot;
             else if (lane < kCtas) send(gates + 4 * row + 2, lane, rows_there, dot);
         }
-        row = next;
     }
     if (has_gates) {
         const float2 by = delta_gates(gates_from.x, gates_from.y, dt_bias, decay);
