@@ -13,10 +13,10 @@
 //
 // Design: one CTA of sixteen warps an SM, in teams that share strips and have equally many quads (HalfShare). Where x
 // does not fit in shared memory beside the rings, the two or four CTAs of a cluster share strips, each with its share
-// of the chains and of x (decode_half_finish.cuh), as many clusters as fit at once; where that does not fit either, two
-// launches have half of the columns each, and the first one leaves the second its sums. x is rounded by a kernel before
-// and lies there as it does in shared memory, so that a copy each brings its first quads and the rest. Where a warp has
-// a slot or two of its own, it loads a whole tile, asks for the next one and only then multiplies.
+// of the chains and of x (decode_half_finish.cuh), as many clusters as fit at once; wider x is decode_half_chain.cu's.
+// x is rounded by a kernel before and lies there as it does in shared memory, so that a copy each brings its first
+// quads and the rest. Where a warp has a slot or two of its own, it loads a whole tile, asks for the next one and only
+// then multiplies.
 //
 // Tried: warps of their own that ask for weights, as one row has (16 rows: 10.1 instead of 8.7 ms for all products);
 // four CTAs that leave their sums in the L2 cache (down, 16 rows: 32 instead of 28 us), or 33 clusters of four where
@@ -26,7 +26,9 @@
 // of four leave idle); 1 / rms found here and float rows behind the strips (8.0 to 8.4); whole tiles loaded first where
 // there are more slots, one quad of x first, or half of them (no difference); one warp of a ring that asks for all (1.5
 // % slower); clusters of four for o, too, whose strips are fewer than teams of clusters of two (15.9 instead of 11.2
-// us); wgmma with strips of 64 rows (16 rows 7.0 instead of 6.6 ms for all products, 24 rows 8.7 instead of 8.6).
+// us); wgmma with strips of 64 rows in clusters of two (H100: gate and up 48 and 52 instead of 43 and 49 us at 16 and
+// 24 rows, projections 32 and 36 instead of 29 and 34; with weights from the L2 cache 17.5 and 19.1 instead of 19.1 and
+// 23.6 us for 12,672 x 5,120: what multiplies faster has to wait for the same memory, and larger shares end less evenly).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -43,7 +45,7 @@ namespace {
 template <int NT, int T>
 __device__ __forceinline__ void ask_for_x(const HalfArgs& a, char* x, int rank, int half, uint32_t there) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
-    const int blocks = a.quads * T, before = (rank * a.all_quads + a.quad0) * T;
+    const int blocks = a.quads * T, before = rank * blocks;
     const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
               sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
     const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     int asked = 0, end = 0;
     const auto enter = [&] {
         const HalfPart part = share.part(asked);
-        ring.enter(a, part.strip * ctas + cta, a.quad0 + part.from + first_quad), end = a.quad0 + part.to;
+        ring.enter(a, part.strip * ctas + cta, part.from + first_quad), end = part.to;
     };
     const auto go_on = [&] {
         if ((ring.quad += By) >= end && ++asked < share.parts) enter();
@@ -158,14 +160,15 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         const StripRows rows(a, strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         HalfD d;
-        if (q6) d.enter(a, rows, rank * T + of_ring, a.quad0 + part.from + first_quad);
+        if (q6) d.enter(a, rows, rank * T + of_ring, part.from + first_quad);
         float c[kChains][NT][4] = {};  // By == 1: of even quads, of odd ones
-        const auto sums = [&](float4* of, int64_t place) { return of + place * (kChains * NT * 32) + lane; };
-        const int64_t carried = (static_cast<int64_t>(strip) * C + rank) * W + of_team;
-        if (part.from > 0 || a.quad0 > 0) {  // begun by the team before, or by the launch before
-            if (part.from > 0) wait_parity(shared_address(left + warp - W), 0);
-            const float4* const from =
-                part.from > 0 ? sums(a.left, blockIdx.x * kHalfWarps + warp - W) : sums(a.carried, carried);
+        const auto sums = [&](int of_warp) {
+            return a.left + static_cast<int64_t>(of_warp) * (kChains * NT * 32) + lane;
+        };
+        const int left_at = static_cast<int>(blockIdx.x) * kHalfWarps + warp;
+        if (part.from > 0) {  // begun by the team before
+            wait_parity(shared_address(left + warp - W), 0);
+            const float4* const from = sums(left_at - W);
 #pragma unroll
             for (int j = 0; j < kChains * NT; ++j) set_piece(c[j / NT][j % NT], from[32 * j]);
         }
@@ -217,12 +220,11 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         };
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
-        const bool whole_strip = part.to == a.quads;
-        if (!whole_strip || a.quad0 + a.quads < a.all_quads) {  // the next team ends it, or the next launch
-            float4* const to = whole_strip ? sums(a.carried, carried) : sums(a.left, blockIdx.x * kHalfWarps + warp);
+        if (part.to < a.quads) {  // the next team ends it
+            float4* const to = sums(left_at);
 #pragma unroll
             for (int j = 0; j < kChains * NT; ++j) to[32 * j] = piece_of(c[j / NT][j % NT]);
-            if (!whole_strip) arrive_at(shared_address(left + warp));
+            arrive_at(shared_address(left + warp));
             continue;
         }
         if constexpr (kChains == 2)
@@ -287,20 +289,16 @@ HalfPlan plan_half(const HalfArgs& a, int clusters) {
     return plan;
 }
 
-/// In two launches, each with half of the columns, if x fits only so.
 template <int NT, int C>
-bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves = false) {
+bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     using S = HalfShape<NT, C>;
     HalfArgs& a = group.a;
-    const int first = halves ? a.all_quads / 2 / S::By * S::By : 0;
-    if (halves && first == 0) return false;
-    a.quads = a.all_quads - first;
     int64_t shared = 0;
     const auto fits = [&](int teams) { return place_half<NT, C>(ctx, a, teams, group.q6, shared); };
     int teams = S::kTeams;
     while (teams >= S::kTeams / 2 && !fits(teams)) --teams;
     if (teams < S::kTeams / 2) return false;
-    const int64_t blocks = 4 * a.all_quads;
+    const int64_t blocks = 4 * a.quads;
     const auto take = [&](int64_t bytes) {
         return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
     };
@@ -325,16 +323,9 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves
     const int64_t groups = std::min<int64_t>(a.strips, most);
     constexpr int64_t kSums = S::kChains * NT * kPieceBytes;  // of a warp
     a.left = reinterpret_cast<float4*>(take(C * groups * kHalfWarps * kSums));
-    a.carried = reinterpret_cast<float4*>(take(halves ? int64_t{a.strips} * C * S::W * kSums : 0));
-    const auto run = [&](int quad0, int quads) {
-        a.quad0 = quad0, a.quads = quads;
-        a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
-        launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
-                        static_cast<size_t>(shared), C, a, group.maps(S::T));
-        a.floats.pairs = 0;  // once
-    };
-    if (halves) run(0, first);
-    run(first, a.all_quads - first);
+    a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
+    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
+                    static_cast<size_t>(shared), C, a, group.maps(S::T));
     return true;
 }
 
@@ -343,11 +334,8 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x, bool halves
 bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int n = group.a.n;
     if (n <= 8) return launch_half<1, 1>(ctx, group, x) || launch_half<1, 4>(ctx, group, x);
-    if (n <= 16)
-        return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x) ||
-               launch_half<2, 4>(ctx, group, x, true);
-    return launch_half<3, 2>(ctx, group, x) || launch_half<3, 4>(ctx, group, x) ||
-           launch_half<3, 4>(ctx, group, x, true);
+    if (n <= 16) return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x);
+    return launch_half<3, 2>(ctx, group, x);
 }
 
 }  // namespace riptide::ops::cuda::decode

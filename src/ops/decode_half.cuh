@@ -34,9 +34,31 @@ constexpr int kHalfUnits = 512, kHalfSums = 32, kHalfBlock = kHalfUnits + kHalfS
 __device__ __forceinline__ uint32_t half_word(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 __device__ __forceinline__ __half2 word_half(uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 
-/// Columns 8 lane .. + 7 of a block, by a whole warp: to its units and sums and its scale. odd: a row that is.
-__device__ __forceinline__ void put_half_block(char* units, char* sums_to, bool odd, float* scale,
-                                               const float (&v)[8]) {
+/// Where the halves of a row of a block go: two words for lane t of a step, of its first mma or its second.
+struct RowUnits {
+    char* units;
+    bool odd;  // a row that is
+
+    __device__ __forceinline__ void put(int step, int second, int t, uint32_t low, uint32_t high) const {
+        *reinterpret_cast<uint2*>(units + (4 * (odd ? step ^ 1 : step) + t) * 16 + second * 8) = {low, high};
+    }
+};
+/// The same as wgmma wants rows of x: the low words of all steps in pieces of eight rows x 16 bytes, `columns` bytes x
+/// 16 before the high ones.
+struct PieceUnits {
+    char* units;  // of the row: in the first piece of its eight
+    int columns;
+
+    __device__ __forceinline__ void put(int step, int second, int t, uint32_t low, uint32_t high) const {
+        char* const to = units + (2 * step + second) * 32 * columns + 4 * t;
+        *reinterpret_cast<uint32_t*>(to) = low;
+        *reinterpret_cast<uint32_t*>(to + 16 * columns) = high;
+    }
+};
+
+/// Columns 8 lane .. + 7 of a block, by a whole warp: to its units and sums and its scale.
+template <class Units>
+__device__ __forceinline__ void put_half_block(const Units& units, char* sums_to, float* scale, const float (&v)[8]) {
     const int lane = threadIdx.x % 32;
     uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
 #pragma unroll
@@ -57,11 +79,9 @@ __device__ __forceinline__ void put_half_block(char* units, char* sums_to, bool 
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
     const int j = lane / 4, t = j / 2, i = j % 2, q = lane % 4;
-    char* const unit = units + (4 * (4 * i + q % 2 * 2) + t) * 16 + q / 2 * 8;
-    *reinterpret_cast<uint2*>(unit + (odd ? 64 : 0)) = {half_word(__halves2half2(h[0], h[2])),
-                                                        half_word(__halves2half2(h[1], h[3]))};
-    *reinterpret_cast<uint2*>(unit + (odd ? 0 : 64)) = {half_word(__halves2half2(h[4], h[6])),
-                                                        half_word(__halves2half2(h[5], h[7]))};
+    const int step = 4 * i + q % 2 * 2;
+    units.put(step, q / 2, t, half_word(__halves2half2(h[0], h[2])), half_word(__halves2half2(h[1], h[3])));
+    units.put(step + 1, q / 2, t, half_word(__halves2half2(h[4], h[6])), half_word(__halves2half2(h[5], h[7])));
     if (q == 0) {
         auto* const sums = reinterpret_cast<__half*>(sums_to + 8 * t);
         const __half hi = __float2half_rn(sum);
@@ -196,25 +216,26 @@ struct HalfWords {
     }
 };
 
-/// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). AtOnce: all
-/// of the tile is loaded before anything else; then comes loaded(bits), with bits of all that was loaded.
-template <bool Q6, int NT, bool AtOnce, class X, class Loaded, class Put>
-__device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, const Loaded& loaded, const Put& put) {
-    const int t = threadIdx.x % 4;
-    HalfWords<Q6> words;
-    if constexpr (AtOnce) words.load(w, 0), words.load(w, 1);
-    float first[NT][4] = {}, second[NT][4] = {};
-    __half2 pair[2];
-    const uint32_t spread = two_bytes(t);
-    if constexpr (!Q6)
+/// What a lane's weights of a tile are multiplied by before they are.
+template <bool Q6>
+struct TileScales {
+    __half2 pair[2];  // Q4_K: of sub-blocks 2 t and 2 t + 1
+
+    __device__ __forceinline__ TileScales(const HalfTile& w, int t) {
+        if constexpr (!Q6)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            pair[h] = __hmul2(scale_pair(w.head[h].x, w.head[h].z >> (4 * t), spread), __float2half2_rn(1024.0f));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        if constexpr (!AtOnce) words.load(w, i);
-        __half2 q4[2];
-        Q6Scale q6[2][2];
+            for (int h = 0; h < 2; ++h)
+                pair[h] =
+                    __hmul2(scale_pair(w.head[h].x, w.head[h].z >> (4 * t), two_bytes(t)), __float2half2_rn(1024.0f));
+    }
+};
+/// Those of sub-block 2 t + i.
+template <bool Q6>
+struct SubScales {
+    __half2 q4[2];
+    Q6Scale q6[2][2];
+
+    __device__ __forceinline__ SubScales(const TileScales<Q6>& scales, const HalfTile& w, int i, int t) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if constexpr (Q6) {
@@ -223,19 +244,71 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, con
 #pragma unroll
                 for (int k = 0; k < 2; ++k) q6[h][k].set(four, 2 * i + k);
             } else {
-                q4[h] = i == 0 ? __low2half2(pair[h]) : __high2half2(pair[h]);
+                q4[h] = i == 0 ? __low2half2(scales.pair[h]) : __high2half2(scales.pair[h]);
             }
         }
+    }
+    /// Word k of row h's.
+    __device__ __forceinline__ void decode(const HalfWords<Q6>& words, int i, int k, int h, uint32_t (&to)[4]) const {
+        const uint4 four = words.data[i][h];
+        const uint32_t word = k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
+        if constexpr (Q6) decode_q6(word, words.high[i][h], k, q6[h], to);
+        else decode_q4(word, q4[h], to);
+    }
+};
+/// What the sums over a tile become.
+template <bool Q6>
+struct TileEnd {
+    float d[2], dmin[2];
+    uint32_t m[2];
+
+    __device__ __forceinline__ TileEnd(const HalfTile& w, int t) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (Q6) {
+                d[h] = __half2float(__ushort_as_half(static_cast<unsigned short>(w.d[h]))) * 0x1p14f;
+            } else {
+                const float2 both = __half22float2(word_half(w.head[h].w));
+                d[h] = both.x * 0x1p14f, dmin[h] = -both.y;
+                m[h] = half_word(scale_pair(w.head[h].y, w.head[h].z >> (16 + 4 * t), two_bytes(t)));
+            }
+        }
+    }
+    /// Q4_K: the minimums times eight rows of x, whose sums lie at sums_at.
+    __device__ __forceinline__ void minimums(float (&to)[4], const char* sums_at) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = 0.0f;
+        if constexpr (!Q6) {
+            const uint2 sums = *reinterpret_cast<const uint2*>(sums_at);
+            mma_half(to, m[0], m[1], m[0], m[1], sums.x, sums.y);
+        }
+    }
+    /// Of sums over first halves of sub-blocks and over second ones.
+    __device__ __forceinline__ float value(int e, float first, float second, float minimum) const {
+        constexpr float kUp = Q6 ? 1.0f : 0.0625f;  // the second ones' nibbles lie sixteen times as high
+        const float v = __fmul_rn(d[e / 2], __fmaf_rn(second, kUp, first));
+        return Q6 ? v : __fmaf_rn(dmin[e / 2], minimum, v);
+    }
+};
+
+/// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). AtOnce: all
+/// of the tile is loaded before anything else; then comes loaded(bits), with bits of all that was loaded.
+template <bool Q6, int NT, bool AtOnce, class X, class Loaded, class Put>
+__device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, const Loaded& loaded, const Put& put) {
+    const int t = threadIdx.x % 4;
+    HalfWords<Q6> words;
+    if constexpr (AtOnce) words.load(w, 0), words.load(w, 1);
+    float first[NT][4] = {}, second[NT][4] = {};
+    const TileScales<Q6> scales(w, t);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        if constexpr (!AtOnce) words.load(w, i);
+        const SubScales<Q6> sub(scales, w, i, t);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             uint32_t a[2][4];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const uint4 four = words.data[i][h];
-                const uint32_t word = k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
-                if constexpr (Q6) decode_q6(word, words.high[i][h], k, q6[h], a[h]);
-                else decode_q4(word, q4[h], a[h]);
-            }
+            for (int h = 0; h < 2; ++h) sub.decode(words, i, k, h, a[h]);
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt) {
                 const uint4 b = *reinterpret_cast<const uint4*>(x.unit(nt, 4 * i + k));
@@ -246,32 +319,13 @@ __device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, con
                 if (i == 0 && k == 0) loaded(words.of_each_load() | w.head[0].w | w.head[1].w);
         }
     }
-    float d[2], dmin[2];
-    uint32_t m[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if constexpr (Q6) {
-            d[h] = __half2float(__ushort_as_half(static_cast<unsigned short>(w.d[h]))) * 0x1p14f;
-        } else {
-            const float2 both = __half22float2(word_half(w.head[h].w));
-            d[h] = both.x * 0x1p14f, dmin[h] = -both.y;
-            m[h] = half_word(scale_pair(w.head[h].y, w.head[h].z >> (16 + 4 * t), spread));
-        }
-    }
+    const TileEnd<Q6> end(w, t);
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
-        float minimums[4] = {};
-        if constexpr (!Q6) {
-            const uint2 sums = *reinterpret_cast<const uint2*>(x.sums(nt));
-            mma_half(minimums, m[0], m[1], m[0], m[1], sums.x, sums.y);
-        }
+        float minimums[4];
+        end.minimums(minimums, x.sums(nt));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            constexpr float kUp = Q6 ? 1.0f : 0.0625f;  // the second ones' nibbles lie sixteen times as high
-            float v = __fmul_rn(d[e / 2], __fmaf_rn(second[nt][e], kUp, first[nt][e]));
-            if constexpr (!Q6) v = __fmaf_rn(dmin[e / 2], minimums[e], v);
-            put(nt, e, v);
-        }
+        for (int e = 0; e < 4; ++e) put(nt, e, end.value(e, first[nt][e], second[nt][e], minimums[e]));
     }
 }
 

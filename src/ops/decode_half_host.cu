@@ -1,5 +1,5 @@
-// The host's side of the half-precision products (decode_half.cu, decode_half_row.cu), and the kernel that prepares
-// rows of x for decode_half.cu.
+// The host's side of the half-precision products (decode_half.cu, decode_half_chain.cu, decode_half_row.cu), and the
+// kernel that prepares rows of x for the first two.
 #include <algorithm>
 
 #include "ops/cuda.h"
@@ -30,9 +30,9 @@ __device__ __forceinline__ void load_eight(const float* x, int c, int cols, floa
 #endif
 }
 
-/// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for half_kernel(), and stages them as floats if those are
-/// wanted; if not, and x is normalised, one CTA more finds 1 / rms.
-template <bool kNorm>
+/// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for the products, and stages them as floats if those are
+/// wanted; if not, and x is normalised, one CTA more finds 1 / rms. kChain: for decode_half_chain.cu.
+template <bool kNorm, bool kChain>
 __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_constant__ HalfPrepareArgs a) {
 #if __CUDA_ARCH__ >= 900
     constexpr int kSquares = 3;  // pieces of a thread at a time
@@ -47,6 +47,8 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     const int at = ((chain >> a.chains / 2) * (blocks / 4) + block / 4) * a.chains + (chain & (a.chains - 1));
     const int64_t of_row = static_cast<int64_t>(at) * a.n + row;
     pdl_wait();
+    if (kChain && row == 0 && blockIdx.y == 0)
+        for (int i = threadIdx.x; i < a.flag_count; i += kThreads) a.flags[i] = 0;
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
     load_eight(x, c, a.cols, v);
     if (kNorm && (floats || !rounds))  // as thread_squares() adds
@@ -61,8 +63,16 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     if (block < blocks) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = kNorm ? __fmul_rn(v[i], by[i]) : v[i];
-        put_half_block(a.units + kHalfUnits * of_row, a.sums + kHalfSums * of_row, row % 2 != 0,
-                       a.scales + a.columns * at + row, w);
+        if constexpr (kChain) {
+            const int all = (kHalfBlock + 4) * a.columns;
+            char* const to = a.units + static_cast<int64_t>(block % 8 * a.steps + block / 8) * all;
+            put_half_block(PieceUnits{to + row / 8 * 128 + row % 8 * 16, a.columns},
+                           to + kHalfUnits * a.columns + kHalfSums * row,
+                           reinterpret_cast<float*>(to + kHalfBlock * a.columns) + row, w);
+        } else {
+            put_half_block(RowUnits{a.units + kHalfUnits * of_row, row % 2 != 0}, a.sums + kHalfSums * of_row,
+                           a.scales + a.columns * at + row, w);
+        }
     }
     if (rounds && !floats) return;
     if constexpr (kNorm) {
@@ -80,8 +90,9 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 struct HalfPlane {
     const char* data;
     int64_t rows, blocks, apart;
+    int strip_rows;
 
-    int box_rows() const { return apart != 0 ? kStripRows / 2 : kStripRows; }
+    int box_rows() const { return apart != 0 ? strip_rows / 2 : strip_rows; }
     cuuint64_t matrices() const { return apart != 0 ? 2 : 1; }
 };
 
@@ -128,7 +139,7 @@ bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int
             HalfArgs& a = part.a;
             a.n = static_cast<int32_t>(std::min(most, n - row));
             a.cols = static_cast<int32_t>(cols);
-            a.all_quads = a.quads = static_cast<int32_t>(cols / 1024);
+            a.quads = static_cast<int32_t>(cols / 1024);
             for (int i = 0; i < a.matrices; ++i)
                 if (a.m[i].y != nullptr) a.m[i].y += row * a.m[i].rows;
             for (int i = 0; i < a.floats.matrices; ++i) a.floats.m[i].y += row * a.floats.m[i].rows;
@@ -137,7 +148,9 @@ bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int
             ActSource from = x;
             from.rows += row * x.stride;
             if (x.kind != ActKind::norm) from.norm = nullptr;
-            if (!(a.n == 1 && launch_half_row(ctx, part, from)) && !launch_half_rows(ctx, part, from)) continue;
+            if (!(a.n == 1 && launch_half_row(ctx, part, from)) && !launch_half_rows(ctx, part, from) &&
+                !launch_half_chain(ctx, part, from))
+                continue;
             row += a.n;
             done = true;
             break;
@@ -153,8 +166,11 @@ bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind
 }  // namespace
 
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a) {
-    const int parts = (a.cols + 2047) / 2048, more = a.x.kind == ActKind::norm && a.float_bytes == 0 ? 1 : 0;
-    auto* const kernel = a.x.kind == ActKind::norm ? half_prepare_kernel<true> : half_prepare_kernel<false>;
+    const bool norm = a.x.kind == ActKind::norm, chain = a.steps > 0;
+    const int parts = (a.cols + 2047) / 2048, more = norm && a.float_bytes == 0 ? 1 : 0;
+    auto* const kernel = norm    ? chain ? half_prepare_kernel<true, true> : half_prepare_kernel<true, false>
+                            : chain ? half_prepare_kernel<false, true>
+                                 : half_prepare_kernel<false, false>;
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, a);
 }
 
@@ -185,14 +201,14 @@ bool HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
     return true;
 }
 
-HalfMaps HalfGroup::maps(int chains) const {
+HalfMaps HalfGroup::maps(int chains, int strip_rows) const {
     HalfMaps maps = {};
     const bool pair = a.gate_up != 0;
     for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
         const TilePlanes second = pair ? tile_planes(matrix_of(*w[1])) : planes;
         const auto plane = [&](const char* data, const char* other) {
-            return HalfPlane{data, w[i]->rows, 4 * a.all_quads, other - data};
+            return HalfPlane{data, w[i]->rows, 4 * a.quads, other - data, strip_rows};
         };
         maps.data[i] = half_boxes(plane(planes.data, second.data), 128, chains);
         maps.heads[i] = half_heads(plane(planes.scales, second.scales), chains);

@@ -1,5 +1,5 @@
-// What the half-precision products for one row (decode_half_row.cu) and for more (decode_half.cu) share: their
-// arguments, and how weights come to shared memory.
+// What the half-precision products for one row (decode_half_row.cu) and for more (decode_half.cu, decode_half_chain.cu)
+// share: their arguments, and how weights come to shared memory.
 //
 // A strip is sixteen weight rows: rows g and g + 8 of an mma, which are neighbours, or eight rows of gate and the same
 // of up. A quad is four blocks of 256 columns, one of each b mod 4. A team is the warps that have the chains of a strip
@@ -40,9 +40,9 @@ struct HalfArgs {
     int32_t gate_up;  // 1: strip s has rows 8 s .. of m[0] and of m[1], m[0].y gets silu(first) * second; 2:
                       // silu(second) * first
     int32_t n, cols;
-    int32_t all_quads, quad0, quads;  // blocks of 256 columns / 4; of them in this launch: from quad0 on
-    int32_t teams, stages;            // of a CTA; of a team
-    int32_t slot_bytes;               // one row: of a slot; more: nibbles, headers and high bits lie apart
+    int32_t quads;          // blocks of 256 columns / 4
+    int32_t teams, stages;  // of a CTA; of a team
+    int32_t slot_bytes;     // one row: of a slot; more: nibbles, headers and high bits lie apart
     int32_t sums_at, scales_at, data_at, high_at, heads_at, meeting_at, inbox_at, terms_at, floats_at,
         float_weights_at;      // in shared memory; x lies first. float_weights_at: 0: nowhere
     ActSource x;               // one row: as given; more: floats, if they are wanted
@@ -51,8 +51,9 @@ struct HalfArgs {
     int32_t zero;      // 0, which the compiler does not know
     const float* rms;  // of rows, or null
     float* residual;
-    HalfPlan plan;           // more than one row
-    float4 *left, *carried;  // more than one row: sums that teams leave each other, and a launch the next one
+    HalfPlan plan;   // more than one row
+    float4* left;    // more than one row: sums that teams leave each other
+    int32_t* flags;  // decode_half_chain.cu: that they are there
     DenseFloats floats;
 };
 
@@ -65,23 +66,29 @@ struct HalfGroup {
     void add(const Weight& weight, float* y, int strip_rows);
     /// Of the same shape and type; out gets silu(gate) * up. False: no tensor map spans both.
     bool add_gate_up(const Weight& gate, const Weight& up, float* out);
-    /// Boxes of sixteen rows (of gate and up eight each) and `chains` blocks.
-    HalfMaps maps(int chains) const;
+    /// Boxes of a strip's rows (of gate and up half of them each) and `chains` blocks.
+    HalfMaps maps(int chains, int strip_rows = kStripRows) const;
 };
 
 /// One row of x (decode_half_row.cu), kinds plain and norm. False: it does not fit.
 bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
 /// Up to 24 rows (decode_half.cu). False: they do not fit. Takes arena memory.
 bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
+/// The same for x that does not fit beside the weights there (decode_half_chain.cu).
+bool launch_half_chain(Context& ctx, const HalfGroup& group, const ActSource& x);
 
-/// Rows of x as decode_half.cu wants them: blocks in the order [4 / chains][quad][chains], of each its units [n][512],
-/// sums [n][32] and scales [columns].
+/// Rows of x as others want them. decode_half.cu: blocks in the order [4 / chains][quad][chains], of each its units
+/// [n][512], sums [n][32] and scales [columns]. decode_half_chain.cu: blocks in the order [chain of eight][steps], all
+/// of a block at units: PieceUnits, sums [columns][32], scales [columns].
 struct HalfPrepareArgs {
     ActSource x;  // kinds plain, norm
     char *units, *sums, *floats;
     float* scales;
     float* rms;
     int32_t n, cols, chains, columns, float_bytes;  // float_bytes: 0: no floats
+    int32_t steps = 0;                              // 0: for decode_half.cu
+    int32_t* flags = nullptr;                       // to be zero
+    int32_t flag_count = 0;
 };
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
 
@@ -132,14 +139,14 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
 struct StripRows {
     int matrix[2], row[2];
 
-    __device__ __forceinline__ StripRows(const HalfArgs& a, int strip) {
+    __device__ __forceinline__ StripRows(const HalfArgs& a, int strip, int strip_rows = kStripRows) {
         if (a.gate_up != 0) {
-            matrix[0] = 0, matrix[1] = 1, row[0] = row[1] = 8 * strip;
+            matrix[0] = 0, matrix[1] = 1, row[0] = row[1] = strip_rows / 2 * strip;
         } else {
             int i = 0;
             while (i + 1 < a.matrices && strip >= a.m[i + 1].first) ++i;
             matrix[0] = matrix[1] = i;
-            row[0] = kStripRows * (strip - a.m[i].first), row[1] = row[0] + 8;
+            row[0] = strip_rows * (strip - a.m[i].first), row[1] = row[0] + 8;
         }
     }
 };
@@ -239,7 +246,7 @@ struct HalfD {
         for (int h = 0; h < 2; ++h) {
             const HalfMatrix& m = a.m[rows.matrix[h]];
             const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
-            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.all_quads) + chain) + 8 * quad;
+            at[h] = m.d + 2 * (static_cast<int64_t>(row) * (4 * a.quads) + chain) + 8 * quad;
             d[h] = load_weight16(at[h]);
         }
     }

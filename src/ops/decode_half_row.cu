@@ -74,7 +74,7 @@ struct OwnRow {
         const auto put = [&](int c, const float(&v)[8]) {
             const int place = half_place(c / 32, a.quads);
             char* const block = x + kHalfBlock * place;
-            if (c < pieces) put_half_block(block, block + kHalfUnits, false, scales + place, v);
+            if (c < pieces) put_half_block(RowUnits{block, false}, block + kHalfUnits, scales + place, v);
         };
         float rms = 1.0f;
         if (a.x.kind == ActKind::norm) {

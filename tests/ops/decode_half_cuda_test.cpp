@@ -127,9 +127,17 @@ struct World {
 TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
     World world;
     for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const auto& [cols, rows] : fewer<std::vector<Shape>>(
-                 {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {17408, 101}, {5120, 6144}},
-                 {{3072, 20}, {5120, 9}})) {
+        for (const auto& [cols, rows] : fewer<std::vector<Shape>>({{3072, 48},
+                                                                   {3072, 1003},
+                                                                   {4096, 4096},
+                                                                   {5120, 101},
+                                                                   {6144, 4103},
+                                                                   {9216, 4100},
+                                                                   {17408, 101},
+                                                                   {17408, 5120},
+                                                                   {25600, 131},
+                                                                   {5120, 6144}},
+                                                                  {{3072, 20}, {5120, 9}, {9216, 200}})) {
             if (test_gpu() == nullptr && rows > 1000) continue;
             const Weight w = world.weight(type, rows, cols, 11);
             const std::string what = fmt::format("{} {} x {}", dtype_name(type), rows, cols);
@@ -220,7 +228,7 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
     };
     for (int i = 0; i < (test_gpu() == nullptr ? 3 : fewer(80, 4)); ++i) {
         World world;
-        const int64_t cols = std::vector<int64_t>{3072, 5120, 7168, 9216}[static_cast<size_t>(any(0, 3))];
+        const int64_t cols = std::vector<int64_t>{3072, 5120, 7168, 9216, 17408}[static_cast<size_t>(any(0, 4))];
         std::vector<Weight> weights;
         const int64_t wide = any(1, 4), floats = any(0, 3);
         for (int64_t k = 0; k < wide + floats; ++k) {
@@ -292,7 +300,8 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
                                    {kQ4, kQ4, kQ6, 1280, 3072}, {kQ5, kQ5, kQ6, 3072, 5120},
                                    {kQ4, kQ4, kQ6, 4096, 4608}, {kQ6, kQ6, kQ6, 6144, 5120},
                                    {kQ4, kQ5, kQ6, 3072, 1024}, {kQ5, kQ6, kQ6, 5120, 1024},
-                                   {kQ6, kQ4, kQ4, 5120, 2048}, {kQ4, kQ6, kQ4, 3072, 1024}},
+                                   {kQ6, kQ4, kQ4, 5120, 2048}, {kQ4, kQ6, kQ4, 3072, 1024},
+                                   {kQ4, kQ4, kQ4, 9216, 3072}, {kQ6, kQ6, kQ4, 17408, 3072}},
                             few = {{kQ6, kQ6, kQ4, 256, 3072}, {kQ4, kQ4, kQ4, 3072, 256}, {kQ4, kQ6, kQ4, 3072, 256}};
     for (const Case& c : fewer(all, few)) {
         if (test_gpu() == nullptr && c.d * c.ff > 3072 * 3072) continue;
