@@ -28,7 +28,8 @@
 // % slower); clusters of four for o, too, whose strips are fewer than teams of clusters of two (15.9 instead of 11.2
 // us); wgmma with strips of 64 rows in clusters of two (H100: gate and up 48 and 52 instead of 43 and 49 us at 16 and
 // 24 rows, projections 32 and 36 instead of 29 and 34; with weights from the L2 cache 17.5 and 19.1 instead of 19.1 and
-// 23.6 us for 12,672 x 5,120: what multiplies faster has to wait for the same memory, and larger shares end less evenly).
+// 23.6 us for 12,672 x 5,120: what multiplies faster has to wait for the same memory, and larger shares end less
+// evenly).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"

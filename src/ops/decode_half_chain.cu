@@ -3,10 +3,10 @@
 // rows and more. Arithmetic, formats and bits: decode_half.cuh.
 //
 // Bytes: those of the weights, 50 MB of Q4_K: 10.8 us at 4.65 TB/s. Instructions for 64 x 256 weights and 24 rows of
-// x: some 390 a warp, of them 146 that decode. Measured (H100, 2026-11-26, bench_gpu_dense, 24 rows; in brackets two
-// launches of decode_half.cu, each with half of the columns): 30.0 us (36.9), in Q6_K 39.6 (45.2). What limits it: the
-// time until x is rounded and there, 6 us; then instructions, shared out over 112 of 132 SMs: a GPU's processing
-// clusters hold 14 clusters of eight CTAs.
+// x: some 390 a warp, of them 146 that decode. Measured (H100, 3.03 TB/s, 2026-11-26, bench_gpu_dense, 24 rows; in
+// brackets two launches of decode_half.cu, each with half of the columns): 30 us (37), in Q6_K 40 (45). What limits it:
+// the time until x is rounded and there, some 6 us; behind that nothing is busy (ncu: memory 53 %, SMs 34 %), 120 of
+// 132 SMs have a CTA, as no more than 15 clusters of eight find room, and groups wait for memory and for each other.
 //
 // Design: a cluster of eight CTAs has strips of 64 weight rows, each CTA one of the eight chains: of 24 rows of x, 835
 // KB, each has 118. A CTA has three groups of four warps that multiply, and one whose warps ask for weights and x. A
@@ -18,9 +18,9 @@
 //
 // Tried: wgmma in clusters of four and two launches (33 us), there with a fence for each step instead of two (33.4
 // instead of 32.6) and with four groups of 112 registers (no faster, some sums spilled); two blocks of a quad in a CTA,
-// one after the other for the whole strip (each line of memory then comes twice: the head 620 instead of 418 us); this
-// kernel for 9 to 16 rows of 17,408 columns (29.5 instead of 27.2 us with decode_half.cu) and for 2 to 8 (27.4 instead
-// of 26.9).
+// one after the other for the whole strip (neighbours in memory at different times: the head 620 instead of 418 us);
+// this kernel for 9 to 16 rows of 17,408 columns (29.5 instead of 27.2 us with decode_half.cu) and for 2 to 8 (27.4
+// instead of 26.9). racecheck does not come to an end here (docs/results/qwen35.md).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"

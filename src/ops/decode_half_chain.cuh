@@ -323,17 +323,7 @@ struct ChainFinish {
 #pragma unroll
         for (int k = 0; k < 4; ++k) set_piece(sum[k], part(k)), add_piece(sum[k], part(k + 4));
         __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            expect_bytes(there, kChainParts * kPieceBytes);
-            // A release that looks at shared memory alone: one for all waits for stores to device memory.
-            asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
-#pragma unroll
-            for (int r = 0; r < kChainCtas; ++r)
-                if (r != rank)
-                    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                                     in_cta(there + 8, static_cast<uint32_t>(r)))
-                                 : "memory");
-        }
+        if (threadIdx.x % 32 == 0) acknowledge<kChainCtas>(there, kChainParts * kPieceBytes, rank);
         add_piece(sum[0], piece_of(sum[1])), add_piece(sum[2], piece_of(sum[3])), add_piece(sum[0], piece_of(sum[2]));
         place.store(a, rows, sum[0], rms, old);
     }

@@ -77,6 +77,20 @@ __device__ __forceinline__ void add_piece(float (&c)[4], float4 s) {
 __device__ __forceinline__ void set_piece(float (&c)[4], float4 s) { c[0] = s.x, c[1] = s.y, c[2] = s.z, c[3] = s.w; }
 __device__ __forceinline__ float4 piece_of(const float (&c)[4]) { return make_float4(c[0], c[1], c[2], c[3]); }
 
+/// Tells the other CTAs of a cluster that what they sent has been read; so many bytes come next. By one lane.
+template <int C>
+__device__ __forceinline__ void acknowledge(uint32_t there, int bytes, int rank) {
+    expect_bytes(there, bytes);
+    // A release that looks at shared memory alone: one for all waits for stores to device memory.
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+#pragma unroll
+    for (int r = 0; r < C; ++r)
+        if (r != rank)
+            asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                             in_cta(there + 8, static_cast<uint32_t>(r)))
+                         : "memory");
+}
+
 /// What a strip's chains make together, and where it goes: the warps of a team add theirs through shared memory, the
 /// CTAs of a cluster through each other's inboxes. Each piece has a warp and a CTA that finish it.
 template <int NT, int C>
@@ -221,17 +235,7 @@ struct HalfFinish {
             }
         }
         __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            expect_bytes(there, expected());
-            // A release that looks at shared memory alone: one for all waits for stores to device memory.
-            asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
-#pragma unroll
-            for (int r = 0; r < C; ++r)
-                if (r != rank)
-                    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                                     in_cta(there + 8, static_cast<uint32_t>(r)))
-                                 : "memory");
-        }
+        if (threadIdx.x % 32 == 0) acknowledge<C>(there, expected(), rank);
     }
 };
 

@@ -124,20 +124,11 @@ struct World {
     std::vector<std::unique_ptr<RandomWeight>> kept;
 };
 
-TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
+/// Products and products that are added, of matrices of both types.
+void rows_have_their_bits_in_any_company(const std::vector<Shape>& shapes) {
     World world;
     for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const auto& [cols, rows] : fewer<std::vector<Shape>>({{3072, 48},
-                                                                   {3072, 1003},
-                                                                   {4096, 4096},
-                                                                   {5120, 101},
-                                                                   {6144, 4103},
-                                                                   {9216, 4100},
-                                                                   {17408, 101},
-                                                                   {17408, 5120},
-                                                                   {25600, 131},
-                                                                   {5120, 6144}},
-                                                                  {{3072, 20}, {5120, 9}, {9216, 200}})) {
+        for (const auto& [cols, rows] : shapes) {
             if (test_gpu() == nullptr && rows > 1000) continue;
             const Weight w = world.weight(type, rows, cols, 11);
             const std::string what = fmt::format("{} {} x {}", dtype_name(type), rows, cols);
@@ -162,6 +153,17 @@ TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
                 if (testing::Test::HasFatalFailure()) return;
             }
         }
+}
+
+TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
+    rows_have_their_bits_in_any_company(fewer<std::vector<Shape>>(
+        {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {5120, 6144}}, {{3072, 20}, {5120, 9}}));
+}
+
+/// 9 rows and more of these take CTAs that have a chain each.
+TEST(DecodeHalf, a_wide_row_of_a_product_has_its_bits_in_any_company) {
+    rows_have_their_bits_in_any_company(
+        fewer<std::vector<Shape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 200}}));
 }
 
 /// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
@@ -228,7 +230,8 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
     };
     for (int i = 0; i < (test_gpu() == nullptr ? 3 : fewer(80, 4)); ++i) {
         World world;
-        const int64_t cols = std::vector<int64_t>{3072, 5120, 7168, 9216, 17408}[static_cast<size_t>(any(0, 4))];
+        const int64_t cols =
+            std::vector<int64_t>{3072, 5120, 7168, 9216, 17408}[static_cast<size_t>(any(0, fewer(4, 1)))];
         std::vector<Weight> weights;
         const int64_t wide = any(1, 4), floats = any(0, 3);
         for (int64_t k = 0; k < wide + floats; ++k) {
