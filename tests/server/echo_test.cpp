@@ -108,7 +108,8 @@ TEST_F(ServerEcho, an_echo_alone_has_as_many_choices_as_are_asked_for) {
         EXPECT_EQ(choice.at("text").as_string(), engine->tokenizer()->decode(ids));
         EXPECT_EQ(choice.at("finish_reason").as_string(), "length");
     }
-    EXPECT_EQ(engine->stats().finished, 2);
+    // The engine counts an answer behind its last event.
+    EXPECT_TRUE(becomes([&] { return engine->stats().finished == 2; }));
 }
 
 }  // namespace
