@@ -43,8 +43,8 @@ struct RowUnits {
         *reinterpret_cast<uint2*>(units + (4 * (odd ? step ^ 1 : step) + t) * 16 + second * 8) = {low, high};
     }
 };
-/// The same as wgmma wants rows of x: the low words of all steps in pieces of eight rows x 16 bytes, `columns` bytes x
-/// 16 before the high ones.
+/// The same as wgmma wants `columns` rows of x: of each mma the low words of all rows, in pieces of eight rows x 16
+/// bytes, and behind them the high ones.
 struct PieceUnits {
     char* units;  // of the row: in the first piece of its eight
     int columns;

@@ -3,7 +3,7 @@
 // rows and more. Arithmetic, formats and bits: decode_half.cuh.
 //
 // Bytes: those of the weights, 50 MB of Q4_K: 10.8 us at 4.65 TB/s. Instructions for 64 x 256 weights and 24 rows of
-// x: some 390 a warp, of them 146 that decode. Measured (H100, 3.03 TB/s, 2026-11-26, bench_gpu_dense, 24 rows; in
+// x: some 400 a warp, of them 144 that decode. Measured (H100, 3.03 TB/s, 2026-11-26, bench_gpu_dense, 24 rows; in
 // brackets two launches of decode_half.cu, each with half of the columns): 30 us (37), in Q6_K 40 (45). What limits it:
 // the time until x is rounded and there, some 6 us; behind that nothing is busy (ncu: memory 53 %, SMs 34 %), 120 of
 // 132 SMs have a CTA, as no more than 15 clusters of eight find room, and groups wait for memory and for each other.

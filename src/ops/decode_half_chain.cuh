@@ -13,7 +13,7 @@ constexpr int kChainCtas = 8;    // of a cluster: one for each chain
 constexpr int kChainRows = 64;   // of a strip
 constexpr int kChainGroups = 3;  // of four warps that multiply; one more asks
 constexpr int kChainThreads = 128 * (kChainGroups + 1);
-constexpr int kMostChainTeams = 18 * kChainGroups;
+constexpr int kMostChainTeams = 18 * kChainGroups;  // of 144 multiprocessors
 [[maybe_unused]] constexpr int kMostChainStages = 6;
 constexpr int kChainData = 128 * kChainRows, kChainHigh = 64 * kChainRows, kChainHeads = 16 * kChainRows;  // of a slot
 
@@ -140,17 +140,16 @@ constexpr uint32_t kUnitsHigh = 128 >> 4;  // the high word
 __device__ __forceinline__ void half_wgmma(float (&d)[8], const uint32_t* a, uint32_t b) {
     asm volatile(
         "{\n.reg .b64 b;\nmov.b64 b, {%12, %13};\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, b, "
-        "1, "
-        "1, 1, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, b, 1, 1, 1, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kUnitsHigh));
 }
 __device__ __forceinline__ void half_wgmma(float (&d)[12], const uint32_t* a, uint32_t b) {
     asm volatile(
         "{\n.reg .b64 b;\nmov.b64 b, {%16, %17};\n"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, "
-        "%13, %14, %15}, b, 1, 1, 1, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, b, 1, 1, 1, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kUnitsHigh));
@@ -258,9 +257,10 @@ struct ChainSums {
 };
 
 /// What a strip's chains make together, and where it goes. Of the NT pieces of a warp's sixteen rows at most one is
-/// finished by this CTA, which gets the other chains' parts of it into the warp's inbox.
+/// finished by this CTA, which gets the other chains' parts of it into the group's inbox.
 template <int NT>
 struct ChainFinish {
+    static_assert(NT > 1, "each warp sends something");
     float4* inbox;   // of the group: [piece of this CTA][sender]
     uint32_t there;  // the barrier that counts what comes there; behind it one of acknowledgements
     int rank, slab;
@@ -277,18 +277,15 @@ struct ChainFinish {
     /// By one lane; a barrier of the cluster comes before run().
     __device__ __forceinline__ void init() const {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(there) : "memory");
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8), "r"(max(1, NT - (finishes() ? 1 : 0)))
-                     : "memory");
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8), "r"(NT - (finishes() ? 1 : 0)) : "memory");
         publish_barriers();
         if (finishes()) expect_bytes(there, kChainParts * kPieceBytes);
     }
 
     /// c: of this CTA's chain.
     __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4]) {
-        if (NT > 1 || !finishes()) {
-            wait_parity(there + 8, read_parity);  // what was sent before was read
-            read_parity ^= 1;
-        }
+        wait_parity(there + 8, read_parity);  // what was sent before was read
+        read_parity ^= 1;
 #pragma unroll
         for (int j = 0; j < NT; ++j)
             if (const int to = finisher(j); to != rank)

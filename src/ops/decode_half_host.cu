@@ -166,11 +166,10 @@ bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind
 }  // namespace
 
 void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a) {
-    const bool norm = a.x.kind == ActKind::norm, chain = a.steps > 0;
+    const bool norm = a.x.kind == ActKind::norm;
     const int parts = (a.cols + 2047) / 2048, more = norm && a.float_bytes == 0 ? 1 : 0;
-    auto* const kernel = norm    ? chain ? half_prepare_kernel<true, true> : half_prepare_kernel<true, false>
-                            : chain ? half_prepare_kernel<false, true>
-                                 : half_prepare_kernel<false, false>;
+    auto* kernel = norm ? half_prepare_kernel<true, false> : half_prepare_kernel<false, false>;
+    if (a.steps > 0) kernel = norm ? half_prepare_kernel<true, true> : half_prepare_kernel<false, true>;
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, a);
 }
 
