@@ -249,7 +249,6 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     using S = HalfShape<NT, C>;
     constexpr int64_t kStatic = (2 * kMostHalfStages * S::kRings + 2 + 3 * kHalfWarps) * 8 + kHalfWarps * 64,
                       kAlign = 1024;
-    constexpr int64_t kBeside = 1280;  // for half_prepare_kernel(), and what a CTA takes by itself
     const int64_t blocks = a.quads * S::T, beyond = 8 * NT - a.n;  // rows that are read, of no use
     const int64_t stage = S::T * (2048 + 256 + (q6 ? 1024 : 0));
     int64_t at = 0;
@@ -264,7 +263,7 @@ bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& sh
     a.meeting_at = take(int64_t{teams} * S::kMeeting * kPieceBytes);
     a.inbox_at = take(int64_t{teams} * S::kInbox * kPieceBytes);
     at = (at + kAlign - 1) / kAlign * kAlign;
-    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBeside - at;
+    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBesideHalf - at;
     const int64_t rings = teams * S::W / S::T;
     a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (rings * stage)));
     if (room < 0 || a.stages < (S::T == 1 ? 1 : 2)) return false;
@@ -299,23 +298,7 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
     int teams = S::kTeams;
     while (teams >= S::kTeams / 2 && !fits(teams)) --teams;
     if (teams < S::kTeams / 2) return false;
-    const int64_t blocks = 4 * a.quads;
-    const auto take = [&](int64_t bytes) {
-        return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
-    };
-    HalfPrepareArgs p = {};
-    p.x = x;
-    p.units = take(kHalfUnits * blocks * a.n), p.sums = take(kHalfSums * blocks * a.n);
-    p.scales = reinterpret_cast<float*>(take(blocks * 8 * NT * 4));
-    p.floats = take(a.n * a.floats.bytes);
-    p.rms = reinterpret_cast<float*>(take(x.kind == ActKind::norm ? a.n * 4 : 0));
-    p.n = a.n, p.cols = a.cols, p.chains = S::T, p.columns = 8 * NT, p.float_bytes = a.floats.bytes;
-    launch_half_prepare(ctx, p);
-    a.x = {};
-    a.x.kind = ActKind::staged;
-    a.x.rows = p.floats;
-    a.x.stride = a.floats.bytes;
-    a.units = p.units, a.sums = p.sums, a.scales = p.scales, a.rms = p.rms;
+    prepare_half(ctx, a, x, {.columns = 8 * NT, .chains = S::T});
     const auto kernel = half_kernel<NT, C>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     // A cluster that finds no room beside the others would run after them.
@@ -323,7 +306,7 @@ bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
                                 : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, shared);
     const int64_t groups = std::min<int64_t>(a.strips, most);
     constexpr int64_t kSums = S::kChains * NT * kPieceBytes;  // of a warp
-    a.left = reinterpret_cast<float4*>(take(C * groups * kHalfWarps * kSums));
+    a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kHalfWarps * kSums));
     a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
                     static_cast<size_t>(shared), C, a, group.maps(S::T));

@@ -20,7 +20,7 @@
 // instead of 32.6) and with four groups of 112 registers (no faster, some sums spilled); two blocks of a quad in a CTA,
 // one after the other for the whole strip (neighbours in memory at different times: the head 620 instead of 418 us);
 // this kernel for 9 to 16 rows of 17,408 columns (29.5 instead of 27.2 us with decode_half.cu) and for 2 to 8 (27.4
-// instead of 26.9). racecheck does not come to an end here (docs/results/qwen35.md).
+// instead of 26.9).
 #include <algorithm>
 
 #include "ops/decode_dense.cuh"
@@ -46,11 +46,13 @@ __device__ __forceinline__ void ask_for_x(const HalfArgs& a, const char* x, int 
     if (rest > 0) prefill::bulk_copy(shared_address(x) + bytes, from + bytes, static_cast<uint32_t>(rest), there + 8);
 }
 
-/// What a warp of the group that asks does: for one of those that multiply, block after block.
+/// What a warp of the group that asks does: for one of those that multiply, block after block. It is through the
+/// cluster's first barrier before it waits for an empty slot: the chip does not need it, racecheck does (PITFALLS.md).
 __device__ __forceinline__ void ask_for_weights(const HalfArgs& a, const HalfMaps& maps, const ChainRing& ring,
                                                 const HalfShare& share, int rank) {
     const int early = a.stages > 2 ? a.stages - 1 : a.stages;  // x has to wait for what was asked for before it
     const bool does = threadIdx.x % 32 == 0;
+    const auto wait = [] { pdl_wait(), cluster_wait(); };
     int slot = 0, asked = 0;
     uint32_t parity = 1;
 #pragma unroll 1
@@ -59,13 +61,13 @@ __device__ __forceinline__ void ask_for_weights(const HalfArgs& a, const HalfMap
         const ChainRows rows(a, part.strip, 0);
 #pragma unroll 1
         for (int quad = 2 * part.from + rank / 4; quad < min(2 * part.to, a.quads); quad += 2) {
-            if (asked++ == early) pdl_wait();
+            if (asked++ == early) wait();
             wait_parity(ring.empty(slot), parity);
             ring.ask(a, maps, slot, rows, rank % 4, quad, does);
             if (++slot == a.stages) slot = 0, parity ^= 1;
         }
     }
-    if (asked <= early) pdl_wait();
+    if (asked <= early) wait();
 }
 
 /// What a group that multiplies does.
@@ -179,8 +181,8 @@ __global__ void __launch_bounds__(kChainThreads, 1)
         } else {
             pdl_wait();
             if (lane == 0) ask_for_x<NT>(a, x, rank, steps, first, x_there);
+            cluster_wait();
         }
-        cluster_wait();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         pdl_wait();
@@ -203,7 +205,6 @@ template <int NT>
 bool place_chain(const Context& ctx, HalfArgs& a, int64_t steps, bool q6, int64_t& shared) {
     constexpr int64_t G = kChainGroups, kAlign = 1024,
                       kStatic = (2 * kMostChainStages * G + 2 + 12 * G) * 8 + G * 256 + 64;
-    constexpr int64_t kBeside = 1280;  // for half_prepare_kernel(), and what a CTA takes by itself
     int64_t at = 0;
     const auto take = [&at](int64_t bytes) {
         const int64_t from = at;
@@ -213,7 +214,7 @@ bool place_chain(const Context& ctx, HalfArgs& a, int64_t steps, bool q6, int64_
     take(steps * ChainX<NT>::kBlock);
     a.inbox_at = take(G * kChainPieces<NT> * kChainParts * kPieceBytes);
     at = (at + kAlign - 1) / kAlign * kAlign;
-    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBeside - at;
+    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBesideHalf - at;
     const int64_t stage = kChainData + kChainHeads + (q6 ? kChainHigh : 0);
     a.stages = static_cast<int32_t>(std::min<int64_t>(kMostChainStages, room / (G * stage)));
     if (room < 0 || a.stages < 1) return false;
@@ -226,17 +227,12 @@ bool place_chain(const Context& ctx, HalfArgs& a, int64_t steps, bool q6, int64_
 }
 
 template <int NT>
-bool launch_chain(Context& ctx, HalfGroup group, const ActSource& x) {
+bool launch_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
     HalfArgs& a = group.a;
     const int64_t steps = (a.quads + 1) / 2;
     int64_t shared = 0;
     if (!place_chain<NT>(ctx, a, steps, group.q6, shared)) return false;
-    const int strip_rows = a.gate_up != 0 ? kChainRows / 2 : kChainRows;
-    a.strips = 0;
-    for (int i = 0; i < (a.gate_up != 0 ? 1 : a.matrices); ++i) {
-        a.m[i].first = a.strips;
-        a.strips += (a.m[i].rows + strip_rows - 1) / strip_rows;
-    }
+    group.cut(kChainRows);
     const auto kernel = half_chain_kernel<NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     // A cluster that finds no room beside the others would run after them.
@@ -246,25 +242,10 @@ bool launch_chain(Context& ctx, HalfGroup group, const ActSource& x) {
     if (most < 1) return false;
     const int64_t clusters = std::min<int64_t>((a.strips + kChainGroups - 1) / kChainGroups, most);
     const int64_t ctas = kChainCtas * clusters, teams = kChainGroups * clusters;
-    const auto take = [&](int64_t bytes) {
-        return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
-    };
-    HalfPrepareArgs p = {};
-    p.x = x;
-    p.units = take(kChainCtas * steps * ChainX<NT>::kBlock);
-    p.floats = take(a.n * a.floats.bytes);
-    p.rms = reinterpret_cast<float*>(take(x.kind == ActKind::norm ? a.n * 4 : 0));
-    p.n = a.n, p.cols = a.cols, p.columns = 8 * NT, p.float_bytes = a.floats.bytes;
-    p.steps = static_cast<int32_t>(steps);
-    p.flag_count = static_cast<int32_t>(4 * ctas);
-    p.flags = reinterpret_cast<int32_t*>(take(4 * p.flag_count));
-    launch_half_prepare(ctx, p);
-    a.x = {};
-    a.x.kind = ActKind::staged;
-    a.x.rows = p.floats;
-    a.x.stride = a.floats.bytes;
-    a.units = p.units, a.rms = p.rms, a.flags = p.flags;
-    a.left = reinterpret_cast<float4*>(take(ctas * 4 * kChainGroups * NT * kPieceBytes));
+    prepare_half(
+        ctx, a, x,
+        {.columns = 8 * NT, .steps = static_cast<int32_t>(steps), .flag_count = static_cast<int32_t>(4 * ctas)});
+    a.left = static_cast<float4*>(ctx.arena->allocate(ctas * 4 * kChainGroups * NT * kPieceBytes));
     ChainPlan plan;
     for (int64_t team = 0; team <= teams; ++team)
         plan.begin[team] =
@@ -276,7 +257,7 @@ bool launch_chain(Context& ctx, HalfGroup group, const ActSource& x) {
 
 }  // namespace
 
-bool launch_half_chain(Context& ctx, const HalfGroup& group, const ActSource& x) {
+bool launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int n = group.a.n;
     return n <= 16 ? launch_chain<2>(ctx, group, x) : launch_chain<3>(ctx, group, x);
 }

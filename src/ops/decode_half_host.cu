@@ -38,17 +38,17 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
     constexpr int kSquares = 3;  // pieces of a thread at a time
     __shared__ float partial[kWarps];
     pdl_trigger();
-    const int row = blockIdx.x, blocks = a.cols / 256, parts = (a.cols + 2047) / 2048;
+    const int row = blockIdx.x, blocks = a.cols / 256, columns = a.layout.columns, parts = (a.cols + 2047) / 2048;
     const bool rounds = static_cast<int>(blockIdx.y) < parts, floats = a.float_bytes != 0;
     const int c = blockIdx.y * kThreads + threadIdx.x;
     float by[8] = {}, v[8], w[8], squares = 0.0f;
     if (kNorm) load_norm8(a.x.norm, c, a.cols, by);
-    const int block = c / 32, chain = block % 4;  // a.chains: 1, 2 or 4
-    const int at = ((chain >> a.chains / 2) * (blocks / 4) + block / 4) * a.chains + (chain & (a.chains - 1));
+    const int block = c / 32, chain = block % 4, chains = a.layout.chains;  // 1, 2 or 4
+    const int at = ((chain >> chains / 2) * (blocks / 4) + block / 4) * chains + (chain & (chains - 1));
     const int64_t of_row = static_cast<int64_t>(at) * a.n + row;
     pdl_wait();
     if (kChain && row == 0 && blockIdx.y == 0)
-        for (int i = threadIdx.x; i < a.flag_count; i += kThreads) a.flags[i] = 0;
+        for (int i = threadIdx.x; i < a.layout.flag_count; i += kThreads) a.flags[i] = 0;
     const auto* const x = reinterpret_cast<const float*>(a.x.rows + row * a.x.stride);
     load_eight(x, c, a.cols, v);
     if (kNorm && (floats || !rounds))  // as thread_squares() adds
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = kNorm ? __fmul_rn(v[i], by[i]) : v[i];
         if constexpr (kChain) {
-            const int all = (kHalfBlock + 4) * a.columns;
-            char* const to = a.units + static_cast<int64_t>(block % 8 * a.steps + block / 8) * all;
-            put_half_block(PieceUnits{to + row / 8 * 128 + row % 8 * 16, a.columns},
-                           to + kHalfUnits * a.columns + kHalfSums * row,
-                           reinterpret_cast<float*>(to + kHalfBlock * a.columns) + row, w);
+            const int all = (kHalfBlock + 4) * columns;
+            char* const to = a.units + static_cast<int64_t>(block % 8 * a.layout.steps + block / 8) * all;
+            put_half_block(PieceUnits{to + row / 8 * 128 + row % 8 * 16, columns},
+                           to + kHalfUnits * columns + kHalfSums * row,
+                           reinterpret_cast<float*>(to + kHalfBlock * columns) + row, w);
         } else {
             put_half_block(RowUnits{a.units + kHalfUnits * of_row, row % 2 != 0}, a.sums + kHalfSums * of_row,
-                           a.scales + a.columns * at + row, w);
+                           a.scales + columns * at + row, w);
         }
     }
     if (rounds && !floats) return;
@@ -136,6 +136,7 @@ bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int
         for (const int64_t most : {int64_t{kMostHalfRows}, int64_t{16}, int64_t{8}, int64_t{1}}) {
             const ArenaScope scope(*ctx.arena);
             HalfGroup part = group;
+            part.cut(kStripRows);
             HalfArgs& a = part.a;
             a.n = static_cast<int32_t>(std::min(most, n - row));
             a.cols = static_cast<int32_t>(cols);
@@ -165,21 +166,47 @@ bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind
 
 }  // namespace
 
-void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a) {
-    const bool norm = a.x.kind == ActKind::norm;
-    const int parts = (a.cols + 2047) / 2048, more = norm && a.float_bytes == 0 ? 1 : 0;
+void prepare_half(Context& ctx, HalfArgs& a, const ActSource& x, const HalfLayout& layout) {
+    const bool norm = x.kind == ActKind::norm, chain = layout.steps > 0, floats = a.floats.bytes > 0;
+    const int64_t blocks = 4 * a.quads;
+    const auto take = [&ctx](int64_t bytes) {
+        return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
+    };
+    HalfPrepareArgs p = {};
+    p.x = x, p.layout = layout, p.n = a.n, p.cols = a.cols, p.float_bytes = a.floats.bytes;
+    p.units = take(chain ? int64_t{8} * layout.steps * (kHalfBlock + 4) * layout.columns : kHalfUnits * blocks * a.n);
+    p.sums = take(chain ? 0 : kHalfSums * blocks * a.n);
+    p.scales = reinterpret_cast<float*>(take(chain ? 0 : 4 * blocks * layout.columns));
+    p.floats = take(a.n * a.floats.bytes);
+    p.rms = reinterpret_cast<float*>(take(norm ? 4 * a.n : 0));
+    p.flags = reinterpret_cast<int32_t*>(take(4 * layout.flag_count));
+    const int parts = (a.cols + 2047) / 2048, more = norm && !floats ? 1 : 0;
     auto* kernel = norm ? half_prepare_kernel<true, false> : half_prepare_kernel<false, false>;
-    if (a.steps > 0) kernel = norm ? half_prepare_kernel<true, true> : half_prepare_kernel<false, true>;
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, a);
+    if (chain) kernel = norm ? half_prepare_kernel<true, true> : half_prepare_kernel<false, true>;
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, p);
+    a.x = {};
+    a.x.kind = ActKind::staged;
+    a.x.rows = p.floats;
+    a.x.stride = a.floats.bytes;
+    a.units = p.units, a.sums = p.sums, a.scales = p.scales, a.rms = p.rms, a.flags = p.flags;
 }
 
-void HalfGroup::add(const Weight& weight, float* y, int strip_rows) {
+void HalfGroup::add(const Weight& weight, float* y) {
     const Matrix m = matrix_of(weight);
     const bool six = weight.dtype == kQ6;
     q6 = q6 || six;
     w[a.matrices] = &weight;
-    a.m[a.matrices++] = {tile_planes(m).d, y, m.rows, a.strips, six ? 1 : 0};
-    a.strips += (m.rows + strip_rows - 1) / strip_rows;
+    a.m[a.matrices++] = {tile_planes(m).d, y, m.rows, 0, six ? 1 : 0};
+}
+
+void HalfGroup::cut(int strip_rows) {
+    const bool pair = a.gate_up != 0;
+    a.strips = 0;
+    for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
+        const int rows = pair ? strip_rows / 2 : strip_rows;
+        a.m[i].first = a.strips;
+        a.strips += (a.m[i].rows + rows - 1) / rows;
+    }
 }
 
 bool HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
@@ -192,10 +219,8 @@ bool HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
     };
     if (!fits(p.data, q.data) || !fits(p.scales, q.scales) || (p.high != nullptr && !fits(p.high, q.high)))
         return false;
-    add(first, out, kStripRows / 2);
-    const int32_t strips = a.strips;
-    add(second, nullptr, kStripRows / 2);
-    a.strips = strips;
+    add(first, out);
+    add(second, nullptr);
     a.gate_up = swapped ? 2 : 1;
     return true;
 }
@@ -228,7 +253,7 @@ bool half_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     HalfGroup group;
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        if (half_weight(*ctx.gpu, w) && group.a.matrices < kMostHalf) group.add(w, y[i].row(0), kStripRows);
+        if (half_weight(*ctx.gpu, w) && group.a.matrices < kMostHalf) group.add(w, y[i].row(0));
         else if (residual != nullptr || !group.a.floats.add(w, y[i].row(0))) return false;
     }
     if (group.a.matrices == 0) return false;

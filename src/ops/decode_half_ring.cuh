@@ -24,6 +24,7 @@ namespace riptide::ops::cuda::decode {
 constexpr int kMostHalf = 4;  // matrices of a group
 [[maybe_unused]] constexpr int kMostHalfStages = 6;
 constexpr int kStripRows = 16;
+[[maybe_unused]] constexpr int64_t kBesideHalf = 1280;  // of shared memory: half_prepare_kernel(), what a CTA takes
 
 struct HalfMatrix {
     const char* d;  // Q6_K
@@ -63,34 +64,41 @@ struct HalfGroup {
     const Weight* w[kMostHalf] = {};
     bool q6 = false;
 
-    void add(const Weight& weight, float* y, int strip_rows);
+    void add(const Weight& weight, float* y);
     /// Of the same shape and type; out gets silu(gate) * up. False: no tensor map spans both.
     bool add_gate_up(const Weight& gate, const Weight& up, float* out);
-    /// Boxes of a strip's rows (of gate and up half of them each) and `chains` blocks.
+    /// Into strips of so many rows, of gate and up half of them each.
+    void cut(int strip_rows);
+    /// Boxes of a strip's rows and `chains` blocks.
     HalfMaps maps(int chains, int strip_rows = kStripRows) const;
 };
 
+// Launches for a group, cut into strips of kStripRows.
 /// One row of x (decode_half_row.cu), kinds plain and norm. False: it does not fit.
 bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
 /// Up to 24 rows (decode_half.cu). False: they do not fit. Takes arena memory.
 bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
-/// The same for x that does not fit beside the weights there (decode_half_chain.cu).
-bool launch_half_chain(Context& ctx, const HalfGroup& group, const ActSource& x);
+/// The same for x that does not fit beside the weights there (decode_half_chain.cu), which cuts it anew.
+bool launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x);
 
-/// Rows of x as others want them. decode_half.cu: blocks in the order [4 / chains][quad][chains], of each its units
-/// [n][512], sums [n][32] and scales [columns]. decode_half_chain.cu: blocks in the order [chain of eight][steps], all
-/// of a block at units: PieceUnits, sums [columns][32], scales [columns].
+/// How rows of x lie as others want them. steps 0, for decode_half.cu: blocks in the order [4 / chains][quad][chains],
+/// of each its units [n][512], sums [n][32] and scales [columns]. Else, for decode_half_chain.cu: blocks in the order
+/// [chain of eight][steps], all of a block at units: PieceUnits, sums [columns][32], scales [columns].
+struct HalfLayout {
+    int32_t columns = 0;  // of a tile: 8 for each eight rows, begun or full
+    int32_t chains = 1, steps = 0;
+    int32_t flag_count = 0;  // flags that are to be zero
+};
 struct HalfPrepareArgs {
     ActSource x;  // kinds plain, norm
+    HalfLayout layout;
     char *units, *sums, *floats;
-    float* scales;
-    float* rms;
-    int32_t n, cols, chains, columns, float_bytes;  // float_bytes: 0: no floats
-    int32_t steps = 0;                              // 0: for decode_half.cu
-    int32_t* flags = nullptr;                       // to be zero
-    int32_t flag_count = 0;
+    float *scales, *rms;
+    int32_t* flags;
+    int32_t n, cols, float_bytes;  // float_bytes: 0: no floats
 };
-void launch_half_prepare(Context& ctx, const HalfPrepareArgs& a);
+/// Puts a.n rows of x into arena memory in that layout, and tells `a` where.
+void prepare_half(Context& ctx, HalfArgs& a, const ActSource& x, const HalfLayout& layout);
 
 #ifdef __CUDACC__
 

@@ -163,7 +163,7 @@ TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
 /// 17 rows and more of these, and 9 of the widest, take CTAs that have a chain each (decode_half_chain.cu).
 TEST(DecodeHalf, a_wide_row_of_a_product_has_its_bits_in_any_company) {
     rows_have_their_bits_in_any_company(
-        fewer<std::vector<Shape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 200}}));
+        fewer<std::vector<Shape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 456}}));
 }
 
 /// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
