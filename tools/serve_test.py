@@ -40,10 +40,18 @@ def run(*arguments, env=None, timeout=120):
                           stdin=subprocess.DEVNULL, env=os.environ | (env or {}))
 
 
+given_ports = set()
+
+
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """One that nobody has, nor was given before: who was may not listen yet."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        if port not in given_ports:
+            given_ports.add(port)
+            return port
 
 
 def get(port, path, headers=None):
