@@ -109,10 +109,12 @@ EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
     out.think_end = tokenizer_->id_of("</think>");
     out.thinking = thinking_of(rendered);
     const bool can_think = template_->traits().thinking && out.think_begin >= 0 && out.think_end >= 0;
-    if (out.thinking == Thinking::not_begun && !can_think) out.thinking = Thinking::over;
+    const bool continues = chat.options.continue_final_message;
+    if (continues || (out.thinking == Thinking::not_begun && !can_think)) out.thinking = Thinking::over;
     if (dialect_->line_before_end_think) out.line_end = tokenizer_->id_of("\n");
     ParserOptions parser;
     parser.thinking = out.thinking == Thinking::inside;
+    parser.continues = continues;
     parser.newline_framing = template_->traits().newlines_in_tags;
     parser.calls = !chat.tools.empty();
     parser.tools = ToolSchemas(chat.tools);
@@ -151,6 +153,10 @@ std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, c
     form.choice = request.tool_choice;
     form.format = request.format;
     if (!is_constrained(form)) return nullptr;
+    const bool free = form.format.kind == AnswerFormat::Kind::any && form.choice.kind == ToolChoice::Kind::automatic;
+    RT_CHECK(free || !chat->options.continue_final_message,
+             "an answer that goes on with a message has its beginning already: expected no response_format and no "
+             "tool_choice that calls for tools");
     return constrainer_->get(*tokenizer_, *dialect_, form);
 }
 

@@ -206,6 +206,21 @@ void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatO
         out.thinking_budget = *tokens;
 }
 
+/// A last message of the assistant is what the answer begins with (prefill): the answer goes on behind it.
+bool goes_on(const ChatPrompt& prompt, const Fields& fields) {
+    const json::object& last = prompt.messages.back().get_object();
+    if (last.at("role") != "assistant") return false;
+    const json::object* thinking = fields.object("thinking");
+    if (thinking != nullptr && prompt.options.enable_thinking.value_or(false))
+        refuse("thinking",
+               "thinking: the last message is the assistant's, and an answer that goes on with it has no thinking; "
+               "expected \"disabled\", or a message of the user at the end");
+    const std::string_view text = last.at("content").get_string();
+    if (!text.empty() && std::string_view(" \t\r\n").find(text.back()) != std::string_view::npos)
+        refuse("messages", "messages: the last message is the assistant's and ends with white space, expected none");
+    return true;
+}
+
 }  // namespace
 
 GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults) {
@@ -247,6 +262,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));
+    prompt.options.continue_final_message = goes_on(prompt, fields);
     prompt.tools = prepare_tools(prompt.tools);
     request.prompt = std::move(prompt);
     return out;

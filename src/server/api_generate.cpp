@@ -202,12 +202,6 @@ Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
 
 Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
     GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx));
-    const auto& chat = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
-    if (!chat.messages.empty() &&
-        chat.messages.back().at("role") == "assistant")  // would be answered by a turn of its own
-        refuse("messages",
-               "messages: the last one is the assistant's, and going on with it (prefill) is not supported; expected a "
-               "message of the user at the end");
     if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
     return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
 }

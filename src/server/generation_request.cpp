@@ -113,6 +113,23 @@ ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defa
     return options;
 }
 
+/// The answer goes on with the last message: `continue_final_message`, or "prefix": true in a message of the
+/// assistant, as other servers have it.
+bool goes_on(const Fields& fields, json::array& messages) {
+    bool out = fields.boolean("continue_final_message").value_or(false);
+    if (out && fields.boolean("add_generation_prompt").value_or(false))
+        refuse("continue_final_message",
+               "continue_final_message: with add_generation_prompt the answer would be a message of its own, expected "
+               "one of the two");
+    json::object* last = messages.empty() ? nullptr : messages.back().if_object();
+    if (last == nullptr) return out;
+    const Fields of_last(*last, fmt::format("messages[{}].", messages.size() - 1));
+    if (of_last.string("role").value_or("") != "assistant") return out;
+    out = of_last.boolean("prefix").value_or(false) || out;
+    last->erase("prefix");  // it is not for the template
+    return out;
+}
+
 /// What says how long the model may think: the most exact of the fields that are there.
 int64_t parse_thinking_budget(const Fields& fields, const RequestDefaults& defaults) {
     int64_t budget = defaults.thinking_budget;
@@ -277,7 +294,9 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = prepare_tools(*tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
-    prompt.messages = prepare_history(std::move(body["messages"].get_array()));
+    json::array& messages = body["messages"].get_array();
+    prompt.options.continue_final_message = goes_on(fields, messages);
+    prompt.messages = prepare_history(std::move(messages));
     request.prompt = std::move(prompt);
     return out;
 }

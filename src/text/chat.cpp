@@ -1,5 +1,6 @@
 #include "text/chat.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -42,6 +43,17 @@ std::optional<std::string> try_render(const jinja::Template& program, const json
     } catch (const Error&) {
         return std::nullopt;
     }
+}
+
+/// Leaves what comes before the last place where `mark` stands.
+void cut_at(jinja::Rendered& prompt, std::string_view mark) {
+    const std::size_t at = prompt.text.rfind(mark);
+    RT_CHECK(at != std::string::npos,
+             "the chat template does not show the content of the last message, so no answer can go on with it");
+    const auto end = static_cast<int64_t>(at);
+    prompt.text.resize(at);
+    std::erase_if(prompt.trusted, [end](const TextSpan& span) { return span.begin >= end; });
+    if (!prompt.trusted.empty()) prompt.trusted.back().end = std::min(prompt.trusted.back().end, end);
 }
 
 }  // namespace
@@ -118,15 +130,20 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
     if (options.enable_thinking && !variables.contains("enable_thinking"))
         variables["enable_thinking"] = *options.enable_thinking;
     variables.insert(defaults_.begin(), defaults_.end());  // what is there stays
-    variables["messages"] = prepare_messages(messages, {traits_.content_parts, knows_developer_, traits_.late_system});
+    json::array prepared = prepare_messages(messages, {traits_.content_parts, knows_developer_, traits_.late_system});
+    std::string_view mark;
+    if (options.continue_final_message) mark = mark_final_message(prepared);
+    variables["messages"] = std::move(prepared);
     variables["tools"] = tools.empty() ? json::value() : json::value(tools);
     variables["documents"] = nullptr;
-    variables["add_generation_prompt"] = options.add_generation_prompt;
+    variables["add_generation_prompt"] = options.add_generation_prompt && mark.empty();
     jinja::RenderOptions render_options;
     render_options.trusted_variables = {{"bos_token", bos_}, {"eos_token", eos_}};
     render_options.trusted_roles = {"system", "developer", "user", "assistant", "tool"};
     render_options.now = options.now;
-    return template_.render(variables, render_options);
+    jinja::Rendered out = template_.render(variables, render_options);
+    if (!mark.empty()) cut_at(out, mark);
+    return out;
 }
 
 std::string template_summary(std::string_view source) {

@@ -14,6 +14,9 @@ namespace riptide {
 /// What one request asks of the template.
 struct ChatOptions {
     bool add_generation_prompt = true;
+    /// The prompt ends behind the content of the last message, which is the assistant's and calls no tools: the answer
+    /// goes on with it. Then add_generation_prompt means nothing.
+    bool continue_final_message = false;
     /// If absent the template's defaults say it, or the template itself.
     std::optional<bool> enable_thinking;
     /// Further variables of the template, as clients send them in `chat_template_kwargs`: at most 64, scalars only, and

@@ -168,6 +168,27 @@ json::array prepare_messages(const json::array& messages, const MessageForm& for
     return form.late_system ? out : fold_system_messages(std::move(out));
 }
 
+std::string_view mark_final_message(json::array& messages) {
+    constexpr std::string_view kMark = "riptide-goes-on-here";
+    const std::string where = fmt::format("messages[{}]", messages.size() - 1);
+    json::object& message = messages.back().get_object();
+    const std::string_view role = message.at("role").get_string();
+    RT_CHECK(role == "assistant", "{}.role: an answer goes on with a message of the assistant, found one of the {}",
+             where, role);
+    const json::value* calls = message.if_contains("tool_calls");
+    RT_CHECK(calls == nullptr || calls->is_null() || calls->get_array().empty(),
+             "{}.tool_calls: no answer can go on with calls of tools, expected their results behind them", where);
+    json::value& content = message["content"];
+    json::value* last = &content;
+    if (content.is_array()) {
+        json::array& parts = content.get_array();
+        if (parts.empty()) parts.push_back({{"type", "text"}, {"text", ""}});
+        last = &parts.back().get_object()["text"];
+    }
+    last->get_string().append(kMark);
+    return kMark;
+}
+
 void check_tools(const json::array& tools) {
     for (std::size_t i = 0; i < tools.size(); ++i) {
         const std::string where = fmt::format("tools[{}]", i);

@@ -21,6 +21,9 @@ class DeltaWriter {
     /// Events go to the end of `out` from now on; older ones in it are not touched. Call at each push.
     void attach(StreamEvents& out);
 
+    /// The answer goes on with text that was shown before.
+    void go_on() { lead_ = 0, visible_ = true; }
+
     /// Markup ends a section of text and starts the next: held newlines are dropped, the next ones will be.
     void start_section();
     /// The newlines that come next, if any, are framing.

@@ -10,6 +10,8 @@ namespace riptide {
 struct ParserOptions {
     /// The prompt ended inside `<think>`; see thinking_of (text/chat.h).
     bool thinking = false;
+    /// The prompt ended in the text of the answer, which goes on: newlines at its start are text.
+    bool continues = false;
     /// Only single tokens are the dialect's single-token tags; their spelling in plain text is text. Off: spelling is
     /// enough (for a stream of text without token borders).
     bool strict_specials = true;

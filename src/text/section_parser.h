@@ -65,7 +65,9 @@ class SectionParser : public StreamParser {
           markers_(markers_with(end_turn)),
           writer_(std::move(writer)),
           keep_last_newlines_(keep_last_newlines),
-          in_reasoning_(options_.thinking) {}
+          in_reasoning_(options_.thinking) {
+        if (options_.continues) writer_.go_on();
+    }
 
     // The dialect's part, called in `opening` and `call` only.
 

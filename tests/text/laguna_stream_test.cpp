@@ -139,6 +139,16 @@ TEST(laguna_stream, only_one_framing_newline_is_dropped) {
     EXPECT_EQ(read("\n\nA\n\n</assistant>"), (Lines{"text: \nA\n", "finish 0 closed"}));
 }
 
+TEST(laguna_stream, an_answer_that_goes_on_keeps_its_first_newlines) {
+    ParserOptions options = options_for(false, true, true);
+    EXPECT_EQ(joined(parse(options, {{"\nA", false}})), (Lines{"text: A", "finish 0"}));
+    options.continues = true;
+    EXPECT_EQ(joined(parse(options, {{"\nA", false}})), (Lines{"text: \nA", "finish 0"}));
+    EXPECT_EQ(joined(parse(options, {{"<think>", true}, {"A", false}})), (Lines{"text: <think>A", "finish 0"}));
+    EXPECT_EQ(joined(parse(options, {{"\n", false}, {"<tool_call>", true}, {"f", false}, {"</tool_call>", true}})),
+              (Lines{"begin 0 call_0 f", "args 0: {}", "end 0", "finish 1"}));
+}
+
 TEST(laguna_stream, zero_argument_calls_with_and_without_newline) {
     for (const char* call :
          {"<tool_call>f</tool_call>", "<tool_call>f\n</tool_call>", "<tool_call>\nf \n</tool_call>"}) {
