@@ -36,4 +36,21 @@ json::value parse_json(std::string_view text, std::string_view what, int max_dep
     return parser.release();
 }
 
+std::string_view kind_of(const json::value& value) {
+    switch (value.kind()) {
+        case json::kind::null:
+            return "null";
+        case json::kind::bool_:
+            return "true or false";
+        case json::kind::string:
+            return "a string";
+        case json::kind::array:
+            return "an array";
+        case json::kind::object:
+            return "an object";
+        default:
+            return "a number";
+    }
+}
+
 }  // namespace riptide

@@ -13,4 +13,7 @@ namespace json = boost::json;
 /// Throws Error with the byte offset on malformed text, trailing bytes, or nesting deeper than `max_depth`.
 json::value parse_json(std::string_view text, std::string_view what, int max_depth = 128);
 
+/// "null", "a string", ...: what was found, for errors.
+std::string_view kind_of(const json::value& value);
+
 }  // namespace riptide

@@ -6,23 +6,6 @@
 
 namespace riptide::server {
 
-std::string_view kind_of(const json::value& value) {
-    switch (value.kind()) {
-        case json::kind::null:
-            return "null";
-        case json::kind::bool_:
-            return "true or false";
-        case json::kind::string:
-            return "a string";
-        case json::kind::array:
-            return "an array";
-        case json::kind::object:
-            return "an object";
-        default:
-            return "a number";
-    }
-}
-
 const json::value* Fields::find(std::string_view key) const {
     const json::value* value = object_.if_contains(key);
     return value == nullptr || value->is_null() ? nullptr : value;

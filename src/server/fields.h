@@ -11,9 +11,6 @@
 
 namespace riptide::server {
 
-/// "null", "a string", ...: what was found, for errors.
-std::string_view kind_of(const json::value& value);
-
 /// A view of an object. A field that is absent or null has no value; one of another type than expected, or out of
 /// range, throws ApiError(400) naming it. Nothing is clamped.
 class Fields {

@@ -14,36 +14,18 @@ constexpr std::string_view kReserved[] = {"messages",  "tools",     "documents",
                                           "bos_token", "eos_token", "pad_token", "unk_token", "chat_template"};
 constexpr std::size_t kMaxKwargs = 64;
 
-/// What kind of JSON value was found, for messages.
-std::string_view kind_name(const json::value& value) {
-    switch (value.kind()) {
-        case json::kind::null:
-            return "null";
-        case json::kind::bool_:
-            return "a bool";
-        case json::kind::string:
-            return "a string";
-        case json::kind::array:
-            return "an array";
-        case json::kind::object:
-            return "an object";
-        default:
-            return "a number";
-    }
-}
-
 /// As much of a client's text as an error should show.
 std::string shown(std::string_view text) { return std::string(text.substr(0, 40)); }
 
 const json::object& need_object(const json::value& value, const std::string& where) {
-    RT_CHECK(value.is_object(), "{}: expected an object, found {}", where, kind_name(value));
+    RT_CHECK(value.is_object(), "{}: expected an object, found {}", where, kind_of(value));
     return value.get_object();
 }
 
 std::string_view need_string(const json::object& object, std::string_view key, const std::string& where) {
     const json::value* value = object.if_contains(key);
     RT_CHECK(value != nullptr, "{}.{}: missing", where, key);
-    RT_CHECK(value->is_string(), "{}.{}: expected a string, found {}", where, key, kind_name(*value));
+    RT_CHECK(value->is_string(), "{}.{}: expected a string, found {}", where, key, kind_of(*value));
     return value->get_string();
 }
 
@@ -70,7 +52,7 @@ void prepare_content(json::object& message, std::string_view role, const Message
         return;
     }
     RT_CHECK(content.is_null(), "{}.content: expected a string or an array of parts, found {}", where,
-             kind_name(content));
+             kind_of(content));
     RT_CHECK(role == "assistant", "{}.content: missing", where);
     content = json::string();
 }
@@ -78,11 +60,11 @@ void prepare_content(json::object& message, std::string_view role, const Message
 /// A string that holds an object, as the OpenAI API has it, or the object itself.
 json::object parse_arguments(const json::value& arguments, const std::string& where) {
     if (arguments.is_object()) return arguments.get_object();
-    RT_CHECK(arguments.is_string(), "{}: expected a string or an object, found {}", where, kind_name(arguments));
+    RT_CHECK(arguments.is_string(), "{}: expected a string or an object, found {}", where, kind_of(arguments));
     const std::string_view text = arguments.get_string();
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return {};
     const json::value parsed = parse_json(text, where);
-    RT_CHECK(parsed.is_object(), "{}: expected the JSON of an object, found that of {}", where, kind_name(parsed));
+    RT_CHECK(parsed.is_object(), "{}: expected the JSON of an object, found that of {}", where, kind_of(parsed));
     return parsed.get_object();
 }
 
@@ -90,7 +72,7 @@ void prepare_tool_calls(json::object& message, std::string_view role, const std:
     json::value* calls = message.if_contains("tool_calls");
     if (calls == nullptr || calls->is_null()) return;
     const std::string list = where + ".tool_calls";
-    RT_CHECK(calls->is_array(), "{}: expected an array, found {}", list, kind_name(*calls));
+    RT_CHECK(calls->is_array(), "{}: expected an array, found {}", list, kind_of(*calls));
     RT_CHECK(role == "assistant" || calls->get_array().empty(), "{}: only an assistant's message has tool calls", list);
     for (std::size_t i = 0; i < calls->get_array().size(); ++i) {
         const std::string place = fmt::format("{}[{}]", list, i);
@@ -162,7 +144,7 @@ json::array prepare_messages(const json::array& messages, const MessageForm& for
         for (const std::string_view key : {"reasoning", "reasoning_content"}) {
             const json::value* text = message.if_contains(key);
             RT_CHECK(text == nullptr || text->is_null() || text->is_string(), "{}.{}: expected a string, found {}",
-                     where, key, kind_name(*text));
+                     where, key, kind_of(*text));
         }
     }
     return form.late_system ? out : fold_system_messages(std::move(out));
@@ -211,9 +193,9 @@ void check_template_kwargs(const json::object& extra) {
         RT_CHECK(std::find(std::begin(kReserved), std::end(kReserved), name) == std::end(kReserved),
                  "chat_template_kwargs.{}: this name is set by the engine", name);
         RT_CHECK(!value.is_object() && !value.is_array(), "chat_template_kwargs.{}: expected a scalar, found {}",
-                 shown(name), kind_name(value));
+                 shown(name), kind_of(value));
         RT_CHECK(name != "enable_thinking" || value.is_bool(),
-                 "chat_template_kwargs.enable_thinking: expected a bool, found {}", kind_name(value));
+                 "chat_template_kwargs.enable_thinking: expected true or false, found {}", kind_of(value));
     }
 }
 

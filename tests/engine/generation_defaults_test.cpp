@@ -121,7 +121,7 @@ TEST(GenerationDefaults, a_value_of_another_type_or_out_of_range_is_an_error_tha
         {R"({"eos_token_id": [1, null]})", "eos_token_id is null, expected an integer"},
         {R"({"default_chat_template_kwargs": [1]})", "default_chat_template_kwargs is [1], expected an object"},
         {R"({"default_chat_template_kwargs": {"enable_thinking": "yes"}})",
-         "default_chat_template_kwargs.enable_thinking: expected a bool, found a string"},
+         "default_chat_template_kwargs.enable_thinking: expected true or false, found a string"},
         {R"({"default_chat_template_kwargs": {"bos_token": "x"}})", "default_chat_template_kwargs.bos_token"},
     };
     for (const auto& [config, found] : wrong) {

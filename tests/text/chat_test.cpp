@@ -180,7 +180,7 @@ TEST(Chat, malformed_tools_and_kwargs_are_refused_by_field) {
     EXPECT_EQ(chat_error(hi, "[]", {{"x", json::array()}}),
               "chat_template_kwargs.x: expected a scalar, found an array");
     EXPECT_EQ(chat_error(hi, "[]", {{"enable_thinking", "yes"}}),
-              "chat_template_kwargs.enable_thinking: expected a bool, found a string");
+              "chat_template_kwargs.enable_thinking: expected true or false, found a string");
     EXPECT_EQ(chat_error(hi, "[]", {{"enable_thinking", true}, {"style", "x"}}), "");
 }
 
