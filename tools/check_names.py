@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Fails if two sources of a folder give a name of their own (in an anonymous namespace) to different things.
+
+The sources of a folder are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
+defined twice, or, worse, a call would find the other file's overload. Headers count with the sources: a file's own
+name must not be that of a function or type that the folder's headers declare in the same namespace.
+
+usage: check_names.py [ROOT]        check_names.py --self-test
+"""
+import collections
+import pathlib
+import re
+import sys
+import tempfile
+
+OPENS = re.compile(r"^(inline )?namespace( [\w:]+)? \{")
+TYPE = re.compile(r"^(?:template <.*> )?(?:struct|class|enum class|enum|union) (?:alignas\(\w+\) )?(\w+)")
+ALIAS = re.compile(r"^(?:using (\w+) =|namespace (\w+) =|#define (\w+))")
+FUNCTION = re.compile(r"^(?!return|if|for|while|switch|else|using|typedef|TEST|INSTANTIATE|static_assert|BENCHMARK)"
+                      r"[A-Za-z_][\w:<>,&*\s\[\]\"]*?[\s&*](\w+)\(")
+VARIABLE = re.compile(r"^(?:(?:inline|static|constinit|constexpr|const|thread_local|extern) )*[A-Za-z_][\w:<>,&*\s]*[\s&*>](\w+)(?:\[.*?\])*(?: =|\{|;)")
+
+
+def own_names(text: str) -> dict[str, tuple[int, str]]:
+    """Names at the top level of anonymous namespaces, with line number and line. Relies on clang-format: such declarations begin
+    in the first column, and a namespace ends with `}  // namespace`."""
+    names, spaces = {}, []
+    template = ""
+    in_raw = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if in_raw:
+            in_raw = ')"' not in line and ')json"' not in line
+            continue
+        if 'R"' in line and ')"' not in line.split('R"', 1)[1]:
+            in_raw = True
+        opened = OPENS.match(line)
+        if opened:
+            if "}" not in line:
+                spaces.append(opened.group(2) or "")
+            continue
+        if line.startswith("}  // namespace") or line.startswith("}  // anonymous"):
+            if spaces:
+                spaces.pop()
+            continue
+        if "" not in spaces and not line.startswith("#define"):
+            continue
+        if not line or line[0] in " }/":
+            continue
+        if line.startswith("template <"):
+            line = re.sub(r"^template <[^()]*?>\s*(?=[a-zA-Z]|$)", "", line)
+            if not line:
+                continue
+        for pattern in (ALIAS, TYPE, FUNCTION, VARIABLE):
+            match = pattern.match(line)
+            if match:
+                name = next(group for group in match.groups() if group)
+                names.setdefault(name, (number, line))
+                break
+    return names
+
+
+def check(root: pathlib.Path) -> list[str]:
+    problems = []
+    for top in ("src", "tests", "bench"):
+        folders = collections.defaultdict(list)
+        for path in sorted((root / top).rglob("*.cpp")):
+            # Compiled alone: for another instruction set, or one binary each.
+            if re.search(r"_avx(2|512)\.cpp$|^fuzz_|/main\.cpp$", path.name) or top == "bench":
+                continue
+            folders[path.parent].append(path)
+        for paths in folders.values():
+            seen = collections.defaultdict(list)
+            for path in paths:
+                for name, (number, line) in own_names(path.read_text(encoding="utf-8")).items():
+                    seen[name].append((f"{path.relative_to(root)}:{number}", line))
+            for name, places in sorted(seen.items()):
+                where = [place for place, _ in places]
+                same_alias = len({line for _, line in places}) == 1 and ALIAS.match(places[0][1])  # may be said twice
+                if len(where) > 1 and not same_alias:
+                    problems.append(f"{name}: {', '.join(where)}")
+    return problems
+
+
+def self_test() -> None:
+    """The check must be able to fail: plants one clash of each kind, and names that do not clash."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "src/io").mkdir(parents=True)
+        (root / "tests/io").mkdir(parents=True)
+        (root / "src/text").mkdir(parents=True)
+        body = ("namespace riptide {\nnamespace {\nstruct Row {\n    int member;\n};\nconstexpr int kMost = 3;\n"
+                "template <class T>\nvoid show(const T& row) {\n    call(row);\n}\nusing Clock = int%s;\nusing Same = int;\n"
+                "std::vector<int> values(int n) { return {n}; }\n}  // namespace\nint %s() { return 1; }\n}  // namespace riptide\n")
+        (root / "src/io/a.cpp").write_text(body % ("", "a"))
+        (root / "src/io/b.cpp").write_text(body % ("8_t", "b"))
+        (root / "src/text/c.cpp").write_text(body % ("", "c"))
+        (root / "tests/io/d_avx2.cpp").write_text(body % ("", "d"))
+        found = {problem.split(":")[0] for problem in check(root)}
+        assert found == {"Row", "kMost", "show", "Clock", "values"}, found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        sys.exit(0)
+    found = check(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
+    print("\n".join(found) if found else "names: one meaning in each folder")
+    sys.exit(1 if found else 0)
