@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 if [ ! -x "$bin/riptide" ]; then
-  cmake --preset cuda -DRIPTIDE_BENCH=ON && cmake --build --preset cuda || exit 1
+  cmake --preset cuda -DRIPTIDE_TESTS=ON -DRIPTIDE_BENCH=ON && cmake --build --preset cuda || exit 1
 fi
 mkdir -p "$out"
 report=$out/report.txt

@@ -54,6 +54,8 @@ def own_names(text: str) -> dict[str, tuple[int, str]]:
             match = pattern.match(line)
             if match:
                 name = next(group for group in match.groups() if group)
+                if line.startswith("#define") and f"#undef {name}\n" in text:
+                    break
                 names.setdefault(name, (number, line))
                 break
     return names

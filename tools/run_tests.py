@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the test_* binaries of a build folder, prints what failed, and ends with a line `N passed, N failed, N skipped`.
+"""Runs the test_* binaries of a build folder, prints what failed and what was skipped for which reason, and ends with a
+line `N passed, N failed, N skipped`.
 
 usage: run_tests.py BUILD_DIR [--only NAME,NAME] [--tally FILE] [--timeout SECONDS]
 
---tally adds the counts to FILE (JSON) and leaves the closing line to whoever sums up.
+--tally writes the counts to FILE (JSON: passed, failed, skips by reason) and leaves the closing line to whoever sums up.
 """
 import argparse
+import collections
 import concurrent.futures
 import json
 import os
@@ -29,6 +31,9 @@ def run(binary: pathlib.Path, timeout: int) -> dict:
     result["passed"] = len(re.findall(r"^\[       OK \]", text, re.M))
     result["failed"] = len(set(re.findall(r"^\[  FAILED  \] (\S+)(?:,.*)? \(\d+ ms\)", text, re.M)))
     result["skipped"] = len(re.findall(r"^\[  SKIPPED \] .* \(\d+ ms\)", text, re.M))
+    reasons = [re.sub(r"/\S+", "FILE", reason.strip()) for reason in re.findall(r": Skipped\n(.*)", text)]
+    result["skips"] = collections.Counter(reasons[: result["skipped"]])
+    result["skips"].update(["for no stated reason"] * (result["skipped"] - len(reasons)))
     if code != 0 and result["failed"] == 0:
         result["failed"] = 1  # crashed or timed out before gtest could say so
     if result["passed"] + result["failed"] + result["skipped"] == 0:
@@ -48,6 +53,7 @@ def main() -> int:
     binaries = sorted(p for p in (options.build / "tests").glob("test_*") if p.is_file() and os.access(p, os.X_OK))
     binaries = [p for p in binaries if not wanted or p.name.removeprefix("test_") in wanted]
     total = {"passed": 0, "failed": 0, "skipped": 0}
+    skips = collections.Counter()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(lambda p: run(p, options.timeout), binaries):
             print(f"{result['name']:<14} {result['passed']:4d} passed {result['failed']:3d} failed "
@@ -55,16 +61,16 @@ def main() -> int:
             if result["failed"]:
                 lines = result["text"].splitlines()
                 print("\n".join(lines[-120:]), flush=True)
-            for reason in re.findall(r"Skipped\n(.*)", result["text"]):
-                print(f"    skipped: {reason.strip()}", flush=True)
+            for reason, count in result["skips"].most_common():
+                print(f"    {count:4d} skipped: {reason}", flush=True)
+            skips.update(result["skips"])
             for key in total:
                 total[key] += result[key]
     if not binaries:
         print(f"no test binaries in {options.build}/tests")
         total["failed"] += 1
     if options.tally:
-        before = json.loads(options.tally.read_text()) if options.tally.exists() else {}
-        options.tally.write_text(json.dumps({key: before.get(key, 0) + total[key] for key in total}))
+        options.tally.write_text(json.dumps({"passed": total["passed"], "failed": total["failed"], "skips": skips}))
     else:
         print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return 1 if total["failed"] else 0

@@ -449,6 +449,6 @@ for part in [readme, launch, ps_and_doctor, pull, systemd, signals_and_pipes, id
         expect(False, f"{part.__name__}: {type(error).__name__}: {error}")
 shutil.rmtree(work)
 for line in skipped:
-    print(f"skipped {line}")
+    print(f"skipped: {line}")
 print(f"{checks} checks of commands round a server, {len(failures)} failed")
 sys.exit(1 if failures else 0)

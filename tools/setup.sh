@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building and testing need. Does nothing, quickly, where they are all there.
+# Installs the Debian packages that the program needs to be built; with --tests also what testing it needs. Does nothing,
+# quickly, where they are all there.
 set -euo pipefail
-packages=(g++ cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libgtest-dev libbenchmark-dev
-          libssl-dev libcurl4-openssl-dev haproxy
-          clang libclang-rt-14-dev python3)
+packages=(g++ cmake ninja-build libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libssl-dev libcurl4-openssl-dev)
+if [ "${1:-}" = --tests ]; then
+  packages+=(ccache mold libgtest-dev libbenchmark-dev haproxy clang libclang-rt-14-dev openssl python3)
+fi
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")

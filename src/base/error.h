@@ -1,7 +1,7 @@
 // Errors that a user, a file, a client or the machine can cause (Error), and bugs that only a programmer can (RT_ASSERT).
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -33,14 +33,17 @@ class Error : public std::runtime_error {
     ErrorKind kind_;
 };
 
+/// What fail() does once the types of its arguments are forgotten: compiled once, not in every file that checks something.
+[[noreturn]] void throw_error(ErrorKind kind, fmt::string_view format, fmt::format_args args);
+
 /// Throws Error(format(args...), kind).
 template <class... Args>
 [[noreturn]] void fail(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
-    throw Error(fmt::format(format, std::forward<Args>(args)...), kind);
+    throw_error(kind, format, fmt::make_format_args(args...));
 }
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-    throw Error(fmt::format(format, std::forward<Args>(args)...));
+    throw_error(ErrorKind::data, format, fmt::make_format_args(args...));
 }
 
 }  // namespace riptide

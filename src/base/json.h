@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace riptide {
+#include "base/json_fwd.h"
 
-namespace json = boost::json;
+namespace riptide {
 
 /// Parses one JSON text (RFC 8259, UTF-8). `what` names the source in errors ("config.json").
 /// Throws Error with the byte offset on malformed text, trailing bytes, or nesting deeper than `max_depth`.

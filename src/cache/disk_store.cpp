@@ -19,14 +19,14 @@ namespace riptide {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31444B5054504952;  // "RIPTPKD1"
-constexpr uint32_t kVersion = 2;
+constexpr uint64_t kStoreMagic = 0x31444B5054504952;  // "RIPTPKD1"
+constexpr uint32_t kStoreVersion = 2;
 constexpr uint64_t kMaxKey = uint64_t{1} << 24;
 constexpr std::string_view kSuffix = ".record", kTemp = "writing-";
 
 struct Header {
-    uint64_t magic = kMagic;
-    uint32_t version = kVersion;
+    uint64_t magic = kStoreMagic;
+    uint32_t version = kStoreVersion;
     int32_t rank = 0;
     int32_t tag = 0;
     uint32_t reserved = 0;
@@ -65,13 +65,13 @@ uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed) {
 
 uint64_t head_checksum(const Header& header, std::string_view key) {
     const auto front = std::as_bytes(std::span(&header, 1)).first(offsetof(Header, head_sum));
-    return checksum(std::as_bytes(std::span(key)), checksum(front, kMagic));
+    return checksum(std::as_bytes(std::span(key)), checksum(front, kStoreMagic));
 }
 
 /// Of a payload in parts. Which bytes belong to which part is known to whoever reads.
 template <class Parts>
 uint64_t payload_checksum(const Parts& parts) {
-    uint64_t sum = kMagic;
+    uint64_t sum = kStoreMagic;
     for (const std::span<const std::byte> part : parts) sum = step(sum, checksum(part, part.size()));
     return sum;
 }
@@ -114,7 +114,7 @@ bool read_head(int fd, Header& header, std::string& key) {
     struct stat status = {};
     if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return false;
     if (!read_all(fd, &header, sizeof header)) return false;
-    if (header.magic != kMagic || header.version != kVersion || header.key_bytes > kMaxKey) return false;
+    if (header.magic != kStoreMagic || header.version != kStoreVersion || header.key_bytes > kMaxKey) return false;
     const auto size = static_cast<uint64_t>(status.st_size);
     if (header.payload_bytes > size || size != sizeof header + header.key_bytes + header.payload_bytes) return false;
     key.resize(header.key_bytes);

@@ -20,7 +20,7 @@ void add_text(std::string& to, std::string_view text) {
 }
 
 /// A name for what the bytes of pages and checkpoints mean.
-std::string geometry_of(const KvCache& cache) {
+std::string geometry_digest(const KvCache& cache) {
     std::string text;
     for (const KvView& view : cache.views())
         text += fmt::format("{} {} {} {} {} {};", dtype_name(view.k_dtype), dtype_name(view.v_dtype), view.num_kv_heads,
@@ -61,7 +61,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       host_(host),
       disk_(disk),
       page_rows_(static_cast<size_t>(cache.options().page_rows)),
-      geometry_(geometry_of(cache)),
+      geometry_(geometry_digest(cache)),
       heap_(HostHeap::make(cache.gpu())),
       transfer_(cache, *heap_),
       held_(static_cast<size_t>(cache.pool().size()), 0) {

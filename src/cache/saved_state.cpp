@@ -9,19 +9,19 @@ namespace riptide {
 
 namespace {
 
-constexpr uint32_t kMagic = 0x54535452;  // "RTST"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kStateMagic = 0x54535452;  // "RTST"
+constexpr uint32_t kStateVersion = 1;
 
 struct SavedHeader {
-    uint32_t magic = kMagic;
-    uint32_t version = kVersion;
+    uint32_t magic = kStateMagic;
+    uint32_t version = kStateVersion;
     uint64_t geometry = 0;
     int64_t length = 0;
     int64_t payload_bytes = 0;
 };
 
 /// FNV-1a over what the meaning of the payload depends on.
-uint64_t geometry_of(const KvCache& cache) {
+uint64_t geometry_hash(const KvCache& cache) {
     uint64_t hash = 0xCBF29CE484222325u;
     const auto mix = [&](int64_t value) {
         for (int shift = 0; shift < 64; shift += 8)
@@ -45,7 +45,7 @@ uint64_t geometry_of(const KvCache& cache) {
 
 std::vector<std::byte> save_state(const KvCache& cache, int32_t slot, int64_t length) {
     const int64_t bytes = ops::packed_state_bytes(cache.bounded(), length);
-    const SavedHeader header{kMagic, kVersion, geometry_of(cache), length, bytes};
+    const SavedHeader header{kStateMagic, kStateVersion, geometry_hash(cache), length, bytes};
     std::vector<std::byte> saved(sizeof header + static_cast<size_t>(bytes));
     std::memcpy(saved.data(), &header, sizeof header);
     std::byte* const payload = saved.data() + sizeof header;
@@ -64,10 +64,10 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     RT_CHECK(saved.size() >= sizeof header, "a saved state of {} bytes: its header alone takes {}", saved.size(),
              sizeof header);
     std::memcpy(&header, saved.data(), sizeof header);
-    RT_CHECK(header.magic == kMagic, "not a saved state: it begins with {:#010x}, expected {:#010x}", header.magic,
-             kMagic);
-    RT_CHECK(header.version == kVersion, "a saved state of version {}, expected {}", header.version, kVersion);
-    RT_CHECK(header.geometry == geometry_of(cache),
+    RT_CHECK(header.magic == kStateMagic, "not a saved state: it begins with {:#010x}, expected {:#010x}", header.magic,
+             kStateMagic);
+    RT_CHECK(header.version == kStateVersion, "a saved state of version {}, expected {}", header.version, kStateVersion);
+    RT_CHECK(header.geometry == geometry_hash(cache),
              "the saved state belongs to a cache with other layers or K/V types");
     RT_CHECK(header.length >= 0 && header.length <= INT32_MAX, "a saved state of {} tokens", header.length);
     const int64_t expected = ops::packed_state_bytes(cache.bounded(), header.length);

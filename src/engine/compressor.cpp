@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide {
 
@@ -67,7 +68,7 @@ void check_scores(const PromptScorer& scorer, std::span<const float> scores, siz
                  tokens);
 }
 
-bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && *cancel; }
+bool is_set(const std::atomic<bool>* cancel) { return cancel != nullptr && *cancel; }
 
 }  // namespace
 
@@ -125,9 +126,9 @@ std::vector<float> Compressor::scores_of(CompressionPlan& plan, const std::atomi
     const std::vector<TextSpan> spans = token_spans(tokenizer, tokens, text.text);
     const std::vector<QueryWindow> windows = scorer_windows(plan, text, spans);
     plan.report.scored = std::ssize(tokens);
-    if (cancelled(cancel)) return {};
+    if (is_set(cancel)) return {};
     const std::vector<float> scores = scorer_.score({tokens, windows, on_progress, cancel});
-    if (cancelled(cancel)) return {};
+    if (is_set(cancel)) return {};
     check_scores(scorer_, scores, tokens.size());
     return deal_scores(spans, scores, text.spans);
 }
@@ -138,7 +139,7 @@ bool Compressor::choose(CompressionPlan& plan, const std::atomic<bool>* cancel,
     CompressionReport& report = plan.report;
     if (plan.needs_scores()) {
         const std::vector<float> scores = scores_of(plan, cancel, on_progress);
-        if (cancelled(cancel)) return false;
+        if (is_set(cancel)) return false;
         std::vector<TokenRun> units;
         for (const TokenRun& run : plan.open)
             for (const TokenRun& unit : split_units(plan.text, run)) units.push_back(unit);

@@ -13,7 +13,7 @@ namespace {
 
 /// Steps that the device may be ahead of the host, without and with recurrent state, and that settle may be behind the
 /// device.
-constexpr int64_t kAhead = 3, kAheadWithState = 2, kMostAhead = 256;
+constexpr int64_t kStepsAhead = 3, kStepsAheadWithState = 2, kMostStepsAhead = 256;
 
 int64_t rows_of(std::span<const StepItem> items) {
     int64_t rows = 0;
@@ -67,7 +67,7 @@ void EngineLoop::run(const StepPlan& plan) {
     stats_.prefill_rows += rows_of(plan.prefill);
     rows_on_device_ = device_draws_rows();
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
-    int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostAhead) : kMostAhead;
+    int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostStepsAhead) : kMostStepsAhead;
     for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
     if (machine_.cache().delta().any() && !steps_follow()) most = 1;  // each is committed before the next
     int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
@@ -208,7 +208,7 @@ bool EngineLoop::next_from_device() {
 /// behind them, where what may be drawn depends on them. Returns how many.
 int64_t EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
-    const int64_t deadline = steps > 1 ? nearest_deadline() : 0, ahead = steps_follow() ? kAheadWithState : kAhead;
+    const int64_t deadline = steps > 1 ? nearest_deadline() : 0, ahead = steps_follow() ? kStepsAheadWithState : kStepsAhead;
     bool more = true;
     int64_t taken = 0;
     for (int64_t launched = 1; taken < launched; ++taken) {

@@ -26,9 +26,9 @@ class Stopwatch {
 };
 
 /// The text of an answer: tokens go in, text comes out as soon as it cannot belong to a stop string.
-class AnswerText {
+class GeneratedText {
   public:
-    AnswerText(const GenerateRequest& request, GenerationResult& result)
+    GeneratedText(const GenerateRequest& request, GenerationResult& result)
         : request_(request), result_(result), matcher_(request.sampling.stop_strings) {
         if (request.tokenizer != nullptr) detokenizer_.emplace(*request.tokenizer);
         else if (!request.sampling.stop_strings.empty() || request.on_text)
@@ -102,9 +102,9 @@ double GenerationResult::step_rate() const { return rate(decode_steps, decode_se
 namespace {
 
 /// An answer in the making: what each drawn token means for it.
-class Answer {
+class GeneratedAnswer {
   public:
-    Answer(const GenerateRequest& request, GenerationResult& result)
+    GeneratedAnswer(const GenerateRequest& request, GenerationResult& result)
         : request_(request),
           result_(result),
           text_(request, result),
@@ -150,7 +150,7 @@ class Answer {
   private:
     const GenerateRequest& request_;
     GenerationResult& result_;
-    AnswerText text_;
+    GeneratedText text_;
     std::vector<int32_t> stop_ids_;
     int64_t most_;
 };
@@ -159,7 +159,7 @@ class Answer {
 
 GenerationResult Session::generate(const GenerateRequest& request) {
     GenerationResult result;
-    Answer answer(request, result);
+    GeneratedAnswer answer(request, result);
     Sampler sampler(request.sampling, model_->info().vocab_size, answer.stop_ids(), request.prompt);
     std::optional<AllowedTokens> allowed;
     if (request.constraint) allowed.emplace(request.constraint, answer.stop_ids(), model_->info().vocab_size);

@@ -11,7 +11,7 @@ namespace riptide {
 namespace {
 
 /// Rounds that the device may be ahead. What to check is chosen when a round is launched: more would be later to learn.
-constexpr int64_t kAhead = 2;
+constexpr int64_t kRoundsAhead = 2;
 
 /// Seconds from one arrival to the next; the first since it began to launch, which is somewhat longer than a round.
 class Arrivals {
@@ -109,7 +109,7 @@ bool Session::run_rounds(RoundSpan& span) {
     Arrivals arrivals;
     try {
         while (span.more) {
-            while (rounds.pending() < std::min(kAhead, wanted) && (plan.rows == 1) == plain &&
+            while (rounds.pending() < std::min(kRoundsAhead, wanted) && (plan.rows == 1) == plain &&
                    fed + claimed + plan.rows <= room) {
                 rounds.launch(plan);
                 claimed += plan.rows;

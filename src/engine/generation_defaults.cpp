@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "text/chat_messages.h"
 
 namespace riptide {
@@ -27,7 +28,7 @@ void for_each_value(F&& f) {
 }
 
 /// Null is as good as absent.
-const json::value* find(const json::object& object, std::string_view key) {
+const json::value* present_field(const json::object& object, std::string_view key) {
     const json::value* value = object.if_contains(key);
     return value == nullptr || value->is_null() ? nullptr : value;
 }
@@ -77,7 +78,7 @@ void read_gguf(const Checkpoint& checkpoint, GenerationDefaults& out) {
     out.source = kGgufKeys;
     for_each_value([&](std::string_view name, std::string_view gguf_name, auto choice, auto param) {
         const std::string key = fmt::format("{}.{}", kGgufKeys, gguf_name);
-        if (const json::value* found = find(checkpoint.metadata(), key))
+        if (const json::value* found = present_field(checkpoint.metadata(), key))
             read_value(*found, fmt::format("{}: {}", checkpoint.path(), key), name, true, out.sampling.*choice, param);
     });
 }
@@ -104,16 +105,16 @@ void read_template_kwargs(const json::value& kwargs, const std::string& file, js
 
 void read_config(const json::object& config, const std::string& file, GenerationDefaults& out) {
     for_each_value([&](std::string_view name, std::string_view, auto choice, auto param) {
-        if (const json::value* found = find(config, name))
+        if (const json::value* found = present_field(config, name))
             read_value(*found, fmt::format("{}: {}", file, name), name, false, out.sampling.*choice, param);
     });
-    if (const json::value* sample = find(config, "do_sample")) {
+    if (const json::value* sample = present_field(config, "do_sample")) {
         RT_CHECK(sample->is_bool(), "{}: do_sample is {}, expected true or false", file, shown(*sample));
         if (!sample->get_bool()) out.sampling.temperature = 0;
     }
-    if (const json::value* kwargs = find(config, "default_chat_template_kwargs"))
+    if (const json::value* kwargs = present_field(config, "default_chat_template_kwargs"))
         read_template_kwargs(*kwargs, file, out.template_kwargs);
-    if (const json::value* eos = find(config, "eos_token_id")) read_eos(*eos, file, out.eos_ids);
+    if (const json::value* eos = present_field(config, "eos_token_id")) read_eos(*eos, file, out.eos_ids);
 }
 
 }  // namespace
@@ -125,7 +126,7 @@ GenerationDefaults generation_defaults(const Checkpoint& checkpoint) {
         return out;
     }
     out.source = kConfig;
-    const json::value* config = find(checkpoint.metadata(), "generation_config");
+    const json::value* config = present_field(checkpoint.metadata(), "generation_config");
     if (config != nullptr && config->is_object())
         read_config(config->get_object(), fmt::format("{}: {}", checkpoint.path(), kConfig), out);
     return out;

@@ -1,12 +1,13 @@
 #include "engine/loaded_text.h"
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide {
 
 namespace {
 
-const json::value* find(const Checkpoint& checkpoint, const char* key) {
+const json::value* metadata_field(const Checkpoint& checkpoint, const char* key) {
     return checkpoint.metadata().if_contains(key);
 }
 
@@ -15,18 +16,18 @@ bool is_gguf(const Checkpoint& checkpoint) { return checkpoint.format() == Check
 }  // namespace
 
 bool has_tokenizer(const Checkpoint& checkpoint) {
-    return find(checkpoint, is_gguf(checkpoint) ? "tokenizer.ggml.tokens" : "tokenizer") != nullptr;
+    return metadata_field(checkpoint, is_gguf(checkpoint) ? "tokenizer.ggml.tokens" : "tokenizer") != nullptr;
 }
 
 Tokenizer load_tokenizer(const Checkpoint& checkpoint) {
     RT_CHECK(has_tokenizer(checkpoint), "{}: no tokenizer (expected {}); give token ids with --tokens",
              checkpoint.path(), is_gguf(checkpoint) ? "tokenizer.ggml.tokens" : "tokenizer.json");
     if (is_gguf(checkpoint)) return Tokenizer::from_gguf(checkpoint.metadata(), checkpoint.path());
-    return Tokenizer::from_hf(*find(checkpoint, "tokenizer"), find(checkpoint, "tokenizer_config"), checkpoint.path());
+    return Tokenizer::from_hf(*metadata_field(checkpoint, "tokenizer"), metadata_field(checkpoint, "tokenizer_config"), checkpoint.path());
 }
 
 std::string chat_template_source(const Checkpoint& checkpoint) {
-    const json::value* source = find(checkpoint, is_gguf(checkpoint) ? "tokenizer.chat_template" : "chat_template");
+    const json::value* source = metadata_field(checkpoint, is_gguf(checkpoint) ? "tokenizer.chat_template" : "chat_template");
     return source != nullptr && source->is_string() ? std::string(source->get_string()) : "";
 }
 

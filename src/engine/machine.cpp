@@ -1,5 +1,7 @@
 #include "engine/machine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/sha256.h"
 #include "engine/loaded_text.h"
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 
 namespace riptide {

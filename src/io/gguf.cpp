@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 
 namespace riptide {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "io/checkpoint.h"
 #include "io/tensor_table.h"
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 #include "io/gguf.h"
 
@@ -210,13 +211,13 @@ DType tensor_dtype(const Cursor& in, uint32_t id, std::string_view name) {
 }
 
 // A tensor as its header entry has it; its offset is kept until the start of the data is known.
-struct Entry {
+struct GgufEntry {
     int64_t index = 0;
     int64_t begin = 0;
     int64_t bytes = 0;
 };
 
-Entry read_tensor(Cursor& in, int64_t alignment, TensorInfo& tensor) {
+GgufEntry read_tensor(Cursor& in, int64_t alignment, TensorInfo& tensor) {
     tensor.name = in.string("a tensor name", kMaxName);
     tensor.file = in.file();
     const std::string shown = printable(tensor.name);
@@ -248,13 +249,13 @@ uint64_t saturating_sum(int64_t a, int64_t b, int64_t c) {
 }
 
 // Gives each tensor its bytes, after checking that together they fill the rest of the file.
-void place_tensors(std::span<const std::byte> image, int64_t data, std::vector<Entry> entries, GgufImage& parsed,
+void place_gguf_tensors(std::span<const std::byte> image, int64_t data, std::vector<GgufEntry> entries, GgufImage& parsed,
                    const std::string& file) {
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.begin < b.begin; });
+    std::sort(entries.begin(), entries.end(), [](const GgufEntry& a, const GgufEntry& b) { return a.begin < b.begin; });
     const int64_t room = std::ssize(image) - data;
     int64_t end = 0;
     for (size_t i = 0; i < entries.size(); ++i) {
-        const Entry& entry = entries[i];
+        const GgufEntry& entry = entries[i];
         TensorInfo& tensor = parsed.tensors[static_cast<size_t>(entry.index)];
         const std::string name = printable(tensor.name);
         const auto previous = [&] {
@@ -304,12 +305,12 @@ GgufImage parse_gguf(std::span<const std::byte> image, const std::string& file) 
     RT_CHECK(tensors <= in.left() / kMinTensorBytes, "{}: truncated: claims {} tensors, and {} bytes follow", file,
              tensors, in.left());
     parsed.tensors.reserve(static_cast<size_t>(std::min(tensors, kTrustedCount)));
-    std::vector<Entry> entries;
+    std::vector<GgufEntry> entries;
     for (int64_t i = 0; i < tensors; ++i) {
         entries.push_back(read_tensor(in, parsed.alignment, parsed.tensors.emplace_back()));
         entries.back().index = i;
     }
-    place_tensors(image, align_up(in.at(), parsed.alignment), std::move(entries), parsed, file);
+    place_gguf_tensors(image, align_up(in.at(), parsed.alignment), std::move(entries), parsed, file);
     return parsed;
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "base/json.h"
 #include "io/content.h"
 
 namespace riptide {

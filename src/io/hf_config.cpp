@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 
 namespace riptide {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 #include "io/foreign_format.h"
 
@@ -77,13 +78,13 @@ std::vector<int64_t> whole_numbers(const json::object& entry, std::string_view k
     return numbers;
 }
 
-struct Entry {
+struct HeaderEntry {
     size_t index = 0;
     int64_t begin = 0;
     int64_t end = 0;
 };
 
-Entry read_entry(const json::value& value, TensorInfo& tensor) {
+HeaderEntry read_entry(const json::value& value, TensorInfo& tensor) {
     const std::string what = fmt::format("{}: tensor {}", tensor.file, printable(tensor.name));
     const json::object* entry = value.if_object();
     RT_CHECK(entry, "{} is not described by an object", what);
@@ -108,12 +109,12 @@ Entry read_entry(const json::value& value, TensorInfo& tensor) {
 }
 
 // Gives each tensor its bytes, after checking that together they are the data, whole and once.
-void place_tensors(std::span<const std::byte> image, int64_t data, std::vector<Entry> entries, const std::string& file,
+void place_listed_tensors(std::span<const std::byte> image, int64_t data, std::vector<HeaderEntry> entries, const std::string& file,
                    std::vector<TensorInfo>& tensors) {
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.begin < b.begin; });
+    std::sort(entries.begin(), entries.end(), [](const HeaderEntry& a, const HeaderEntry& b) { return a.begin < b.begin; });
     int64_t end = 0;
     std::string previous = "the header";
-    for (const Entry& entry : entries) {
+    for (const HeaderEntry& entry : entries) {
         TensorInfo& tensor = tensors[entry.index];
         const std::string name = "tensor " + printable(tensor.name);
         RT_CHECK(entry.begin >= end, "{}: {} overlaps {}", file, name, previous);
@@ -137,7 +138,7 @@ SafetensorsImage parse_safetensors(std::span<const std::byte> image, const std::
     RT_CHECK(header, "{}: its header is not a JSON object", file);
     refuse_duplicate_names(text, header->size(), file);
     SafetensorsImage parsed;
-    std::vector<Entry> entries;
+    std::vector<HeaderEntry> entries;
     for (const auto& [name, value] : *header) {
         if (name == "__metadata__") {
             RT_CHECK(value.is_object(), "{}: __metadata__ is not an object", file);
@@ -152,7 +153,7 @@ SafetensorsImage parse_safetensors(std::span<const std::byte> image, const std::
         entries.push_back(read_entry(value, tensor));
         entries.back().index = parsed.tensors.size() - 1;
     }
-    place_tensors(image, static_cast<int64_t>(text.size()) + 8, std::move(entries), file, parsed.tensors);
+    place_listed_tensors(image, static_cast<int64_t>(text.size()) + 8, std::move(entries), file, parsed.tensors);
     return parsed;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "io/checkpoint.h"
 #include "io/tensor_table.h"
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/content.h"
 #include "io/safetensors.h"
 

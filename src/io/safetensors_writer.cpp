@@ -1,5 +1,7 @@
 #include "io/safetensors_writer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/checked.h"
@@ -11,7 +13,7 @@ namespace riptide {
 
 namespace {
 
-std::string quoted(std::string_view text) { return json::serialize(json::string(text)); }
+std::string json_quoted(std::string_view text) { return json::serialize(json::string(text)); }
 
 }  // namespace
 
@@ -36,7 +38,7 @@ void SafetensorsWriter::add_tensor(std::string_view name, DType dtype, std::span
     const int64_t end = checked_add(declared_, stored_bytes(what, dtype, shape), "tensor data");
     names_.emplace(name);
     entries_ += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                            entries_.empty() ? "" : ",", quoted(name), stored, fmt::join(shape, ","), declared_, end);
+                            entries_.empty() ? "" : ",", json_quoted(name), stored, fmt::join(shape, ","), declared_, end);
     declared_ = end;
 }
 
@@ -46,7 +48,7 @@ void SafetensorsWriter::write_header() {
     if (!metadata_.empty()) {
         text += "\"__metadata__\":{";
         for (const auto& [key, value] : metadata_)
-            text += fmt::format("{}{}:{}", text.back() == '{' ? "" : ",", quoted(key), quoted(value));
+            text += fmt::format("{}{}:{}", text.back() == '{' ? "" : ",", json_quoted(key), json_quoted(value));
         text += entries_.empty() ? "}" : "},";
     }
     text += entries_ + "}";

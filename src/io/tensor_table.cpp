@@ -1,5 +1,7 @@
 #include "io/tensor_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 

@@ -21,7 +21,6 @@ namespace riptide {
 
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
 
 /// Ends of names that may stay unused: what they hold does not change the result of a forward pass in f32, or is known
 /// otherwise.

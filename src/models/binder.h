@@ -17,6 +17,9 @@
 
 namespace riptide {
 
+/// How the names of most weights end.
+inline constexpr std::string_view kWeight = ".weight";
+
 /// What one parameter may be called: in GGUF files, and in Hugging Face folders. The first name that exists is taken.
 struct TensorNames {
     std::vector<std::string> gguf;

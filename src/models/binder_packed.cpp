@@ -14,7 +14,6 @@ namespace riptide {
 
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
 constexpr int64_t kFloat8Block = 128;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

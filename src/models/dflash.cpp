@@ -127,7 +127,7 @@ TensorNames named(std::initializer_list<std::string_view> gguf, std::string_view
     return names;
 }
 
-TensorNames in_layer(int64_t l, std::initializer_list<std::string_view> gguf, std::string_view hf) {
+TensorNames layer_names(int64_t l, std::initializer_list<std::string_view> gguf, std::string_view hf) {
     TensorNames names = named({}, fmt::format("layers.{}.{}", l, hf));
     for (const std::string_view name : gguf) names.gguf.push_back(fmt::format("blk.{}.{}", l, name));
     return names;
@@ -150,27 +150,27 @@ void Dflash::bind_layer(WeightLoader& bind, int64_t l) {
     const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
     const int64_t q = config_.num_attention_heads * d, kv = config_.num_key_value_heads * d;
     Layer& w = layers_[static_cast<size_t>(l)];
-    w.attn_norm = bind.vector(in_layer(l, {"attn_norm.weight"}, "input_layernorm.weight"), D);
-    const TensorNames fused = in_layer(l, {"attn_qkv.weight"}, "self_attn.qkv_proj.weight");
+    w.attn_norm = bind.vector(layer_names(l, {"attn_norm.weight"}, "input_layernorm.weight"), D);
+    const TensorNames fused = layer_names(l, {"attn_qkv.weight"}, "self_attn.qkv_proj.weight");
     if (bind.has(fused)) {
         const int64_t parts[] = {q, kv, kv};
         const std::vector<Weight> qkv = bind.stacked(fused, parts, D);
         w.wq = qkv[0], w.wk = qkv[1], w.wv = qkv[2];
     } else {
-        w.wq = bind.matrix(in_layer(l, {"attn_q.weight"}, "self_attn.q_proj.weight"), q, D);
-        w.wk = bind.matrix(in_layer(l, {"attn_k.weight"}, "self_attn.k_proj.weight"), kv, D);
-        w.wv = bind.matrix(in_layer(l, {"attn_v.weight"}, "self_attn.v_proj.weight"), kv, D);
+        w.wq = bind.matrix(layer_names(l, {"attn_q.weight"}, "self_attn.q_proj.weight"), q, D);
+        w.wk = bind.matrix(layer_names(l, {"attn_k.weight"}, "self_attn.k_proj.weight"), kv, D);
+        w.wv = bind.matrix(layer_names(l, {"attn_v.weight"}, "self_attn.v_proj.weight"), kv, D);
     }
-    w.wo = bind.matrix(in_layer(l, {"attn_output.weight"}, "self_attn.o_proj.weight"), D, q);
-    w.q_norm = bind.vector(in_layer(l, {"attn_q_norm.weight"}, "self_attn.q_norm.weight"), d);
-    w.k_norm = bind.vector(in_layer(l, {"attn_k_norm.weight"}, "self_attn.k_norm.weight"), d);
-    const TensorNames gate = in_layer(l, {"attn_gate.weight"}, "self_attn.g_proj.weight");
+    w.wo = bind.matrix(layer_names(l, {"attn_output.weight"}, "self_attn.o_proj.weight"), D, q);
+    w.q_norm = bind.vector(layer_names(l, {"attn_q_norm.weight"}, "self_attn.q_norm.weight"), d);
+    w.k_norm = bind.vector(layer_names(l, {"attn_k_norm.weight"}, "self_attn.k_norm.weight"), d);
+    const TensorNames gate = layer_names(l, {"attn_gate.weight"}, "self_attn.g_proj.weight");
     if (bind.has(gate)) w.wg = bind.matrix(gate, config_.num_attention_heads, D);
     w.ffn_norm = bind.vector(
-        in_layer(l, {"ffn_norm.weight", "post_attention_norm.weight"}, "post_attention_layernorm.weight"), D);
-    w.w_gate = bind.matrix(in_layer(l, {"ffn_gate.weight"}, "mlp.gate_proj.weight"), F, D);
-    w.w_up = bind.matrix(in_layer(l, {"ffn_up.weight"}, "mlp.up_proj.weight"), F, D);
-    w.w_down = bind.matrix(in_layer(l, {"ffn_down.weight"}, "mlp.down_proj.weight"), D, F);
+        layer_names(l, {"ffn_norm.weight", "post_attention_norm.weight"}, "post_attention_layernorm.weight"), D);
+    w.w_gate = bind.matrix(layer_names(l, {"ffn_gate.weight"}, "mlp.gate_proj.weight"), F, D);
+    w.w_up = bind.matrix(layer_names(l, {"ffn_up.weight"}, "mlp.up_proj.weight"), F, D);
+    w.w_down = bind.matrix(layer_names(l, {"ffn_down.weight"}, "mlp.down_proj.weight"), D, F);
     specs_.push_back(
         {.kind = config_.is_sliding[static_cast<size_t>(l)] ? StateSpec::Kind::window : StateSpec::Kind::paged,
          .num_kv_heads = config_.num_key_value_heads,

@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "models/facts.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 24;  // of any one dimension: products of two stay far from overflow
-constexpr int64_t kMaxLayers = 256;
+constexpr int64_t kMaxDrafterLayers = 256;
 constexpr int64_t kMaxBlock = 256;  // rows of a step of the decode family
 
 using Dialect = DflashConfig::Dialect;
@@ -81,7 +81,7 @@ std::vector<int32_t> read_taps(std::span<const ConfigReader* const> readers) {
 }
 
 /// layer_types, or a rule for all layers.
-std::vector<char> read_sliding(const ConfigReader& c, int64_t layers, bool window_of_dflash) {
+std::vector<char> read_dflash_sliding(const ConfigReader& c, int64_t layers, bool window_of_dflash) {
     if (!c.has("layer_types")) {
         const bool all = c.get_or<bool>("use_sliding_window", window_of_dflash);
         RT_CHECK(all || c.has("use_sliding_window") || !c.has("sliding_window"),
@@ -110,7 +110,7 @@ void read_causal(std::span<const ConfigReader* const> readers, const ConfigReade
 }
 
 /// rope_parameters, flat or one for each kind of layer; before transformers 5 rope_theta and rope_scaling.
-void read_rope(const ConfigReader& c, DflashConfig& out) {
+void read_dflash_rope(const ConfigReader& c, DflashConfig& out) {
     RT_CHECK(c.get_or<bool>("is_neox_style", true), "{} is false, which is not supported", c.name_of("is_neox_style"));
     const double partial = c.get_or<double>("partial_rotary_factor", 1.0);
     if (c.has("rope_parameters")) {
@@ -143,8 +143,8 @@ void read_layers(const ConfigReader& c, DflashConfig& out) {
     out.intermediate_size = c.get<int64_t>("intermediate_size");
     out.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
     out.rms_norm_eps = c.get<double>("rms_norm_eps");
-    RT_CHECK(out.num_hidden_layers >= 1 && out.num_hidden_layers <= kMaxLayers, "{} is {}, expected 1 to {}",
-             c.name_of("num_hidden_layers"), out.num_hidden_layers, kMaxLayers);
+    RT_CHECK(out.num_hidden_layers >= 1 && out.num_hidden_layers <= kMaxDrafterLayers, "{} is {}, expected 1 to {}",
+             c.name_of("num_hidden_layers"), out.num_hidden_layers, kMaxDrafterLayers);
     RT_CHECK(out.head_dim >= 1 && out.head_dim <= kMaxSize, "{} is {}, expected 1 to {}", c.name_of("head_dim"),
              out.head_dim, kMaxSize);
 }
@@ -158,7 +158,7 @@ void check_network(const ConfigReader& c, std::initializer_list<const char*> key
     }
 }
 
-constexpr std::string_view kArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft", "dflash"};
+constexpr std::string_view kDflashArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft", "dflash"};
 
 }  // namespace
 
@@ -184,8 +184,8 @@ bool is_dflash(const Checkpoint& checkpoint) {
     if (checkpoint.format() == Checkpoint::Format::gguf) {
         const ConfigReader keys = gguf_config(checkpoint);
         return keys.has("general.architecture") &&
-               std::ranges::find(kArchitectures, keys.get<std::string>("general.architecture")) !=
-                   std::end(kArchitectures);
+               std::ranges::find(kDflashArchitectures, keys.get<std::string>("general.architecture")) !=
+                   std::end(kDflashArchitectures);
     }
     if (!checkpoint.metadata().contains("config")) return false;
     const ConfigReader c = hf_config(checkpoint);
@@ -230,10 +230,10 @@ DflashConfig dflash_config_from_hf(const ConfigReader& c) {
     out.vocab_size = layer.get_or<int64_t>("vocab_size", 0);
     out.taps = read_taps(readers);
     const auto window = inner ? inner->find<int64_t>("swa_window_size") : std::nullopt;
-    out.is_sliding = read_sliding(layer, out.num_hidden_layers, window.has_value());
+    out.is_sliding = read_dflash_sliding(layer, out.num_hidden_layers, window.has_value());
     if (out.has_sliding()) out.sliding_window = window ? *window : layer.get<int64_t>("sliding_window");
     read_causal(readers, inner ? &*inner : nullptr, out);
-    read_rope(layer, out);
+    read_dflash_rope(layer, out);
     check_dflash_config(out, "config.json");
     return out;
 }
@@ -250,8 +250,8 @@ DflashConfig dflash_config_from_gguf(const ConfigReader& keys, const ConfigReade
     };
     out.hidden_size = keys.get<int64_t>("embedding_length");
     out.num_hidden_layers = keys.get<int64_t>("block_count");
-    RT_CHECK(out.num_hidden_layers >= 1 && out.num_hidden_layers <= kMaxLayers, "{} is {}, expected 1 to {}",
-             keys.name_of("block_count"), out.num_hidden_layers, kMaxLayers);
+    RT_CHECK(out.num_hidden_layers >= 1 && out.num_hidden_layers <= kMaxDrafterLayers, "{} is {}, expected 1 to {}",
+             keys.name_of("block_count"), out.num_hidden_layers, kMaxDrafterLayers);
     out.num_attention_heads = keys.get<int64_t>("attention.head_count");
     out.num_key_value_heads = keys.get<int64_t>("attention.head_count_kv");
     out.head_dim = keys.get<int64_t>("attention.key_length");
@@ -305,7 +305,7 @@ void check_dflash_config(const DflashConfig& c, std::string_view source) {
         RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
     };
     size(c.hidden_size, "hidden_size", kMaxSize);
-    size(c.num_hidden_layers, "num_hidden_layers", kMaxLayers);
+    size(c.num_hidden_layers, "num_hidden_layers", kMaxDrafterLayers);
     size(c.head_dim, "head_dim", kMaxSize);
     size(c.num_key_value_heads, "num_key_value_heads", kMaxSize / c.head_dim);
     size(c.num_attention_heads, "num_attention_heads", kMaxSize / c.head_dim);

@@ -1,6 +1,7 @@
 #include "models/facts.h"
 
 #include "base/error.h"
+#include "base/json.h"
 #include "models/binder.h"
 #include "quant/planes.h"
 

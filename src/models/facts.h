@@ -15,6 +15,9 @@
 
 namespace riptide {
 
+/// Of any one dimension in a config: products of two stay far from overflow.
+inline constexpr int64_t kMaxSize = int64_t{1} << 24;
+
 /// Parameters and weight bytes that one token uses.
 struct TokenCost {
     int64_t parameters = 0;

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "models/facts.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 24;  // of any one dimension: products of two stay far from overflow
 constexpr int64_t kMaxLayers = 4096;
 
 void check_size(int64_t value, std::string_view name, std::string_view source) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kDefaultPeriod = 4;
 
-void refuse_unsupported(const ConfigReader& keys) {
+void refuse_unsupported_keys(const ConfigReader& keys) {
     const auto refuse = [&](std::string_view key, bool refused) {
         RT_CHECK(!refused, "{} has a value that is not supported", keys.name_of(key));
     };
@@ -50,7 +50,7 @@ std::vector<char> periodic(const ConfigReader& keys, const LagunaConfig& c) {
     return sliding;
 }
 
-std::vector<char> read_sliding(const ConfigReader& keys, const LagunaConfig& c) {
+std::vector<char> read_gguf_sliding(const ConfigReader& keys, const LagunaConfig& c) {
     constexpr std::string_view kPattern = "attention.sliding_window_pattern", kTypes = "attention.layer_types";
     if (c.sliding_window == 0) return std::vector<char>(static_cast<size_t>(c.num_hidden_layers), 0);
     const bool pattern_is_array = keys.has(kPattern) && keys.raw(kPattern).is_array();
@@ -62,7 +62,7 @@ std::vector<char> read_sliding(const ConfigReader& keys, const LagunaConfig& c) 
     return sliding;
 }
 
-std::vector<char> read_sparse(const ConfigReader& keys, int64_t layers) {
+std::vector<char> read_gguf_sparse(const ConfigReader& keys, int64_t layers) {
     std::vector<char> sparse(static_cast<size_t>(layers), 1);
     if (keys.has("dense_layers")) {
         for (const int64_t layer : keys.get<std::vector<int64_t>>("dense_layers")) {
@@ -79,7 +79,7 @@ std::vector<char> read_sparse(const ConfigReader& keys, int64_t layers) {
     return sparse;
 }
 
-void read_rope(const ConfigReader& keys, LagunaConfig& c) {
+void read_gguf_rope(const ConfigReader& keys, LagunaConfig& c) {
     c.rope_full = rope_from_gguf(keys, keys.get_or<int64_t>("rope.dimension_count", c.head_dim / 2));
     if (!c.has_sliding()) return;
     const bool older = keys.has("rope.swa.freq_base");
@@ -100,7 +100,7 @@ void read_experts(const ConfigReader& keys, LagunaConfig& c) {
 }  // namespace
 
 LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
-    refuse_unsupported(keys);
+    refuse_unsupported_keys(keys);
     LagunaConfig c;
     const std::string source = keys.name_of("*");
     c.num_hidden_layers = keys.get<int64_t>("block_count");
@@ -120,11 +120,11 @@ LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
              value_length, c.head_dim);
     c.rms_norm_eps = keys.get<double>("attention.layer_norm_rms_epsilon");
     c.sliding_window = keys.get_or<int64_t>("attention.sliding_window", 0);
-    c.is_sliding = read_sliding(keys, c);
+    c.is_sliding = read_gguf_sliding(keys, c);
     if (!c.has_sliding()) c.sliding_window = 0;
-    c.is_sparse = read_sparse(keys, c.num_hidden_layers);
+    c.is_sparse = read_gguf_sparse(keys, c.num_hidden_layers);
     if (c.has_sparse()) read_experts(keys, c);
-    read_rope(keys, c);
+    read_gguf_rope(keys, c);
     c.tie_word_embeddings = true;  // if the file has no output.weight
     check_laguna_config(c, source);
     return c;

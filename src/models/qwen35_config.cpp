@@ -7,37 +7,36 @@ namespace riptide {
 
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 24;
 
-void check_size(int64_t value, std::string_view name, int64_t most, std::string_view source) {
+void check_range(int64_t value, std::string_view name, int64_t most, std::string_view source) {
     RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
 }
 
 void check_experts(const Qwen35Config& c, std::string_view source) {
-    check_size(c.num_experts, "num_experts", 1 << 16, source);
-    check_size(c.num_experts_per_tok, "num_experts_per_tok", c.num_experts, source);
-    check_size(c.moe_intermediate_size, "moe_intermediate_size", kMaxSize, source);
-    check_size(c.shared_expert_intermediate_size, "shared_expert_intermediate_size", kMaxSize, source);
+    check_range(c.num_experts, "num_experts", 1 << 16, source);
+    check_range(c.num_experts_per_tok, "num_experts_per_tok", c.num_experts, source);
+    check_range(c.moe_intermediate_size, "moe_intermediate_size", kMaxSize, source);
+    check_range(c.shared_expert_intermediate_size, "shared_expert_intermediate_size", kMaxSize, source);
 }
 
 void check_delta(const DeltaView& d, std::string_view source) {
-    check_size(d.key_dim, "linear_key_head_dim", 1 << 12, source);
-    check_size(d.value_dim, "linear_value_head_dim", 1 << 12, source);
-    check_size(d.key_heads, "linear_num_key_heads", 1 << 12, source);
-    check_size(d.value_heads, "linear_num_value_heads", 1 << 12, source);
-    check_size(d.conv_width, "linear_conv_kernel_dim", 64, source);
+    check_range(d.key_dim, "linear_key_head_dim", 1 << 12, source);
+    check_range(d.value_dim, "linear_value_head_dim", 1 << 12, source);
+    check_range(d.key_heads, "linear_num_key_heads", 1 << 12, source);
+    check_range(d.value_heads, "linear_num_value_heads", 1 << 12, source);
+    check_range(d.conv_width, "linear_conv_kernel_dim", 64, source);
     RT_CHECK(d.value_heads % d.key_heads == 0,
              "{}: {} value heads in linear layers, expected a multiple of the {} key heads", source, d.value_heads,
              d.key_heads);
 }
 
-void check(const Qwen35Config& c, std::string_view source) {
-    check_size(c.hidden_size, "hidden_size", kMaxSize, source);
-    check_size(c.num_hidden_layers, "num_hidden_layers", 4096, source);
-    check_size(c.num_key_value_heads, "num_key_value_heads", kMaxSize, source);
-    check_size(c.head_dim, "head_dim", kMaxSize, source);
-    check_size(c.num_attention_heads, "num_attention_heads", kMaxSize / c.head_dim, source);
-    check_size(c.max_position_embeddings, "max_position_embeddings", INT32_MAX - 1, source);
+void check_config(const Qwen35Config& c, std::string_view source) {
+    check_range(c.hidden_size, "hidden_size", kMaxSize, source);
+    check_range(c.num_hidden_layers, "num_hidden_layers", 4096, source);
+    check_range(c.num_key_value_heads, "num_key_value_heads", kMaxSize, source);
+    check_range(c.head_dim, "head_dim", kMaxSize, source);
+    check_range(c.num_attention_heads, "num_attention_heads", kMaxSize / c.head_dim, source);
+    check_range(c.max_position_embeddings, "max_position_embeddings", INT32_MAX - 1, source);
     RT_CHECK(c.vocab_size >= 0 && c.vocab_size <= kMaxSize, "{}: vocab_size is {}, expected at most {}", source,
              c.vocab_size, kMaxSize);
     RT_CHECK(c.num_attention_heads % c.num_key_value_heads == 0,
@@ -46,7 +45,7 @@ void check(const Qwen35Config& c, std::string_view source) {
     RT_CHECK(c.rms_norm_eps > 0 && c.rms_norm_eps < 1, "{}: rms_norm_eps is {}, expected more than 0 and less than 1",
              source, c.rms_norm_eps);
     if (c.num_experts > 0) check_experts(c, source);
-    else check_size(c.intermediate_size, "intermediate_size", kMaxSize, source);
+    else check_range(c.intermediate_size, "intermediate_size", kMaxSize, source);
     check_delta(c.delta, source);
     check_rope(c.rope, c.head_dim, fmt::format("{}: rope", source));
 }
@@ -85,7 +84,7 @@ Qwen35Config read_text(const ConfigReader& c, bool experts) {
     out.vocab_size = c.get<int64_t>("vocab_size");
     out.hidden_size = c.get<int64_t>("hidden_size");
     out.num_hidden_layers = c.get<int64_t>("num_hidden_layers");
-    check_size(out.num_hidden_layers, "num_hidden_layers", 4096, "config.json");
+    check_range(out.num_hidden_layers, "num_hidden_layers", 4096, "config.json");
     out.is_linear = layer_types(c, out.num_hidden_layers);
     out.num_attention_heads = c.get<int64_t>("num_attention_heads");
     out.num_key_value_heads = c.get<int64_t>("num_key_value_heads");
@@ -120,7 +119,7 @@ Qwen35Config qwen35_config_from_hf(const ConfigReader& c) {
     const ConfigReader text = c.has("text_config") ? c.child("text_config") : c;
     Qwen35Config out = read_text(text, type.find("moe") != std::string::npos);
     out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", text.get_or<bool>("tie_word_embeddings", false));
-    check(out, "config.json");
+    check_config(out, "config.json");
     return out;
 }
 
@@ -169,7 +168,7 @@ Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::st
     } else {
         c.intermediate_size = keys.get<int64_t>("feed_forward_length");
     }
-    check(c, keys.name_of("*"));
+    check_config(c, keys.name_of("*"));
     return c;
 }
 

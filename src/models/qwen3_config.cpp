@@ -1,11 +1,12 @@
 #include "base/error.h"
+#include "base/json.h"
 #include "models/qwen3.h"
 
 namespace riptide {
 
 namespace {
 
-void check(const Qwen3Config& c, std::string_view source) {
+void check_qwen3_config(const Qwen3Config& c, std::string_view source) {
     constexpr int64_t kMaxSize = int64_t{1} << 24;
     const auto size = [&](int64_t value, std::string_view name, int64_t most) {
         RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
@@ -28,7 +29,7 @@ void check(const Qwen3Config& c, std::string_view source) {
 }
 
 /// transformers 5 has rope_parameters; before, rope_theta stood alone and rope_scaling held the rest.
-RopeConfig read_rope(const ConfigReader& c, int64_t head_dim) {
+RopeConfig read_qwen3_rope(const ConfigReader& c, int64_t head_dim) {
     if (c.has("rope_parameters")) return rope_from_hf(c.child("rope_parameters"), head_dim, 1.0);
     json::object merged;
     if (c.has("rope_scaling")) merged = c.child("rope_scaling").object();
@@ -55,8 +56,8 @@ Qwen3Config qwen3_config_from_hf(const ConfigReader& c) {
     out.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
     out.rms_norm_eps = c.get<double>("rms_norm_eps");
     out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
-    out.rope = read_rope(c, out.head_dim);
-    check(out, "config.json");
+    out.rope = read_qwen3_rope(c, out.head_dim);
+    check_qwen3_config(out, "config.json");
     return out;
 }
 
@@ -73,7 +74,7 @@ Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys) {
     c.rms_norm_eps = keys.get<double>("attention.layer_norm_rms_epsilon");
     c.tie_word_embeddings = true;  // if the file has no output.weight
     c.rope = rope_from_gguf(keys, keys.get_or<int64_t>("rope.dimension_count", c.head_dim));
-    check(c, keys.name_of("*"));
+    check_qwen3_config(c, keys.name_of("*"));
     return c;
 }
 

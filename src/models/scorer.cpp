@@ -18,12 +18,11 @@ namespace riptide {
 
 namespace {
 
-constexpr int64_t kBlock = ops::kSparseBlock;
 constexpr int64_t kFixedWorkspace = int64_t{96} << 20;
 
-void check(const ScorerOptions& o, int64_t layers) {
-    RT_CHECK(o.chunk_rows >= kBlock && o.chunk_rows % kBlock == 0 && o.chunk_rows <= 1 << 20,
-             "the scorer's chunks have {} rows, expected a multiple of {} up to {}", o.chunk_rows, kBlock, 1 << 20);
+void check_scorer_options(const ScorerOptions& o, int64_t layers) {
+    RT_CHECK(o.chunk_rows >= ops::kSparseBlock && o.chunk_rows % ops::kSparseBlock == 0 && o.chunk_rows <= 1 << 20,
+             "the scorer's chunks have {} rows, expected a multiple of {} up to {}", o.chunk_rows, ops::kSparseBlock, 1 << 20);
     RT_CHECK(o.last_blocks >= 0, "the scorer reads the last {} blocks in full, expected 0 or more", o.last_blocks);
     const ops::SparseOptions& s = o.sparse;
     RT_CHECK(
@@ -159,7 +158,7 @@ Scorer::Scorer(const Checkpoint& checkpoint, const ScorerOptions& options, Gpu* 
     : gpu_(gpu), model_(checkpoint, {.gpu = gpu}), options_(options) {
     if (options_.score_layers == std::vector<int32_t>{-1})
         options_.score_layers = {static_cast<int32_t>(model_.config().num_hidden_layers - 1)};
-    check(options_, model_.config().num_hidden_layers);
+    check_scorer_options(options_, model_.config().num_hidden_layers);
     if (!options_.score_layers.empty()) return;
     options_.score_layers.resize(static_cast<size_t>(model_.config().num_hidden_layers));
     std::iota(options_.score_layers.begin(), options_.score_layers.end(), 0);
@@ -183,7 +182,7 @@ std::vector<float> Scorer::score(Context& ctx, std::span<const int32_t> tokens, 
 void Scorer::set_chunk_rows(int64_t rows) {
     ScorerOptions changed = options_;
     changed.chunk_rows = rows;
-    check(changed, model_.config().num_hidden_layers);
+    check_scorer_options(changed, model_.config().num_hidden_layers);
     options_ = changed;
 }
 
@@ -194,7 +193,7 @@ Workspace Scorer::workspace() const {
     Workspace w = model_.workspace();
     // The stream, K and V, scoring keys; their copies as attention reads them; masses and lists; the arrays of a batch.
     w.per_token = 4 * c.hidden_size + value * (2 * kv + keys) + 2 * value * kv +
-                  options_.chunk_rows * c.num_attention_heads * 8 / (kBlock * kBlock) + 64;
+                  options_.chunk_rows * c.num_attention_heads * 8 / (ops::kSparseBlock * ops::kSparseBlock) + 64;
     w.per_row += 4 * kv;
     // No logits; a feed-forward layer's weights as bf16 while they are used.
     w.fixed = kFixedWorkspace + 2 * 3 * c.hidden_size * c.intermediate_size;

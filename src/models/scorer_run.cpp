@@ -13,9 +13,8 @@ namespace riptide {
 
 namespace {
 
-constexpr int64_t kBlock = ops::kSparseBlock;
 
-int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+int64_t blocks_of(int64_t tokens) { return (tokens + ops::kSparseBlock - 1) / ops::kSparseBlock; }
 
 }  // namespace
 
@@ -33,7 +32,7 @@ ScorerRun::ScorerRun(const Scorer& scorer, Context& ctx, std::span<const int32_t
       scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)))) {
     const int64_t full_from = std::max<int64_t>(0, blocks_of(N_) - scorer.options_.last_blocks);
     sparse_.full_from = static_cast<int32_t>(full_from);
-    final_ = std::min(N_ / kBlock, full_from) * kBlock;
+    final_ = std::min(N_ / ops::kSparseBlock, full_from) * ops::kSparseBlock;
     for (const QueryWindow& w : windows_)
         for (int64_t t = w.begin; t < w.end; ++t) questions_.push_back(static_cast<int32_t>(t));
 }
@@ -54,9 +53,9 @@ void ScorerRun::find_start() {
     if (prefix_ == nullptr) return;
     const int64_t most = std::min(prefix_->length, final_);
     const auto differs = std::mismatch(tokens_.begin(), tokens_.begin() + most, prefix_->tokens.begin()).first;
-    start_ = (differs - tokens_.begin()) / kBlock * kBlock;
+    start_ = (differs - tokens_.begin()) / ops::kSparseBlock * ops::kSparseBlock;
     for (const int32_t t : questions_)
-        if (t < start_ && prefix_->find_query(t) < 0) start_ = t / kBlock * kBlock;  // ascending: the first one decides
+        if (t < start_ && prefix_->find_query(t) < 0) start_ = t / ops::kSparseBlock * ops::kSparseBlock;  // ascending: the first one decides
 }
 
 void ScorerRun::open_stores() {
@@ -137,7 +136,7 @@ KvView ScorerRun::kv(int64_t l) const {
     view.num_kv_heads = config_.num_key_value_heads;
     view.head_dim = config_.head_dim;
     view.k_slot_bytes = view.v_slot_bytes = view.num_kv_heads * row_bytes(view.k_dtype, view.head_dim);
-    view.page_rows = kBlock;
+    view.page_rows = ops::kSparseBlock;
     return view;
 }
 

@@ -23,7 +23,7 @@ constexpr int64_t kFewPieces = 4;                      // that may each prepare 
 constexpr int64_t kPartialFloats = int64_t{1} << 20;  // of states that wait to be merged
 
 /// What stays the same over one call.
-struct Job {
+struct AttentionJob {
     const KvView& view;
     const Batch& batch;
     const AttentionKernels& kernels;
@@ -46,14 +46,14 @@ struct Job {
 };
 
 /// One thread's buffers, each a multiple of 64 bytes.
-struct Scratch {
+struct TileScratch {
     float* block;    // [kBlockKeys, dp], zero beyond head_dim
     float* q;        // [most_rows * group, dp]
     float* scores;   // [most_rows * group, kAttentionSplit]
     float* states;   // [most_rows * group, state]
     float* running;  // the same: states of the pieces so far
 
-    Scratch(const Job& job, int thread) {
+    TileScratch(const AttentionJob& job, int thread) {
         const int64_t queries = job.most_rows * job.group;
         block = job.scratch + thread * job.scratch_floats();
         q = block + kBlockKeys * job.dp;
@@ -70,10 +70,6 @@ struct PieceKeys {
     std::array<int64_t, kAttentionSplit> index{};
 };
 
-float* floats(Context& ctx, int64_t n) {
-    return static_cast<float*>(ctx.arena->allocate(n * static_cast<int64_t>(sizeof(float))));
-}
-
 /// The query of one head of row r, normalised and rotated.
 void prepare_head(const float* from, int64_t d, const HeadSteps& steps, int64_t r, float* q) {
     if (steps.q_norm.weight.empty()) std::copy_n(from, d, q);
@@ -83,7 +79,7 @@ void prepare_head(const float* from, int64_t d, const HeadSteps& steps, int64_t 
 
 /// Queries of the tile and a set of heads, normalised, rotated, padded with zeros to dp, in the domain of the stored
 /// keys.
-void load_queries(const Job& job, const AttentionTile& tile, int64_t set, float* q) {
+void load_queries(const AttentionJob& job, const AttentionTile& tile, int64_t set, float* q) {
     for (int64_t r = tile.row; r < tile.row + tile.rows; ++r)
         for (int64_t g = 0; g < job.group; ++g, q += job.dp) {
             const float* source = job.q.row(r) + (set * job.group + g) * job.d;
@@ -95,7 +91,7 @@ void load_queries(const Job& job, const AttentionTile& tile, int64_t set, float*
 
 /// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see by the same
 /// indices.
-void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count,
+void find_keys(const AttentionJob& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count,
                PieceKeys& keys) {
     const int64_t origin = piece * kAttentionSplit;
     keys.begin = kAttentionSplit;
@@ -116,14 +112,14 @@ void find_keys(const Job& job, const AttentionTile& tile, int64_t piece, int64_t
     else std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
 }
 
-const char* stored_row(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t index, bool values) {
+const char* stored_row(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t index, bool values) {
     const int64_t slot = job.view.slot(job.batch, tile.sequence, index);
     return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
 }
 
 /// Decodes the keys of the piece in [block, block + kBlockKeys) to their places in a block, and fetches the rows that
 /// come next, values after keys: the rows of a head lie a slot apart, which hardware does not guess.
-void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
+void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
                   bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
@@ -143,8 +139,8 @@ void decode_block(const Job& job, const AttentionTile& tile, int64_t kv_head, co
 }
 
 /// One state for each query of rows [first, first + count): softmax over their keys of one piece.
-void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t first, int64_t count,
-            const PieceKeys& keys, const Scratch& scratch, float* states) {
+void attend(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t first, int64_t count,
+            const PieceKeys& keys, const TileScratch& scratch, float* states) {
     const float* q = scratch.q + first * job.group * job.dp;
     const int64_t first_block = keys.begin / kBlockKeys * kBlockKeys, score_stride = job.group * kAttentionSplit;
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
@@ -179,7 +175,7 @@ void attend(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t 
 
 /// States of all queries of the tile for one piece. Rows share the committed part; where a tree's own rows begin, each
 /// row follows its own path.
-void attend_piece(const Job& job, const AttentionTile& tile, int64_t kv_head, int64_t piece, const Scratch& scratch,
+void attend_piece(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t piece, const TileScratch& scratch,
                   float* states) {
     const int64_t committed = job.batch.committed[static_cast<size_t>(tile.sequence)];
     const bool shared = !tile.tree || (piece + 1) * kAttentionSplit <= committed;
@@ -191,18 +187,18 @@ void attend_piece(const Job& job, const AttentionTile& tile, int64_t kv_head, in
     }
 }
 
-void merge_states(const Job& job, int64_t queries, float* into, const float* from) {
+void merge_states(const AttentionJob& job, int64_t queries, float* into, const float* from) {
     for (int64_t i = 0; i < queries; ++i)
         if (from[i * job.state + job.dp + 1] != 0)
             job.kernels.merge(into + i * job.state, from + i * job.state, job.dp);
 }
 
-void clear_states(const Job& job, int64_t queries, float* states) {
+void clear_states(const AttentionJob& job, int64_t queries, float* states) {
     for (int64_t i = 0; i < queries; ++i) states[i * job.state + job.dp + 1] = 0;
 }
 
 /// o = acc / s, out of the domain of the stored values; then the gate.
-void finish(const Job& job, const AttentionTile& tile, int64_t set, const float* states, Tensor& out) {
+void finish(const AttentionJob& job, const AttentionTile& tile, int64_t set, const float* states, Tensor& out) {
     const Tensor& gate = job.steps.gate;
     const int64_t cols = job.heads * job.d, gates = gate.data == nullptr ? 0 : gate.row_elements() / job.heads;
     for (int64_t i = 0; i < job.queries(tile); ++i, states += job.state) {
@@ -217,24 +213,13 @@ void finish(const Job& job, const AttentionTile& tile, int64_t set, const float*
     }
 }
 
-/// Memory for the Scratch of each thread.
-float* scratch_memory(Context& ctx, const Job& job, int threads) {
+/// Memory for the TileScratch of each thread.
+float* scratch_memory(Context& ctx, const AttentionJob& job, int threads) {
     const int64_t stride = job.scratch_floats();
     float* memory = floats(ctx, threads * stride);
     if (job.dp != job.d)
         for (int t = 0; t < threads; ++t) std::fill_n(memory + t * stride, kBlockKeys * job.dp, 0.0f);
     return memory;
-}
-
-int thread_count(const Context& ctx) { return ctx.threads == nullptr ? 1 : ctx.threads->size(); }
-
-template <class Body>
-void for_each(Context& ctx, int64_t n, const Body& body) {
-    const auto range = [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t i = begin; i < end; ++i) body(i, thread);
-    };
-    if (ctx.threads == nullptr) range(0, n, 0);
-    else ctx.threads->parallel_for(n, 1, range);
 }
 
 struct PieceRange {
@@ -251,12 +236,12 @@ PieceRange piece_range(const std::vector<AttentionTile>& tiles) {
 }
 
 /// Enough tiles for all threads, or a single piece: a thread takes a tile and a set of heads through all pieces.
-void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
+void run_tiles(Context& ctx, const AttentionJob& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
     const int64_t sets = job.sets();
-    for_each(ctx, static_cast<int64_t>(tiles.size()) * sets, [&](int64_t item, int thread) {
+    for_each_item(ctx, static_cast<int64_t>(tiles.size()) * sets, [&](int64_t item, int thread) {
         const AttentionTile& tile = tiles[static_cast<size_t>(item / sets)];
         const int64_t set = item % sets;
-        const Scratch s(job, thread);
+        const TileScratch s(job, thread);
         load_queries(job, tile, set, s.q);
         clear_states(job, job.queries(tile), s.running);
         for (int64_t piece = tile.first_piece; piece < tile.end_piece; ++piece) {
@@ -269,7 +254,7 @@ void run_tiles(Context& ctx, const Job& job, const std::vector<AttentionTile>& t
 
 /// Few tiles over many keys: pieces run in parallel, a bounded number of them at a time. Whoever ends the last piece of
 /// a tile and set of heads merges them all, in order.
-void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
+void run_pieces(Context& ctx, const AttentionJob& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
     const int64_t sets = job.sets(), items = static_cast<int64_t>(tiles.size()) * sets;
     const auto [first, end] = piece_range(tiles);
     const int64_t stride = job.most_rows * job.group * job.state;
@@ -284,12 +269,12 @@ void run_pieces(Context& ctx, const Job& job, const std::vector<AttentionTile>& 
     for (int64_t item = 0; item < items; ++item) clear_states(job, job.queries(tile_of(item)), running + item * stride);
     for (int64_t start = first; start < end; start += pieces) {
         const int64_t count = std::min(pieces, end - start);
-        for_each(ctx, items * count, [&](int64_t i, int thread) {
+        for_each_item(ctx, items * count, [&](int64_t i, int thread) {
             const int64_t item = i / count, piece = start + i % count;
             const AttentionTile& tile = tile_of(item);
             float* states = partial + i * stride;
             if (piece >= tile.first_piece && piece < tile.end_piece) {
-                const Scratch s(job, thread);
+                const TileScratch s(job, thread);
                 load_queries(job, tile, item % sets, s.q);
                 attend_piece(job, tile, job.kv_head(item % sets), piece, s, states);
             } else {
@@ -347,7 +332,7 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
     const int64_t parts = whole ? cut_heads(each, items, threads) : 1;
     HeadSteps todo = steps;
     const Tensor queries = whole || end - first <= kFewPieces ? q : prepare_queries(ctx, q, todo);
-    Job job{.view = view, .batch = batch, .kernels = attention_kernels(), .q = queries, .steps = todo, .dot = dot_kernels(),
+    AttentionJob job{.view = view, .batch = batch, .kernels = attention_kernels(), .q = queries, .steps = todo, .dot = dot_kernels(),
             .scale = softmax_scale, .heads = heads, .parts = parts, .group = each / parts, .d = d, .dp = dp,
             .state = attention_state_floats(dp), .most_rows = 1};
     for (const AttentionTile& tile : tiles) job.most_rows = std::max(job.most_rows, tile.rows);

@@ -43,7 +43,7 @@ class DeltaRows {
     bool keeps_inputs_;
 };
 
-void check_rows(const Tensor& t, int64_t rows, int64_t cols) {
+void check_matrix(const Tensor& t, int64_t rows, int64_t cols) {
     RT_ASSERT(t.dtype == DType::f32 && t.rank == 2 && t.rows() == rows && t.shape[1] == cols);
 }
 
@@ -52,13 +52,13 @@ void check_view(const DeltaView& view) {
     RT_ASSERT(view.conv_width > 0 && view.conv != nullptr && view.state != nullptr);
 }
 
-void check_input(const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode) {
+void check_delta_input(const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode) {
     check_view(view);
     const int64_t n = batch.rows();
-    check_rows(in.qkv, n, view.channels());
-    check_rows(in.z, n, view.value_heads * view.value_dim);
-    check_rows(in.a, n, view.value_heads);
-    check_rows(in.b, n, view.value_heads);
+    check_matrix(in.qkv, n, view.channels());
+    check_matrix(in.z, n, view.value_heads * view.value_dim);
+    check_matrix(in.a, n, view.value_heads);
+    check_matrix(in.b, n, view.value_heads);
     RT_ASSERT(std::ssize(in.conv) == view.conv_floats() && std::ssize(in.norm.weight) == view.value_dim);
     RT_ASSERT(std::ssize(in.decay) == view.value_heads && std::ssize(in.dt_bias) == view.value_heads);
     if (mode == DeltaMode::stash) RT_ASSERT(view.stash != nullptr && view.stash_rows >= n);
@@ -322,7 +322,7 @@ void catch_up(Context& ctx, const DeltaView& view, const Batch& batch, std::span
 
 Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& view, const Batch& batch, DeltaMode mode,
                    std::span<const int32_t> held) {
-    check_input(in, view, batch, mode);
+    check_delta_input(in, view, batch, mode);
     RT_ASSERT(std::ssize(held) == (mode == DeltaMode::follow ? batch.sequences() : 0));
     announce_delta(ctx, "gated_delta", view, batch, mode);
     if (ctx.gpu != nullptr) return cuda::gated_delta(ctx, in, view, batch, mode, held);

@@ -15,7 +15,7 @@ Acc silu(Acc t) {
 
 /// x <- scale * x / sqrt(|x|^2 + 1e-6).
 template <class Acc>
-void normalise(Acc* x, int64_t d, Acc scale) {
+void normalise_ref(Acc* x, int64_t d, Acc scale) {
     Acc squares = 0;
     for (int64_t i = 0; i < d; ++i) squares += x[i] * x[i];
     for (int64_t i = 0; i < d; ++i) x[i] *= scale / std::sqrt(squares + Acc{1e-6f});
@@ -55,8 +55,8 @@ void gated_delta_ref(const GatedDeltaInput& in, const DeltaView& view, Acc* conv
             std::copy_n(u, channels, conv + (width - 2) * channels);
         }
         for (int64_t h = 0; h < view.key_heads; ++h) {
-            normalise(c.data() + h * dk, dk, Acc{1} / std::sqrt(static_cast<Acc>(dk)));
-            normalise(c.data() + keys + h * dk, dk, Acc{1});
+            normalise_ref(c.data() + h * dk, dk, Acc{1} / std::sqrt(static_cast<Acc>(dk)));
+            normalise_ref(c.data() + keys + h * dk, dk, Acc{1});
         }
         for (int64_t h = 0; h < view.value_heads; ++h) {
             const auto at = static_cast<size_t>(h);

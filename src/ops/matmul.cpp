@@ -7,6 +7,7 @@
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
+#include "ops/parallel.h"
 #include "quant/planes.h"
 
 namespace riptide::ops {
@@ -38,8 +39,6 @@ int64_t unit_rows(std::span<const Weight* const> weights, int64_t n, int threads
     const int64_t share = rows / (int64_t{threads} * 8) / kPanelRows * kPanelRows;
     return std::clamp<int64_t>(share, kPanelRows, 256);
 }
-
-int thread_count(const Context& ctx) { return ctx.threads == nullptr ? 1 : ctx.threads->size(); }
 
 }  // namespace
 

@@ -38,8 +38,6 @@ class Experts {
     const Expert& shared_;
 };
 
-int thread_count(const Context& ctx) { return ctx.threads == nullptr ? 1 : ctx.threads->size(); }
-
 void run_units(Context& ctx, int64_t units, const std::function<void(int64_t, int)>& unit) {
     const auto run = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i) unit(i, thread);

@@ -10,6 +10,7 @@
 #include "ops/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
+#include "ops/parallel.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::ops {
@@ -17,7 +18,7 @@ namespace riptide::ops {
 namespace {
 
 /// What stays the same over one call. A thread takes one block of queries of one head.
-struct Job {
+struct SparseJob {
     const KvView& view;
     const Batch& batch;
     const SparseOptions& options;
@@ -37,7 +38,7 @@ struct Job {
 };
 
 /// One thread's buffers, each a multiple of 64 bytes.
-struct Scratch {
+struct SparseScratch {
     float* q;        // [128, dp]
     float* block;    // [128, dp]: keys or values
     float* scores;   // [128, kAttentionSplit]
@@ -46,7 +47,7 @@ struct Scratch {
     float* mass;     // [mass_floats()]
     float* largest;  // [mass_floats()]
 
-    Scratch(const Job& job, int thread) {
+    SparseScratch(const SparseJob& job, int thread) {
         q = job.scratch + thread * job.scratch_floats();
         block = q + kSparseBlock * job.dp;
         scores = block + kSparseBlock * job.dp;
@@ -57,21 +58,8 @@ struct Scratch {
     }
 };
 
-float* floats(Context& ctx, int64_t n) {
-    return static_cast<float*>(ctx.arena->allocate(n * static_cast<int64_t>(sizeof(float))));
-}
-
-template <class Body>
-void for_each(Context& ctx, int64_t n, const Body& body) {
-    const auto range = [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t i = begin; i < end; ++i) body(i, thread);
-    };
-    if (ctx.threads == nullptr) range(0, n, 0);
-    else ctx.threads->parallel_for(n, 1, range);
-}
-
 /// Keys or values [first, first + count) of a head, padded with zeros to dp and to a multiple of four rows.
-void decode_rows(const Job& job, int64_t kv_head, int64_t first, int64_t count, bool values, float* to) {
+void decode_rows(const SparseJob& job, int64_t kv_head, int64_t first, int64_t count, bool values, float* to) {
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
     for (int64_t j = 0; j < count; ++j, to += job.dp) {
         const int64_t slot = job.view.slot(job.batch, 0, first + j);
@@ -82,11 +70,11 @@ void decode_rows(const Job& job, int64_t kv_head, int64_t first, int64_t count, 
 }
 
 /// The means of all key blocks, [kv heads, key blocks + 3, dp]: room for the kernels, which take four at a time.
-float* block_means(Context& ctx, const Job& job) {
+float* block_means(Context& ctx, const SparseJob& job) {
     const int64_t blocks = job.key_blocks(), each = (blocks + 3) * job.dp;
     float* const means = floats(ctx, job.view.num_kv_heads * each);
     std::fill_n(means, job.view.num_kv_heads * each, 0.0f);
-    for_each(ctx, job.view.num_kv_heads * blocks, [&](int64_t item, int) {
+    for_each_item(ctx, job.view.num_kv_heads * blocks, [&](int64_t item, int) {
         const int64_t kv_head = item / blocks, first = item % blocks * kSparseBlock;
         const int64_t count = std::min(kSparseBlock, job.keys - first);
         float* mean = means + kv_head * each + item % blocks * job.dp;
@@ -101,7 +89,7 @@ float* block_means(Context& ctx, const Job& job) {
 }
 
 /// s.mass[0 .. m] of the queries in s.q, not normalised: the rule compares masses with each other alone.
-void estimate(const Job& job, int64_t kv_head, int64_t rows, int64_t m, const Scratch& s) {
+void estimate(const SparseJob& job, int64_t kv_head, int64_t rows, int64_t m, const SparseScratch& s) {
     const float* means = job.means + kv_head * (job.key_blocks() + 3) * job.dp;
     for (int64_t first = 0; first <= m; first += kAttentionSplit) {
         const int64_t count = std::min(kAttentionSplit, m + 1 - first);
@@ -119,7 +107,7 @@ void estimate(const Job& job, int64_t kv_head, int64_t rows, int64_t m, const Sc
 }
 
 /// states <- those of the queries over one block of keys; rows see keys up to their own.
-void attend_block(const Job& job, int64_t kv_head, int64_t rows, int64_t own, int64_t block, const Scratch& s) {
+void attend_block(const SparseJob& job, int64_t kv_head, int64_t rows, int64_t own, int64_t block, const SparseScratch& s) {
     const int64_t first = block * kSparseBlock, count = std::min(kSparseBlock, job.keys - first);
     decode_rows(job, kv_head, first, count, false, s.block);
     job.kernels.scores(s.q, rows, s.block, (count + 3) / 4 * 4, job.dp, job.scale, s.scores);
@@ -133,7 +121,7 @@ void attend_block(const Job& job, int64_t kv_head, int64_t rows, int64_t own, in
 }
 
 /// Block `step` of the step's rows, one head.
-void run_block(const Job& job, int64_t step, int64_t h, const Scratch& s, SparseResult& result) {
+void run_block(const SparseJob& job, int64_t step, int64_t h, const SparseScratch& s, SparseResult& result) {
     const int64_t first_row = step * kSparseBlock, rows = std::min(kSparseBlock, job.q.rows() - first_row);
     const int64_t own = job.keys - job.q.rows() + first_row, m = own / kSparseBlock, kv_head = job.kv_head(h);
     for (int64_t i = 0; i < rows; ++i) {
@@ -156,7 +144,7 @@ void run_block(const Job& job, int64_t step, int64_t h, const Scratch& s, Sparse
     }
 }
 
-Tensor prepare(Context& ctx, const Tensor& x, const Norm& norm, const Rope* rotation, const Batch& batch) {
+Tensor prepare_heads(Context& ctx, const Tensor& x, const Norm& norm, const Rope* rotation, const Batch& batch) {
     Tensor y = norm.weight.empty() ? x : rms_norm(ctx, x, norm.weight, norm.eps);
     if (rotation != nullptr) rope(ctx, y, rotary_positions(ctx, batch), *rotation);
     return y;
@@ -165,10 +153,10 @@ Tensor prepare(Context& ctx, const Tensor& x, const Norm& norm, const Rope* rota
 SparseResult on_cpu(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
                     const SparseOptions& options, SparseResult result) {
     const ArenaScope scope(*ctx.arena);
-    const Tensor q = prepare(ctx, in.q, in.q_norm, in.rope, batch), k = prepare(ctx, in.k, in.k_norm, in.rope, batch);
+    const Tensor q = prepare_heads(ctx, in.q, in.q_norm, in.rope, batch), k = prepare_heads(ctx, in.k, in.k_norm, in.rope, batch);
     kv_append(ctx, view, k, in.v, batch);
     const int64_t d = view.head_dim, dp = (d + 15) / 16 * 16;
-    Job job{.view = view,
+    SparseJob job{.view = view,
             .batch = batch,
             .options = options,
             .kernels = attention_kernels(),
@@ -183,8 +171,8 @@ SparseResult on_cpu(Context& ctx, const AttentionInput& in, const KvView& view, 
     RT_ASSERT(batch.committed[0] % kSparseBlock == 0);
     job.means = block_means(ctx, job);
     job.scratch = floats(ctx, job.scratch_floats() * (ctx.threads == nullptr ? 1 : ctx.threads->size()));
-    for_each(ctx, result.lists.shape[0] * job.heads, [&](int64_t item, int thread) {
-        run_block(job, item / job.heads, item % job.heads, Scratch(job, thread), result);
+    for_each_item(ctx, result.lists.shape[0] * job.heads, [&](int64_t item, int thread) {
+        run_block(job, item / job.heads, item % job.heads, SparseScratch(job, thread), result);
     });
     return result;
 }

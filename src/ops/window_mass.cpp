@@ -15,7 +15,7 @@ namespace riptide::ops {
 namespace {
 
 /// One call on the CPU. Queries are the pairs of a row and a head of one KV head's group.
-struct Job {
+struct MassJob {
     const float* q;  // [kv heads, queries, dp]
     const Tensor& keys;
     int64_t queries, group, dp, begin, end, n;
@@ -26,7 +26,7 @@ struct Job {
 };
 
 /// s[i][j] = score of query i and key first + j, -inf where it does not see it, for one KV head.
-void score(const Job& job, int64_t kv_head, int64_t first, int64_t count, float* block, float* s) {
+void score(const MassJob& job, int64_t kv_head, int64_t first, int64_t count, float* block, float* s) {
     for (int64_t j = 0; j < count; ++j)
         std::copy_n(job.keys.row(first + j) + kv_head * job.dp, job.dp, block + j * job.dp);
     std::fill_n(block + count * job.dp, (4 - count % 4) % 4 * job.dp, 0.0f);
@@ -38,18 +38,18 @@ void score(const Job& job, int64_t kv_head, int64_t first, int64_t count, float*
             if (!job.sees(i, first + j)) s[i * kAttentionSplit + j] = -INFINITY;
 }
 
-/// Buffers of one item of work, aligned for the kernels.
-struct Buffers {
+/// MassBuffers of one item of work, aligned for the kernels.
+struct MassBuffers {
     float *block, *s;
-    Buffers(float* memory, const Job& job, int thread) {
+    MassBuffers(float* memory, const MassJob& job, int thread) {
         block = memory + thread * floats(job);
         s = block + kAttentionSplit * job.dp;
     }
-    static int64_t floats(const Job& job) { return kAttentionSplit * (job.dp + job.queries); }
+    static int64_t floats(const MassJob& job) { return kAttentionSplit * (job.dp + job.queries); }
 };
 
 /// The largest score and the sum of exp(score - largest) of each query of a KV head, over all keys in ascending order.
-void softmax_sums(const Job& job, int64_t kv_head, const Buffers& buffers, float* largest, float* sum) {
+void softmax_sums(const MassJob& job, int64_t kv_head, const MassBuffers& buffers, float* largest, float* sum) {
     std::fill_n(largest, job.queries, -INFINITY);
     std::fill_n(sum, job.queries, 0.0f);
     for (int64_t first = 0; first < job.n; first += kAttentionSplit) {
@@ -67,10 +67,6 @@ void softmax_sums(const Job& job, int64_t kv_head, const Buffers& buffers, float
     }
 }
 
-float* floats(Context& ctx, int64_t n) {
-    return static_cast<float*>(ctx.arena->allocate(n * static_cast<int64_t>(sizeof(float))));
-}
-
 void add_on_cpu(Context& ctx, const Tensor& q, const Tensor& keys, int64_t begin, int64_t n, float scale,
                 Tensor& mass) {
     const ArenaScope scope(*ctx.arena);
@@ -82,18 +78,18 @@ void add_on_cpu(Context& ctx, const Tensor& q, const Tensor& keys, int64_t begin
             float* const to = padded + (h / group * queries + t * group + h % group) * dp;
             std::fill(std::copy_n(q.row(t) + h * d, d, to), to + dp, 0.0f);
         }
-    const Job job{padded, keys, queries, group, dp, begin, begin + q.rows(), n, scale};
+    const MassJob job{padded, keys, queries, group, dp, begin, begin + q.rows(), n, scale};
     const int threads = ctx.threads == nullptr ? 1 : ctx.threads->size();
-    float* const memory = floats(ctx, threads * Buffers::floats(job));
+    float* const memory = floats(ctx, threads * MassBuffers::floats(job));
     float* const largest = floats(ctx, kv_heads * queries);
     float* const sum = floats(ctx, kv_heads * queries);
     parallel_rows(ctx, kv_heads, queries * n * dp, [&](int64_t from, int64_t to, int thread) {
         for (int64_t h = from; h < to; ++h)
-            softmax_sums(job, h, Buffers(memory, job, thread), largest + h * queries, sum + h * queries);
+            softmax_sums(job, h, MassBuffers(memory, job, thread), largest + h * queries, sum + h * queries);
     });
     const int64_t pieces = (n + kAttentionSplit - 1) / kAttentionSplit;
     parallel_rows(ctx, pieces, kv_heads * queries * kAttentionSplit * dp, [&](int64_t from, int64_t to, int thread) {
-        const Buffers buffers(memory, job, thread);
+        const MassBuffers buffers(memory, job, thread);
         for (int64_t piece = from; piece < to; ++piece) {
             const int64_t first = piece * kAttentionSplit, count = std::min(kAttentionSplit, n - first);
             float* const out = mass.row(0) + first;

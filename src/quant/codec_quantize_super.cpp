@@ -59,7 +59,7 @@ float improve_scales(const float* source, AffineBlock& block) {
     return total;
 }
 
-void affine_codes(const float* x, Affine grid, int most, uint8_t* codes) {
+void super_affine_codes(const float* x, Affine grid, int most, uint8_t* codes) {
     const float inv = inverse(grid.s);
     for (int i = 0; i < kBlock; ++i)
         codes[i] = static_cast<uint8_t>(nearest_within((x[i] - grid.low) * inv, 0, static_cast<float>(most)));
@@ -72,7 +72,7 @@ void solve_super_scales(const float* source, AffineBlock& block) {
     uint8_t codes[kBlock];
     for (int g = 0; g < kGroups; ++g) {
         const float* x = source + kBlock * g;
-        affine_codes(x, block.grid(g), Q, codes);
+        super_affine_codes(x, block.grid(g), Q, codes);
         float q = 0, qq = 0, xq = 0, sum = 0;
         for (int i = 0; i < kBlock; ++i) {
             const auto code = static_cast<float>(codes[i]);
@@ -136,13 +136,13 @@ void pack_k_scales(const KScales& k, uint8_t* packed) {
 /// Codes of the whole block; low nibbles packed into qs.
 template <int Q>
 void affine_block_codes(const float* source, const AffineBlock& block, uint8_t* codes, uint8_t* qs) {
-    for (int g = 0; g < kGroups; ++g) affine_codes(source + kBlock * g, block.grid(g), Q, codes + kBlock * g);
+    for (int g = 0; g < kGroups; ++g) super_affine_codes(source + kBlock * g, block.grid(g), Q, codes + kBlock * g);
     for (int p = 0; p < 4; ++p)
         for (int l = 0; l < kBlock; ++l)
             qs[32 * p + l] = static_cast<uint8_t>((codes[64 * p + l] & 15) | (codes[64 * p + 32 + l] & 15) << 4);
 }
 
-void encode(const float* source, BlockQ4K& b) {
+void encode_super(const float* source, BlockQ4K& b) {
     const AffineBlock block = fit_affine_block<15>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<15>(source, block, codes, b.qs);
@@ -151,7 +151,7 @@ void encode(const float* source, BlockQ4K& b) {
     b.dmin = block.dmin.bits;
 }
 
-void encode(const float* source, BlockQ5K& b) {
+void encode_super(const float* source, BlockQ5K& b) {
     const AffineBlock block = fit_affine_block<31>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<31>(source, block, codes, b.qs);
@@ -236,7 +236,7 @@ SixBlock fit_six_block(const float* source) {
     return block;
 }
 
-void encode(const float* source, BlockQ6K& b) {
+void encode_super(const float* source, BlockQ6K& b) {
     const SixBlock block = fit_six_block(source);
     b = {};
     b.d = block.d.bits;
@@ -256,9 +256,9 @@ void encode(const float* source, BlockQ6K& b) {
 }
 
 template <class Block>
-bool encode_all(const float* src, void* dst, int64_t n) {
+bool encode_all_super(const float* src, void* dst, int64_t n) {
     auto* blocks = static_cast<Block*>(dst);
-    for (int64_t i = 0; i < n / kSuperBlock; ++i) encode(src + i * kSuperBlock, blocks[i]);
+    for (int64_t i = 0; i < n / kSuperBlock; ++i) encode_super(src + i * kSuperBlock, blocks[i]);
     return true;
 }
 
@@ -267,11 +267,11 @@ bool encode_all(const float* src, void* dst, int64_t n) {
 bool encode_super(DType type, const float* src, void* dst, int64_t n) {
     switch (type) {
         case DType::q4_k:
-            return encode_all<BlockQ4K>(src, dst, n);
+            return encode_all_super<BlockQ4K>(src, dst, n);
         case DType::q5_k:
-            return encode_all<BlockQ5K>(src, dst, n);
+            return encode_all_super<BlockQ5K>(src, dst, n);
         case DType::q6_k:
-            return encode_all<BlockQ6K>(src, dst, n);
+            return encode_all_super<BlockQ6K>(src, dst, n);
         default:
             return false;
     }

@@ -74,7 +74,7 @@ void superblock_codes(const uint8_t* p, uint8_t* u) {
 
 /// Decodes `groups` <= 8 groups at p; the others become zeros.
 template <DType T>
-void decode(const uint8_t* p, int64_t groups, Span& span) {
+void decode_groups(const uint8_t* p, int64_t groups, Span& span) {
     span_scales<T>(p, groups, span.scales);
     if constexpr (kSpan<T>.bytes32 == 0) {
         superblock_codes<T>(p, span.u);
@@ -121,7 +121,7 @@ void dot_block_rows(const DotTask& task) {
     for (int64_t o = task.row_begin; o < task.row_end; ++o) {
         const auto* row = static_cast<const uint8_t*>(w.row(o));
         for (int64_t b = 0; b < spans; ++b)
-            decode<T>(row + b * span_bytes<T>(), std::min<int64_t>(8, (w.cols - 256 * b) / 32), decoded[b]);
+            decode_groups<T>(row + b * span_bytes<T>(), std::min<int64_t>(8, (w.cols - 256 * b) / 32), decoded[b]);
         for (int64_t i = 0; i < task.n; ++i) {
             const Int8Row x = int8_row(task.x_row(i), w.cols);
             float l[8] = {};

@@ -20,7 +20,7 @@ bool same_name(std::string_view a, std::string_view b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
 }
 
-std::string_view key_of(const HttpRequest& request) {
+std::string_view given_key(const HttpRequest& request) {
     std::string_view value = request.header("authorization");
     const std::size_t space = value.find(' ');
     if (space != std::string_view::npos && same_name(value.substr(0, space), "bearer")) {
@@ -92,7 +92,7 @@ void Access::check_key(const HttpRequest& request) const {
     if (keys_.empty()) return;
     const auto fields = std::count_if(request.headers.begin(), request.headers.end(),
                                       [](const auto& field) { return field.first == "authorization"; });
-    const std::string_view given = key_of(request);
+    const std::string_view given = given_key(request);
     const Digest digest = digest_of(given);
     unsigned matches = 0;
     for (const Digest& key : keys_) {
@@ -105,7 +105,7 @@ void Access::check_key(const HttpRequest& request) const {
 }
 
 std::string Access::isolation(const HttpRequest& request) const {
-    return keys_.empty() ? std::string() : to_hex(digest_of(key_of(request)));
+    return keys_.empty() ? std::string() : to_hex(digest_of(given_key(request)));
 }
 
 }  // namespace riptide::server

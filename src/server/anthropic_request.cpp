@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "base/json.h"
 #include "server/constraint_fields.h"
 
 namespace riptide::server {
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::string_view kBilling = "x-anthropic-billing-header:";
 
-std::string_view type_of(const Fields& block) { return block.string("type").value_or("text"); }
+std::string_view block_type(const Fields& block) { return block.string("type").value_or("text"); }
 
 [[noreturn]] void refuse_type(const std::string& where, std::string_view type) {
     refuse(where + ".type", "{}.type: '{}' is not supported: this model reads text only", where, type.substr(0, 40));
@@ -21,7 +22,7 @@ const json::object& need_block(const json::value& block, const std::string& wher
     return block.get_object();
 }
 
-std::string text_of(const json::value& content, const std::string& where);
+std::string text_in(const json::value& content, const std::string& where);
 
 /// A document that is text, behind its title and what the client says of it, on lines of their own.
 std::string document_of(const Fields& block, const std::string& where) {
@@ -33,7 +34,7 @@ std::string document_of(const Fields& block, const std::string& where) {
     if (type == "text") {
         text = source.string("data").value_or("");
     } else if (type == "content" && source.find("content") != nullptr) {
-        text = text_of(*source.find("content"), where + ".source.content");
+        text = text_in(*source.find("content"), where + ".source.content");
     } else {
         refuse(where + ".source.type",
                "{}.source.type: documents of type '{}' are not supported, only text and content: this model reads text "
@@ -47,7 +48,7 @@ std::string document_of(const Fields& block, const std::string& where) {
 }
 
 /// A string, or the texts of blocks with newlines between them.
-std::string text_of(const json::value& content, const std::string& where) {
+std::string text_in(const json::value& content, const std::string& where) {
     if (content.is_string()) return std::string(content.get_string());
     if (!content.is_array()) refuse(where, "{}: expected a string or an array, found {}", where, kind_of(content));
     std::string out;
@@ -55,8 +56,8 @@ std::string text_of(const json::value& content, const std::string& where) {
     for (std::size_t i = 0; i < content.get_array().size(); ++i) {
         const std::string place = fmt::format("{}[{}]", where, i);
         const Fields block(need_block(content.get_array()[i], place), place + ".");
-        const bool document = type_of(block) == "document";
-        if (type_of(block) != "text" && !document) refuse_type(place, type_of(block));
+        const bool document = block_type(block) == "document";
+        if (block_type(block) != "text" && !document) refuse_type(place, block_type(block));
         const std::string text = document ? document_of(block, place) : std::string(block.string("text").value_or(""));
         if (text.starts_with(kBilling)) continue;
         if (!first) out += '\n';
@@ -73,7 +74,7 @@ class MessageReader {
 
     void take(const json::object& object, const std::string& where) {
         const Fields block(object, where + ".");
-        const std::string_view type = type_of(block);
+        const std::string_view type = block_type(block);
         if (type == "text") add_text(block.string("text").value_or(""));
         else if (type == "document") add_text(document_of(block, where));
         else if (type == "thinking") reasoning_ += block.string("thinking").value_or("");
@@ -117,7 +118,7 @@ class MessageReader {
         const bool there = content != nullptr && !content->is_null();
         out_.push_back({{"role", "tool"},
                         {"tool_call_id", block.string("tool_use_id").value_or("")},
-                        {"content", there ? text_of(*content, where + ".content") : std::string()}});
+                        {"content", there ? text_in(*content, where + ".content") : std::string()}});
         only_results_ = true;
     }
 
@@ -138,7 +139,7 @@ void add_message(const json::object& message, const std::string& where, json::ar
     const json::value* content = fields.find("content");
     if (content == nullptr) refuse(where + ".content", "{}.content: missing", where);
     if (content->is_string() || role == "system") {
-        out.push_back({{"role", role}, {"content", text_of(*content, where + ".content")}});
+        out.push_back({{"role", role}, {"content", text_in(*content, where + ".content")}});
         return;
     }
     const json::array* blocks = fields.array("content");
@@ -176,7 +177,7 @@ void parse_stop_sequences(const Fields& fields, SamplingParams& sampling) {
 }
 
 /// Of metadata.user_id, which may be the JSON of an object with a session_id.
-std::string session_of(const Fields& fields) {
+std::string session_in_metadata(const Fields& fields) {
     const json::object* metadata = fields.object("metadata");
     if (metadata == nullptr) return {};
     const std::string user(Fields(*metadata, "metadata.").string("user_id").value_or("").substr(0, 1024));
@@ -207,7 +208,7 @@ void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatO
 }
 
 /// A last message of the assistant is what the answer begins with (prefill): the answer goes on behind it.
-bool goes_on(const ChatPrompt& prompt, const Fields& fields) {
+bool ends_with_assistant(const ChatPrompt& prompt, const Fields& fields) {
     const json::object& last = prompt.messages.back().get_object();
     if (last.at("role") != "assistant") return false;
     const json::object* thinking = fields.object("thinking");
@@ -236,7 +237,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     parse_stop_sequences(fields, sampling);
     out.stream = fields.boolean("stream").value_or(false);
     out.model = std::string(fields.string("model").value_or(""));
-    out.session = session_of(fields);
+    out.session = session_in_metadata(fields);
 
     ChatPrompt prompt;
     prompt.options.enable_thinking = defaults.thinking;
@@ -245,7 +246,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     const json::array* messages = fields.array("messages");
     if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");
     if (const json::value* system = fields.find("system")) {
-        const std::string text = text_of(*system, "system");
+        const std::string text = text_in(*system, "system");
         if (!text.empty()) prompt.messages.push_back({{"role", "system"}, {"content", text}});
     }
     for (std::size_t i = 0; i < messages->size(); ++i) {
@@ -262,7 +263,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));
-    prompt.options.continue_final_message = goes_on(prompt, fields);
+    prompt.options.continue_final_message = ends_with_assistant(prompt, fields);
     prompt.tools = prepare_tools(prompt.tools);
     request.prompt = std::move(prompt);
     return out;

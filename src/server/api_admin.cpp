@@ -1,6 +1,8 @@
 // Routes that steer the engine: pause, resume, other weights, requests that are to end.
 #include "server/api.h"
 
+#include "base/json.h"
+
 namespace riptide::server {
 
 namespace {

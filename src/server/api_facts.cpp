@@ -1,5 +1,6 @@
 // Routes that tell about the model, and about tokens.
 #include "server/api.h"
+#include "base/json.h"
 #include "server/reply_parts.h"
 #include "text/utf8.h"
 

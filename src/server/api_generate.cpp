@@ -3,6 +3,7 @@
 #include <random>
 
 #include "server/anthropic_reply.h"
+#include "base/json.h"
 #include "server/anthropic_request.h"
 #include "server/api.h"
 #include "server/api_error.h"

@@ -1,5 +1,7 @@
 #include "server/constraint_fields.h"
 
+#include "base/json.h"
+
 namespace riptide::server {
 
 namespace {

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <limits>
 
+#include "base/json.h"
 #include "server/constraint_fields.h"
 #include "text/utf8.h"
 

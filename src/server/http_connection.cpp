@@ -4,12 +4,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/http/read.hpp>
 #include <tuple>
 
 #include "base/error.h"
@@ -25,8 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr auto kAwait = net::as_tuple(net::use_awaitable);
-constexpr std::size_t kReadAtOnce = 16384;
+constexpr std::size_t kReadAtOnce = 16384, kReadOfBody = 65536;
 constexpr std::chrono::milliseconds kNextLook{200};
 
 using How = ReplyEnding::How;
@@ -90,34 +86,35 @@ net::awaitable<bool> Connection::wait_for_bytes() {
     if (buffer_.size() > 0) co_return true;
     if (shared_.draining) co_return false;
     stream_.expires_after(shared_.options.idle_time);
-    beast::error_code ec;  // no co_await inside ?: GCC 12 runs both
-    if (tls_) ec = co_await read_some(*tls_);
-    else ec = co_await read_some(stream_);
-    co_return !ec;
+    co_return !co_await read_some(kReadAtOnce, tls_.has_value());
 }
 
-template <class From>
-net::awaitable<beast::error_code> Connection::read_some(From& from) {
-    const auto [ec, bytes] = co_await from.async_read_some(buffer_.prepare(kReadAtOnce), kAwait);
-    if (!ec) buffer_.commit(bytes);
-    co_return ec;
+net::awaitable<beast::error_code> Connection::read_some(std::size_t most, bool decrypted) {
+    const auto room = buffer_.prepare(most);
+    std::tuple<beast::error_code, std::size_t> got;  // no co_await inside ?: GCC 12 runs both
+    if (decrypted) got = co_await tls_->async_read_some(room, kAwait);
+    else got = co_await stream_.async_read_some(room, kAwait);
+    if (!std::get<0>(got)) buffer_.commit(std::get<1>(got));
+    co_return std::get<0>(got);
 }
 
-/// A chunked body; see kLeastChunked.
-template <class From, class Parser>
-net::awaitable<beast::error_code> Connection::read_chunked(From& from, Parser& parser) {
-    parser.eager(true);
-    for (std::size_t least = 1; !parser.is_done();) {
+/// Feeds the parser until it has the header, or all of the request. This is Beast's async_read_header() and async_read()
+/// without an instance of them for each kind of stream, and with a floor for chunked bodies: see kLeastChunked.
+net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole) {
+    parser.eager(whole);
+    const bool chunked = whole && parser.chunked();
+    for (std::size_t least = 1; whole ? !parser.is_done() : !parser.is_header_done();) {
         beast::error_code ec;
         if (buffer_.size() >= least) {
             buffer_.consume(parser.put(buffer_.data(), ec));
             if (ec && ec != http::error::need_more) co_return ec;
-            least = ec ? kLeastChunked : 1;
+            least = ec && chunked ? kLeastChunked : 1;
             if (!ec) continue;
         }
-        if (buffer_.size() >= kReadAtOnce) co_return http::error::header_limit;  // of a chunk, or behind the last one
-        ec = co_await read_some(from);
-        if (ec == net::error::eof) co_return http::error::partial_message;
+        if (chunked && buffer_.size() >= kReadAtOnce) co_return http::error::header_limit;  // of a chunk, or behind the last
+        ec = co_await read_some(whole && !chunked ? kReadOfBody : kReadAtOnce, tls_.has_value());
+        if (ec == net::error::eof)
+            co_return parser.got_some() ? http::error::partial_message : http::error::end_of_stream;
         if (ec) co_return ec;
     }
     co_return beast::error_code{};
@@ -125,19 +122,13 @@ net::awaitable<beast::error_code> Connection::read_chunked(From& from, Parser& p
 
 /// False: the client has gone. A request that cannot be read has a status.
 net::awaitable<bool> Connection::read_request(Input& in) {
-    if (tls_) co_return co_await read_request(in, *tls_);
-    co_return co_await read_request(in, stream_);
-}
-
-template <class From>
-net::awaitable<bool> Connection::read_request(Input& in, From& from) {
     const HttpOptions& options = shared_.options;
     Parser parser;
     parser.header_limit(options.header_bytes);
     parser.body_limit(options.body_bytes);
     in.unread = true;
     deadline(options.header_time);
-    const auto [header_error, header_bytes] = co_await http::async_read_header(from, buffer_, parser, kAwait);
+    const beast::error_code header_error = co_await feed(parser, false);
     if (header_error) {
         in.problem = "not a valid HTTP request: " + header_error.message();
         in.status = why_unread(header_error, "header", in.problem);
@@ -158,9 +149,7 @@ net::awaitable<bool> Connection::read_request(Input& in, From& from) {
         !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
         co_return false;
     deadline(options.body_time);
-    beast::error_code body_error;
-    if (parser.chunked()) body_error = co_await read_chunked(from, parser);
-    else std::tie(body_error, std::ignore) = co_await http::async_read(from, buffer_, parser, kAwait);
+    const beast::error_code body_error = co_await feed(parser, true);
     if (body_error) {
         in.problem = "the request's body: " + body_error.message();
         in.status = why_unread(body_error, "body", in.problem);
@@ -327,7 +316,7 @@ net::awaitable<void> Connection::linger() {
     stream_.expires_after(std::chrono::seconds(1));
     for (int i = 0; i < 256 && !ec; ++i) {
         buffer_.clear();
-        ec = co_await read_some(stream_);  // whatever it is
+        ec = co_await read_some(kReadAtOnce, false);  // whatever it is
     }
 }
 

@@ -3,21 +3,27 @@
 
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "server/http_head.h"
 #include "server/http_server.h"
 
 namespace riptide::server {
+
+/// Errors are values of the co_await, not exceptions.
+inline constexpr auto kAwait = boost::asio::as_tuple(boost::asio::use_awaitable);
 
 /// TCP or a Unix socket.
 using Socket = boost::asio::generic::stream_protocol::socket;
@@ -66,12 +72,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<bool> shake_hands();
     boost::asio::awaitable<bool> wait_for_bytes();
     boost::asio::awaitable<bool> read_request(Input& in);
-    template <class From>
-    boost::asio::awaitable<bool> read_request(Input& in, From& from);
-    template <class From>
-    boost::asio::awaitable<boost::beast::error_code> read_some(From& from);
-    template <class From, class Parser>
-    boost::asio::awaitable<boost::beast::error_code> read_chunked(From& from, Parser& parser);
+    boost::asio::awaitable<boost::beast::error_code> feed(Parser& parser, bool whole);
+    /// Into buffer_, at most `most` bytes; as they came through the socket unless `decrypted`.
+    boost::asio::awaitable<boost::beast::error_code> read_some(std::size_t most, bool decrypted);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
     boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, ReplyEnding& ending);

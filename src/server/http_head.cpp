@@ -20,7 +20,7 @@ std::string lower(std::string_view text) {
     return out;
 }
 
-std::string text_of(beast::string_view view) { return {view.data(), view.size()}; }
+std::string string_from(beast::string_view view) { return {view.data(), view.size()}; }
 
 std::string_view reason_of(int status) {
     const auto reason = http::obsolete_reason(static_cast<http::status>(status));
@@ -62,13 +62,13 @@ int check_header(const Parser& parser, const HttpOptions& options, std::string& 
 
 void copy_header(const Parser& parser, HttpRequest& out) {
     const auto& message = parser.get();
-    out.method = text_of(message.method_string());
-    const std::string target = text_of(message.target());
+    out.method = string_from(message.method_string());
+    const std::string target = string_from(message.target());
     const std::size_t mark = target.find('?');
     out.path = target.substr(0, mark);
     if (mark != std::string::npos) out.query = target.substr(mark + 1);
     for (const auto& field : message)
-        out.headers.emplace_back(lower(text_of(field.name_string())), text_of(field.value()));
+        out.headers.emplace_back(lower(string_from(field.name_string())), string_from(field.value()));
 }
 
 std::string reply_head(int status, std::string_view type, const Headers& headers, bool keep_alive) {

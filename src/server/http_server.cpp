@@ -6,14 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -31,7 +29,6 @@ using local_protocol = net::local::stream_protocol;
 
 namespace {
 
-constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 /// For aborted replies to reach their clients.
 constexpr std::chrono::seconds kAbortTime{5};
 

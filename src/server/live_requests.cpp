@@ -1,12 +1,14 @@
 #include "server/live_requests.h"
 
+#include "base/json.h"
+
 #include <algorithm>
 
 namespace riptide::server {
 
 namespace {
 
-std::string_view state_of(const LiveRequest& request) {
+std::string_view stage_of(const LiveRequest& request) {
     if (request.pieces > 0) return "answering";
     return request.prompt.total > 0 ? "reading" : "waiting";
 }
@@ -18,7 +20,7 @@ json::object describe(const LiveRequest& request) {
             {"route", request.route},
             {"session", request.session},
             {"stream", request.stream},
-            {"state", state_of(request)},
+            {"state", stage_of(request)},
             {"seconds", seconds},
             {"prompt_tokens", request.prompt.total},
             {"prompt_read", request.prompt.done},

@@ -6,13 +6,13 @@ namespace riptide::server {
 
 namespace {
 
-void head(std::string& out, std::string_view name, std::string_view help, std::string_view type) {
+void put_head(std::string& out, std::string_view name, std::string_view help, std::string_view type) {
     out += fmt::format("# HELP riptide_{} {}\n# TYPE riptide_{} {}\n", name, help, name, type);
 }
 
 template <class Number>
 void single(std::string& out, std::string_view name, std::string_view help, std::string_view type, Number value) {
-    head(out, name, help, type);
+    put_head(out, name, help, type);
     out += fmt::format("riptide_{} {}\n", name, value);
 }
 
@@ -20,7 +20,7 @@ void draft_part(std::string& out, const EngineStats& s) {
     single(out, "drafted_tokens_total", "Guessed tokens that were checked", "counter", s.drafted_rows);
     single(out, "accepted_tokens_total", "Of them, right", "counter", s.accepted_rows);
     const auto by_slot = [&](std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
-        head(out, name, help, "counter");
+        put_head(out, name, help, "counter");
         for (size_t i = 0; i < s.draft_slots.size(); ++i)
             out += fmt::format("riptide_{}{{slot=\"{}\"}} {}\n", name, i + 1, s.draft_slots[i].*count);
     };
@@ -54,7 +54,7 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "kv_pages_free", "Pages of K/V that nobody uses", "gauge", s.free_pages);
     single(out, "kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
            s.cached_pages);
-    head(out, "cache_tier_bytes", "Bytes of the prefix cache", "gauge");
+    put_head(out, "cache_tier_bytes", "Bytes of the prefix cache", "gauge");
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"checkpoints\"}} {}\n", s.checkpoint_bytes);
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"host\"}} {}\n", s.host_tier_bytes);
     out += fmt::format("riptide_cache_tier_bytes{{tier=\"disk\"}} {}\n", s.disk_tier_bytes);
@@ -63,7 +63,7 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
            s.failed_writes);
     single(out, "steps_total", "Steps of the engine", "counter", s.steps);
-    head(out, "rows_total", "Rows of steps", "counter");
+    put_head(out, "rows_total", "Rows of steps", "counter");
     out += fmt::format("riptide_rows_total{{kind=\"decode\"}} {}\n", s.decode_rows);
     out += fmt::format("riptide_rows_total{{kind=\"prefill\"}} {}\n", s.prefill_rows);
     if (!s.draft_slots.empty()) draft_part(out, s);
@@ -128,17 +128,17 @@ std::string Metrics::page(const Engine* engine, int64_t connections) const {
     single(out, "connections", "Open connections", "gauge", connections);
     if (engine != nullptr) engine_part(out, engine->stats(), engine->info());
     const std::lock_guard lock(mutex_);
-    head(out, "http_replies_total", "Replies by route and status", "counter");
+    put_head(out, "http_replies_total", "Replies by route and status", "counter");
     for (const auto& [key, count] : replies_)
         out +=
             fmt::format("riptide_http_replies_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
     single(out, "http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
     single(out, "http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
-    head(out, "answers_total", "Answers by what ended them", "counter");
+    put_head(out, "answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)
         out += fmt::format("riptide_answers_total{{reason=\"{}\"}} {}\n", reason, count);
     for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) {
-        head(out, h->name, h->help, "histogram");
+        put_head(out, h->name, h->help, "histogram");
         int64_t total = 0;
         for (std::size_t i = 0; i < h->counts.size(); ++i) {
             total += h->counts[i];

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/json.h"
 #include "server/api.h"
 
 namespace riptide::server {

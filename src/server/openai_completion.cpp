@@ -1,5 +1,7 @@
 #include "server/openai_completion.h"
 
+#include "base/json.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>

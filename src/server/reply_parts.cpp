@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/utf8.h"
 
 namespace riptide::server {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/json.h"
+#include "base/json_fwd.h"
 #include "server/api_error.h"
 #include "server/event_queue.h"
 #include "text/tokenizer.h"

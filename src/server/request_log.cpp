@@ -31,7 +31,7 @@ std::string text_line(const Event& event, const Done& done) {
                        rate(done), finish_reason_name(done.reason));
 }
 
-json::object head(std::string_view event, const LogSubject& subject, RequestId id) {
+json::object log_head(std::string_view event, const LogSubject& subject, RequestId id) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     json::object out = {{"time", std::chrono::duration<double>(now).count()},
                         {"event", event},
@@ -47,7 +47,7 @@ json::object head(std::string_view event, const LogSubject& subject, RequestId i
 void RequestLog::asked(const LogSubject& subject, const std::string& body) const {
     if (!content()) return;
     if (!options_.json) return options_.write(fmt::format("{} {}  asks {}", subject.route, subject.id, body));
-    json::object line = head("asked", subject, 0);
+    json::object line = log_head("asked", subject, 0);
     line["body"] = body;
     options_.write(json::serialize(line));
 }
@@ -60,7 +60,7 @@ void RequestLog::answered(const LogSubject& subject, const Event& event, const D
         if (content()) options_.write(fmt::format("req {}  says {}", event.id, json::serialize(json::value(text))));
         return;
     }
-    json::object line = head("answered", subject, event.id);
+    json::object line = log_head("answered", subject, event.id);
     const json::object facts = {{"answer", event.answer},
                                 {"prompt_tokens", done.usage.prompt},
                                 {"cached_tokens", done.usage.cached},
@@ -83,7 +83,7 @@ void RequestLog::answered(const LogSubject& subject, const Event& event, const D
 void RequestLog::failed(const LogSubject& subject, RequestId id, const std::string& why) const {
     if (!options_.write) return;
     if (!options_.json) return options_.write(fmt::format("req {}  failed: {}", id, why));
-    json::object line = head("failed", subject, id);
+    json::object line = log_head("failed", subject, id);
     line["error"] = why;
     options_.write(json::serialize(line));
 }
@@ -91,7 +91,7 @@ void RequestLog::failed(const LogSubject& subject, RequestId id, const std::stri
 void RequestLog::abandoned(const LogSubject& subject, RequestId id) const {
     if (!options_.write) return;
     if (!options_.json) return options_.write(fmt::format("req {}  the client has gone", id));
-    options_.write(json::serialize(head("abandoned", subject, id)));
+    options_.write(json::serialize(log_head("abandoned", subject, id)));
 }
 
 void RequestLog::mistake(std::string_view route, const std::string& what) const {

@@ -1,12 +1,14 @@
 #include "server/response_store.h"
 
+#include "base/json.h"
+
 namespace riptide::server {
 
 namespace {
 
 constexpr int64_t kEntryCost = 256;  // beside its text
 
-std::string key_of(const std::string& isolation, const std::string& id) { return isolation + '/' + id; }
+std::string stored_as(const std::string& isolation, const std::string& id) { return isolation + '/' + id; }
 
 }  // namespace
 
@@ -28,7 +30,7 @@ void ResponseStore::keep(const std::string& isolation, const std::string& id, st
         index_.erase(entries_.front().key);
         entries_.pop_front();
     }
-    std::string key = key_of(isolation, id);
+    std::string key = stored_as(isolation, id);
     if (index_.contains(key)) return;  // ids are random: it is the same
     entries_.push_back({key, std::move(text)});
     index_.emplace(std::move(key), std::prev(entries_.end()));
@@ -37,7 +39,7 @@ void ResponseStore::keep(const std::string& isolation, const std::string& id, st
 
 std::optional<std::string> ResponseStore::find(const std::string& isolation, const std::string& id) const {
     const std::lock_guard lock(mutex_);
-    const auto found = index_.find(key_of(isolation, id));
+    const auto found = index_.find(stored_as(isolation, id));
     if (found == index_.end()) return std::nullopt;
     return found->second->text;
 }

@@ -1,5 +1,7 @@
 #include "server/responses_request.h"
 
+#include "base/json.h"
+
 #include <algorithm>
 #include <array>
 #include <set>
@@ -13,7 +15,7 @@ constexpr std::string_view kSeal = "riptide:";
 constexpr std::size_t kMostItems = 8192;
 constexpr std::string_view kBefore = "previous_response_id";
 
-std::string_view type_of(const json::object& item) {
+std::string_view item_type(const json::object& item) {
     const json::value* type = item.if_contains("type");
     return type != nullptr && type->is_string() ? std::string_view(type->get_string()) : "message";
 }
@@ -53,7 +55,7 @@ class ItemReader {
         if (!value.is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(value));
         where_ = where;
         const json::object& item = value.get_object();
-        const std::string_view type = type_of(item);
+        const std::string_view type = item_type(item);
         if (type == "message") add_message(item, where);
         else if (type == "reasoning") add_reasoning(item);
         else if (type == "function_call" || type == "custom_tool_call") add_call(item, where, type == "function_call");
@@ -184,13 +186,13 @@ json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
             continue;
         }
         const json::object& tool = tools[i].get_object();
-        if (type_of(tool) == "function") add(tool, where);
-        if (type_of(tool) != "namespace") continue;
+        if (item_type(tool) == "function") add(tool, where);
+        if (item_type(tool) != "namespace") continue;
         const json::value* inner = tool.if_contains("tools");
         if (inner == nullptr || !inner->is_array()) continue;
         for (std::size_t j = 0; j < inner->get_array().size(); ++j) {
             const json::value& each = inner->get_array()[j];
-            if (!each.is_object() || type_of(each.get_object()) != "function") continue;
+            if (!each.is_object() || item_type(each.get_object()) != "function") continue;
             add(each.get_object(), fmt::format("{}.tools[{}]", where, j));
             out.namespaces.emplace(string_of(each.get_object(), "name"), string_of(tool, "name"));
         }
@@ -201,7 +203,7 @@ json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
 
 /// The format as response_format has it.
 json::value chat_format(const json::object& format) {
-    if (type_of(format) != "json_schema") return format;
+    if (item_type(format) != "json_schema") return format;
     json::object schema;
     for (const auto& [key, value] : format)
         if (key != "type") schema[key] = value;
@@ -210,7 +212,7 @@ json::value chat_format(const json::object& format) {
 
 /// {"type": "function", "name"} -> {"type": "function", "function": {"name"}}
 json::value chat_tool_choice(const json::value& choice) {
-    if (!choice.is_object() || type_of(choice.get_object()) != "function") return choice;
+    if (!choice.is_object() || item_type(choice.get_object()) != "function") return choice;
     return json::object{{"type", "function"}, {"function", {{"name", string_of(choice.get_object(), "name")}}}};
 }
 
@@ -239,7 +241,7 @@ constexpr std::array<std::string_view, 23> kSame = {"model",
                                                     "cache_salt",
                                                     "return_token_ids"};
 
-void refuse_unsupported(const Fields& fields) {
+void refuse_unsupported_responses(const Fields& fields) {
     if (fields.boolean("background").value_or(false))
         refuse("background", "background: answers are not kept for later; ask without, or with \"stream\": true");
     if (fields.find("conversation") != nullptr)
@@ -292,7 +294,7 @@ Items items_of(const Fields& fields, const ResponseStore* store, const std::stri
     return out;
 }
 
-json::object echo_of(const json::object& body) {
+json::object echoed_fields(const json::object& body) {
     json::object out;
     const auto copy = [&](std::string_view key, json::value otherwise) {
         const json::value* value = body.if_contains(key);
@@ -336,7 +338,7 @@ ResponsesRequest parse_responses(json::object body, const RequestDefaults& defau
                                  const std::string& isolation) {
     const Fields fields(body);
     ResponsesRequest out;
-    refuse_unsupported(fields);
+    refuse_unsupported_responses(fields);
     out.store = fields.boolean("store").value_or(true);
     Items items = items_of(fields, store, isolation);
     ItemReader reader(store, isolation);
@@ -358,7 +360,7 @@ ResponsesRequest parse_responses(json::object body, const RequestDefaults& defau
         if (const json::object* format = Fields(*text, "text.").object("format"))
             chat["response_format"] = chat_format(*format);
     add_reasoning(fields, chat, out);
-    out.echo = echo_of(body);
+    out.echo = echoed_fields(body);
     try {
         out.generation = parse_chat(std::move(chat), defaults);
     } catch (const ApiError& error) {

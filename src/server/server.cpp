@@ -16,7 +16,7 @@ ErrorShape shape_of(const Known& known) {
     return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
 }
 
-std::string session_of(const HttpRequest& request) {
+std::string session_in_headers(const HttpRequest& request) {
     for (const char* name :
          {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
         if (const std::string_view value = request.header(name); !value.empty())
@@ -68,7 +68,7 @@ struct Server::Impl {
                 live,
                 log,
                 access.isolation(request),
-                session_of(request),
+                session_in_headers(request),
                 known.label,
                 request.body};
     }

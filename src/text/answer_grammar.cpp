@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/json.h"
 #include "text/json_schema.h"
 
 namespace riptide {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "text/answer_grammar.h"
+#include "base/json.h"
 #include "text/grammar_regex.h"
 #include "text/json_schema.h"
 #include "text/section_parser.h"

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "base/json.h"
 #include "text/chat_messages.h"
 
 namespace riptide {

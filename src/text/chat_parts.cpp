@@ -16,7 +16,7 @@ struct Mark {
     enum class Means { opens, closes, call, call_end } means;
     Kind kind = Kind::fixed;
 };
-constexpr Mark kMarks[] = {
+constexpr Mark kPartMarks[] = {
     {"<system>", Mark::Means::opens, Kind::fixed},
     {"<user>", Mark::Means::opens, Kind::user},
     {"<assistant>", Mark::Means::opens, Kind::assistant},
@@ -39,14 +39,14 @@ constexpr Mark kMarks[] = {
 
 const Mark* mark_at(std::string_view text) {
     const Mark* longest = nullptr;
-    for (const Mark& mark : kMarks)
+    for (const Mark& mark : kPartMarks)
         if (text.starts_with(mark.text) && (longest == nullptr || mark.text.size() > longest->text.size()))
             longest = &mark;
     return longest;
 }
 
 /// A stretch of one kind, in bytes.
-struct Stretch {
+struct PartStretch {
     TextSpan bytes;
     Kind kind;
     int32_t message;
@@ -75,7 +75,7 @@ class Reader {
         add(from, end, Kind::markup);
     }
 
-    std::vector<Stretch> stretches;
+    std::vector<PartStretch> stretches;
 
   private:
     void add(int64_t begin, int64_t end, Kind kind) {
@@ -110,7 +110,7 @@ class Reader {
     bool in_system_ = false, in_call_ = false;
 };
 
-std::vector<Stretch> stretches_of(const jinja::Rendered& prompt) {
+std::vector<PartStretch> stretches_of(const jinja::Rendered& prompt) {
     Reader reader(prompt.text);
     int64_t at = 0;
     for (const TextSpan& span : prompt.trusted) {
@@ -125,7 +125,7 @@ std::vector<Stretch> stretches_of(const jinja::Rendered& prompt) {
 }  // namespace
 
 std::vector<ChatPart> chat_parts(const jinja::Rendered& prompt, std::span<const TextSpan> spans) {
-    const std::vector<Stretch> stretches = stretches_of(prompt);
+    const std::vector<PartStretch> stretches = stretches_of(prompt);
     std::vector<ChatPart> parts;
     size_t first = 0;
     for (size_t i = 0; i < spans.size(); ++i) {

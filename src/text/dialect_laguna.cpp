@@ -13,7 +13,7 @@ using namespace laguna;
 using Channel = DeltaWriter::Channel;
 
 /// Where in a call the parser is.
-enum class State {
+enum class LagunaState {
     name,          // behind <tool_call>
     before_key,    // between arguments
     key,           // behind <arg_key>
@@ -25,7 +25,7 @@ enum class State {
 
 constexpr std::array<std::string_view, 1> kKeyTags = {kArgKey};
 constexpr std::array<std::string_view, 1> kEndKeyTags = {kEndArgKey};
-constexpr std::array<std::string_view, 2> kValueTags = {kArgValue, kArgKey};
+constexpr std::array<std::string_view, 2> kLagunaValueTags = {kArgValue, kArgKey};
 constexpr std::array<std::string_view, 1> kEndValueTags = {kEndArgValue};
 
 class LagunaParser final : public SectionParser {
@@ -35,7 +35,7 @@ class LagunaParser final : public SectionParser {
 
   private:
     void on_open() override {
-        state_ = State::name;
+        state_ = LagunaState::name;
         name_ = {};
     }
     std::span<const std::string_view> tags() const override;
@@ -44,7 +44,7 @@ class LagunaParser final : public SectionParser {
     bool on_no_tag() override;
     bool on_opening_marker(Marker marker) override;
     void on_call_marker(Marker marker) override;
-    void on_cut() override { close(state_ == State::after_close); }
+    void on_cut() override { close(state_ == LagunaState::after_close); }
 
     std::size_t on_name(std::string_view text);
     std::size_t on_between(std::string_view text);
@@ -55,7 +55,7 @@ class LagunaParser final : public SectionParser {
     void start_value();
     void value_goes_on();
 
-    State state_ = State::name;
+    LagunaState state_ = LagunaState::name;
     CallName name_;
     std::string key_;
     std::string hold_;   // a closing tag and white space, in after_value and after_close
@@ -65,17 +65,17 @@ class LagunaParser final : public SectionParser {
 
 std::span<const std::string_view> LagunaParser::tags() const {
     switch (state_) {
-        case State::name:
-        case State::before_key:
-        case State::after_value:
+        case LagunaState::name:
+        case LagunaState::before_key:
+        case LagunaState::after_value:
             return kKeyTags;
-        case State::key:
+        case LagunaState::key:
             return kEndKeyTags;
-        case State::before_value:
-            return kValueTags;
-        case State::value:
+        case LagunaState::before_value:
+            return kLagunaValueTags;
+        case LagunaState::value:
             return kEndValueTags;
-        case State::after_close:
+        case LagunaState::after_close:
             break;
     }
     return {};
@@ -84,20 +84,20 @@ std::span<const std::string_view> LagunaParser::tags() const {
 std::size_t LagunaParser::on_call_text(std::string_view text) {
     std::string fragment;
     switch (state_) {
-        case State::name:
+        case LagunaState::name:
             return on_name(text);
-        case State::before_key:
-        case State::before_value:
+        case LagunaState::before_key:
+        case LagunaState::before_value:
             return on_between(text);
-        case State::key:
+        case LagunaState::key:
             key_.append(text);
             break;
-        case State::value:
+        case LagunaState::value:
             arguments_.append(text, fragment);
             writer_.write_arguments(fragment);
             break;
-        case State::after_value:
-        case State::after_close:
+        case LagunaState::after_value:
+        case LagunaState::after_close:
             return on_held(text);
     }
     return text.size();
@@ -106,28 +106,28 @@ std::size_t LagunaParser::on_call_text(std::string_view text) {
 void LagunaParser::on_tag(std::string_view tag) {
     std::string fragment;
     if (tag == kEndArgKey) {
-        state_ = State::before_value;
+        state_ = LagunaState::before_value;
         junk_ = false;
     } else if (tag == kArgValue) {
         start_value();
     } else if (tag == kEndArgValue) {
-        state_ = State::after_value;
+        state_ = LagunaState::after_value;
         hold_ = tag;
     } else {  // <arg_key>
-        if (state_ == State::after_value) arguments_.end_value(fragment);
+        if (state_ == LagunaState::after_value) arguments_.end_value(fragment);
         writer_.write_arguments(fragment);
-        if (state_ == State::name) {
+        if (state_ == LagunaState::name) {
             raw_.append(tag);
             if (!is_tool_name(name_.text())) return abandon_call();
             begin();
         }
-        state_ = State::key;
+        state_ = LagunaState::key;
         key_.clear();
     }
 }
 
 bool LagunaParser::on_no_tag() {
-    if (state_ != State::after_value) return false;
+    if (state_ != LagunaState::after_value) return false;
     value_goes_on();
     return true;
 }
@@ -140,10 +140,10 @@ bool LagunaParser::on_opening_marker(Marker marker) {
 }
 
 void LagunaParser::on_call_marker(Marker marker) {
-    if (state_ == State::value || state_ == State::after_value || state_ == State::after_close)
+    if (state_ == LagunaState::value || state_ == LagunaState::after_value || state_ == LagunaState::after_close)
         return on_value_marker(marker);
     if (marker == Marker::think || marker == Marker::end_think) return;
-    close(marker == Marker::end_tool_call || state_ == State::before_key);
+    close(marker == Marker::end_tool_call || state_ == LagunaState::before_key);
     if (marker == Marker::tool_call) start_call();
     if (marker == Marker::end_turn) turn_ends();
 }
@@ -179,8 +179,8 @@ std::size_t LagunaParser::on_held(std::string_view text) {
 
 // In a value, or behind what may have been its end.
 void LagunaParser::on_value_marker(Marker marker) {
-    const bool ended = state_ == State::after_value;
-    const bool closed = state_ == State::after_close;
+    const bool ended = state_ == LagunaState::after_value;
+    const bool closed = state_ == LagunaState::after_close;
     if (marker == Marker::end_turn || (marker == Marker::tool_call && (ended || closed)) ||
         (marker == Marker::end_tool_call && ended)) {
         close(ended || closed);
@@ -191,7 +191,7 @@ void LagunaParser::on_value_marker(Marker marker) {
     if (ended || closed) value_goes_on();
     const std::string_view spelling = spelling_of(marker);
     if (marker == Marker::end_tool_call) {
-        state_ = State::after_close;
+        state_ = LagunaState::after_close;
         hold_ = spelling;
     } else {
         on_call_text(spelling);
@@ -199,7 +199,7 @@ void LagunaParser::on_value_marker(Marker marker) {
 }
 
 void LagunaParser::begin() {
-    state_ = State::before_key;
+    state_ = LagunaState::before_key;
     junk_ = false;
     arguments_ = {};
     begin_call(name_.text());
@@ -219,12 +219,12 @@ void LagunaParser::start_value() {
     std::string fragment;
     arguments_.begin_value(key, options_.tools.type_of(name_.text(), key), fragment);
     writer_.write_arguments(fragment);
-    state_ = State::value;
+    state_ = LagunaState::value;
 }
 
 // The closing tag that was held is part of the value.
 void LagunaParser::value_goes_on() {
-    state_ = State::value;
+    state_ = LagunaState::value;
     std::string held;
     held.swap(hold_);
     on_call_text(held);

@@ -14,7 +14,7 @@ namespace {
 using namespace qwen;
 
 /// Where in a call the parser is.
-enum class State {
+enum class QwenState {
     open,            // behind <tool_call>
     name,            // behind <function=
     between,         // behind the name, before the first <parameter=
@@ -30,7 +30,7 @@ enum class State {
 
 constexpr std::array<std::string_view, 1> kOpenTags = {kFunction};
 constexpr std::array<std::string_view, 2> kBetweenTags = {kParameter, kEndFunction};
-constexpr std::array<std::string_view, 2> kValueTags = {kEndParameter, kEndFunction};
+constexpr std::array<std::string_view, 2> kQwenValueTags = {kEndParameter, kEndFunction};
 
 constexpr int kFraming = 2;  // newlines round markup, at most
 
@@ -40,7 +40,7 @@ class QwenParser final : public SectionParser {
         : SectionParser(std::move(options), kEndTurn, std::move(writer), true) {}
 
   private:
-    void on_open() override { state_ = State::open; }
+    void on_open() override { state_ = QwenState::open; }
     std::span<const std::string_view> tags() const override;
     void on_tag(std::string_view tag) override;
     std::size_t on_call_text(std::string_view text) override;
@@ -63,7 +63,7 @@ class QwenParser final : public SectionParser {
     void leave(Marker marker);
     void goes_on();
 
-    State state_ = State::open;
+    QwenState state_ = QwenState::open;
     bool is_object_ = false;  // the call
     CallName name_;
     std::string key_;
@@ -77,19 +77,19 @@ class QwenParser final : public SectionParser {
 };
 
 bool QwenParser::is_held() const {
-    return state_ == State::after_value || state_ == State::after_function || state_ == State::lone_function ||
-           state_ == State::after_close;
+    return state_ == QwenState::after_value || state_ == QwenState::after_function || state_ == QwenState::lone_function ||
+           state_ == QwenState::after_close;
 }
 
 std::span<const std::string_view> QwenParser::tags() const {
     switch (state_) {
-        case State::open:
+        case QwenState::open:
             return kOpenTags;
-        case State::between:
-        case State::after_value:
+        case QwenState::between:
+        case QwenState::after_value:
             return kBetweenTags;
-        case State::value:
-            return kValueTags;
+        case QwenState::value:
+            return kQwenValueTags;
         default:
             return {};
     }
@@ -99,45 +99,45 @@ void QwenParser::on_tag(std::string_view tag) {
     std::string fragment;
     if (tag == kFunction) {
         raw_.append(tag);
-        state_ = State::name;
+        state_ = QwenState::name;
         name_ = {};
     } else if (tag == kParameter) {
-        if (state_ == State::after_value) arguments_.end_value(fragment);
+        if (state_ == QwenState::after_value) arguments_.end_value(fragment);
         writer_.write_arguments(fragment);
-        state_ = State::key;
+        state_ = QwenState::key;
         key_.clear();
         hold_.clear();
-    } else if (state_ == State::between) {
+    } else if (state_ == QwenState::between) {
         finish_arguments(true);
     } else if (tag == kEndParameter) {
-        state_ = State::after_value;
+        state_ = QwenState::after_value;
         hold_ = tag;
     } else {
-        state_ = state_ == State::value ? State::lone_function : State::after_function;
+        state_ = state_ == QwenState::value ? QwenState::lone_function : QwenState::after_function;
         hold_.append(tag);
     }
 }
 
 std::size_t QwenParser::on_call_text(std::string_view text) {
     switch (state_) {
-        case State::open:
+        case QwenState::open:
             return on_open_text(text);
-        case State::name:
+        case QwenState::name:
             return on_name(text);
-        case State::key:
+        case QwenState::key:
             return on_key(text);
-        case State::value:
+        case QwenState::value:
             write_value(text);
             return text.size();
-        case State::object:
+        case QwenState::object:
             return on_object(text);
-        case State::between:
-        case State::rest:
+        case QwenState::between:
+        case QwenState::rest:
             return on_space(text);
-        case State::after_value:
-        case State::after_function:
-        case State::lone_function:
-        case State::after_close:
+        case QwenState::after_value:
+        case QwenState::after_function:
+        case QwenState::lone_function:
+        case QwenState::after_close:
             break;
     }
     const std::size_t space = std::min(text.find_first_not_of(kCallSpace), text.size());
@@ -147,7 +147,7 @@ std::size_t QwenParser::on_call_text(std::string_view text) {
 }
 
 bool QwenParser::on_no_tag() {
-    if (state_ != State::after_value) return false;
+    if (state_ != QwenState::after_value) return false;
     goes_on();
     return true;
 }
@@ -160,7 +160,7 @@ std::size_t QwenParser::on_open_text(std::string_view text) {
         abandon_call();
         return space;
     }
-    state_ = State::object;
+    state_ = QwenState::object;
     is_object_ = true;
     object_ = {};
     return space;
@@ -174,7 +174,7 @@ std::size_t QwenParser::on_name(std::string_view text) {
         if (step == CallName::Step::wrong || !is_tool_name(name_.text())) {
             abandon_call();
         } else {
-            state_ = State::between;
+            state_ = QwenState::between;
             is_object_ = junk_ = false;
             arguments_ = {};
             begin_call(name_.text());
@@ -239,14 +239,14 @@ void QwenParser::start_value() {
     std::string fragment;
     arguments_.begin_value(key, options_.tools.type_of(name_.text(), key), fragment);
     writer_.write_arguments(fragment);
-    state_ = State::value;
+    state_ = QwenState::value;
     lead_ = true;
     held_newline_ = false;
 }
 
 // What was held is part of the value or string.
 void QwenParser::goes_on() {
-    state_ = is_object_ ? State::object : State::value;
+    state_ = is_object_ ? QwenState::object : QwenState::value;
     std::string held;
     held.swap(hold_);
     on_call_text(held);
@@ -257,19 +257,19 @@ void QwenParser::finish_arguments(bool complete) {
     if (complete && is_object_) fragment = object_.end();
     else if (complete) arguments_.end(fragment);
     writer_.write_arguments(fragment);
-    state_ = State::rest;
+    state_ = QwenState::rest;
     complete_ = complete;
     junk_ = false;
     hold_.clear();
 }
 
 void QwenParser::close(bool complete) {
-    if (state_ != State::rest) finish_arguments(complete);
+    if (state_ != QwenState::rest) finish_arguments(complete);
     end_call(complete_);
 }
 
 bool QwenParser::on_opening_marker(Marker marker) {
-    if (state_ != State::object || !object_.in_string()) return false;
+    if (state_ != QwenState::object || !object_.in_string()) return false;
     const bool far = !object_.name().empty() || object_.has_arguments();  // else a quote is missing, most likely
     if (marker == Marker::end_turn || (marker == Marker::end_tool_call && !far)) return false;
     on_object(spelling_of(marker));
@@ -278,9 +278,9 @@ bool QwenParser::on_opening_marker(Marker marker) {
 
 void QwenParser::on_call_marker(Marker marker) {
     if (is_held()) return on_held_marker(marker);
-    const bool in_text = state_ == State::value || (state_ == State::object && object_.in_string());
+    const bool in_text = state_ == QwenState::value || (state_ == QwenState::object && object_.in_string());
     if (in_text && marker == Marker::end_tool_call) {
-        state_ = State::after_close;
+        state_ = QwenState::after_close;
         hold_ = spelling_of(marker);
     } else if (in_text && marker != Marker::end_turn) {
         on_call_text(spelling_of(marker));
@@ -291,12 +291,12 @@ void QwenParser::on_call_marker(Marker marker) {
 
 // Behind what may have been the end of a value or of the call.
 void QwenParser::on_held_marker(Marker marker) {
-    if (marker == Marker::end_tool_call && state_ == State::lone_function) {
+    if (marker == Marker::end_tool_call && state_ == QwenState::lone_function) {
         hold_.append(spelling_of(marker));
-        state_ = State::after_close;
+        state_ = QwenState::after_close;
     } else if (marker == Marker::think || marker == Marker::end_think ||
-               (marker == Marker::end_tool_call && state_ == State::after_close) ||
-               (marker == Marker::tool_call && state_ == State::lone_function)) {
+               (marker == Marker::end_tool_call && state_ == QwenState::after_close) ||
+               (marker == Marker::tool_call && state_ == QwenState::lone_function)) {
         goes_on();
         on_call_marker(marker);
     } else {
@@ -306,8 +306,8 @@ void QwenParser::on_held_marker(Marker marker) {
 
 // The marker ends the call.
 void QwenParser::leave(Marker marker) {
-    bool whole = marker == Marker::end_tool_call || state_ == State::after_function || state_ == State::after_close;
-    if (state_ == State::between || state_ == State::after_value) whole = true;
+    bool whole = marker == Marker::end_tool_call || state_ == QwenState::after_function || state_ == QwenState::after_close;
+    if (state_ == QwenState::between || state_ == QwenState::after_value) whole = true;
     if (is_object_) whole = object_.complete();
     close(whole);
     if (marker == Marker::tool_call) start_call();
@@ -315,7 +315,7 @@ void QwenParser::leave(Marker marker) {
 }
 
 void QwenParser::on_cut() {
-    const bool whole = state_ == State::after_function || state_ == State::after_close;
+    const bool whole = state_ == QwenState::after_function || state_ == QwenState::after_close;
     close(is_object_ ? object_.complete() : whole);
 }
 

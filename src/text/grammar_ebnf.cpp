@@ -9,8 +9,8 @@ namespace riptide {
 
 namespace {
 
-constexpr std::size_t kLongest = 256 << 10;
-constexpr int kDeepest = 64;
+constexpr std::size_t kLongestGrammar = 256 << 10;
+constexpr int kDeepestGroup = 64;
 
 bool is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
@@ -21,8 +21,8 @@ class EbnfParser {
     EbnfParser(Grammar& grammar, std::string_view text) : grammar_(grammar), text_(text) {}
 
     Grammar::Expr parse() {
-        if (text_.size() > kLongest)
-            throw GrammarError(fmt::format("a grammar of {} bytes, expected at most {}", text_.size(), kLongest));
+        if (text_.size() > kLongestGrammar)
+            throw GrammarError(fmt::format("a grammar of {} bytes, expected at most {}", text_.size(), kLongestGrammar));
         if (const std::size_t valid = utf8_valid_prefix(text_); valid < text_.size()) {
             at_ = valid;
             wrong("not valid UTF-8");
@@ -106,7 +106,7 @@ class EbnfParser {
     }
 
     Grammar::Expr alternatives(int depth) {
-        if (depth > kDeepest) wrong(fmt::format("groups nest deeper than {}", kDeepest));
+        if (depth > kDeepestGroup) wrong(fmt::format("groups nest deeper than {}", kDeepestGroup));
         std::vector<Grammar::Expr> all;
         do {
             std::vector<Grammar::Expr> parts;

@@ -10,7 +10,7 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr std::size_t kLongest = 256;
+constexpr std::size_t kLongestExcluded = 256;
 const CharSet kNotAscii = {{0x80, 0x10FFFF}};
 
 class OtherText {
@@ -20,8 +20,8 @@ class OtherText {
 
     Expr build(const std::vector<std::string>& texts) {
         for (const std::string& text : texts) {
-            if (text.size() > kLongest)
-                throw GrammarError(fmt::format("a name of {} bytes, expected at most {}", text.size(), kLongest));
+            if (text.size() > kLongestExcluded)
+                throw GrammarError(fmt::format("a name of {} bytes, expected at most {}", text.size(), kLongestExcluded));
             std::u32string& word = words_.emplace_back();
             for (std::size_t at = 0; at < text.size();) {
                 const Utf8Char c = utf8_at(text, at);

@@ -8,10 +8,10 @@ namespace riptide {
 
 namespace {
 
-constexpr std::size_t kLongest = 16 << 10;
-constexpr int kDeepest = 64;
+constexpr std::size_t kLongestPattern = 16 << 10;
+constexpr int kDeepestPattern = 64;
 
-const CharSet kDigits = {{'0', '9'}};
+const CharSet kDigitSet = {{'0', '9'}};
 const CharSet kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CharSet kSpace = {{9, 13},          {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
                         {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
@@ -23,9 +23,9 @@ class RegexParser {
         : grammar_(grammar), pattern_(pattern), write_(write) {}
 
     Grammar::Expr parse(bool search) {
-        if (pattern_.size() > kLongest)
+        if (pattern_.size() > kLongestPattern)
             throw GrammarError(
-                fmt::format("a regular expression of {} bytes, expected at most {}", pattern_.size(), kLongest));
+                fmt::format("a regular expression of {} bytes, expected at most {}", pattern_.size(), kLongestPattern));
         if (utf8_valid_prefix(pattern_) < pattern_.size()) wrong("not valid UTF-8");
         std::vector<Grammar::Expr> alternatives;
         const Grammar::Expr any =
@@ -104,7 +104,7 @@ class RegexParser {
     }
 
     Grammar::Expr group(int depth) {
-        if (depth >= kDeepest) wrong(fmt::format("groups nest deeper than {}", kDeepest));
+        if (depth >= kDeepestPattern) wrong(fmt::format("groups nest deeper than {}", kDeepestPattern));
         ++at_;
         if (take('?')) {
             if (take('P') && peek() != '<') wrong("this kind of group is not supported");
@@ -186,9 +186,9 @@ class RegexParser {
         const auto just = [](char32_t code) { return CharSet{{code, code}}; };
         switch (c) {
             case 'd':
-                return kDigits;
+                return kDigitSet;
             case 'D':
-                return complement(kDigits);
+                return complement(kDigitSet);
             case 'w':
                 return kWord;
             case 'W':

@@ -1,5 +1,6 @@
 #include "text/jinja.h"
 
+#include "base/json.h"
 #include "text/jinja_interpreter.h"
 #include "text/jinja_parser.h"
 

@@ -1,6 +1,8 @@
 // Statements and names.
 #include "text/jinja_frames.h"
 
+#include "base/json.h"
+
 namespace riptide::jinja {
 
 Interpreter::Interpreter(const Program& program, const json::object& variables, const RenderOptions& options)

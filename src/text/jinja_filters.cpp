@@ -310,11 +310,11 @@ Value f_attr(Interpreter& in, const Value& input, Arguments& arguments) {
     return in.attribute(input, args.text(0).bytes());
 }
 
-struct Entry {
+struct FilterEntry {
     std::string_view name;
     Filter filter;
 };
-constexpr Entry kTextFilters[] = {
+constexpr FilterEntry kTextFilters[] = {
     {"abs", f_abs},
     {"attr", f_attr},
     {"capitalize", f_capitalize},
@@ -343,7 +343,7 @@ constexpr Entry kTextFilters[] = {
 }  // namespace
 
 Filter find_filter(std::string_view name) {
-    for (const Entry& entry : kTextFilters) {
+    for (const FilterEntry& entry : kTextFilters) {
         if (entry.name == name) return entry.filter;
     }
     return find_sequence_filter(name);

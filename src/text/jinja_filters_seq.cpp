@@ -344,11 +344,11 @@ Value f_slice(Interpreter& in, const Value& input, Arguments& arguments) {
     return in.heap().sequence(std::move(out), Shape::iterator);
 }
 
-struct Entry {
+struct SequenceFilter {
     std::string_view name;
     Filter filter;
 };
-constexpr Entry kFilters[] = {
+constexpr SequenceFilter kFilters[] = {
     {"batch", f_batch},     {"count", f_length},    {"dictsort", f_dictsort},
     {"first", f_first},     {"groupby", f_groupby}, {"items", f_items},
     {"join", f_join},       {"last", f_last},       {"length", f_length},
@@ -362,7 +362,7 @@ constexpr Entry kFilters[] = {
 }  // namespace
 
 Filter find_sequence_filter(std::string_view name) {
-    for (const Entry& entry : kFilters) {
+    for (const SequenceFilter& entry : kFilters) {
         if (entry.name == name) return entry.filter;
     }
     return nullptr;

@@ -184,27 +184,27 @@ Value cycler_reset(Interpreter&, const Value& self, Arguments& arguments) {
     return Value::none();
 }
 
-struct Entry {
+struct GlobalEntry {
     std::string_view name;
     Method method;
 };
-constexpr Entry kGlobals[] = {{"cycler", g_cycler},
+constexpr GlobalEntry kGlobals[] = {{"cycler", g_cycler},
                               {"dict", g_dict},
                               {"joiner", g_joiner},
                               {"namespace", g_namespace},
                               {"range", g_range},
                               {"raise_exception", g_raise_exception},
                               {"strftime_now", g_strftime_now}};
-constexpr Entry kDict[] = {{"copy", m_copy},   {"fromkeys", d_fromkeys}, {"get", d_get},
+constexpr GlobalEntry kDict[] = {{"copy", m_copy},   {"fromkeys", d_fromkeys}, {"get", d_get},
                            {"items", d_items}, {"keys", d_keys},         {"values", d_values}};
-constexpr Entry kList[] = {{"copy", m_copy}, {"count", l_count}, {"index", l_index}};
-constexpr Entry kTuple[] = {{"count", l_count}, {"index", l_index}};
-constexpr Entry kLoop[] = {{"changed", loop_changed}, {"cycle", loop_cycle}};
-constexpr Entry kCycler[] = {{"next", cycler_next}, {"reset", cycler_reset}};
+constexpr GlobalEntry kList[] = {{"copy", m_copy}, {"count", l_count}, {"index", l_index}};
+constexpr GlobalEntry kTuple[] = {{"count", l_count}, {"index", l_index}};
+constexpr GlobalEntry kLoop[] = {{"changed", loop_changed}, {"cycle", loop_cycle}};
+constexpr GlobalEntry kCycler[] = {{"next", cycler_next}, {"reset", cycler_reset}};
 
 template <std::size_t N>
-Method find_in(const Entry (&entries)[N], std::string_view name) {
-    for (const Entry& entry : entries) {
+Method find_method(const GlobalEntry (&entries)[N], std::string_view name) {
+    for (const GlobalEntry& entry : entries) {
         if (entry.name == name) return entry.method;
     }
     return nullptr;
@@ -218,15 +218,15 @@ Space& Interpreter::new_space(Space::What what) {
     return spaces_.back();
 }
 
-Method find_global(std::string_view name) { return find_in(kGlobals, name); }
+Method find_global(std::string_view name) { return find_method(kGlobals, name); }
 
 Method find_container_method(const Value& value, std::string_view name) {
-    if (value.is(Kind::dict)) return find_in(kDict, name);
-    if (value.is(Kind::loop)) return find_in(kLoop, name);
-    if (value.is(Kind::space) && value.space().what == Space::What::cycler) return find_in(kCycler, name);
+    if (value.is(Kind::dict)) return find_method(kDict, name);
+    if (value.is(Kind::loop)) return find_method(kLoop, name);
+    if (value.is(Kind::space) && value.space().what == Space::What::cycler) return find_method(kCycler, name);
     if (!value.is(Kind::sequence)) return nullptr;
-    if (value.sequence().shape == Shape::list) return find_in(kList, name);
-    return value.sequence().indexable() ? find_in(kTuple, name) : nullptr;
+    if (value.sequence().shape == Shape::list) return find_method(kList, name);
+    return value.sequence().indexable() ? find_method(kTuple, name) : nullptr;
 }
 
 /// What would change a list or dict in place: the sandbox hides it.

@@ -172,6 +172,8 @@ bool compare_values(Heap& heap, Sign sign, const Value& a, const Value& b);
 Value format_percent(Heap& heap, const Value& format, const Value& value);
 /// "{}".format(...)
 Value format_braces(Interpreter& interpreter, const Value& format, Arguments& arguments);
+/// `text`, and markup if `self`, the string it was made of, is.
+Value text_like(Interpreter& interpreter, const Value& self, Text text);
 /// Letters mapped to a case; provenance follows the letters.
 Text map_case(const Text& text, Case to);
 /// & < > ' " as HTML entities.

@@ -3,6 +3,8 @@
 
 #include "text/jinja_interpreter.h"
 
+#include "base/json.h"
+
 namespace riptide::jinja {
 
 Value Interpreter::from_json(const json::value& value, bool trusted, int depth) {

@@ -6,21 +6,17 @@
 namespace riptide::jinja {
 namespace {
 
-Value like(Interpreter& in, const Value& self, Text text) {
-    return in.heap().text(std::move(text), self.string().markup);
-}
-
 // ---- case
 
 Value s_upper(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "upper", {});
     in.heap().step_bytes(self.text().size() * 8);
-    return like(in, self, map_case(self.text(), Case::upper));
+    return text_like(in, self, map_case(self.text(), Case::upper));
 }
 Value s_lower(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "lower", {});
     in.heap().step_bytes(self.text().size() * 8);
-    return like(in, self, map_case(self.text(), Case::lower));
+    return text_like(in, self, map_case(self.text(), Case::lower));
 }
 
 /// Each character in a case that depends on it and on the one before.
@@ -36,7 +32,7 @@ Value by_character(Interpreter& in, const Value& self, Choose choose) {
         before = c.code;
         at += c.bytes;
     }
-    return like(in, self, std::move(out));
+    return text_like(in, self, std::move(out));
 }
 
 bool is_cased(char32_t code) { return is_upper(code) || is_lower(code); }
@@ -136,7 +132,7 @@ Value pad(Interpreter& in, const Value& self, Arguments& arguments, std::string_
     for (int64_t i = 0; i < left; ++i) out.append(fill);
     out.append(self.text());
     for (int64_t i = left; i < missing; ++i) out.append(fill);
-    return like(in, self, out.take());
+    return text_like(in, self, out.take());
 }
 Value s_ljust(Interpreter& in, const Value& self, Arguments& arguments) {
     return pad(in, self, arguments, "ljust", -1);
@@ -156,7 +152,7 @@ Value s_zfill(Interpreter& in, const Value& self, Arguments& arguments) {
     Text out = self.text().part(0, sign ? 1 : 0);
     out.append(std::string(static_cast<std::size_t>(missing), '0'), false);
     out.append(self.text(), sign ? 1 : 0, self.text().size());
-    return like(in, self, std::move(out));
+    return text_like(in, self, std::move(out));
 }
 
 Value s_expandtabs(Interpreter& in, const Value& self, Arguments& arguments) {
@@ -177,14 +173,14 @@ Value s_expandtabs(Interpreter& in, const Value& self, Arguments& arguments) {
         }
         at += c.bytes;
     }
-    return like(in, self, out.take());
+    return text_like(in, self, out.take());
 }
 
-struct Entry {
+struct LetterMethod {
     std::string_view name;
     Method method;
 };
-constexpr Entry kMethods[] = {
+constexpr LetterMethod kLetterMethods[] = {
     {"capitalize", s_capitalize},
     {"casefold", s_lower},
     {"center", s_center},
@@ -213,7 +209,7 @@ constexpr Entry kMethods[] = {
 }  // namespace
 
 Method find_letter_method(std::string_view name) {
-    for (const Entry& entry : kMethods) {
+    for (const LetterMethod& entry : kLetterMethods) {
         if (entry.name == name) return entry.method;
     }
     return nullptr;

@@ -4,11 +4,11 @@
 #include "text/jinja_interpreter.h"
 
 namespace riptide::jinja {
-namespace {
 
-Value like(Interpreter& in, const Value& self, Text text) {
+Value text_like(Interpreter& in, const Value& self, Text text) {
     return in.heap().text(std::move(text), self.string().markup);
 }
+namespace {
 
 // ---- strip
 
@@ -19,7 +19,7 @@ Value strip(Interpreter& in, const Value& self, Arguments& arguments, std::strin
     in.heap().step_bytes(self.text().size() * (1 + static_cast<int64_t>(chars.size()) / 8));
     const Kept kept = strip_range(self.bytes(), given ? &chars : nullptr, left, right);
     if (kept.begin == 0 && kept.end == self.text().size()) return self;
-    return like(in, self, self.text().part(kept.begin, kept.end));
+    return text_like(in, self, self.text().part(kept.begin, kept.end));
 }
 Value s_strip(Interpreter& in, const Value& self, Arguments& arguments) {
     return strip(in, self, arguments, "strip", true, true);
@@ -34,12 +34,12 @@ Value s_rstrip(Interpreter& in, const Value& self, Arguments& arguments) {
 Value s_removeprefix(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "removeprefix", {"prefix"});
     if (!self.bytes().starts_with(args.text(0).bytes())) return self;
-    return like(in, self, self.text().part(args.text(0).size(), self.text().size()));
+    return text_like(in, self, self.text().part(args.text(0).size(), self.text().size()));
 }
 Value s_removesuffix(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "removesuffix", {"suffix"});
     if (!self.bytes().ends_with(args.text(0).bytes())) return self;
-    return like(in, self, self.text().part(0, self.text().size() - args.text(0).size()));
+    return text_like(in, self, self.text().part(0, self.text().size() - args.text(0).size()));
 }
 
 // ---- split and join
@@ -55,7 +55,7 @@ Value split_space(Interpreter& in, const Value& self, int64_t limit) {
     std::vector<Value> out;
     for (int64_t at = skip(0, true); at < text.size();) {
         const int64_t end = limit-- == 0 ? text.size() : skip(at, false);
-        out.push_back(like(in, self, text.part(at, end)));
+        out.push_back(text_like(in, self, text.part(at, end)));
         at = skip(end, true);
     }
     return in.heap().sequence(std::move(out));
@@ -75,7 +75,7 @@ Value rsplit_space(Interpreter& in, const Value& self, int64_t limit) {
     std::vector<Value> out;
     for (int64_t end = skip(text.size(), true); end > 0;) {
         const int64_t begin = limit-- == 0 ? 0 : skip(end, false);
-        out.push_back(like(in, self, text.part(begin, end)));
+        out.push_back(text_like(in, self, text.part(begin, end)));
         end = skip(begin, true);
     }
     std::reverse(out.begin(), out.end());
@@ -101,10 +101,10 @@ Value split(Interpreter& in, const Value& self, Arguments& arguments, bool right
                   : text.bytes().find(separator, static_cast<std::size_t>(begin));
         if (found == std::string::npos) break;
         const auto at = static_cast<int64_t>(found);
-        out.push_back(like(in, self, right ? text.part(at + size, end) : text.part(begin, at)));
+        out.push_back(text_like(in, self, right ? text.part(at + size, end) : text.part(begin, at)));
         (right ? end : begin) = right ? at : at + size;
     }
-    out.push_back(like(in, self, text.part(begin, end)));
+    out.push_back(text_like(in, self, text.part(begin, end)));
     if (right) std::reverse(out.begin(), out.end());
     return in.heap().sequence(std::move(out));
 }
@@ -118,15 +118,15 @@ Value partition(Interpreter& in, const Value& self, Arguments& arguments, bool r
     const Text& text = self.text();
     in.heap().step_bytes(text.size());
     const std::size_t found = right ? text.bytes().rfind(separator) : text.bytes().find(separator);
-    const Value empty = like(in, self, Text());
+    const Value empty = text_like(in, self, Text());
     if (found == std::string::npos) {
         return in.heap().sequence(
             right ? std::vector<Value>{empty, empty, self} : std::vector<Value>{self, empty, empty}, Shape::tuple);
     }
     const auto at = static_cast<int64_t>(found);
     const int64_t end = at + static_cast<int64_t>(separator.size());
-    return in.heap().sequence({like(in, self, text.part(0, at)), like(in, self, text.part(at, end)),
-                               like(in, self, text.part(end, text.size()))},
+    return in.heap().sequence({text_like(in, self, text.part(0, at)), text_like(in, self, text.part(at, end)),
+                               text_like(in, self, text.part(end, text.size()))},
                               Shape::tuple);
 }
 Value s_partition(Interpreter& in, const Value& self, Arguments& arguments) {
@@ -140,7 +140,7 @@ Value s_splitlines(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "splitlines", {"keepends"});
     std::vector<Value> out;
     for (Text& line : split_lines(in.heap(), self.text(), args.flag(0, false)))
-        out.push_back(like(in, self, std::move(line)));
+        out.push_back(text_like(in, self, std::move(line)));
     return in.heap().sequence(std::move(out));
 }
 
@@ -154,7 +154,7 @@ Value s_join(Interpreter& in, const Value& self, Arguments& arguments) {
         if (place++ > 0) out.append(self.text());
         out.append(item.text());
     }
-    return like(in, self, out.take());
+    return text_like(in, self, out.take());
 }
 
 // ---- search
@@ -241,7 +241,7 @@ Value s_endswith(Interpreter& in, const Value& self, Arguments& arguments) { ret
 
 Value s_replace(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "replace", {"old", "new", "count"});
-    return like(in, self, replace_all(in.heap(), self.text(), args.text(0), args.text(1), args.number(2, -1)));
+    return text_like(in, self, replace_all(in.heap(), self.text(), args.text(0), args.text(1), args.number(2, -1)));
 }
 
 Value s_format(Interpreter& in, const Value& self, Arguments& arguments) { return format_braces(in, self, arguments); }
@@ -256,11 +256,11 @@ Value s_format_map(Interpreter& in, const Value& self, Arguments& arguments) {
     return format_braces(in, self, named);
 }
 
-struct Entry {
+struct StringMethod {
     std::string_view name;
     Method method;
 };
-constexpr Entry kMethods[] = {
+constexpr StringMethod kStringMethods[] = {
     {"count", s_count},
     {"endswith", s_endswith},
     {"find", s_find},
@@ -287,7 +287,7 @@ constexpr Entry kMethods[] = {
 }  // namespace
 
 Method find_string_method(std::string_view name) {
-    for (const Entry& entry : kMethods) {
+    for (const StringMethod& entry : kStringMethods) {
         if (entry.name == name) return entry.method;
     }
     return find_letter_method(name);

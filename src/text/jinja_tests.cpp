@@ -106,11 +106,11 @@ bool t_test(Interpreter&, const Value& v, Arguments& a) {
     return no_arguments(a, "test"), v.is_string() && find_test(v.bytes()) != nullptr;
 }
 
-struct Entry {
+struct TestEntry {
     std::string_view name;
     Test test;
 };
-constexpr Entry kTests[] = {
+constexpr TestEntry kTests[] = {
     {"!=", t_ne},
     {"<", t_lt},
     {"<=", t_le},
@@ -155,7 +155,7 @@ constexpr Entry kTests[] = {
 }  // namespace
 
 Test find_test(std::string_view name) {
-    for (const Entry& entry : kTests) {
+    for (const TestEntry& entry : kTests) {
         if (entry.name == name) return entry.test;
     }
     return nullptr;

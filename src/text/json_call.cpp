@@ -10,7 +10,7 @@ namespace riptide {
 
 namespace {
 
-constexpr std::size_t kDeepest = 101;  // brackets, the outermost included
+constexpr std::size_t kDeepestValue = 101;  // brackets, the outermost included
 
 bool is_scalar_byte(char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '+' || c == '.';
@@ -97,7 +97,7 @@ bool JsonCall::begin_value(char c) {
 
 bool JsonCall::open(char c) {
     const bool outermost = stack_.empty(), arguments = stack_.size() == 1 && role_ == Role::arguments;
-    if (stack_.size() == kDeepest || ((outermost || arguments) && c != '{')) return false;
+    if (stack_.size() == kDeepestValue || ((outermost || arguments) && c != '{')) return false;
     stack_ += c;
     expect_ = c == '{' ? Expect::key : Expect::item_or_end;
     has_arguments_ = has_arguments_ || arguments;

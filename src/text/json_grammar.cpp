@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/tool_arguments.h"
 
 namespace riptide {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/json.h"
 #include "base/percent.h"
 #include "text/json_schema_builder.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr int kDeepest = 64;
+constexpr int kDeepestSchema = 64;
 constexpr int64_t kMostSchemas = 20'000;
 
 constexpr std::array kAnnotations = {"$schema",        "$id",       "$comment",      "$defs",
@@ -89,7 +90,7 @@ void SchemaBuilder::check_words(const json::object& schema, const std::string& p
 
 Expr SchemaBuilder::schema(const json::value& value, const std::string& path) {
     if (++schemas_ > kMostSchemas) wrong(path, fmt::format("more than {} schemas", kMostSchemas));
-    if (depth_ >= kDeepest) wrong(path, fmt::format("schemas nest deeper than {}", kDeepest));
+    if (depth_ >= kDeepestSchema) wrong(path, fmt::format("schemas nest deeper than {}", kDeepestSchema));
     const int depth = depth_++;
     Expr out = g_.empty();
     try {

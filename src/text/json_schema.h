@@ -1,7 +1,7 @@
 // JSON Schema as a grammar.
 #pragma once
 
-#include "base/json.h"
+#include "base/json_fwd.h"
 #include "text/grammar.h"
 #include "text/json_grammar.h"
 

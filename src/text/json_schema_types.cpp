@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "text/json_schema_builder.h"
+#include "base/json.h"
 #include "text/tool_arguments.h"
 
 namespace riptide {

@@ -14,7 +14,7 @@ namespace {
 constexpr char32_t kS = 0xAC00, kL = 0x1100, kV = 0x1161, kT = 0x11A7;
 constexpr char32_t kLCount = 19, kVCount = 21, kTCount = 28, kSCount = kLCount * kVCount * kTCount;
 
-struct Mark {
+struct CombiningMark {
     char32_t code;
     int combining_class;
 };
@@ -28,14 +28,14 @@ int class_of(char32_t c) {
 }
 
 template <class Table>
-const nfc::Decomposition* find_in(const Table& table, char32_t c) {
+const nfc::Decomposition* find_decomposition(const Table& table, char32_t c) {
     const auto at = std::lower_bound(table.begin(), table.end(), c,
                                      [](const nfc::Decomposition& d, char32_t value) { return d.code < value; });
     return at != table.end() && at->code == c ? &*at : nullptr;
 }
 
 // Canonical decompositions nest at most a few deep, so the recursion is shallow.
-void decompose(char32_t c, std::vector<Mark>& out) {
+void decompose(char32_t c, std::vector<CombiningMark>& out) {
     if (c >= kS && c < kS + kSCount) {
         const char32_t index = c - kS;
         out.push_back({kL + index / (kVCount * kTCount), 0});
@@ -43,8 +43,8 @@ void decompose(char32_t c, std::vector<Mark>& out) {
         if (index % kTCount != 0) out.push_back({kT + index % kTCount, 0});
         return;
     }
-    const nfc::Decomposition* found = find_in(nfc::kComposed, c);
-    if (found == nullptr) found = find_in(nfc::kOnlyDecomposed, c);
+    const nfc::Decomposition* found = find_decomposition(nfc::kComposed, c);
+    if (found == nullptr) found = find_decomposition(nfc::kOnlyDecomposed, c);
     if (found == nullptr) {
         out.push_back({c, class_of(c)});
         return;
@@ -66,21 +66,21 @@ char32_t compose(char32_t a, char32_t b) {
     return found == pairs.end() ? 0 : found->second;
 }
 
-void sort_marks(std::vector<Mark>& marks) {
+void sort_marks(std::vector<CombiningMark>& marks) {
     for (auto at = marks.begin(); at != marks.end();) {
-        const auto is_mark = [](const Mark& m) { return m.combining_class != 0; };
+        const auto is_mark = [](const CombiningMark& m) { return m.combining_class != 0; };
         const auto begin = std::find_if(at, marks.end(), is_mark);
         at = std::find_if_not(begin, marks.end(), is_mark);
-        std::stable_sort(begin, at, [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
+        std::stable_sort(begin, at, [](const CombiningMark& a, const CombiningMark& b) { return a.combining_class < b.combining_class; });
     }
 }
 
 // UAX #15: a character joins the last starter unless something of its own class or higher (or another starter) stands
 // between.
-void compose_all(const std::vector<Mark>& marks, std::vector<char32_t>& out) {
+void compose_all(const std::vector<CombiningMark>& marks, std::vector<char32_t>& out) {
     std::ptrdiff_t starter = -1;
     int last_class = -1;  // of what was kept since the starter; -1: nothing
-    for (const Mark& mark : marks) {
+    for (const CombiningMark& mark : marks) {
         if (starter >= 0 && last_class < mark.combining_class) {
             char32_t& base = out[static_cast<std::size_t>(starter)];
             if (const char32_t joined = compose(base, mark.code); joined != 0) {
@@ -99,7 +99,7 @@ void compose_all(const std::vector<Mark>& marks, std::vector<char32_t>& out) {
 }
 
 void append_nfc(std::string_view valid, std::string& out) {
-    std::vector<Mark> marks;
+    std::vector<CombiningMark> marks;
     for (std::size_t at = 0; at < valid.size();) {
         const Utf8Char c = utf8_at(valid, at);
         decompose(c.code_point, marks);

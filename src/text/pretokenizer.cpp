@@ -10,7 +10,7 @@ namespace riptide {
 namespace {
 
 constexpr std::string_view kLineBreaks = R"((?:\r?\n)+(?!\r?\n))";
-constexpr std::string_view kDigit = R"(\p{N})";
+constexpr std::string_view kNumberClass = R"(\p{N})";
 // clang-format off
 constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 =
@@ -42,21 +42,21 @@ constexpr std::array kFamilies = {
     Family{"falcon3", "", kLlama3},
     Family{"dbrx", "", kLlama3},
     Family{"smaug-bpe", "", kLlama3},
-    Family{"starcoder", kDigit, kGpt2},
-    Family{"refact", kDigit, kGpt2},
-    Family{"command-r", kDigit, kGpt2},
-    Family{"codeshell", kDigit, kGpt2},
-    Family{"smollm", kDigit, kGpt2},
+    Family{"starcoder", kNumberClass, kGpt2},
+    Family{"refact", kNumberClass, kGpt2},
+    Family{"command-r", kNumberClass, kGpt2},
+    Family{"codeshell", kNumberClass, kGpt2},
+    Family{"smollm", kNumberClass, kGpt2},
 };
 
 // A stretch between two cuts, and whether the rule's pattern matched it.
-struct Stretch {
+struct RegexStretch {
     TextSpan span;
     bool match;
 };
 
-std::vector<Stretch> regex_stretches(std::string_view text, const Regex& regex, Regex::Scratch& scratch) {
-    std::vector<Stretch> out;
+std::vector<RegexStretch> regex_stretches(std::string_view text, const Regex& regex, Regex::Scratch& scratch) {
+    std::vector<RegexStretch> out;
     const auto span = [](std::size_t b, std::size_t e) { return TextSpan{int64_t(b), int64_t(e)}; };
     std::size_t done = 0;
     std::size_t from = 0;
@@ -78,8 +78,8 @@ std::vector<Stretch> regex_stretches(std::string_view text, const Regex& regex, 
 }
 
 // Maximal runs of \n and \r\n. By hand, since a regex engine needs stack for each repeat of the group.
-std::vector<Stretch> line_break_stretches(std::string_view text) {
-    std::vector<Stretch> out;
+std::vector<RegexStretch> line_break_stretches(std::string_view text) {
+    std::vector<RegexStretch> out;
     std::size_t done = 0;
     for (std::size_t at = text.find('\n'); at != std::string_view::npos; at = text.find('\n', done)) {
         const std::size_t begin = at > done && text[at - 1] == '\r' ? at - 1 : at;
@@ -95,12 +95,12 @@ std::vector<Stretch> line_break_stretches(std::string_view text) {
 }
 
 // Joins stretches as the behaviour says. `removed` and `isolated` need no joining.
-std::vector<Stretch> join(std::vector<Stretch> in, SplitBehaviour behaviour) {
+std::vector<RegexStretch> join(std::vector<RegexStretch> in, SplitBehaviour behaviour) {
     if (behaviour == SplitBehaviour::isolated || behaviour == SplitBehaviour::removed) return in;
     const bool backwards = behaviour == SplitBehaviour::merged_with_next;
     if (backwards) std::reverse(in.begin(), in.end());
-    std::vector<Stretch> out;
-    for (const Stretch& s : in) {
+    std::vector<RegexStretch> out;
+    for (const RegexStretch& s : in) {
         const bool before = !out.empty() && out.back().match;
         const bool joins =
             !out.empty() && (behaviour == SplitBehaviour::contiguous ? s.match == before : s.match && !before);
@@ -122,11 +122,11 @@ void PreTokenizer::Rule::apply(std::string_view text, TextSpan piece, Regex::Scr
                                std::vector<TextSpan>& out) const {
     const std::string_view part =
         text.substr(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.end - piece.begin));
-    std::vector<Stretch> stretches = line_breaks ? line_break_stretches(part) : regex_stretches(part, *regex, scratch);
+    std::vector<RegexStretch> stretches = line_breaks ? line_break_stretches(part) : regex_stretches(part, *regex, scratch);
     if (invert) {
-        for (Stretch& s : stretches) s.match = !s.match;
+        for (RegexStretch& s : stretches) s.match = !s.match;
     }
-    for (const Stretch& s : join(std::move(stretches), behaviour)) {
+    for (const RegexStretch& s : join(std::move(stretches), behaviour)) {
         if (s.span.begin == s.span.end || (s.match && behaviour == SplitBehaviour::removed)) continue;
         out.push_back({piece.begin + s.span.begin, piece.begin + s.span.end});
     }

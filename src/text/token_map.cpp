@@ -13,15 +13,15 @@ namespace {
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
 /// A stretch of the text and what the tokens spell for it.
-struct Stretch {
+struct NormalStretch {
     TextSpan text, spelled;
     bool same = true;
 };
 
 /// An ASCII character composes with nothing before it, so NFC works on each stretch from one to the next by itself.
 /// Neighbouring stretches that are the same on both sides are one.
-std::vector<Stretch> align(std::string_view text, std::string_view spelled, const Tokenizer& tokenizer) {
-    std::vector<Stretch> out;
+std::vector<NormalStretch> align(std::string_view text, std::string_view spelled, const Tokenizer& tokenizer) {
+    std::vector<NormalStretch> out;
     size_t at = 0, there = 0;
     while (at < text.size()) {
         size_t end = at + 1;
@@ -49,9 +49,9 @@ std::vector<Stretch> align(std::string_view text, std::string_view spelled, cons
 }
 
 /// Where the spelled stretch lies in the text. `from` moves on with ascending calls.
-TextSpan in_text(const std::vector<Stretch>& stretches, size_t& from, TextSpan spelled) {
+TextSpan in_text(const std::vector<NormalStretch>& stretches, size_t& from, TextSpan spelled) {
     while (from + 1 < stretches.size() && stretches[from].spelled.end <= spelled.begin) ++from;
-    const auto place = [](const Stretch& s, int64_t at, bool begin) {
+    const auto place = [](const NormalStretch& s, int64_t at, bool begin) {
         return s.same ? s.text.begin + (at - s.spelled.begin) : begin ? s.text.begin : s.text.end;
     };
     TextSpan out{place(stretches[from], spelled.begin, true), 0};
@@ -73,7 +73,7 @@ std::vector<TextSpan> token_spans(const Tokenizer& tokenizer, std::span<const in
         spans[i].end = static_cast<int64_t>(spelled.size());
     }
     if (spelled == text) return spans;
-    const std::vector<Stretch> stretches = align(text, spelled, tokenizer);
+    const std::vector<NormalStretch> stretches = align(text, spelled, tokenizer);
     size_t from = 0;
     for (TextSpan& span : spans)
         if (!stretches.empty()) span = in_text(stretches, from, span);

@@ -47,7 +47,7 @@ void read_tokens(const json::object& metadata, TokenizerSpec& spec) {
     }
 }
 
-void read_merges(const json::object& metadata, TokenizerSpec& spec) {
+void read_gguf_merges(const json::object& metadata, TokenizerSpec& spec) {
     const json::array& merges = field_array(metadata, "tokenizer.ggml.merges", spec.path);
     RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens),
              "{}: tokenizer.ggml.merges has {} entries, at most {}", spec.path, merges.size(), kMaxTokens);
@@ -81,7 +81,7 @@ Tokenizer Tokenizer::from_gguf(const json::object& metadata, const std::string& 
     spec.path = path;
     spec.pre = PreTokenizer::from_ggml(pre, path + ": tokenizer.ggml.pre");
     read_tokens(metadata, spec);
-    read_merges(metadata, spec);
+    read_gguf_merges(metadata, spec);
     spec.bos = read_id(metadata, "tokenizer.ggml.bos_token_id", spec);
     spec.eos = read_id(metadata, "tokenizer.ggml.eos_token_id", spec);
     spec.eot = read_id(metadata, "tokenizer.ggml.eot_token_id", spec);

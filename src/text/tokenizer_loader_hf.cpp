@@ -60,7 +60,7 @@ void read_vocab(const json::object& model, int64_t limit, const std::string& wha
     }
 }
 
-void read_merges(const json::object& model, const std::string& what, TokenizerSpec& spec) {
+void read_hf_merges(const json::object& model, const std::string& what, TokenizerSpec& spec) {
     const json::array& merges = field_array(model, "merges", what);
     RT_CHECK(merges.size() <= static_cast<std::size_t>(kMaxTokens), "{}: merges has {} entries, at most {} are allowed",
              what, merges.size(), kMaxTokens);
@@ -204,7 +204,7 @@ Tokenizer Tokenizer::from_hf(const json::value& tokenizer_json, const json::valu
     check_model(model, what);
     const int64_t limit = count_entries(root, tokenizer_config);
     read_vocab(model, limit, what, spec);
-    read_merges(model, what, spec);
+    read_hf_merges(model, what, spec);
     read_added_tokens(root, tokenizer_config, limit, spec);
     spec.unk = unknown_id(model, spec);
     spec.nfc = reads_nfc(root, path);

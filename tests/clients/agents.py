@@ -2,9 +2,10 @@
 """Real coding agents from npm against riptide: Claude Code, Codex, OpenCode, pi, each through `riptide launch`.
 
 usage: agents.py RIPTIDE SCRIPT_SERVER [--agents DIR] [--install SECONDS] [--only NAME,...] [--scenarios NAME,...]
+       agents.py --fetch --install SECONDS: only brings the packages
 
 DIR (default: ../../build/agents) holds the packages, one folder for each agent; --install fetches what is missing, in
-so much time. Whoever is not there is skipped, with the reason. All runs in a network namespace with nothing but
+so much time. Whoever is not there is skipped, with the reason; exits with 77 if nobody is. All runs in a network namespace with nothing but
 loopback (`unshare -rn`), so an agent that needs anything else fails.
 
 What the agents ask (their own prompts and tools, 2K to 24K tokens) is answered by a model that recites a script behind
@@ -235,6 +236,31 @@ class Run:
         return self.go(self.command(port, first, *more, *words), timeout)
 
 
+def install(agents, names, seconds):
+    """Fetches the packages that are missing in `agents`, a folder for each."""
+    if shutil.which("npm") is None:
+        return
+    jobs = {}
+    for name in names:
+        if (agents / name / "node_modules/.bin" / name).exists():
+            continue
+        folder = agents / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        jobs[name] = subprocess.Popen(["npm", "install", "--no-fund", "--no-audit", "--loglevel", "error", "--fetch-retries", "1",
+                                       "--fetch-timeout", "30000", PACKAGES[name]], cwd=folder,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + seconds
+    for name, job in jobs.items():
+        try:
+            job.wait(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        if job.returncode != 0:
+            shutil.rmtree(agents / name, ignore_errors=True)
+
+
 class World:
     def __init__(self, options):
         self.riptide, self.script_server = options.riptide.resolve(), options.script_server.resolve()
@@ -256,29 +282,6 @@ class World:
             return f"it does not start here: {error}"
         return "" if done.returncode == 0 else f"it does not start here: {(done.stderr or done.stdout)[-200:]}"
 
-    def install(self, names, seconds):
-        if shutil.which("npm") is None:
-            return
-        jobs = {}
-        for name in names:
-            if (self.bin(name) / name).exists():
-                continue
-            folder = self.agents / name
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "package.json").write_text('{"private": true}')
-            jobs[name] = subprocess.Popen(["npm", "install", "--no-fund", "--no-audit", "--loglevel", "error", "--fetch-retries", "1",
-                                           "--fetch-timeout", "30000", PACKAGES[name]], cwd=folder,
-                                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        until = time.monotonic() + seconds
-        for name, job in jobs.items():
-            try:
-                job.wait(timeout=max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
-            if job.returncode != 0:
-                shutil.rmtree(self.agents / name, ignore_errors=True)
-
     def expect(self, condition, what, run=None):
         with self.lock:
             self.checks += 1
@@ -293,8 +296,9 @@ class World:
 def main():
     from agent_scenarios import SCENARIOS
     parser = argparse.ArgumentParser(description="Real coding agents against riptide")
-    parser.add_argument("riptide", type=pathlib.Path)
-    parser.add_argument("script_server", type=pathlib.Path)
+    parser.add_argument("riptide", type=pathlib.Path, nargs="?", default=ROOT / "build/cpu/riptide")
+    parser.add_argument("script_server", type=pathlib.Path, nargs="?", default=ROOT / "build/cpu/tests/script_server")
+    parser.add_argument("--fetch", action="store_true", help="only --install")
     parser.add_argument("--agents", type=pathlib.Path, default=ROOT / "build/agents")
     parser.add_argument("--install", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--only", default=",".join(AGENTS))
@@ -303,7 +307,9 @@ def main():
     options = parser.parse_args()
     names = options.only.split(",")
     if options.install > 0:
-        World(options).install(names, options.install)
+        install(options.agents.resolve(), names, options.install)
+    if options.fetch:
+        return
     if "RIPTIDE_INSIDE" not in os.environ:  # now without any network
         inside = "ip link set lo up 2>/dev/null; exec \"$@\""
         command = [sys.executable, *sys.argv]
@@ -316,7 +322,7 @@ def main():
     there = []
     for name in names:
         if why := world.missing(name):
-            print(f"skipped {name}: {why}")
+            print(f"skipped: coding agent {name}: {why}")
         else:
             there.append(name)
     begun = time.monotonic()
@@ -339,7 +345,7 @@ def main():
         shutil.rmtree(world.folder, ignore_errors=True)
     else:
         print(world.folder)
-    sys.exit(1 if world.failures else 0)
+    sys.exit(1 if world.failures else 0 if there else 77)
 
 
 if __name__ == "__main__":

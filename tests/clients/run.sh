@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# The real clients from npm against the demo model: a two-turn tool loop each. usage: run.sh RIPTIDE [NODE_MODULES]
-# The packages are those of NODE_MODULES, of this folder, or what npm brings into build/clients; says "skipped" where it
-# cannot, or where there is no node. The clients use nothing but loopback.
+# The real clients from npm against the demo model: a two-turn tool loop each.
+# usage: run.sh RIPTIDE [NODE_MODULES]      run.sh --fetch: only brings the packages
+# The packages are those of NODE_MODULES, of this folder, or what npm brings into build/clients. Says "skipped" and exits
+# with 77 where it cannot, or where there is no node. The clients use nothing but loopback.
 set -euo pipefail
-riptide=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
+skip() { echo "skipped: clients from npm: $1"; exit 77; }
 modules=${2:-$here/node_modules}
-command -v node >/dev/null || { echo "skipped: there is no node"; exit 0; }
+command -v node >/dev/null || skip "there is no node"
 if [ ! -d "$modules/openai" ] && [ $# -lt 2 ] && command -v npm >/dev/null; then  # they install where there is a registry
   modules=$here/../../build/clients/node_modules
   mkdir -p "$modules/.."
   cp "$here/package.json" "$modules/../"
   [ -d "$modules/openai" ] || (cd "$modules/.." && timeout 150 npm install --no-fund --no-audit --loglevel error --fetch-retries 1 --fetch-timeout 30000) ||
-    { rm -rf "$modules"; echo "skipped: the packages cannot be fetched"; exit 0; }
+    { rm -rf "$modules"; skip "the packages cannot be fetched"; }
 fi
 for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod; do
-  [ -d "$modules/$package" ] || { echo "skipped: $package is not installed (npm install in tests/clients)"; exit 0; }
+  [ -d "$modules/$package" ] || skip "$package is not installed (npm install in tests/clients)"
 done
+[ "$1" != --fetch ] || exit 0
+riptide=$(realpath "$1")
 work=$(mktemp -d)
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -rf "$work"' EXIT
 "$riptide" serve --port 0 --ctx 4096 --device cpu 2>"$work/log" &
