@@ -1,6 +1,6 @@
 #include "apps/ab_report.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

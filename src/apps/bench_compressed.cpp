@@ -1,6 +1,6 @@
 #include "apps/bench_compressed.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

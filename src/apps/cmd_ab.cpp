@@ -1,4 +1,6 @@
 // riptide ab: what guessing ahead gains, and that it changes nothing.
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <fstream>
 #include <memory>

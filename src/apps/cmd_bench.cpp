@@ -1,5 +1,5 @@
 // riptide bench: prefill and decode speed, and what share of the machine's roof they reach.
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,5 @@
 // riptide inspect: what is in a checkpoint. The first command for any strange file.
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <cstdio>
 #include <map>

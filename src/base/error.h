@@ -1,7 +1,7 @@
 // Errors that a user, a file, a client or the machine can cause (Error), and bugs that only a programmer can (RT_ASSERT).
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdio>
 #include <cstdlib>
