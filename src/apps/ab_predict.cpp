@@ -1,6 +1,6 @@
 #include "apps/ab_predict.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

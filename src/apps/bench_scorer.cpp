@@ -1,6 +1,6 @@
 #include "apps/bench_scorer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +8,7 @@
 
 #include "apps/bench_compressed.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -52,7 +53,7 @@ struct Bench {
     Context context;
 };
 
-struct Row {
+struct ScorerRow {
     const char* what;
     int64_t tokens, fresh;  // of the prompt, and how many of them the prefix lacked
     std::vector<double> seconds;
@@ -62,9 +63,10 @@ struct Row {
     double median() const { return seconds[seconds.size() / 2]; }
 };
 
-Row measure(Bench& bench, const ScorerFlags& flags, const BenchOptions& o, std::span<const int32_t> tokens, bool turn) {
+ScorerRow measure_scoring(Bench& bench, const ScorerFlags& flags, const BenchOptions& o,
+                          std::span<const int32_t> tokens, bool turn) {
     const int64_t n = std::ssize(tokens), before = std::max(flags.question + 1, n - flags.turn);
-    Row row{.what = turn ? "turn" : "whole", .tokens = n, .fresh = n};
+    ScorerRow row{.what = turn ? "turn" : "whole", .tokens = n, .fresh = n};
     const auto run = [&] {
         if (!turn) return bench.score(tokens, flags.question, nullptr);
         ScoredPrefix prefix(*bench.scorer);
@@ -86,7 +88,7 @@ Row measure(Bench& bench, const ScorerFlags& flags, const BenchOptions& o, std::
     return row;
 }
 
-void print(const Row& row) {
+void print_scorer_row(const ScorerRow& row) {
     fmt::print("{:<6} {:>8} {:>8} {:>10.1f} ms {:>12.0f} {:>7.1f}% {:>12}\n", row.what, row.tokens, row.fresh,
                1e3 * row.median(), static_cast<double>(row.fresh) / row.median(),
                100 * (row.seconds.back() - row.seconds.front()) / row.median(),
@@ -99,7 +101,7 @@ void print(const Row& row) {
     std::fflush(stdout);
 }
 
-json::object to_json(const Row& row) {
+json::object scorer_row_json(const ScorerRow& row) {
     return {{"what", row.what},       {"tokens", row.tokens},
             {"computed", row.fresh},  {"seconds", json::value_from(row.seconds)},
             {"median", row.median()}, {"prefix_bytes", row.prefix_bytes}};
@@ -129,10 +131,10 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
         const std::vector<int32_t> tokens = made_up_tokens(prompt, info.vocab_size);
         for (const bool turn : {false, true}) {
             if (interrupted()) return 130;
-            const Row row = measure(bench, flags, options, tokens, turn);
+            const ScorerRow row = measure_scoring(bench, flags, options, tokens, turn);
             if (row.seconds.empty()) return 130;
-            if (as_json) rows.push_back(to_json(row));
-            else print(row);
+            if (as_json) rows.push_back(scorer_row_json(row));
+            else print_scorer_row(row);
         }
     }
     if (as_json)
@@ -144,7 +146,7 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
     return 0;
 }
 
-void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
+void add_scorer_flags(Command& cmd, ScorerFlags& flags) {
     flags.option = cmd.add_flag("--scorer", flags.scorer,
                                 "Measure a Qwen3 model that scores prompts for compression: whole prompts, and turns "
                                 "behind what is kept");
@@ -157,14 +159,14 @@ void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
     add("--score-layers", flags.layers, "Layers that score, 0-based; left out: all. Those behind the last do not run")
         ->delimiter(',');
     add("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(Range(0.0, 1.0));
     add("--blocks", flags.blocks, "Blocks of 128 keys that a block of queries reads besides sinks and window")
-        ->check(CLI::NonNegativeNumber);
-    add("--question", flags.question, "Tokens at the end that ask")->check(CLI::PositiveNumber);
-    add("--turn", flags.turn, "New tokens of a turn")->check(CLI::PositiveNumber);
-    CLI::Option* target = add("--target", flags.target,
-                              "The model that answers (file, folder or SHAPE:TYPE with random weights): measure an "
-                              "engine with both, from the request to the first token, and a second turn");
+        ->check(Sign::non_negative);
+    add("--question", flags.question, "Tokens at the end that ask")->check(Sign::positive);
+    add("--turn", flags.turn, "New tokens of a turn")->check(Sign::positive);
+    Flag* target = add("--target", flags.target,
+                       "The model that answers (file, folder or SHAPE:TYPE with random weights): measure an "
+                       "engine with both, from the request to the first token, and a second turn");
     add("--keep", flags.keep, "With --target: the share of a prompt that is read")->needs(target);
     cmd.add_flag("--no-dense", flags.no_dense, "With --target: do not measure whole prompts beside")
         ->needs(target)

@@ -1,4 +1,6 @@
 // riptide ab: what guessing ahead gains, and that it changes nothing.
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -6,6 +8,7 @@
 #include "apps/ab_predict.h"
 #include "apps/ab_report.h"
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -14,7 +17,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct AbFlags {
     ModelFlags model;
     std::string drafter, prompts, plot;
     std::vector<int32_t> widths = {1, 3, 7}, trees = {8, 16, 32};
@@ -27,8 +30,6 @@ struct Options {
     std::vector<double> others;
 };
 
-constexpr int64_t kDefaultTokens = 128;
-
 void write_plot(const std::string& path, const std::string& svg) {
     std::ofstream file(path, std::ios::binary);
     file << svg;
@@ -40,7 +41,7 @@ std::string where(Session& session) {
     return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
 }
 
-int predict(const Options& o) {
+int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
     fmt::print("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
                o.acceptance, o.draft_ms, prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms)));
@@ -55,7 +56,7 @@ int predict(const Options& o) {
     return 0;
 }
 
-int ab(Options o) {
+int ab(AbFlags o) {
     if (!o.costs.empty()) return predict(o);
     catch_interrupts();
     if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
@@ -93,9 +94,9 @@ int ab(Options o) {
 
 }  // namespace
 
-void add_ab(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
-    auto options = std::make_shared<Options>();
+void add_ab(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
+    auto options = std::make_shared<AbFlags>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
     cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
@@ -103,7 +104,7 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")
-        ->check(CLI::PositiveNumber)
+        ->check(Sign::positive)
         ->capture_default_str();
     cmd->add_option("--widths", options->widths, "Chains to measure: guesses in a row")
         ->delimiter(',')
@@ -120,7 +121,7 @@ void add_ab(CLI::App& app, Action& action) {
         ->capture_default_str();
     cmd->add_option("--seed", options->sampling.params.seed)->capture_default_str();
     cmd->add_option("--repeat", options->repeat, "Answers to each prompt and mode; the fastest counts")
-        ->check(CLI::Range(1, 100))
+        ->check(Range(1, 100))
         ->capture_default_str();
     cmd->add_flag("--host-rounds", options->host_rounds,
                   "On a GPU: draft and check through the host, also with a DFlash drafter");
@@ -129,14 +130,14 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--costs", options->costs,
                     "Run nothing, predict: ROWS:MS,... as `bench --verify-rows` has measured them");
     cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a guess is right")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(Range(0.0, 1.0))
         ->capture_default_str();
     cmd->add_option("--other-choices", options->others,
                     "With --costs: how often the second, third, ... choice for a token is right; predicts trees too")
         ->delimiter(',')
-        ->check(CLI::Range(1e-6, 1.0));
+        ->check(Range(1e-6, 1.0));
     cmd->add_option("--draft-ms", options->draft_ms, "With --costs: what a draft takes")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str();
     cmd->footer(
         "Every answer must be the one of plain decoding, token by token: else the exit code is 1.\n"

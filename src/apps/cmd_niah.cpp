@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/niah_report.h"
 #include "apps/terminal.h"
@@ -16,16 +17,16 @@ namespace riptide::apps {
 
 namespace {
 
-constexpr int64_t kMaxJson = int64_t{256} << 20;
+constexpr int64_t kMaxAnswers = int64_t{256} << 20;
 
-struct Options {
+struct NiahFlags {
     ModelFlags model;
     std::vector<std::string> tasks, lengths = {"1K", "2K", "4K", "8K"}, keeps = {"dense"};
     NiahOptions niah;
     CompressFlags compress;
     std::string json_file, plot;
     bool resume = false;
-    Options() { niah.depths = {0, 25, 50, 75, 100}; }
+    NiahFlags() { niah.depths = {0, 25, 50, 75, 100}; }
 };
 
 /// "4K", "4096"
@@ -50,7 +51,7 @@ double keep_of(const std::string& text) {
     return value;
 }
 
-NiahTask task_of(const std::string& name) {
+NiahTask wanted_task(const std::string& name) {
     std::string known;
     for (const NiahTask task : kNiahTasks) {
         if (niah_task_name(task) == name) return task;
@@ -64,9 +65,9 @@ void add_new(std::vector<T>& list, T value) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
 }
 
-NiahOptions niah_options(const Options& o) {
+NiahOptions niah_options(const NiahFlags& o) {
     NiahOptions out = o.niah;
-    for (const std::string& name : o.tasks) add_new(out.tasks, task_of(name));
+    for (const std::string& name : o.tasks) add_new(out.tasks, wanted_task(name));
     if (out.tasks.empty()) out.tasks.assign(std::begin(kNiahTasks), std::end(kNiahTasks));
     for (const std::string& text : o.lengths) add_new(out.lengths, length_of(text));
     for (const std::string& text : o.keeps) add_new(out.keeps, keep_of(text));
@@ -77,7 +78,7 @@ NiahOptions niah_options(const Options& o) {
     return out;
 }
 
-int niah(const Options& o) {
+int niah(const NiahFlags& o) {
     catch_interrupts();
     const NiahOptions options = niah_options(o);
     EngineOptions engine_options;
@@ -97,7 +98,7 @@ int niah(const Options& o) {
                                                options);
     std::vector<NiahAnswer> answers;
     if (o.resume && std::filesystem::exists(o.json_file))
-        answers = niah_answers(parse_json(read_file(o.json_file, kMaxJson), o.json_file), settings, o.json_file);
+        answers = niah_answers(parse_json(read_file(o.json_file, kMaxAnswers), o.json_file), settings, o.json_file);
     const std::vector<NiahAnswer> known = answers;
     {
         Progress progress("questions", "questions");
@@ -119,9 +120,9 @@ int niah(const Options& o) {
 
 }  // namespace
 
-void add_niah(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("niah", "Ask about facts in long texts, with whole and with compressed prompts");
-    auto options = std::make_shared<Options>();
+void add_niah(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("niah", "Ask about facts in long texts, with whole and with compressed prompts");
+    auto options = std::make_shared<NiahFlags>();
     add_model_flags(*cmd, options->model);
     const auto list = [&](const char* name, auto& values, const char* help) {
         return cmd->add_option(name, values, help)->delimiter(',');
@@ -129,7 +130,7 @@ void add_niah(CLI::App& app, Action& action) {
     list("--tasks", options->tasks, "single, multi-key, multi-value, variables, counting, code, tool; left out: all");
     list("--lengths", options->lengths, "Tokens of prompt and answer together")->capture_default_str();
     list("--depths", options->niah.depths, "Where what answers stands, in percent of the text")
-        ->check(CLI::Range(0, 100))
+        ->check(Range(0, 100))
         ->capture_default_str();
     list("--keep", options->keeps, "Share of the prompt that the model reads; dense: all of it")->capture_default_str();
     cmd->add_option("--scorer", options->compress.scorer,
@@ -137,10 +138,10 @@ void add_niah(CLI::App& app, Action& action) {
     add_positions_flag(*cmd, options->compress);
     add_scoring_flags(*cmd, options->compress);
     cmd->add_option("--count", options->niah.count, "Questions of each task, length and depth")
-        ->check(CLI::Range(1, 10000))
+        ->check(Range(1, 10000))
         ->capture_default_str();
     cmd->add_option("-n,--tokens-max", options->niah.max_tokens, "Tokens of an answer at most")
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(Range(1, 1 << 20))
         ->capture_default_str();
     cmd->add_option("--seed", options->niah.seed, "Other texts and questions")->capture_default_str();
     cmd->add_flag("--think", options->niah.think, "Let the model reason first; give it room with -n");

@@ -10,6 +10,7 @@
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/log_writer.h"
 #include "apps/model_flags.h"
 #include "apps/systemd.h"
@@ -27,7 +28,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct ServerFlags {
     ModelFlags model;
     DraftFlags draft;
     CompressFlags compress;
@@ -106,7 +107,7 @@ json::object template_kwargs(const std::string& text) {
     }
 }
 
-server::ServerOptions server_options(const Options& o, LogWriter& log) {
+server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
     RT_CHECK(
@@ -128,7 +129,7 @@ server::ServerOptions server_options(const Options& o, LogWriter& log) {
     return out;
 }
 
-EngineOptions engine_options(const Options& o, Progress& progress, int64_t total) {
+EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
     out.speculation = speculation_options(o.draft);
@@ -140,7 +141,7 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     return out;
 }
 
-std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
+std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
     refuse_dflash(*checkpoint);
     RT_CHECK(has_tokenizer(*checkpoint),
@@ -149,7 +150,7 @@ std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
-    EngineOptions options = engine_options(o, progress, total);
+    EngineOptions options = server_engine_options(o, progress, total);
     options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
     return std::make_unique<Engine>(std::move(checkpoint), options);
 }
@@ -209,7 +210,7 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
-int serve(const Options& o) {
+int serve(const ServerFlags& o) {
     catch_interrupts();
     ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
     ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
@@ -219,7 +220,7 @@ int serve(const Options& o) {
     DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
-    engine = open_engine(o, warnings);
+    engine = open_server_engine(o, warnings);
     server.serve(*engine);
     announce(*engine, options, server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
@@ -236,11 +237,9 @@ int serve(const Options& o) {
     return 0;
 }
 
-void add_server_flags(CLI::App& cmd, Options& o) {
+void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
-    cmd.add_option("--port", o.server.http.port, "0: any that is free")
-        ->check(CLI::Range(0, 65535))
-        ->capture_default_str();
+    cmd.add_option("--port", o.server.http.port, "0: any that is free")->check(Range(0, 65535))->capture_default_str();
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
     cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
     cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
@@ -255,68 +254,68 @@ void add_server_flags(CLI::App& cmd, Options& o) {
     cmd.add_option("--cors-origin", o.server.cors_origins, "Let web pages of this origin ask (repeatable)")
         ->allow_extra_args(false);
     cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
-        ->check(CLI::Range(0, 86400))
+        ->check(Range(0, 86400))
         ->capture_default_str();
     cmd.add_flag("--quiet", o.quiet, "No line for each answer");
     cmd.add_option("--log-format", o.log_format, "Of these lines: text | json")
-        ->check(CLI::IsMember({"text", "json"}))
+        ->check(IsMember({"text", "json"}))
         ->capture_default_str();
     cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
-void add_engine_flags(CLI::App& cmd, Options& o) {
+void add_engine_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
-        ->check(CLI::Range(0, 1024))
+        ->check(Range(0, 1024))
         ->capture_default_str();
     cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(Range(1, 1 << 20))
         ->capture_default_str();
     cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
                    "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 on a GPU")
-        ->check(CLI::Range(0, 65536))
+        ->check(Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--slowdown", o.engine.slowdown,
                    "How much longer a token may take while prompts are read; 2: they get half of the device")
-        ->check(CLI::Range(1.0, 1e6))
+        ->check(Range(1.0, 1e6))
         ->capture_default_str();
     cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str();
     cmd.add_option("--cache-ram", o.cache_ram_mib, "Prefix cache in main memory, MiB; 0: none")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 32))
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
         ->capture_default_str();
     cmd.add_option("--cache-dir", o.engine.disk_cache, "Prefix cache on disk, in this folder");
     cmd.add_option("--cache-disk", o.cache_disk_gib, "Its size at most, GiB")
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
+        ->check(Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
     cmd.add_option("--reasoning", o.reasoning,
                    "Where a request does not say: on | off | auto (as the model's "
                    "generation_config.json has it, else its template)")
-        ->check(CLI::IsMember({"on", "off", "auto"}))
+        ->check(IsMember({"on", "off", "auto"}))
         ->capture_default_str();
     cmd.add_option("--chat-template-kwargs", o.template_kwargs,
                    "Variables of the chat template, where a request does not set them: a JSON object, e.g. "
                    "'{\"preserve_thinking\": true}'");
     cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
                    "Tokens of thinking, where a request does not say; -1: no limit")
-        ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
+        ->check(Range(int64_t{-1}, int64_t{1} << 31))
         ->capture_default_str();
     add_sampling_choice(cmd, o.server.sampling);
     for (const char* flag : {"--temperature", "--top-k", "--top-p", "--min-p"}) {
-        CLI::Option* option = cmd.get_option(flag);
-        option->description("Where a request does not say. " + option->get_description());
+        Flag* option = cmd.get_option(flag);
+        option->description("Where a request does not say. " + option->description());
     }
 }
 
 }  // namespace
 
-void add_serve(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
-    auto options = std::make_shared<Options>();
+void add_serve(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
+    auto options = std::make_shared<ServerFlags>();
     options->server.http.port = 8484;
-    wide_help(*cmd, 52);
+    cmd->wide_help(52);
     add_model_flags(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "text/jinja.h"
@@ -11,14 +12,14 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct TemplateFlags {
     std::string file, variables;
     bool show_trusted = false;
 };
 
 constexpr int64_t kMaxVariables = int64_t{64} << 20;
 
-int render(const Options& options) {
+int render(const TemplateFlags& options) {
     const jinja::Limits limits;
     const auto source = read_file(options.file, limits.source_bytes);
     const auto program = jinja::Template::parse(source, options.file, limits);
@@ -41,9 +42,9 @@ int render(const Options& options) {
 
 }  // namespace
 
-void add_template(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
-    auto options = std::make_shared<Options>();
+void add_template(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
+    auto options = std::make_shared<TemplateFlags>();
     cmd->add_option("FILE", options->file, "Template (chat_template.jinja)")->required();
     cmd->add_option("--vars", options->variables, "JSON file with an object of variables: messages, tools, ...");
     cmd->add_flag("--trusted", options->show_trusted, "Print JSON with the byte spans that the template itself wrote");

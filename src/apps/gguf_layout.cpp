@@ -1,6 +1,6 @@
 #include "apps/gguf_layout.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace riptide::apps {
 

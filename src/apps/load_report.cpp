@@ -1,6 +1,6 @@
 #include "apps/load_report.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "apps/model_flags.h"
 #include "apps/terminal.h"

@@ -1,6 +1,6 @@
 #include "apps/log_writer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <poll.h>
 #include <unistd.h>
 

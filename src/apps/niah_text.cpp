@@ -1,6 +1,6 @@
 #include "apps/niah_text.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace riptide::apps {
 

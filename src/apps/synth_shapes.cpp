@@ -1,6 +1,6 @@
 #include "apps/synth_shapes.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include "base/error.h"
 

@@ -1,7 +1,7 @@
 // What a person at a terminal sees and can do: output, progress bars, colours, Ctrl-C.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <atomic>
 #include <chrono>
