@@ -15,20 +15,15 @@ using test::WeightKind;
 
 constexpr int64_t kHidden = 2048;
 
-Weight placed(OpContext& op, DType type, int64_t rows, int64_t cols, uint64_t seed) {
-    const RandomWeight m(WeightKind{type}, rows, cols, seed);
-    return op.weight(m.w);
-}
-
 TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
         for (const DType value : {DType::q4_k, DType::q6_k}) {
             OpContext op(1, int64_t{16} << 20);
-            const Weight q = placed(op, DType::q4_k, heads * 128, kHidden, 1),
-                         k = placed(op, DType::q4_k, fewer(1024, 64), kHidden, 2),
-                         v = placed(op, value, fewer(1024, 64), kHidden, 3),
-                         gate = placed(op, DType::q4_k, heads, kHidden, 4);
+            const Weight q = place_random(op, {DType::q4_k}, heads * 128, kHidden, 1),
+                         k = place_random(op, {DType::q4_k}, fewer(1024, 64), kHidden, 2),
+                         v = place_random(op, {value}, fewer(1024, 64), kHidden, 3),
+                         gate = place_random(op, {DType::q4_k}, heads, kHidden, 4);
             const Weight* const group[] = {&q, &k, &v, &gate};
             const ops::Norm norm = {op.floats(normals(kHidden, 5)), 1e-6f};
             expect_alone(fmt::format("{} heads, v {}", heads, dtype_name(value)), kHidden, [&](const auto& x) {
@@ -46,7 +41,7 @@ TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
     for (const int64_t cols : {6144, 8192}) {
         OpContext op(1, int64_t{16} << 20);
         const int64_t outputs = fewer<int64_t>(kHidden, 100);
-        const Weight o = placed(op, DType::q4_k, outputs, cols, 11);
+        const Weight o = place_random(op, {DType::q4_k}, outputs, cols, 11);
         expect_alone(fmt::format("{} columns", cols), cols, [&](const auto& x) {
             op.poison();
             const int64_t n = std::ssize(x) / cols;
@@ -79,10 +74,10 @@ struct SparseLayer {
         gate = stack(DType::q4_k, kFf, kHidden, 100);
         up = stack(DType::q4_k, kFf, kHidden, 200);
         down = stack(down_type, kHidden, kFf, 300);
-        shared_gate = placed(op, DType::q4_k, kFf, kHidden, 21);
-        shared_up = placed(op, DType::q4_k, kFf, kHidden, 22);
-        shared_down = placed(op, down_type, kHidden, kFf, 23);
-        router = placed(op, DType::bf16, kExperts, kHidden, 24);
+        shared_gate = place_random(op, {DType::q4_k}, kFf, kHidden, 21);
+        shared_up = place_random(op, {DType::q4_k}, kFf, kHidden, 22);
+        shared_down = place_random(op, {down_type}, kHidden, kFf, 23);
+        router = place_random(op, {DType::bf16}, kExperts, kHidden, 24);
         norm = {op.floats(normals(kHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
     }
@@ -176,8 +171,10 @@ TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
     SparseLayer layer(DType::q6_k), other(DType::q4_k);
     OpContext& op = layer.op;
     const int64_t wide = fewer(6144, 512), narrow = fewer(1024, 64);
-    const Weight q = placed(op, DType::q4_k, wide, kHidden, 31), k = placed(op, DType::q4_k, narrow, kHidden, 32),
-                 v = placed(op, DType::q6_k, narrow, kHidden, 33), o = placed(op, DType::q4_k, kHidden, wide, 34);
+    const Weight q = place_random(op, {DType::q4_k}, wide, kHidden, 31),
+                 k = place_random(op, {DType::q4_k}, narrow, kHidden, 32),
+                 v = place_random(op, {DType::q6_k}, narrow, kHidden, 33),
+                 o = place_random(op, {DType::q4_k}, kHidden, wide, 34);
     const Weight* const group[] = {&q, &k, &v};
     for (const int64_t n : brief<int64_t>({1, 2, 3, 4}, 1)) {
         op.poison();
