@@ -11,7 +11,7 @@
 namespace riptide::apps {
 namespace {
 
-std::unique_ptr<Engine> demo(int32_t max_running, bool deterministic = false) {
+std::unique_ptr<Engine> demo_engine(int32_t max_running, bool deterministic = false) {
     EngineOptions o;
     o.threads = 2;
     o.context = 2048;
@@ -23,7 +23,7 @@ std::unique_ptr<Engine> demo(int32_t max_running, bool deterministic = false) {
 }
 
 TEST(BenchServe, answers_decode_together_for_the_stretches_asked_for) {
-    const auto engine = demo(3);
+    const auto engine = demo_engine(3);
     const ClosedLoad load = bench_closed(*engine, {.gen = 6, .repeat = 2}, 20, 3);
     ASSERT_EQ(load.rates.values.size(), 2u);
     EXPECT_GT(load.rates.values.front(), 0);
@@ -44,7 +44,7 @@ TEST(BenchServe, answers_decode_together_for_the_stretches_asked_for) {
 }
 
 TEST(BenchServe, every_arrival_is_answered_in_full) {
-    const auto engine = demo(2);
+    const auto engine = demo_engine(2);
     const OpenLoad load = bench_open(*engine, {.gen = 5}, {10, 30}, 1000, 7);
     EXPECT_EQ(load.requests, 7);
     EXPECT_EQ(load.refused, 0);
@@ -60,7 +60,7 @@ TEST(BenchServe, every_arrival_is_answered_in_full) {
 }
 
 TEST(BenchServe, answers_go_on_beside_a_prompt) {
-    const auto engine = demo(3);
+    const auto engine = demo_engine(3);
     const BesideLoad load = bench_beside(*engine, {.gen = 8, .repeat = 2}, 16, 2, 300);
     EXPECT_EQ(load.ratios.values.size(), 2u);
     EXPECT_EQ(load.ttft.values.size(), 2u);
@@ -71,7 +71,7 @@ TEST(BenchServe, answers_go_on_beside_a_prompt) {
 }
 
 TEST(BenchServe, an_agents_turns_are_cached_up_to_what_is_new) {
-    const auto engine = demo(2);
+    const auto engine = demo_engine(2);
     const LoadOptions options{.gen = 8, .repeat = 2};
     const AgentLoad load = bench_agent(*engine, options, 4, 800);
     ASSERT_EQ(load.turns.size(), 4u);
@@ -92,7 +92,7 @@ TEST(BenchServe, an_agents_turns_are_cached_up_to_what_is_new) {
 }
 
 TEST(BenchServe, exact_turns_read_the_answer_again) {
-    const auto engine = demo(2, true);
+    const auto engine = demo_engine(2, true);
     const AgentLoad load = bench_agent(*engine, {.gen = 8, .repeat = 1}, 3, 900);
     ASSERT_EQ(load.turns.size(), 3u);
     EXPECT_LT(load.known_share(), 1);
@@ -101,7 +101,7 @@ TEST(BenchServe, exact_turns_read_the_answer_again) {
 }
 
 TEST(BenchServe, a_request_that_fails_is_an_error) {
-    const auto engine = demo(1);
+    const auto engine = demo_engine(1);
     LoadDriver driver(*engine, 0);
     EXPECT_THROW(driver.submit({}, 4), Error);
     driver.submit(driver.fresh_prompt(4), 4);  // numbers go on as if nothing had been
@@ -113,7 +113,7 @@ TEST(BenchServe, a_request_that_fails_is_an_error) {
 }
 
 TEST(BenchServe, an_interrupt_ends_the_wait_and_the_requests) {
-    const auto engine = demo(2);
+    const auto engine = demo_engine(2);
     interrupted() = true;
     const ClosedLoad load = bench_closed(*engine, {.gen = 500, .repeat = 2}, 8, 2);
     interrupted() = false;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kChunk = 64;
 
-std::unique_ptr<Session> demo() {
+std::unique_ptr<Session> demo_session() {
     SessionOptions o;
     o.threads = 2;
     o.context = 1024;
@@ -55,7 +55,7 @@ double expected_kv_bytes(Session& session, int64_t begin, int64_t end) {
 }
 
 TEST(OpProfile, a_decoded_token_reads_the_weights_and_keys_that_the_model_counts) {
-    const auto session = demo();
+    const auto session = demo_session();
     session->prefill(tokens(700));
     OpProfile profile(session->runner().context(), OpProfile::Mode::count);
     profile.start(700);
@@ -70,7 +70,7 @@ TEST(OpProfile, a_decoded_token_reads_the_weights_and_keys_that_the_model_counts
 }
 
 TEST(OpProfile, a_prompt_in_chunks_counts_each_key_and_product) {
-    const auto session = demo();
+    const auto session = demo_session();
     OpProfile profile(session->runner().context(), OpProfile::Mode::count);
     profile.start(0);
     session->prefill(tokens(300));
@@ -89,7 +89,7 @@ TEST(OpProfile, a_prompt_in_chunks_counts_each_key_and_product) {
 }
 
 TEST(OpProfile, watching_changes_no_bit) {
-    const auto session = demo();
+    const auto session = demo_session();
     const std::vector<int32_t> ids = tokens(100);
     const auto answer = [&] {
         session->clear();

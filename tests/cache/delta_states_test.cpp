@@ -23,9 +23,9 @@ const std::vector<StateSpec> kSpecs = [] {
 }();
 
 /// Layers whose projections are functions of token and position.
-class World {
+class DeltaStatesWorld {
   public:
-    explicit World(int32_t sequences) : cache_(kSpecs, options(sequences)) {
+    explicit DeltaStatesWorld(int32_t sequences) : cache_(kSpecs, options(sequences)) {
         context_.arena = &arena_;
         for (const DeltaView& view : cache_.delta().views()) weights_.push_back(weights(view));
     }
@@ -150,7 +150,7 @@ struct Tracked {
 class DeltaStatesTest : public ::testing::Test {
   protected:
     static constexpr int32_t kSequences = 4;
-    World world{kSequences + 1};
+    DeltaStatesWorld world{kSequences + 1};
     std::mt19937 random{1};
 
     std::vector<int32_t> invent(size_t n) {
@@ -317,7 +317,7 @@ TEST_F(DeltaStatesTest, a_saved_state_of_other_sizes_is_refused) {
     s.commit_prefix(4);
     std::vector<StateSpec> other = kSpecs;
     other[0].delta.value_heads = 4;
-    KvCache cache(other, World::options(1));
+    KvCache cache(other, DeltaStatesWorld::options(1));
     SequenceState into(cache);
     EXPECT_THROW(into.restore(s.save(), s.pages()), Error);
 }

@@ -23,13 +23,13 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A fresh folder, removed at the end.
-struct Folder {
+struct StoreFolder {
     std::string path;
-    Folder() {
-        std::string name = testing::TempDir() + "/riptide-disk-XXXXXX";
+    StoreFolder() {
+        std::string name = ::testing::TempDir() + "/riptide-disk-XXXXXX";
         path = ::mkdtemp(name.data());
     }
-    ~Folder() { fs::remove_all(path); }
+    ~StoreFolder() { fs::remove_all(path); }
     std::vector<fs::path> files() const {
         std::vector<fs::path> files;
         for (const auto& one : fs::directory_iterator(path))
@@ -91,7 +91,7 @@ void spit(const fs::path& path, std::string_view bytes) {
 }
 
 TEST(disk_store, keeps_records_over_restarts) {
-    const Folder folder;
+    const StoreFolder folder;
     for (uint32_t round = 0; round < 3; ++round) {
         DiskStore store(folder.path, 1 << 20);
         EXPECT_EQ(store.problem(), "");
@@ -115,7 +115,7 @@ TEST(disk_store, keeps_records_over_restarts) {
 }
 
 TEST(disk_store, stays_in_its_budget_and_drops_what_was_unused_longest) {
-    const Folder folder;
+    const StoreFolder folder;
     DiskStore store(folder.path, 40000);
     for (uint32_t i = 0; i < 200; ++i) {
         EXPECT_TRUE(store.put(record(i)));
@@ -129,7 +129,7 @@ TEST(disk_store, stays_in_its_budget_and_drops_what_was_unused_longest) {
 }
 
 TEST(disk_store, a_lower_rank_never_drives_out_a_higher_one) {
-    const Folder folder;
+    const StoreFolder folder;
     DiskStore store(folder.path, 20000);
     uint32_t main = 0;
     while (store.stats().evicted == 0) store.put(record(main++, 1));
@@ -141,7 +141,7 @@ TEST(disk_store, a_lower_rank_never_drives_out_a_higher_one) {
 }
 
 TEST(disk_store, a_smaller_budget_at_the_next_start_is_kept) {
-    const Folder folder;
+    const StoreFolder folder;
     {
         DiskStore store(folder.path, 1 << 20);
         for (uint32_t i = 0; i < 50; ++i) store.put(record(i));
@@ -153,7 +153,7 @@ TEST(disk_store, a_smaller_budget_at_the_next_start_is_kept) {
 }
 
 TEST(disk_store, a_file_cut_anywhere_is_removed_and_a_miss) {
-    const Folder folder;
+    const StoreFolder folder;
     const Record small = record(5, 0, 100);
     {
         DiskStore store(folder.path, 1 << 20);
@@ -178,7 +178,7 @@ TEST(disk_store, a_file_cut_anywhere_is_removed_and_a_miss) {
 }
 
 TEST(disk_store, a_file_cut_while_open_is_a_miss_and_can_be_written_again) {
-    const Folder folder;
+    const StoreFolder folder;
     DiskStore store(folder.path, 1 << 20);
     ASSERT_TRUE(store.put(record(1)));
     fs::resize_file(folder.files().at(0), 90);
@@ -197,7 +197,7 @@ TEST(disk_store, what_is_written_later_is_held_at_once_and_there_after_a_restart
     constexpr unsigned kSeed = 99;
     printf("seed %u\n", kSeed);
     std::mt19937 rng(kSeed);
-    const Folder folder;
+    const StoreFolder folder;
     for (int round = 0; round < 20; ++round) {
         DiskStore store(folder.path, 30000);  // evicts what is being written
         EXPECT_EQ(store.problem(), "");
@@ -231,7 +231,7 @@ TEST(disk_store, what_is_written_later_is_held_at_once_and_there_after_a_restart
 }
 
 TEST(disk_store, a_write_that_fails_later_leaves_a_miss) {
-    const Folder folder;
+    const StoreFolder folder;
     DiskStore store(folder.path + "/cache", 1 << 20);
     fs::remove_all(folder.path + "/cache");
     store.put_later(record(1));
@@ -247,7 +247,7 @@ TEST(disk_store, flipped_bits_never_give_wrong_bytes_nor_stop_a_start) {
     RecordProperty("seed", static_cast<int>(kSeed));
     printf("seed %u\n", kSeed);
     std::mt19937 rng(kSeed);
-    const Folder folder;
+    const StoreFolder folder;
     auto store = std::make_unique<DiskStore>(folder.path, 1 << 20);
     for (uint32_t i = 0; i < 6; ++i) ASSERT_TRUE(store->put(record(i)));
     const int flips = full_counts() ? 10000 : 2000;
@@ -286,7 +286,7 @@ TEST(disk_store, flipped_bits_never_give_wrong_bytes_nor_stop_a_start) {
 }
 
 TEST(disk_store, foreign_and_misnamed_files_are_never_served) {
-    const Folder folder;
+    const StoreFolder folder;
     {
         DiskStore store(folder.path, 1 << 20);
         store.put(record(1));
@@ -307,7 +307,7 @@ TEST(disk_store, foreign_and_misnamed_files_are_never_served) {
 }
 
 TEST(disk_store, a_folder_that_cannot_be_used_gives_an_empty_store) {
-    const Folder folder;
+    const StoreFolder folder;
     spit(fs::path(folder.path) / "file", "x");
     DiskStore nowhere(folder.path + "/file/cache", 1 << 20);
     EXPECT_NE(nowhere.problem().find("/file/cache"), std::string::npos);
@@ -326,7 +326,7 @@ TEST(disk_store, a_folder_that_cannot_be_used_gives_an_empty_store) {
 }
 
 TEST(disk_store, a_folder_lost_under_way_costs_writes_and_nothing_else) {
-    const Folder folder;
+    const StoreFolder folder;
     DiskStore store(folder.path + "/cache", 1 << 20);
     store.put(record(1));
     std::string heard;
@@ -347,7 +347,7 @@ TEST(disk_store, a_folder_lost_under_way_costs_writes_and_nothing_else) {
         const auto i = static_cast<uint32_t>(rng() % 30);
         if (rng() % 4 == 0) {
             held(store, i);
-            if (testing::Test::HasFailure()) ::_exit(1);
+            if (::testing::Test::HasFailure()) ::_exit(1);
         } else if (rng() % 2 == 0) {
             store.put(record(i));
         } else {
@@ -362,7 +362,7 @@ TEST(disk_store, kills_at_random_instants_leave_only_whole_records) {
     constexpr unsigned kSeed = 4711;
     printf("seed %u\n", kSeed);
     std::mt19937 rng(kSeed);
-    const Folder folder;
+    const StoreFolder folder;
     const unsigned kills = full_counts() ? 1000 : 200;
     int64_t found = 0;
     for (unsigned kill = 0; kill < kills; ++kill) {

@@ -11,13 +11,14 @@
 namespace riptide {
 namespace {
 
-constexpr StateSpec paged(int64_t heads, int64_t d) { return {StateSpec::Kind::paged, heads, d, 0}; }
-constexpr StateSpec window(int64_t heads, int64_t d, int32_t w) { return {StateSpec::Kind::window, heads, d, w}; }
+constexpr StateSpec paged_spec(int64_t heads, int64_t d) { return {StateSpec::Kind::paged, heads, d, 0}; }
+constexpr StateSpec window_spec(int64_t heads, int64_t d, int32_t w) { return {StateSpec::Kind::window, heads, d, w}; }
 
 /// Laguna XS: 40 layers, every fourth with full attention, the others with a window of 512.
 std::vector<StateSpec> laguna_xs() {
     std::vector<StateSpec> specs;
-    for (int layer = 0; layer < 40; ++layer) specs.push_back(layer % 4 == 0 ? paged(8, 128) : window(8, 128, 512));
+    for (int layer = 0; layer < 40; ++layer)
+        specs.push_back(layer % 4 == 0 ? paged_spec(8, 128) : window_spec(8, 128, 512));
     return specs;
 }
 
@@ -45,14 +46,14 @@ TEST(kv_cache, bytes_are_those_of_the_published_tables) {
 }
 
 TEST(kv_cache, k_and_v_may_differ_in_type) {
-    const KvCache cache(std::vector{paged(2, 64)}, {.k_dtype = DType::q8_0, .v_dtype = DType::q4_0, .pages = 1});
+    const KvCache cache(std::vector{paged_spec(2, 64)}, {.k_dtype = DType::q8_0, .v_dtype = DType::q4_0, .pages = 1});
     EXPECT_EQ(cache.view(0).k_slot_bytes, 2 * 68);
     EXPECT_EQ(cache.view(0).v_slot_bytes, 2 * 36);
     EXPECT_EQ(cache.bytes_per_token(), 2 * 104);
 }
 
 TEST(kv_cache, rings_hold_the_window_and_a_step) {
-    const std::vector<StateSpec> specs{paged(1, 2), window(1, 2, 512), StateSpec{}, window(1, 2, 65)};
+    const std::vector<StateSpec> specs{paged_spec(1, 2), window_spec(1, 2, 512), StateSpec{}, window_spec(1, 2, 65)};
     const KvCache cache(specs, {.pages = 1, .max_step_rows = 16});
     EXPECT_EQ(cache.view(0).ring_rows, 0);
     EXPECT_EQ(cache.view(0).page_rows, 64);
@@ -66,22 +67,22 @@ TEST(kv_cache, rings_hold_the_window_and_a_step) {
 
 TEST(kv_cache, a_head_that_does_not_suit_the_type_is_named_with_it) {
     const std::string message =
-        error_of(std::vector{paged(1, 40)}, {.k_dtype = DType::f16, .v_dtype = DType::q8_0, .pages = 1});
+        error_of(std::vector{paged_spec(1, 40)}, {.k_dtype = DType::f16, .v_dtype = DType::q8_0, .pages = 1});
     EXPECT_NE(message.find("head_dim 40"), std::string::npos) << message;
     EXPECT_NE(message.find("q8_0"), std::string::npos) << message;
-    EXPECT_NE(error_of(std::vector{paged(1, 64)}, {.k_dtype = DType::q6_k}).find("q6_k"), std::string::npos);
+    EXPECT_NE(error_of(std::vector{paged_spec(1, 64)}, {.k_dtype = DType::q6_k}).find("q6_k"), std::string::npos);
 }
 
 TEST(kv_cache, impossible_options_are_errors) {
-    const std::vector<StateSpec> specs{paged(8, 128)};
+    const std::vector<StateSpec> specs{paged_spec(8, 128)};
     EXPECT_NE(error_of(specs, {.page_rows = 0}), "");
     EXPECT_NE(error_of(specs, {.pages = -1}), "");
     EXPECT_NE(error_of(specs, {.max_sequences = 0}), "");
     EXPECT_NE(error_of(specs, {.max_step_rows = 0}), "");
     EXPECT_NE(error_of(specs, {.pages = INT32_MAX}), "");
-    EXPECT_NE(error_of(std::vector{paged(INT64_MAX / 8, 128)}, {.pages = 1}), "");
-    EXPECT_NE(error_of(std::vector{window(8, 128, 0)}, {}), "");
-    EXPECT_NE(error_of(std::vector{paged(0, 128)}, {}), "");
+    EXPECT_NE(error_of(std::vector{paged_spec(INT64_MAX / 8, 128)}, {.pages = 1}), "");
+    EXPECT_NE(error_of(std::vector{window_spec(8, 128, 0)}, {}), "");
+    EXPECT_NE(error_of(std::vector{paged_spec(0, 128)}, {}), "");
 }
 
 int64_t resident_bytes() {
@@ -102,7 +103,7 @@ TEST(kv_cache, memory_is_resident_only_where_it_is_written) {
 }
 
 TEST(kv_cache, copy_page_copies_the_first_tokens_of_every_paged_layer) {
-    KvCache cache(std::vector{paged(1, 2), window(1, 2, 3), paged(2, 2)},
+    KvCache cache(std::vector{paged_spec(1, 2), window_spec(1, 2, 3), paged_spec(2, 2)},
                   {.k_dtype = DType::f32, .v_dtype = DType::f32, .page_rows = 4, .pages = 3});
     const auto token = [&](int64_t layer, int64_t slot) {
         const KvView& view = cache.view(layer);
@@ -125,7 +126,7 @@ TEST(kv_cache, copy_page_copies_the_first_tokens_of_every_paged_layer) {
 }
 
 TEST(kv_cache, slots_are_handed_out_once) {
-    KvCache cache(std::vector{window(1, 2, 3)}, {.max_sequences = 2});
+    KvCache cache(std::vector{window_spec(1, 2, 3)}, {.max_sequences = 2});
     EXPECT_EQ(cache.acquire_slot(), 0);
     EXPECT_EQ(cache.acquire_slot(), 1);
     EXPECT_EQ(cache.acquire_slot(), -1);
@@ -136,7 +137,7 @@ TEST(kv_cache, slots_are_handed_out_once) {
 
 TEST(kv_cache_death, releasing_a_free_slot_aborts) {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
-    KvCache cache(std::vector{window(1, 2, 3)}, {.max_sequences = 2});
+    KvCache cache(std::vector{window_spec(1, 2, 3)}, {.max_sequences = 2});
     EXPECT_DEATH(cache.release_slot(1), "assertion failed");
 }
 

@@ -35,7 +35,7 @@ std::vector<Conversation> conversations() {
         for (int turn = 0; turn < 6; ++turn) {
             world.turn(all[rng() % all.size()]);
             if (rng() % 2 == 0) world.cache->persist();
-            if (testing::Test::HasFailure()) ::_exit(1);
+            if (::testing::Test::HasFailure()) ::_exit(1);
             if (::write(progress, "", 1) != 1) ::_exit(2);
         }
     }

@@ -24,7 +24,7 @@ void random_scenario(unsigned seed, int steps, int64_t host_bytes, int64_t disk_
     std::vector<Ints> running_tokens;
     std::vector<int32_t> running_user;
     int64_t hits = 0, loads = 0;
-    for (int step = 0; step < steps && !testing::Test::HasFailure(); ++step) {
+    for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
         const auto what = rng() % 20;
         Conversation c;
         bool side = false;

@@ -227,7 +227,7 @@ inline Conversation talk(std::mt19937& rng, int32_t user, uint64_t session, std:
 struct Folder {
     std::string path;
     Folder() {
-        std::string name = testing::TempDir() + "/riptide-prefix-XXXXXX";
+        std::string name = ::testing::TempDir() + "/riptide-prefix-XXXXXX";
         path = ::mkdtemp(name.data());
     }
     ~Folder() { std::filesystem::remove_all(path); }

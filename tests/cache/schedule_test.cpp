@@ -233,13 +233,13 @@ class Schedule {
     BatchBuilder builder_;
 };
 
-StateSpec paged() { return {StateSpec::Kind::paged, 2, 2, 0}; }
-StateSpec window(int32_t w) { return {StateSpec::Kind::window, 1, 2, w}; }
+StateSpec small_paged() { return {StateSpec::Kind::paged, 2, 2, 0}; }
+StateSpec small_window(int32_t w) { return {StateSpec::Kind::window, 1, 2, w}; }
 
 void run(const std::vector<StateSpec>& specs, int32_t pages, uint64_t seeds) {
     int64_t steps = 0, refused = 0, trees = 0, longest = 0, resumed = 0, truncations = 0;
     for (uint64_t seed = 1; seed <= seeds; ++seed) {
-        SCOPED_TRACE(testing::Message() << "seed " << seed);
+        SCOPED_TRACE(::testing::Message() << "seed " << seed);
         Schedule schedule(specs,
                           {.k_dtype = DType::f32,
                            .v_dtype = DType::f32,
@@ -248,14 +248,14 @@ void run(const std::vector<StateSpec>& specs, int32_t pages, uint64_t seeds) {
                            .max_sequences = 5,
                            .max_step_rows = 12},
                           seed);
-        for (int i = 0; i < 600 && !testing::Test::HasFatalFailure(); ++i) schedule.operate();
+        for (int i = 0; i < 600 && !::testing::Test::HasFatalFailure(); ++i) schedule.operate();
         steps += schedule.steps;
         refused += schedule.refused;
         trees += schedule.trees;
         longest = std::max(longest, schedule.longest);
         resumed += schedule.resumed;
         truncations += schedule.refused_truncations;
-        if (testing::Test::HasFailure()) return;
+        if (::testing::Test::HasFailure()) return;
     }
     // The schedules must have met what they are about.
     EXPECT_GT(steps, 1000);
@@ -269,10 +269,10 @@ void run(const std::vector<StateSpec>& specs, int32_t pages, uint64_t seeds) {
 }
 
 TEST(schedule, full_and_window_layers_read_what_a_plain_vector_says) {
-    run({paged(), window(9), StateSpec{}, paged(), window(33)}, 90, 60);
+    run({small_paged(), small_window(9), StateSpec{}, small_paged(), small_window(33)}, 90, 60);
 }
-TEST(schedule, full_layers_alone) { run({paged()}, 70, 40); }
-TEST(schedule, window_layers_alone) { run({window(1), window(2), window(60)}, 0, 40); }
+TEST(schedule, full_layers_alone) { run({small_paged()}, 70, 40); }
+TEST(schedule, window_layers_alone) { run({small_window(1), small_window(2), small_window(60)}, 0, 40); }
 
 }  // namespace
 }  // namespace riptide

@@ -11,7 +11,7 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-const std::vector<StateSpec> kBoth{{StateSpec::Kind::paged, 2, 2, 0}, {StateSpec::Kind::window, 1, 2, 5}};
+const std::vector<StateSpec> kTwoKinds{{StateSpec::Kind::paged, 2, 2, 0}, {StateSpec::Kind::window, 1, 2, 5}};
 
 KvCacheOptions options(int32_t pages, int32_t sequences, int32_t step = 16) {
     return {.k_dtype = DType::f32,
@@ -60,7 +60,7 @@ void expect_content(SequenceState& s, Ints tokens, int32_t probe = 999) {
 }
 
 TEST(sequence_state, holds_exactly_the_pages_of_its_tokens) {
-    KvCache cache(kBoth, options(10, 1));
+    KvCache cache(kTwoKinds, options(10, 1));
     SequenceState s(cache);
     EXPECT_EQ(s.pages().size(), 0u);
     ASSERT_TRUE(s.try_reserve(9));
@@ -74,7 +74,7 @@ TEST(sequence_state, holds_exactly_the_pages_of_its_tokens) {
 }
 
 TEST(sequence_state, a_reservation_that_does_not_fit_changes_nothing) {
-    KvCache cache(kBoth, options(3, 2));
+    KvCache cache(kTwoKinds, options(3, 2));
     SequenceState a(cache), b(cache);
     feed(a, range(0, 6));
     ASSERT_TRUE(b.try_reserve(4));
@@ -87,7 +87,7 @@ TEST(sequence_state, a_reservation_that_does_not_fit_changes_nothing) {
 }
 
 TEST(sequence_state, commit_keeps_the_path_and_drops_the_rest) {
-    KvCache cache(kBoth, options(20, 1));
+    KvCache cache(kTwoKinds, options(20, 1));
     SequenceState s(cache);
     feed(s, range(100, 107));
     ASSERT_TRUE(s.try_reserve(6));
@@ -103,7 +103,7 @@ TEST(sequence_state, commit_keeps_the_path_and_drops_the_rest) {
 }
 
 TEST(sequence_state, truncate_frees_pages_and_the_rest_reads_on) {
-    KvCache cache(kBoth, options(40, 1));
+    KvCache cache(kTwoKinds, options(40, 1));
     SequenceState s(cache);
     feed(s, range(0, 60));
     s.truncate(50);
@@ -118,7 +118,7 @@ TEST(sequence_state, truncate_frees_pages_and_the_rest_reads_on) {
 }
 
 TEST(sequence_state, truncate_refuses_what_the_ring_has_lost) {
-    KvCache cache(kBoth, options(100, 1));
+    KvCache cache(kTwoKinds, options(100, 1));
     ASSERT_EQ(cache.view(1).ring_rows, 64);
     SequenceState s(cache);
     feed(s, range(0, 160));
@@ -136,7 +136,7 @@ TEST(sequence_state, truncate_refuses_what_the_ring_has_lost) {
 }
 
 TEST(sequence_state, without_windows_any_length_is_reachable) {
-    KvCache cache(std::vector{kBoth[0]}, options(100, 1));
+    KvCache cache(std::vector{kTwoKinds[0]}, options(100, 1));
     SequenceState s(cache);
     feed(s, range(0, 200));
     s.truncate(3);
@@ -144,7 +144,7 @@ TEST(sequence_state, without_windows_any_length_is_reachable) {
 }
 
 TEST(sequence_state, a_window_only_model_takes_no_pages) {
-    KvCache cache(std::vector{kBoth[1]}, options(0, 1));
+    KvCache cache(std::vector{kTwoKinds[1]}, options(0, 1));
     SequenceState s(cache);
     feed(s, range(0, 200));
     EXPECT_EQ(s.pages().size(), 0u);
@@ -152,7 +152,7 @@ TEST(sequence_state, a_window_only_model_takes_no_pages) {
 }
 
 TEST(sequence_state, fork_shares_pages_until_one_of_them_writes) {
-    KvCache cache(kBoth, options(20, 3));
+    KvCache cache(kTwoKinds, options(20, 3));
     SequenceState a(cache);
     feed(a, range(0, 10));
     SequenceState b = a.fork();
@@ -171,7 +171,7 @@ TEST(sequence_state, fork_shares_pages_until_one_of_them_writes) {
 }
 
 TEST(sequence_state, fork_of_whole_pages_copies_nothing) {
-    KvCache cache(kBoth, options(20, 2));
+    KvCache cache(kTwoKinds, options(20, 2));
     SequenceState a(cache);
     feed(a, range(0, 8));
     SequenceState b = a.fork();
@@ -183,7 +183,7 @@ TEST(sequence_state, fork_of_whole_pages_copies_nothing) {
 
 TEST(sequence_state, a_fork_may_be_shorter) {
     for (int64_t length = 20; length <= 30; ++length) {
-        KvCache cache(kBoth, options(100, 2));
+        KvCache cache(kTwoKinds, options(100, 2));
         SequenceState a(cache);
         feed(a, range(0, 30));
         ASSERT_TRUE(a.can_truncate(length));
@@ -199,7 +199,7 @@ TEST(sequence_state, a_fork_may_be_shorter) {
 }
 
 TEST(sequence_state, a_fork_cannot_go_back_beyond_what_it_copied) {
-    KvCache cache(kBoth, options(100, 2));
+    KvCache cache(kTwoKinds, options(100, 2));
     SequenceState a(cache);
     feed(a, range(0, 30));
     SequenceState b = a.fork();
@@ -212,7 +212,7 @@ TEST(sequence_state, a_fork_cannot_go_back_beyond_what_it_copied) {
 }
 
 TEST(sequence_state, without_a_free_slot_there_is_no_sequence) {
-    KvCache cache(kBoth, options(20, 1));
+    KvCache cache(kTwoKinds, options(20, 1));
     SequenceState a(cache);
     EXPECT_THROW(SequenceState b(cache), Error);
     feed(a, range(0, 5));
@@ -221,7 +221,7 @@ TEST(sequence_state, without_a_free_slot_there_is_no_sequence) {
 }
 
 TEST(sequence_state, restore_goes_back_further_than_truncate_can) {
-    KvCache cache(kBoth, options(100, 1));
+    KvCache cache(kTwoKinds, options(100, 1));
     SequenceState s(cache);
     feed(s, range(0, 10));
     const std::vector<std::byte> saved = s.save();
@@ -236,7 +236,7 @@ TEST(sequence_state, restore_goes_back_further_than_truncate_can) {
 }
 
 TEST(sequence_state, restore_into_an_empty_sequence_shares_the_pages) {
-    KvCache cache(kBoth, options(30, 2));
+    KvCache cache(kTwoKinds, options(30, 2));
     std::vector<std::byte> saved;
     Ints pages;
     {
@@ -258,7 +258,7 @@ TEST(sequence_state, restore_into_an_empty_sequence_shares_the_pages) {
 }
 
 TEST(sequence_state, restore_refuses_bytes_that_do_not_fit) {
-    KvCache cache(kBoth, options(30, 1));
+    KvCache cache(kTwoKinds, options(30, 1));
     SequenceState s(cache);
     feed(s, range(0, 9));
     const std::vector<std::byte> saved = s.save();
@@ -276,7 +276,7 @@ TEST(sequence_state, restore_refuses_bytes_that_do_not_fit) {
     EXPECT_THROW(s.restore(saved), Error);  // longer than the sequence
     expect_content(s, range(0, 8));
 
-    const std::vector<StateSpec> other{kBoth[0], {StateSpec::Kind::window, 1, 2, 6}};
+    const std::vector<StateSpec> other{kTwoKinds[0], {StateSpec::Kind::window, 1, 2, 6}};
     KvCache wider(other, options(30, 1));
     SequenceState t(wider);
     feed(t, range(0, 9));
@@ -285,7 +285,7 @@ TEST(sequence_state, restore_refuses_bytes_that_do_not_fit) {
 }
 
 TEST(sequence_state, restore_refuses_a_wrong_number_of_pages) {
-    KvCache cache(kBoth, options(30, 2));
+    KvCache cache(kTwoKinds, options(30, 2));
     SequenceState a(cache), b(cache);
     feed(a, range(0, 9));
     const std::vector<std::byte> saved = a.save();
@@ -295,7 +295,7 @@ TEST(sequence_state, restore_refuses_a_wrong_number_of_pages) {
 }
 
 TEST(sequence_state, a_moved_sequence_leaves_nothing_behind) {
-    KvCache cache(kBoth, options(30, 2));
+    KvCache cache(kTwoKinds, options(30, 2));
     {
         SequenceState a(cache);
         feed(a, range(0, 9));

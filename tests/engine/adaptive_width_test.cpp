@@ -122,9 +122,9 @@ class Simulation {
 };
 
 /// Rounds of the device, two of them under way, as Session::run_rounds has them.
-class Rounds final : public Simulation {
+class DeviceRounds final : public Simulation {
   public:
-    Rounds(const Costs& costs, const Chances& right, uint32_t seed, Noise noise = {})
+    DeviceRounds(const Costs& costs, const Chances& right, uint32_t seed, Noise noise = {})
         : Simulation(costs, right, seed, noise),
           speculator_(std::make_shared<SilentDrafter>(static_cast<int32_t>(right.size())), {}) {}
 
@@ -255,7 +255,7 @@ double mean(const Measure& measure) {
 
 template <class Kind>
 class AdaptiveWidth : public ::testing::Test {};
-using Kinds = ::testing::Types<Rounds, Steps>;
+using Kinds = ::testing::Types<DeviceRounds, Steps>;
 TYPED_TEST_SUITE(AdaptiveWidth, Kinds);
 
 TYPED_TEST(AdaptiveWidth, comes_near_the_best_width_within_a_hundred_tokens) {

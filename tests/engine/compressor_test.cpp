@@ -1,6 +1,7 @@
 // Long prompts made shorter: what must stay, what is chosen, what is remembered.
 #include "engine/compressor.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -56,7 +57,7 @@ struct FakeScorer {
 
 json::object message(std::string_view role, std::string_view content) { return {{"role", role}, {"content", content}}; }
 
-std::string filler(int lines, int first = 0) {
+std::string pump_log(int lines, int first = 0) {
     std::string out;
     for (int i = first; i < first + lines; ++i)
         out += fmt::format("Entry {}: the pump of hall {} ran for {} minutes.\n", i, i % 7, i * 3 % 50);
@@ -98,7 +99,7 @@ TEST(Compressor, the_needle_and_what_must_stay_are_kept_within_the_budget) {
     Compressor compressor(*demo().tokenizer(), "f", fake.scorer());
     ChatPrompt chat;
     chat.messages = {message("system", "Be brief and exact."),
-                     message("user", filler(150) + "The code is walnut, remember it.\n" + filler(150, 150)),
+                     message("user", pump_log(150) + "The code is walnut, remember it.\n" + pump_log(150, 150)),
                      message("assistant", "I have read it."), message("user", "What is the code?")};
     const Compressed got = compress(compressor, chat, keeping(0.1));
     ASSERT_TRUE(got.plan);
@@ -128,7 +129,7 @@ TEST(Compressor, another_vocabulary_scores_the_same_bytes) {
     fake.tokenizer = std::make_shared<Tokenizer>(small.tokenizer());
     Compressor compressor(*demo().tokenizer(), "f", fake.scorer());
     ChatPrompt chat;
-    chat.messages = {message("user", filler(200) + "It is walnut.\n" + filler(200) + "What is it? Say the word.")};
+    chat.messages = {message("user", pump_log(200) + "It is walnut.\n" + pump_log(200) + "What is it? Say the word.")};
     const Compressed got = compress(compressor, chat, keeping(0.1));
     ASSERT_TRUE(got.plan);
     EXPECT_NE(got.text.find("It is walnut."), got.text.npos);
@@ -141,7 +142,7 @@ TEST(Compressor, the_next_turn_keeps_what_was_kept_and_scores_only_what_is_new) 
     FakeScorer fake;
     Compressor compressor(*demo().tokenizer(), "f", fake.scorer());
     ChatPrompt chat;
-    chat.messages = {message("user", filler(300) + "The code is walnut.\n" + filler(300) + "What is the code?")};
+    chat.messages = {message("user", pump_log(300) + "The code is walnut.\n" + pump_log(300) + "What is the code?")};
     const Compressed first = compress(compressor, chat, keeping(0.2));
     EXPECT_EQ(fake.calls, 1);
     const Compressed again = compress(compressor, chat, keeping(0.2));
@@ -158,7 +159,7 @@ TEST(Compressor, the_next_turn_keeps_what_was_kept_and_scores_only_what_is_new) 
     EXPECT_GT(second.plan->report.remembered, 0);
 
     chat.messages.push_back(message("assistant", "It ran."));
-    chat.messages.push_back(message("user", filler(300, 900) + "Which of these?"));
+    chat.messages.push_back(message("user", pump_log(300, 900) + "Which of these?"));
     const Compressed third = compress(compressor, chat, keeping(0.2));
     EXPECT_EQ(fake.calls, 2);
     EXPECT_EQ(third.text.substr(0, end), first.text.substr(0, end));
@@ -174,7 +175,7 @@ TEST(Compressor, the_next_turn_keeps_what_was_kept_and_scores_only_what_is_new) 
     }
     // The same document with another question is another conversation.
     ChatPrompt other;
-    other.messages = {message("user", filler(300) + "The code is walnut.\n" + filler(300) + "Which hall is it?")};
+    other.messages = {message("user", pump_log(300) + "The code is walnut.\n" + pump_log(300) + "Which hall is it?")};
     EXPECT_EQ(compress(compressor, other, keeping(0.2)).plan->report.remembered, 0);
 }
 
@@ -182,14 +183,14 @@ TEST(Compressor, what_must_stay_and_does_not_fit_is_kept_and_said) {
     FakeScorer fake;
     Compressor compressor(*demo().tokenizer(), "f", fake.scorer());
     ChatPrompt chat;
-    chat.messages = {message("system", filler(100)), message("user", filler(100)), message("assistant", "Yes."),
+    chat.messages = {message("system", pump_log(100)), message("user", pump_log(100)), message("assistant", "Yes."),
                      message("user", "Why?")};
     const Compressed got =
-        compress(compressor, chat, {.mode = CompressMode::always, .keep_tokens = std::ssize(filler(100)) / 10});
+        compress(compressor, chat, {.mode = CompressMode::always, .keep_tokens = std::ssize(pump_log(100)) / 10});
     ASSERT_TRUE(got.plan);
     EXPECT_TRUE(got.plan->report.over());
     EXPECT_NE(got.plan->report.sentence().find("more than the budget"), std::string::npos);
-    EXPECT_NE(got.text.find(filler(99).substr(0, 2000)), got.text.npos) << "the system prompt";
+    EXPECT_NE(got.text.find(pump_log(99).substr(0, 2000)), got.text.npos) << "the system prompt";
     EXPECT_EQ(fake.calls, 0) << "nothing is left to choose";
 }
 
@@ -199,7 +200,7 @@ TEST(Compressor, what_is_short_enough_is_left_alone) {
     const auto tokens = demo().tokenizer()->encode("A few words.");
     EXPECT_EQ(compressor.plan({tokens}, keeping(1)), nullptr);
     EXPECT_EQ(compressor.plan({tokens}, {.keep_tokens = 100}), nullptr);
-    const auto more = demo().tokenizer()->encode(filler(100));
+    const auto more = demo().tokenizer()->encode(pump_log(100));
     const auto plan = compressor.plan({more}, {.keep_tokens = 100});
     ASSERT_TRUE(plan);
     EXPECT_TRUE(compressor.choose(*plan));
@@ -209,7 +210,7 @@ TEST(Compressor, what_is_short_enough_is_left_alone) {
 }
 
 TEST(Compressor, scores_that_are_no_numbers_or_cannot_be_made_fail_the_request) {
-    const auto tokens = demo().tokenizer()->encode(filler(100));
+    const auto tokens = demo().tokenizer()->encode(pump_log(100));
     const auto scores_with = [&](float value) {
         return [value](const ScoreCall& call) { return std::vector<float>(call.tokens.size(), value); };
     };

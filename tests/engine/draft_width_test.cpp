@@ -11,7 +11,7 @@ namespace riptide {
 namespace {
 
 /// A device whose steps cost 1 + slope * (rows - 1), and guesses that are right with a probability for each slot.
-struct World {
+struct DraftingDevice {
     double slope, draft;
     std::vector<double> right;  // by slot
     double said = 0.8;          // what the drafter says, always
@@ -70,7 +70,7 @@ TEST(DraftWidth, comes_near_the_best_fixed_width) {
         for (const double draft : {0.0, 0.2e-3})
             for (const auto& right : {flat, falling})
                 for (const double said : {0.3, 0.8}) {
-                    World world{slope, draft, right, said};
+                    DraftingDevice world{slope, draft, right, said};
                     DraftWidth width(static_cast<int32_t>(right.size()));
                     EXPECT_GT(world.run(width, 2000), 0.93 * world.best())
                         << "slope " << slope << ", draft " << draft << ", said " << said;
@@ -79,14 +79,14 @@ TEST(DraftWidth, comes_near_the_best_fixed_width) {
 
 TEST(DraftWidth, below_break_even_costs_almost_nothing) {
     for (const double draft : {0.0, 0.3e-3}) {
-        World world{0.4, draft, std::vector<double>(8, 0.1), 0.9};
+        DraftingDevice world{0.4, draft, std::vector<double>(8, 0.1), 0.9};
         DraftWidth width(8);
         EXPECT_GT(world.run(width, 4000), 0.97 * world.speed(0)) << "a draft takes " << draft;
     }
 }
 
 TEST(DraftWidth, notices_when_guesses_become_good) {
-    World world{0.2, 0.1e-3, std::vector<double>(8, 0.02), 0.9};
+    DraftingDevice world{0.2, 0.1e-3, std::vector<double>(8, 0.02), 0.9};
     DraftWidth width(8);
     world.run(width, 3000);
     world.right.assign(8, 0.9);
@@ -94,7 +94,7 @@ TEST(DraftWidth, notices_when_guesses_become_good) {
 }
 
 TEST(DraftWidth, probes_seldom_while_nothing_is_gained) {
-    World world{1, 0, std::vector<double>(4, 0), 0.9};
+    DraftingDevice world{1, 0, std::vector<double>(4, 0), 0.9};
     DraftWidth width(4);
     std::vector<int64_t> chosen;
     world.run(width, 2000, &chosen);

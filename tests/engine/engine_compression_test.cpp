@@ -50,7 +50,7 @@ class Gate {
     int inside_ = 0;
 };
 
-std::string filler(int lines) {
+std::string short_pump_log(int lines) {
     std::string out;
     for (int i = 0; i < lines; ++i) out += fmt::format("Entry {}: the pump of hall {} ran {} min.\n", i, i % 7, i % 50);
     return out;
@@ -66,7 +66,7 @@ EngineOptions options_with(Gate& gate, CompressMode mode = CompressMode::always)
 TEST(EngineCompression, an_answer_is_that_to_the_kept_tokens) {
     Gate gate;
     Engine engine(open_checkpoint(demo_path()), options_with(gate));
-    const Heard heard = ask(engine, chat(filler(60) + "What is 12 plus 30?", 12));
+    const Heard heard = ask(engine, chat(short_pump_log(60) + "What is 12 plus 30?", 12));
     ASSERT_TRUE(heard.done);
     const CompressionReport& report = heard.done->compression;
     EXPECT_EQ(gate.calls, 1);
@@ -77,7 +77,7 @@ TEST(EngineCompression, an_answer_is_that_to_the_kept_tokens) {
 
     const auto checkpoint = open_checkpoint(demo_path());
     const ModelText text(*checkpoint);
-    const EncodedPrompt prompt = text.encode(chat(filler(60) + "What is 12 plus 30?").prompt);
+    const EncodedPrompt prompt = text.encode(chat(short_pump_log(60) + "What is 12 plus 30?").prompt);
     const auto parts = text.parts(prompt);
     Gate other;
     Compressor compressor(*text.tokenizer(), text.fingerprint(), other.scorer());
@@ -102,7 +102,7 @@ TEST(EngineCompression, an_answer_is_that_to_the_kept_tokens) {
 TEST(EngineCompression, the_next_turn_finds_the_kept_tokens_in_the_prefix_cache) {
     Gate gate;
     Engine engine(open_checkpoint(demo_path()), options_with(gate));
-    Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+    Request request = chat(short_pump_log(60) + "What is 12 plus 30?", 12);
     const Heard first = ask(engine, request);
     auto& prompt = std::get<ChatPrompt>(request.prompt);
     prompt.messages.push_back({{"role", "assistant"}, {"content", first.text}});
@@ -116,7 +116,7 @@ TEST(EngineCompression, the_next_turn_finds_the_kept_tokens_in_the_prefix_cache)
 TEST(EngineCompression, original_positions_are_another_answer_and_another_entry_of_the_cache) {
     Gate gate;
     const auto at = [&](KeptPositions positions) {
-        Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+        Request request = chat(short_pump_log(60) + "What is 12 plus 30?", 12);
         request.compression.mode = CompressMode::always;
         request.compression.positions = positions;
         request.deterministic = true;  // the same bits on a hit and on a miss
@@ -176,7 +176,7 @@ TEST(EngineCompression, the_next_turn_finds_what_stands_at_original_positions_to
     EngineOptions o = options_with(gate);
     o.compression.positions = KeptPositions::original;
     Engine engine(open_checkpoint(demo_path()), o);
-    Request request = chat(filler(60) + "What is 12 plus 30?", 12);
+    Request request = chat(short_pump_log(60) + "What is 12 plus 30?", 12);
     const Heard first = ask(engine, request);
     auto& prompt = std::get<ChatPrompt>(request.prompt);
     prompt.messages.push_back({{"role", "assistant"}, {"content", first.text}});
@@ -190,7 +190,7 @@ TEST(EngineCompression, scoring_holds_nobody_up_and_can_be_cancelled) {
     Engine engine(open_checkpoint(demo_path()), options_with(gate));
     Listener listener;
     gate.close();
-    Request slow = chat(filler(60), 8), behind = chat(filler(70), 8);
+    Request slow = chat(short_pump_log(60), 8), behind = chat(short_pump_log(70), 8);
     slow.n = 2;
     const RequestId inside = engine.submit(slow, listener.sink(0, 2));
     const RequestId queued = engine.submit(behind, listener.sink(1));
@@ -207,7 +207,7 @@ TEST(EngineCompression, scoring_holds_nobody_up_and_can_be_cancelled) {
     EXPECT_EQ(engine.stats().scoring, 0);
     EXPECT_EQ(engine.stats().waiting, 0);
     gate.open();
-    EXPECT_TRUE(ask(engine, chat(filler(80), 4)).done);
+    EXPECT_TRUE(ask(engine, chat(short_pump_log(80), 4)).done);
     engine.drain();
     EXPECT_EQ(engine.stats().cancelled, 3);
 }
@@ -218,7 +218,7 @@ TEST(EngineCompression, a_drain_waits_for_the_scorer_and_the_end_does_not_wait_f
     {
         Engine engine(open_checkpoint(demo_path()), options_with(gate));
         gate.close();
-        engine.submit(chat(filler(60), 4), listener.sink(0));
+        engine.submit(chat(short_pump_log(60), 4), listener.sink(0));
         gate.wait_for_call();
         std::thread opener([&] { gate.open(); });
         engine.drain();
@@ -226,7 +226,7 @@ TEST(EngineCompression, a_drain_waits_for_the_scorer_and_the_end_does_not_wait_f
         opener.join();
         engine.resume();
         gate.close();
-        engine.submit(chat(filler(61), 4), listener.sink(1));
+        engine.submit(chat(short_pump_log(61), 4), listener.sink(1));
         gate.wait_for_call();
         opener = std::thread([&] {
             listener.answer(1);  // while the scorer is still inside
@@ -241,11 +241,11 @@ TEST(EngineCompression, a_scorer_that_fails_fails_that_request_alone) {
     Gate gate;
     Engine engine(open_checkpoint(demo_path()), options_with(gate));
     gate.broken = true;
-    const Heard heard = ask(engine, chat(filler(60), 4));
+    const Heard heard = ask(engine, chat(short_pump_log(60), 4));
     ASSERT_TRUE(heard.failed);
     EXPECT_NE(heard.failed->message.find("the scorer is broken"), std::string::npos);
     gate.broken = false;
-    EXPECT_TRUE(ask(engine, chat(filler(60), 4)).done);
+    EXPECT_TRUE(ask(engine, chat(short_pump_log(60), 4)).done);
     EXPECT_EQ(engine.stats().failed, 1);
     EXPECT_EQ(engine.stats().waiting, 0);
 }
@@ -253,7 +253,7 @@ TEST(EngineCompression, a_scorer_that_fails_fails_that_request_alone) {
 TEST(EngineCompression, prompts_beyond_the_context_fit_once_they_are_short) {
     Gate gate;
     Engine engine(open_checkpoint(demo_path()), options_with(gate));
-    Request request = chat(filler(200), 4);
+    Request request = chat(short_pump_log(200), 4);
     const Heard heard = ask(engine, request);
     ASSERT_TRUE(heard.done);
     EXPECT_GT(heard.done->compression.original, 1024);
@@ -267,7 +267,7 @@ TEST(EngineCompression, whoever_asks_for_exactness_gets_the_whole_prompt) {
     Gate gate;
     Engine engine(open_checkpoint(demo_path()), options_with(gate, CompressMode::automatic));
     const auto original = [&](const Request& request) { return ask(engine, request).done->compression.original; };
-    const Request base = chat(filler(40), 4), brief = chat(filler(10), 4);
+    const Request base = chat(short_pump_log(40), 4), brief = chat(short_pump_log(10), 4);
     EXPECT_GT(original(base), 0);
     EXPECT_EQ(original(brief), 0) << "below the threshold";
     Request request = base;
@@ -314,7 +314,9 @@ TEST(EngineCompression, threads_that_submit_and_cancel_disturb_nobody) {
     o.max_queue = 1000;
     Engine engine(open_checkpoint(demo_path()), o);
     std::vector<std::vector<int32_t>> alone;
-    const auto question = [](uint64_t i) { return chat(filler(static_cast<int>(40 + i)) + "What is 12 plus 30?", 2); };
+    const auto question = [](uint64_t i) {
+        return chat(short_pump_log(static_cast<int>(40 + i)) + "What is 12 plus 30?", 2);
+    };
     for (uint64_t i = 0; i < 3; ++i) alone.push_back(ask(engine, question(i)).tokens);
     std::atomic<int> wrong = 0, cancelled = 0;
     const auto client = [&](uint64_t seed) {

@@ -20,7 +20,7 @@ std::vector<int32_t> encoded(const Engine& engine, const std::string& text) {
 }
 
 /// Prompts with common beginnings, of very different lengths.
-std::vector<Request> requests(const Engine& engine) {
+std::vector<Request> code_requests(const Engine& engine) {
     const std::string long_code =
         "import math\n\n\ndef area(radius):\n    return math.pi * radius ** 2\n\n\ndef volume(radius):\n"
         "    return 4 / 3 * math.pi * radius ** 3\n\n\nclass Stack:\n    def __init__(self):\n        self.items = "
@@ -52,7 +52,7 @@ TEST(EngineDflash, in_a_crowd_each_gets_the_tokens_of_a_lone_run) {
     std::vector<Request> asked;
     {
         const auto engine = Engine::open(demo_path(), plain);
-        asked = requests(*engine);
+        asked = code_requests(*engine);
         for (const Request& r : asked) truths.push_back(ask(*engine, r));
     }
     for (const auto& [width, tree, adaptive] :

@@ -25,7 +25,7 @@ std::vector<int32_t> invent(std::mt19937& random, size_t n) {
 }
 
 /// Requests that share beginnings, some drawn at random.
-std::vector<Request> requests(size_t count) {
+std::vector<Request> overlapping_requests(size_t count) {
     std::mt19937 random(3);
     const Prompt text = Fixture("qwen35_moe").prompts.back();
     std::vector<int32_t> shared = text.tokens;  // twice, so that guesses are right at times
@@ -57,7 +57,7 @@ std::vector<std::vector<int32_t>> alone(const std::vector<Request>& all, const s
 }
 
 EngineStats expect_lone_answers(const EngineOptions& o, int cancel_every) {
-    const std::vector<Request> all = requests(40);
+    const std::vector<Request> all = overlapping_requests(40);
     const std::vector<std::vector<int32_t>> expected = alone(all);
     const auto engine = Engine::open(hybrid_path(), o);
     Listener listener;
@@ -125,7 +125,7 @@ TEST(EngineHybrid, a_hit_goes_on_from_the_newest_checkpoint_and_has_the_bits_of_
 /// Blocks of 16, causal window layers and one that sees the whole block, embedding and head of the target.
 TEST(EngineHybrid, a_drafter_in_the_dialect_of_the_27B_changes_no_answer) {
     const std::string path = fixture_path("qwen35_tied") + "/model.safetensors";
-    const std::vector<Request> all = requests(12);
+    const std::vector<Request> all = overlapping_requests(12);
     const std::vector<std::vector<int32_t>> expected = alone(all, path);
     for (const auto& [width, tree, adaptive] :
          {std::tuple(15, 0, false), std::tuple(4, 24, false), std::tuple(15, 0, true)}) {
@@ -171,7 +171,7 @@ class TroubledHybrid final : public Model {
 
 TEST(EngineHybrid, a_step_that_fails_leaves_the_others_as_they_were) {
     RT_CPU_ONLY("a model without a checkpoint");
-    const std::vector<Request> all = requests(24);
+    const std::vector<Request> all = overlapping_requests(24);
     const std::vector<std::vector<int32_t>> expected = alone(all);
     size_t longest = 0;
     for (size_t i = 0; i < all.size(); ++i)

@@ -137,7 +137,8 @@ std::vector<Heard> conversation(const Next& next) {
     return turns;
 }
 
-void expect_equal(const std::vector<Heard>& turns, const std::vector<Heard>& expected, bool cached, const char* how) {
+void expect_equal_turns(const std::vector<Heard>& turns, const std::vector<Heard>& expected, bool cached,
+                        const char* how) {
     ASSERT_EQ(turns.size(), expected.size());
     for (size_t i = 0; i < turns.size(); ++i) {
         ASSERT_TRUE(turns[i].done) << how;
@@ -157,7 +158,7 @@ TEST(EngineLaw, hit_or_miss_in_any_tier_before_or_after_a_restart_the_tokens_are
     o = demo_options();
     o.host_cache_bytes = 0;
     engine = Engine::open(demo_path(), o);
-    expect_equal(conversation([&]() -> Engine& { return *engine; }), expected, true, "on the device");
+    expect_equal_turns(conversation([&]() -> Engine& { return *engine; }), expected, true, "on the device");
 
     o = demo_options();
     o.context = o.kv_tokens = 512;
@@ -168,7 +169,7 @@ TEST(EngineLaw, hit_or_miss_in_any_tier_before_or_after_a_restart_the_tokens_are
         EXPECT_TRUE(ask(*engine, continuation(std::vector<int32_t>(500, ++noise), 2)).done);
         return *engine;
     };
-    expect_equal(conversation(driven_out), expected, true, "in host memory");
+    expect_equal_turns(conversation(driven_out), expected, true, "in host memory");
     EXPECT_GT(engine->stats().host_tier_bytes, 0);
     engine.reset();
 
@@ -184,7 +185,7 @@ TEST(EngineLaw, hit_or_miss_in_any_tier_before_or_after_a_restart_the_tokens_are
             return *engine;
         };
         const std::vector<Heard> turns = conversation(restarted);
-        if (host_bytes == 0) expect_equal(turns, expected, true, "on disk, behind a restart");
+        if (host_bytes == 0) expect_equal_turns(turns, expected, true, "on disk, behind a restart");
         for (size_t i = 0; i < turns.size(); ++i) EXPECT_EQ(turns[i].tokens, expected[i].tokens);
     }
     EXPECT_GT(engine->stats().disk_tier_bytes, 0);

@@ -7,7 +7,7 @@
 namespace riptide::testing {
 namespace {
 
-using Prompt = std::vector<int32_t>;
+using Tokens = std::vector<int32_t>;
 
 /// A world in which an answer decodes and the prompt of another is under way, with one layer run.
 struct Reading : LoopWorld {
@@ -21,7 +21,7 @@ struct Reading : LoopWorld {
         EXPECT_EQ(stats().running, 2);
         EXPECT_TRUE(heard(second).progress.empty()) << "a part is not yet progress";
     }
-    const Prompt talk = prompt(8, 100), long_prompt = prompt(30, 5, 2);
+    const Tokens talk = prompt(8, 100), long_prompt = prompt(30, 5, 2);
     RequestId first = 0, second = 0;
     int32_t free_before = 0;
 };
@@ -65,7 +65,7 @@ TEST(EngineParts, a_step_whose_last_request_is_cancelled_is_given_up_at_once) {
     world.loop.cancel(world.second);
     EXPECT_EQ(world.heard(world.second).done->reason, FinishReason::cancelled);
     EXPECT_GE(world.pool().free_count(), world.free_before - 1) << "pages that nothing will write to any more";
-    const Prompt next = LoopWorld::prompt(50, 5, 3);
+    const Tokens next = LoopWorld::prompt(50, 5, 3);
     const RequestId third = world.ask(next, 5);
     int64_t layers = 0;
     world.model().on_layer = [&](Family family, int64_t, const Batch&) { layers += family == Family::prefill; };
@@ -82,7 +82,7 @@ TEST(EngineParts, pages_of_one_who_has_left_stay_taken_while_others_are_read_wit
     o.prefix_cache = false;
     LoopWorld world(o);
     world.loop.use_parts([] { return 1; });
-    const Prompt talk = LoopWorld::prompt(8, 100), stays = LoopWorld::prompt(12, 5, 3);
+    const Tokens talk = LoopWorld::prompt(8, 100), stays = LoopWorld::prompt(12, 5, 3);
     const RequestId first = world.ask(talk, 100);
     while (world.heard(first).tokens.empty()) world.loop.step();
     const RequestId leaves = world.ask(LoopWorld::prompt(12, 5, 2), 5), second = world.ask(stays, 5);
@@ -106,7 +106,7 @@ TEST(EngineParts, a_deadline_ends_a_request_whose_prompt_is_under_way) {
     RT_CPU_ONLY("the fake model is host code");
     LoopWorld world;
     world.loop.use_parts([] { return 1; });
-    const Prompt talk = LoopWorld::prompt(8, 100);
+    const Tokens talk = LoopWorld::prompt(8, 100);
     const RequestId first = world.ask(talk, 100);
     while (world.heard(first).tokens.empty()) world.loop.step();
     const RequestId late = world.ask(LoopWorld::prompt(30, 5, 2), 5, world.now_us + 1200);
@@ -124,8 +124,8 @@ TEST(EngineParts, a_part_that_fails_fails_only_those_that_cannot_run_alone) {
     for (int64_t layer = 0; layer < 4; ++layer) {
         LoopWorld world;
         world.loop.use_parts([] { return 1; });
-        const Prompt talk = LoopWorld::prompt(8, 100), good = LoopWorld::prompt(12, 5, 3);
-        Prompt bad = LoopWorld::prompt(12, 5, 2);
+        const Tokens talk = LoopWorld::prompt(8, 100), good = LoopWorld::prompt(12, 5, 3);
+        Tokens bad = LoopWorld::prompt(12, 5, 2);
         bad[3] = 60;
         world.model().on_layer = [&](Family family, int64_t l, const Batch& batch) {
             if (family == Family::prefill && l == layer &&
@@ -160,9 +160,9 @@ TEST(EngineParts, in_parts_of_any_size_each_gets_the_tokens_of_a_lone_run) {
         world.model().on_layer = [&](Family, int64_t, const Batch& batch) {
             if (pick(150) == 0) fail(ErrorKind::unavailable, "no memory for {} rows", batch.rows());
         };
-        std::vector<Prompt> prompts(1);
+        std::vector<Tokens> prompts(1);
         std::vector<int64_t> most(1);
-        Prompt past;
+        Tokens past;
         while (prompts.size() <= 60) {
             if (pick(3) == 0 || world.loop.idle()) {
                 if (pick(3) == 0 || past.size() > 80) past.clear();
@@ -177,7 +177,7 @@ TEST(EngineParts, in_parts_of_any_size_each_gets_the_tokens_of_a_lone_run) {
         world.run();
         for (size_t i = 1; i < prompts.size(); ++i) {
             const Heard heard = world.heard(static_cast<RequestId>(i));
-            Prompt alone = FakeModel::answer(prompts[i], most[i]);
+            Tokens alone = FakeModel::answer(prompts[i], most[i]);
             ASSERT_TRUE(heard.over());
             if (heard.failed || heard.done->reason == FinishReason::cancelled)
                 alone.resize(std::min(alone.size(), heard.tokens.size()));
@@ -208,7 +208,7 @@ TEST(EngineParts, while_a_long_prompt_is_read_tokens_come_at_most_so_much_later_
         world.model().decode_us = 250;  // a step takes 1 ms
         world.model().prompt_us = 200;  // and a layer of 64 rows 0.392 ms
         world.model().row_us = 3;
-        const Prompt talk = LoopWorld::prompt(8, 300), reads = LoopWorld::prompt(480, 1, 2);
+        const Tokens talk = LoopWorld::prompt(8, 300), reads = LoopWorld::prompt(480, 1, 2);
         const RequestId first = world.ask(talk, 300);
         while (world.heard(first).tokens.size() < 20) world.loop.step();
         std::vector<double> gaps;

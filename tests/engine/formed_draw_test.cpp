@@ -68,7 +68,7 @@ struct Crowd {
 AnswerFormat regex(const std::string& text) { return {.kind = AnswerFormat::Kind::regex, .text = text}; }
 
 /// Of all kinds of forms, and of none, by all kinds of draws.
-std::vector<Request> some_requests(bool greedy) {
+std::vector<Request> formed_requests(bool greedy) {
     const std::vector<AnswerFormat> formats = {
         {.kind = AnswerFormat::Kind::json_object},
         regex("(yes|no), because [a-z ]{10,200}\\."),
@@ -99,7 +99,7 @@ std::vector<Request> some_requests(bool greedy) {
     return requests;
 }
 
-void expect_same(const Outcome& device, const Outcome& host) {
+void expect_same_outcome(const Outcome& device, const Outcome& host) {
     ASSERT_EQ(device.heard.size(), host.heard.size());
     for (size_t i = 0; i < host.heard.size(); ++i) {
         ASSERT_EQ(device.heard[i].failed.has_value(), host.heard[i].failed.has_value()) << i;
@@ -116,26 +116,26 @@ void expect_same(const Outcome& device, const Outcome& host) {
 
 TEST(FormedDraw, answers_in_a_crowd_are_those_that_the_host_draws) {
     for (const uint64_t seed : brief<uint64_t>({1, 2, 3}, 1)) {
-        const Crowd crowd{.requests = some_requests(false), .seed = seed};
+        const Crowd crowd{.requests = formed_requests(false), .seed = seed};
         const Outcome host = crowd.run(Drawn::by_host), device = crowd.run(Drawn::by_device);
-        expect_same(device, host);
+        expect_same_outcome(device, host);
         EXPECT_EQ(host.stats.formed_rows, 0);
         EXPECT_GT(device.stats.formed_rows, 400);
     }
 }
 
 TEST(FormedDraw, a_lone_answer_runs_a_step_ahead_of_its_draws) {
-    for (const Request& request : brief(some_requests(false), 6)) {
+    for (const Request& request : brief(formed_requests(false), 6)) {
         if (request.format.kind == AnswerFormat::Kind::any) continue;
         const Crowd one{.requests = {request}};
         const Outcome host = one.run(Drawn::by_host), device = one.run(Drawn::by_device);
-        expect_same(device, host);
+        expect_same_outcome(device, host);
         EXPECT_GE(device.stats.formed_rows, std::ssize(host.heard[0].tokens) - 1) << "all but the first";
     }
 }
 
 TEST(FormedDraw, guesses_change_nothing) {
-    Crowd crowd{.requests = some_requests(true)};
+    Crowd crowd{.requests = formed_requests(true)};
     const Outcome host = crowd.run(Drawn::by_host);
     for (const int32_t tree : {0, 12}) {
         // Knows every answer, and is wrong every now and then, with tokens that the form allows and others.
@@ -162,16 +162,16 @@ TEST(FormedDraw, guesses_change_nothing) {
                 });
         };
         const Outcome guessed = crowd.run(Drawn::by_device);
-        expect_same(guessed, host);
+        expect_same_outcome(guessed, host);
         EXPECT_GT(guessed.stats.formed_rows, 400);
         EXPECT_GT(guessed.stats.accepted_rows, 200);
         EXPECT_GT(guessed.stats.drafted_rows, guessed.stats.accepted_rows) << "some were wrong";
-        expect_same(crowd.run(Drawn::by_host), host);
+        expect_same_outcome(crowd.run(Drawn::by_host), host);
     }
 }
 
 TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the_others_alone) {
-    Crowd crowd{.requests = some_requests(false)};
+    Crowd crowd{.requests = formed_requests(false)};
     // Every token with an x ends the answer, and the form needs one: it fails in the middle.
     const auto checkpoint = open_checkpoint(demo_path());
     const ModelText text(*checkpoint);
@@ -181,7 +181,7 @@ TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the
         if (text.tokenizer()->piece(id).find('x') != std::string::npos) stuck.sampling.stop_ids.push_back(id);
     stuck.sampling.logit_bias.clear();
     const Outcome host = crowd.run(Drawn::by_host), device = crowd.run(Drawn::by_device);
-    expect_same(device, host);
+    expect_same_outcome(device, host);
     ASSERT_TRUE(device.heard[6].failed);
     EXPECT_NE(device.heard[6].failed->message.find("allows no further token"), std::string::npos);
     EXPECT_GT(device.heard[6].tokens.size(), 1u);
@@ -194,7 +194,7 @@ TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the
 
 TEST(FormedDraw, weights_may_be_loaded_anew_between_answers) {
     const auto engine = Engine::open(demo_path(), demo_options());
-    Request request = some_requests(false)[1];
+    Request request = formed_requests(false)[1];
     const Heard before = ask(*engine, request);
     EXPECT_EQ(engine->reload(demo_path()), 2);
     const int64_t drawn = engine->stats().formed_rows;
@@ -216,7 +216,7 @@ TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_guesses) {
     Constrainer constrainer;
     const std::vector<int32_t> prompt =
         text.encode(TextPrompt{"Say [1, 2, 3] and [1, 2, 3] and [1, 2, 3] again:"}).tokens;
-    for (const Request& like : brief(some_requests(false), 6)) {
+    for (const Request& like : brief(formed_requests(false), 6)) {
         if (like.format.kind == AnswerFormat::Kind::any) continue;
         GenerateRequest asked;
         asked.prompt = prompt;

@@ -83,3 +83,5 @@ TEST(GpuErrors, a_build_or_machine_without_a_gpu_says_so) {
 
 }  // namespace
 }  // namespace riptide::testing
+
+#undef RT_EXPECT_SAYS

@@ -12,7 +12,7 @@ namespace riptide::testing {
 namespace {
 
 /// Ways of drawing that change the tokens of the small models.
-std::vector<SamplingParams> settings() {
+std::vector<SamplingParams> drawing_settings() {
     const auto make = [](double temperature, int64_t top_k, double top_p, double min_p) {
         SamplingParams p;
         p.temperature = temperature, p.top_k = top_k, p.top_p = top_p, p.min_p = min_p;
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuSessionTest, ::testing::Values("laguna_xs2", "l
 
 // 200 tokens are four stretches of 64 rows (Session::decode_ahead), over graphs that earlier settings recorded.
 TEST_P(GpuSessionTest, the_device_draws_what_the_host_draws_from_its_logits) {
-    for (const SamplingParams& sampling : settings()) {
+    for (const SamplingParams& sampling : drawing_settings()) {
         GenerateRequest r = request(sampling, 200);
         const std::vector<int32_t> drawn = session->generate(r).tokens;
         r.sampling.logprobs = 0;  // takes the logits of each step to the host
@@ -60,7 +60,7 @@ TEST_P(GpuSessionTest, the_device_draws_what_the_host_draws_from_its_logits) {
 }
 
 TEST_P(GpuSessionTest, graphs_draw_what_their_kernels_draw) {
-    for (const SamplingParams& sampling : settings()) {
+    for (const SamplingParams& sampling : drawing_settings()) {
         const GenerateRequest r = request(sampling, 80);
         const std::vector<int32_t> drawn = session->generate(r).tokens;
         int64_t seen = 0;
@@ -88,7 +88,7 @@ TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
     Runner runner(model, cache, nullptr), alone(model, alone_cache, nullptr);
     alone.context().tap = [](std::string_view, int, const Tensor&) {};  // the judge goes kernel by kernel
     GpuDecoder decoder(model, cache, runner.context(), runner.device_batch(), kSequences);
-    const std::vector<SamplingParams> all = settings();
+    const std::vector<SamplingParams> all = drawing_settings();
     for (size_t n = 1; n <= kSequences; ++n)
         for (int round = 0; round < 3; ++round) {
             std::vector<SequenceState> states;
@@ -141,7 +141,7 @@ TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
 }
 
 TEST_P(GpuSessionTest, damaged_kv_fails_the_request_alone) {
-    const std::vector<SamplingParams> all = settings();
+    const std::vector<SamplingParams> all = drawing_settings();
     const std::vector<int32_t> good = session->generate(request(all[0], 8)).tokens;
     for (const bool sampled : {false, true}) {
         session->prefill(prompt);
@@ -168,7 +168,7 @@ TEST_P(GpuSessionTest, damaged_kv_fails_the_request_alone) {
 }
 
 TEST_P(GpuSessionTest, a_callback_that_throws_leaves_the_sequence_as_far_as_it_was_told) {
-    for (const SamplingParams& sampling : settings()) {
+    for (const SamplingParams& sampling : drawing_settings()) {
         GenerateRequest r = request(sampling, 30);
         const std::vector<int32_t> whole = session->generate(r).tokens;
         int seen = 0;

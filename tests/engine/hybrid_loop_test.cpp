@@ -78,13 +78,13 @@ DecodeDevice noted(const DecodeDevice& device, Launched& note) {
     return out;
 }
 
-class World {
+class HybridWorld {
   public:
     /// Steps of up to `follow_rows` answers follow each other, all others are committed before the next.
-    World(const std::string& type, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
-        : World(SeededHybrid::open(type), o, follow_rows, seed) {}
+    HybridWorld(const std::string& type, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
+        : HybridWorld(SeededHybrid::open(type), o, follow_rows, seed) {}
     template <class Of>
-    World(std::unique_ptr<Of> checkpoint_or_model, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
+    HybridWorld(std::unique_ptr<Of> checkpoint_or_model, const EngineOptions& o, int64_t follow_rows, uint32_t seed)
         : machine_(std::move(checkpoint_or_model), o), random_(seed) {
         if (machine_.decoder() == nullptr && follow_rows > 0)  // else all is drawn by the host there
             machine_.use_decoder(stand_in_.emplace(machine_).functions());
@@ -201,7 +201,7 @@ class Forms {
 };
 
 /// Requests of all kinds, no two of which begin alike.
-std::vector<Asked> some_requests(Forms& forms, size_t count, std::mt19937& random) {
+std::vector<Asked> varied_requests(Forms& forms, size_t count, std::mt19937& random) {
     std::vector<Asked> all;
     for (size_t i = 0; i < count; ++i) {
         Asked a;
@@ -222,8 +222,8 @@ std::vector<Asked> some_requests(Forms& forms, size_t count, std::mt19937& rando
     return all;
 }
 
-void expect_same(const std::vector<Asked>& asked, const std::vector<Came>& came, const std::vector<Came>& expected,
-                 bool all_kept) {
+void expect_same_answers(const std::vector<Asked>& asked, const std::vector<Came>& came,
+                         const std::vector<Came>& expected, bool all_kept) {
     std::map<FinishReason, int> reasons;
     int64_t kept = 0;
     for (size_t i = 0; i < asked.size(); ++i) {
@@ -264,12 +264,12 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
     const EngineOptions o = loop_options();
     for (const int64_t follow_rows : {1, 2, 4}) {
         const bool alone = follow_rows == 1;
-        World ahead(GetParam(), o, follow_rows, 3), lone(GetParam(), o, 0, 4);
-        std::vector<Asked> asked = some_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 36, 12), random);
+        HybridWorld ahead(GetParam(), o, follow_rows, 3), lone(GetParam(), o, 0, 4);
+        std::vector<Asked> asked = varied_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 36, 12), random);
         std::vector<Asked> uncut = asked;
         for (Asked& a : uncut) a.cancel_at = a.breaks_at = SIZE_MAX;
         std::vector<Came> expected = lone.answer(uncut, true), came = ahead.answer(asked, alone);
-        expect_same(asked, came, expected, true);
+        expect_same_answers(asked, came, expected, true);
         // The next turns go on from what was kept.
         std::vector<Asked> turns;
         for (size_t i = 0; i < asked.size(); ++i) {
@@ -281,7 +281,7 @@ TEST_P(HybridLoop, a_device_that_runs_ahead_leaves_the_answers_and_the_state_of_
             turns.push_back(std::move(next));
         }
         expected = lone.answer(turns, true), came = ahead.answer(turns, alone);
-        expect_same(turns, came, expected, true);
+        expect_same_answers(turns, came, expected, true);
         for (size_t i = 0; i < turns.size(); ++i)
             EXPECT_EQ(came[i].heard.done->usage.cached, std::ssize(turns[i].prompt) - 5) << i;
         EXPECT_EQ(lone.launched.most_run, 0);
@@ -299,10 +299,10 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
     std::mt19937 random(23);
     EngineOptions o = loop_options();
     o.context = 160;
-    World lone(GetParam(), o, 0, 5);
+    HybridWorld lone(GetParam(), o, 0, 5);
     o.kv_tokens = 160;
-    World ahead(GetParam(), o, o.max_running, 6);
-    const std::vector<Asked> asked = some_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 40, 12), random);
+    HybridWorld ahead(GetParam(), o, o.max_running, 6);
+    const std::vector<Asked> asked = varied_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 40, 12), random);
     std::vector<Asked> uncut = asked;
     for (Asked& a : uncut) a.cancel_at = a.breaks_at = SIZE_MAX;
     const std::vector<Came> expected = lone.answer(uncut, true), came = ahead.answer(asked, false);
@@ -347,13 +347,13 @@ TEST(HybridLoop, an_answer_that_fails_in_the_middle_leaves_the_others_alone) {
     RT_CPU_ONLY("a model without a checkpoint");
     Forms forms;
     std::mt19937 random(29);
-    std::vector<Asked> asked = some_requests(forms, kThreadSanitizer ? 12 : 40, random);
+    std::vector<Asked> asked = varied_requests(forms, kThreadSanitizer ? 12 : 40, random);
     for (Asked& a : asked) a.cancel_at = a.breaks_at = SIZE_MAX;
-    const std::vector<Came> expected = World("bf16", loop_options(), 0, 7).answer(asked, true);
+    const std::vector<Came> expected = HybridWorld("bf16", loop_options(), 0, 7).answer(asked, true);
     const std::vector<int32_t>& some = expected[4].heard.tokens;
     ASSERT_GT(some.size(), 8u);
     const int32_t trouble = some[some.size() / 2];
-    World world(std::make_unique<DamagedHybrid>(trouble), loop_options(), 4, 8);
+    HybridWorld world(std::make_unique<DamagedHybrid>(trouble), loop_options(), 4, 8);
     const std::vector<Came> came = world.answer(asked, false);
     int failed = 0, answered = 0;
     for (size_t i = 0; i < asked.size(); ++i) {

@@ -20,10 +20,10 @@ std::vector<StateSpec> laguna_specs() {
     return specs;
 }
 
-struct World {
+struct LagunaMemory {
     std::vector<StateSpec> specs = laguna_specs();
     MemoryRequest request;
-    explicit World(int64_t available) {
+    explicit LagunaMemory(int64_t available) {
         request.max_context = 131072;
         request.available = available;
         request.weights = 19 * kGiB;
@@ -35,7 +35,7 @@ struct World {
 int64_t bytes(const MemoryPlan& plan) { return plan.kv + plan.workspace; }
 
 TEST(MemoryPlan, a_drafter_takes_its_share) {
-    World world(100 * kGiB);
+    LagunaMemory world(100 * kGiB);
     const MemoryPlan without = plan_gpu_memory(world.request);
     add_drafter(world.request, {.fixed = 2 * kGiB, .per_token = 20480, .per_row = 40960});
     const MemoryPlan with = plan_gpu_memory(world.request);
@@ -49,7 +49,7 @@ TEST(MemoryPlan, a_drafter_takes_its_share) {
 }
 
 TEST(MemoryPlan, gives_the_whole_context_and_the_largest_chunk_where_memory_is_plenty) {
-    const World world(100 * kGiB);
+    const LagunaMemory world(100 * kGiB);
     const MemoryPlan plan = plan_gpu_memory(world.request);
     EXPECT_EQ(plan.context, 131072);
     EXPECT_EQ(plan.chunk_rows, 8192);
@@ -61,7 +61,7 @@ TEST(MemoryPlan, gives_the_whole_context_and_the_largest_chunk_where_memory_is_p
 TEST(MemoryPlan, never_plans_more_than_there_is) {
     for (int64_t mib = 1500; mib < 12000; mib += 137)
         for (const DType type : {DType::f16, DType::f8_e4m3, DType::q4_0, DType::tq3_0}) {
-            World world(mib << 20);
+            LagunaMemory world(mib << 20);
             world.request.k_dtype = world.request.v_dtype = type;
             const MemoryPlan plan = plan_gpu_memory(world.request);
             EXPECT_LE(bytes(plan), world.request.available);
@@ -72,14 +72,14 @@ TEST(MemoryPlan, never_plans_more_than_there_is) {
 }
 
 TEST(MemoryPlan, prefers_a_longer_context_to_a_larger_chunk) {
-    World world(7 * kGiB);
+    LagunaMemory world(7 * kGiB);
     const MemoryPlan plan = plan_gpu_memory(world.request);
     EXPECT_EQ(plan.context, 131072);
     EXPECT_LT(plan.chunk_rows, 8192);
 }
 
 TEST(MemoryPlan, keeps_to_what_was_asked_for) {
-    World world(100 * kGiB);
+    LagunaMemory world(100 * kGiB);
     world.request.context = 5000;
     world.request.chunk_rows = 700;
     const MemoryPlan plan = plan_gpu_memory(world.request);
@@ -88,7 +88,7 @@ TEST(MemoryPlan, keeps_to_what_was_asked_for) {
 }
 
 TEST(MemoryPlan, an_impossible_request_says_what_would_fit) {
-    World world(3 * kGiB);
+    LagunaMemory world(3 * kGiB);
     world.request.context = 131072;
     try {
         plan_gpu_memory(world.request);
@@ -105,12 +105,12 @@ TEST(MemoryPlan, an_impossible_request_says_what_would_fit) {
 }
 
 TEST(MemoryPlan, far_too_little_memory_is_an_error_not_a_tiny_context) {
-    World world(100 << 20);
+    LagunaMemory world(100 << 20);
     EXPECT_THROW(plan_gpu_memory(world.request), Error);
 }
 
 TEST(MemoryPlan, describes_itself_with_units) {
-    const World world(100 * kGiB);
+    const LagunaMemory world(100 * kGiB);
     const std::string text = describe(plan_gpu_memory(world.request), DType::f16, DType::q8_0);
     EXPECT_NE(text.find("weights 19.00 GiB"), std::string::npos) << text;
     EXPECT_NE(text.find("131072 tokens, f16/q8_0"), std::string::npos) << text;

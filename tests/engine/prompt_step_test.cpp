@@ -16,7 +16,7 @@ std::vector<float> on_host(const Tensor& logits) {
     return values;
 }
 
-std::vector<int32_t> some_tokens(int32_t count, int32_t seed) {
+std::vector<int32_t> patterned_tokens(int32_t count, int32_t seed) {
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < count; ++i) tokens.push_back((i * 37 + seed * 101) % 250 + 1);
     return tokens;
@@ -56,7 +56,7 @@ struct DemoModel {
 TEST(PromptStep, keeps_what_layers_put_out_as_a_whole_step_does) {
     DemoModel demo;
     const std::vector<int32_t> layers = {-1, 0, 2, static_cast<int32_t>(demo.model->info().num_hidden_layers) - 1};
-    const std::vector<int32_t> tokens = some_tokens(40, 3);
+    const std::vector<int32_t> tokens = patterned_tokens(40, 3);
     demo.runner.capture(layers);
     demo.prompts.capture(layers);
     SequenceState a(demo.cache), b(demo.cache);
@@ -78,8 +78,9 @@ TEST(PromptStep, keeps_what_layers_put_out_as_a_whole_step_does) {
 TEST(PromptStep, in_parts_between_steps_of_others_it_has_the_bits_of_whole_steps) {
     DemoModel demo;
     const int64_t layers = demo.model->info().num_hidden_layers;
-    const std::vector<int32_t> talk = some_tokens(20, 1), said = some_tokens(40, 2), first = some_tokens(64, 3),
-                               second = some_tokens(50, 4), other = some_tokens(14, 5);
+    const std::vector<int32_t> talk = patterned_tokens(20, 1), said = patterned_tokens(40, 2),
+                               first = patterned_tokens(64, 3), second = patterned_tokens(50, 4),
+                               other = patterned_tokens(14, 5);
     std::vector<std::vector<float>> words, reads;
     {
         SequenceState a(demo.cache), b(demo.cache), c(demo.cache);
@@ -126,7 +127,7 @@ TEST(PromptStep, in_parts_between_steps_of_others_it_has_the_bits_of_whole_steps
 
 TEST(PromptStep, one_that_is_dropped_leaves_room_for_the_next) {
     DemoModel demo;
-    const std::vector<int32_t> first = some_tokens(64, 3), second = some_tokens(50, 4);
+    const std::vector<int32_t> first = patterned_tokens(64, 3), second = patterned_tokens(50, 4);
     SequenceState a(demo.cache), b(demo.cache);
     const std::vector<float> expected = demo.read(a, second);
     ASSERT_TRUE(b.try_reserve(64));

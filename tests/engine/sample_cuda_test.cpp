@@ -4,12 +4,10 @@
 namespace riptide::testing {
 namespace {
 
-using Answer = SampledAnswer;
-
 /// All settings side by side, for `steps` tokens each; returns the number of draws compared.
-int64_t compare(int64_t vocab, size_t steps, unsigned seed) {
+int64_t compare_draws(int64_t vocab, size_t steps, unsigned seed) {
     std::mt19937 random(seed);
-    std::vector<Answer> answers;
+    std::vector<SampledAnswer> answers;
     std::vector<int32_t> prompt(20);
     for (int32_t& token : prompt) token = static_cast<int32_t>(random() % static_cast<unsigned>(vocab));
     for (const SamplingParams& params : some_settings(vocab, {28, 0, 2, 1}))  // filter, greedy, all, few
@@ -47,16 +45,17 @@ TEST(SampleCuda, draws_the_cpus_tokens_from_small_vocabularies) {
     RT_GPU_ONLY();
     int64_t draws = 0;
     for (const int64_t vocab : fewer<std::vector<int64_t>>({1, 3, 50, 64, 257, 512, 513, 1000, 1024, 5003}, {1, 257}))
-        draws += compare(vocab, fewer(vocab <= 1024 ? 48 : 24, 1), static_cast<unsigned>(vocab));
+        draws += compare_draws(vocab, fewer(vocab <= 1024 ? 48 : 24, 1), static_cast<unsigned>(vocab));
     EXPECT_GE(draws, fewer(20000, 90));
 }
 
 TEST(SampleCuda, draws_the_cpus_tokens_from_a_large_vocabulary) {
     RT_GPU_ONLY();
-    EXPECT_GT(compare(fewer(100352, 1300), fewer(30, 1), 1), 0);
+    EXPECT_GT(compare_draws(fewer(100352, 1300), fewer(30, 1), 1), 0);
     if (brief_counts()) return;
-    EXPECT_GT(compare(151937, 6, 2), 0);
-    EXPECT_GT(compare(248320, 2, 3), 0);  // Qwen3.5's: more than 48 KB of shared memory, static and dynamic together
+    EXPECT_GT(compare_draws(151937, 6, 2), 0);
+    // Qwen3.5's: more than 48 KB of shared memory, static and dynamic together.
+    EXPECT_GT(compare_draws(248320, 2, 3), 0);
 }
 
 struct Few {
@@ -68,7 +67,7 @@ struct Few {
         for (int64_t r = 0; r < count; ++r) rows.push_back(normals(static_cast<size_t>(vocab), static_cast<uint64_t>(r + 1), 2));
     }
     void start(int64_t slot, const SamplingParams& params) {
-        slots.start(slot, Answer(params, {}, slots.state().vocab).start());
+        slots.start(slot, SampledAnswer(params, {}, slots.state().vocab).start());
     }
     std::vector<int32_t> draw(const std::vector<int32_t>& positions, const std::vector<int32_t>& slot_of = {},
                               bool accept = true) {
@@ -105,7 +104,7 @@ TEST(SampleCuda, rows_use_the_slots_they_name_and_only_accepted_tokens_count) {
     RT_GPU_ONLY();
     const int64_t vocab = 2000;
     Few few(3, vocab);
-    std::vector<Answer> answers;
+    std::vector<SampledAnswer> answers;
     for (int64_t slot = 0; slot < 3; ++slot) {
         SamplingParams params = settings(vocab)[static_cast<size_t>(25 + slot)];
         params.presence_penalty = 2;
@@ -119,7 +118,7 @@ TEST(SampleCuda, rows_use_the_slots_they_name_and_only_accepted_tokens_count) {
         const bool accept = step % 2 == 1;
         const auto drawn = few.draw({step, step, step}, slot_of, accept);
         for (size_t r = 0; r < 3; ++r) {
-            Answer& answer = answers[static_cast<size_t>(slot_of[r])];
+            SampledAnswer& answer = answers[static_cast<size_t>(slot_of[r])];
             EXPECT_EQ(drawn[r], answer.draw(few.rows[r], step + 1)) << "row " << r << ", step " << step;
             if (accept) answer.sampler.accept(drawn[r]);
         }
@@ -141,7 +140,7 @@ TEST(SampleCuda, a_recorded_draw_follows_the_parameters_in_device_memory) {
     for (size_t i = 0; i < all.size(); i += fewer<size_t>(1, 8)) {
         few.start(0, all[i]);
         graph.launch();
-        Answer answer(all[i], {}, vocab);
+        SampledAnswer answer(all[i], {}, vocab);
         EXPECT_EQ(values_of<int32_t>(tokens)[0], answer.draw(few.rows[0], 42)) << "setting " << i;
     }
 }
@@ -154,7 +153,7 @@ TEST(SampleCuda, an_answer_may_begin_with_tokens_drawn_elsewhere) {
     params.temperature = 0;
     params.frequency_penalty = 0.5;
     params.min_tokens = 3;
-    Answer answer(params, {}, vocab);
+    SampledAnswer answer(params, {}, vocab);
     ops::SampleStart start = answer.start();
     const auto best = static_cast<int32_t>(std::max_element(few.rows[0].begin(), few.rows[0].end()) - few.rows[0].begin());
     const std::vector<int32_t> before = {best, best, 7};

@@ -90,7 +90,7 @@ class Drawer {
 };
 
 /// All settings side by side, with masks and without, for `steps` tokens each.
-int64_t compare(int64_t vocab, size_t steps, unsigned seed) {
+int64_t compare_masked_draws(int64_t vocab, size_t steps, unsigned seed) {
     std::mt19937 random(seed);
     std::vector<SampledAnswer> answers;
     // With kinds of masks in turn: filters of nearly all (by min_p) and of 40; greedy, all and few.
@@ -134,15 +134,15 @@ int64_t compare(int64_t vocab, size_t steps, unsigned seed) {
 TEST(SampleMask, masked_logits_are_impossible_in_small_vocabularies) {
     int64_t draws = 0;
     for (const int64_t vocab : fewer<std::vector<int64_t>>({1, 3, 31, 32, 33, 64, 65, 257, 513, 1000, 5003}, {33, 257}))
-        draws += compare(vocab, fewer(vocab <= 1000 ? 36 : 18, 1), static_cast<unsigned>(vocab));
+        draws += compare_masked_draws(vocab, fewer(vocab <= 1000 ? 36 : 18, 1), static_cast<unsigned>(vocab));
     EXPECT_GE(draws, fewer(10000, 25));
 }
 
 TEST(SampleMask, masked_logits_are_impossible_in_a_large_vocabulary) {
-    EXPECT_GT(compare(fewer(100352, 2003), fewer(3, 1), 1), fewer(60, 4));
+    EXPECT_GT(compare_masked_draws(fewer(100352, 2003), fewer(3, 1), 1), fewer(60, 4));
     if (!brief_counts()) {
-        EXPECT_GT(compare(151937, 1, 2), 20);
-        EXPECT_GT(compare(248320, 1, 3), 20);
+        EXPECT_GT(compare_masked_draws(151937, 1, 2), 20);
+        EXPECT_GT(compare_masked_draws(248320, 1, 3), 20);
     }
 }
 

@@ -20,7 +20,7 @@
 namespace riptide::testing {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 std::vector<float> random_logits(size_t n, unsigned seed, double spread = 2) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal(0, spread);
@@ -36,7 +36,7 @@ Distribution distribution(Sampler& sampler, const std::vector<float>& logits) {
     return {pairs.begin(), pairs.end()};
 }
 
-void expect_equal(const Distribution& a, const Distribution& b) {
+void expect_equal_weights(const Distribution& a, const Distribution& b) {
     ASSERT_EQ(a.size(), b.size());
     for (const auto& [token, p] : b) {
         ASSERT_TRUE(a.contains(token)) << token;
@@ -79,7 +79,7 @@ TEST(Sampler, filters_give_the_defined_distribution) {
         const std::vector<float> logits = random_logits(size, static_cast<unsigned>(size));
         for (const SamplingParams& s : many_params()) {
             Sampler sampler(s, std::ssize(logits));
-            expect_equal(distribution(sampler, logits), exact(widened(logits), s));
+            expect_equal_weights(distribution(sampler, logits), exact(widened(logits), s));
         }
     }
 }
@@ -176,17 +176,17 @@ TEST(Sampler, temperature_0_is_the_largest_logit_and_the_lowest_id_of_equals) {
     s.top_p = 0.1;
     s.logprobs = 0;
     Sampler sampler(s, 5);
-    const std::vector<float> logits = {1, 4, 2, 4, -kInf};
+    const std::vector<float> logits = {1, 4, 2, 4, -kInfinity};
     for (int position = 0; position < 50; ++position) EXPECT_EQ(sampler.sample(logits, position).token, 1);
     EXPECT_EQ(sampler.sample(logits, 0).sampling_logprob, 0);
-    expect_equal(distribution(sampler, logits), {{1, 1.0}});
+    expect_equal_weights(distribution(sampler, logits), {{1, 1.0}});
 }
 
 TEST(Sampler, ties_with_the_kth_logit_stay) {
     SamplingParams s;
     s.top_k = 2;
     Sampler sampler(s, 5);
-    expect_equal(distribution(sampler, {3, 1, 1, 0, 1}), exact({3, 1, 1, 0, 1}, s));
+    expect_equal_weights(distribution(sampler, {3, 1, 1, 0, 1}), exact({3, 1, 1, 0, 1}, s));
     EXPECT_EQ(distribution(sampler, {3, 1, 1, 0, 1}).size(), 4u);
 }
 
@@ -194,7 +194,7 @@ TEST(Sampler, top_p_takes_lower_ids_first_among_equals) {
     SamplingParams s;
     s.top_p = 0.5;
     Sampler sampler(s, 4);
-    expect_equal(distribution(sampler, {1, 1, 1, 1}), {{0, 0.5}, {1, 0.5}});
+    expect_equal_weights(distribution(sampler, {1, 1, 1, 1}), {{0, 0.5}, {1, 0.5}});
 }
 
 // With the filters in another order these would differ.
@@ -204,7 +204,7 @@ TEST(Sampler, top_k_comes_before_top_p_and_temperature_between) {
     s.top_k = 2;
     s.top_p = 0.55;  // of all four tokens two, of the best two (4/7, 3/7) one
     Sampler first(s, 4);
-    expect_equal(distribution(first, logits), {{0, 1.0}});
+    expect_equal_weights(distribution(first, logits), {{0, 1.0}});
     s.top_k = 0;
     s.top_p = 0.5;
     s.temperature = 2;  // p ~ sqrt: 0.325, 0.282, ..: the best two are needed; before temperature 0.4 + 0.3
@@ -229,7 +229,7 @@ TEST(Sampler, penalties_come_before_everything_and_use_the_right_history) {
     sampler.accept(2);
     // Repetition: prompt and answer, once. Frequency and presence: the answer alone.
     const std::vector<double> penalised = {2 / 1.5, 1 / 1.5 - 0.25 * 2 - 0.5, -1 * 1.5 - 0.25 - 0.5, 0.5, 1.25};
-    expect_equal(distribution(sampler, logits), exact(penalised, s));
+    expect_equal_weights(distribution(sampler, logits), exact(penalised, s));
     SamplingParams greedy = s;
     greedy.temperature = 0;
     greedy.presence_penalty = 2;
@@ -247,7 +247,7 @@ TEST(Sampler, sampling_does_not_change_the_history) {
     const std::vector<float> logits = random_logits(8, 1);
     const Distribution before = distribution(sampler, logits);
     for (int i = 0; i < 10; ++i) sampler.sample(logits, i);
-    expect_equal(distribution(sampler, logits), before);
+    expect_equal_weights(distribution(sampler, logits), before);
 }
 
 TEST(Sampler, stop_ids_wait_for_min_tokens) {
@@ -289,10 +289,10 @@ TEST(Sampler, extreme_logits_are_sampled_without_overflow) {
     SamplingParams s;
     s.temperature = 0.01;
     Sampler sampler(s, 4);
-    expect_equal(distribution(sampler, {3e38f, -3e38f, 3e38f, -kInf}), {{0, 0.5}, {2, 0.5}});
+    expect_equal_weights(distribution(sampler, {3e38f, -3e38f, 3e38f, -kInfinity}), {{0, 0.5}, {2, 0.5}});
     s.temperature = 1e-300;
     Sampler cold(s, 3);
-    expect_equal(distribution(cold, {1, 2, 2}), {{1, 0.5}, {2, 0.5}});
+    expect_equal_weights(distribution(cold, {1, 2, 2}), {{1, 0.5}, {2, 0.5}});
 }
 
 TEST(Sampler, damaged_logits_are_errors) {
@@ -300,7 +300,8 @@ TEST(Sampler, damaged_logits_are_errors) {
         SamplingParams s;
         s.temperature = temperature;
         Sampler sampler(s, 3);
-        for (const std::vector<float>& bad : {std::vector<float>{0, NAN, 0}, {0, kInf, 0}, {-kInf, -kInf, -kInf}}) {
+        for (const std::vector<float>& bad :
+             {std::vector<float>{0, NAN, 0}, {0, kInfinity, 0}, {-kInfinity, -kInfinity, -kInfinity}}) {
             EXPECT_THROW(sampler.sample(bad, 0), Error);
             EXPECT_THROW(sampler.distribution(bad), Error);
         }
@@ -373,18 +374,18 @@ TEST(Sampler, the_short_way_of_greedy_sampling_finds_the_token_of_the_long_one) 
             std::vector<float> logits = random_logits(n, seed);
             for (float& logit : logits) {
                 if (seed % 2 == 0) logit = std::round(logit);  // many equals
-                if (seed % 5 == 0 && logit < 1) logit = -kInf;
+                if (seed % 5 == 0 && logit < 1) logit = -kInfinity;
             }
-            if (std::count(logits.begin(), logits.end(), -kInf) == std::ssize(logits)) logits[n / 2] = -3;
+            if (std::count(logits.begin(), logits.end(), -kInfinity) == std::ssize(logits)) logits[n / 2] = -3;
             EXPECT_EQ(fast.sample(logits, 9).token, slow.sample(logits, 9).token) << n << " " << seed;
         }
-        for (const float damaged : {kInf, std::numeric_limits<float>::quiet_NaN()})
+        for (const float damaged : {kInfinity, std::numeric_limits<float>::quiet_NaN()})
             for (const size_t place : {size_t{0}, n / 2, n - 1}) {
                 std::vector<float> logits = random_logits(n, 3);
                 logits[place] = damaged;
                 EXPECT_THROW(fast.sample(logits, 9), Error) << n << " " << place;
             }
-        EXPECT_THROW(fast.sample(std::vector<float>(n, -kInf), 9), Error);
+        EXPECT_THROW(fast.sample(std::vector<float>(n, -kInfinity), 9), Error);
     }
 }
 
@@ -415,7 +416,7 @@ TEST(Sampler, tokens_that_are_not_allowed_are_as_if_their_logits_were_minus_infi
         std::vector<uint64_t> allowed(3, 0);
         for (size_t token = 0; token < logits.size(); ++token) {
             if (random() % 4 == 0 || token == 7) allowed[token / 64] |= uint64_t{1} << (token % 64);
-            else masked[token] = -kInf;
+            else masked[token] = -kInfinity;
         }
         SamplingParams p;
         p.temperature = round % 3 == 0 ? 0 : 1.3;

@@ -22,7 +22,7 @@ class Scenario {
 
     void run(int64_t steps, Totals& totals) {
         const size_t busy = 2 + pick(12);
-        for (int64_t i = 0; i < steps && !testing::Test::HasFatalFailure(); ++i) act(busy);
+        for (int64_t i = 0; i < steps && !::testing::Test::HasFatalFailure(); ++i) act(busy);
         world_.give_back();
         // From here on each step gets a row done, and rows are done again only as often as counted.
         int64_t work = 0;
@@ -136,8 +136,8 @@ class Scenario {
 void run_scenarios(int64_t steps, uint64_t first_seed) {
     Totals t;
     uint64_t seed = first_seed;
-    for (; t.steps < steps && !testing::Test::HasFailure(); ++seed) {
-        SCOPED_TRACE(testing::Message() << "seed " << seed);
+    for (; t.steps < steps && !::testing::Test::HasFailure(); ++seed) {
+        SCOPED_TRACE(::testing::Message() << "seed " << seed);
         Scenario(seed).run(500, t);
     }
     std::printf(

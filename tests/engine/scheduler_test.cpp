@@ -274,7 +274,7 @@ TEST(scheduler, no_flood_of_higher_priorities_starves_a_background_request) {
         uint64_t session = 100;
         for (int i = 0; i < 30; ++i) world.submit(request(world.invent(8), 12, ++session, 2));
         const RequestId poor = world.submit(request(world.invent(30), 20, 1, 0));
-        while (!world.asked().at(poor).why && world.steps() < 2000 && !testing::Test::HasFatalFailure()) {
+        while (!world.asked().at(poor).why && world.steps() < 2000 && !::testing::Test::HasFatalFailure()) {
             // Always 30 others, each of a new session.
             while (world.scheduler().waiting() < 30) world.submit(request(world.invent(8), 12, ++session, 2));
             world.step();
@@ -293,7 +293,7 @@ TEST(scheduler, a_large_request_is_not_overtaken_by_small_ones_for_ever) {
     SchedulerWorld world(o, 13);
     for (uint64_t i = 0; i < 4; ++i) world.submit(request(world.invent(8), 12, i));
     const RequestId large = world.submit(request(world.invent(72), 8, 99));  // every page there is
-    while (!world.asked().at(large).why && world.steps() < 1000 && !testing::Test::HasFatalFailure()) {
+    while (!world.asked().at(large).why && world.steps() < 1000 && !::testing::Test::HasFatalFailure()) {
         while (world.scheduler().waiting() < 10) world.submit(request(world.invent(8), 12, world.pick(1000)));
         world.step();
     }
@@ -362,7 +362,7 @@ TEST(scheduler, steps_run_ahead_leave_what_single_steps_leave) {
         for (int s = 0; s < 4; ++s) ahead += world.step_ahead(9) > 1;
         if (i % 7 == 0) world.cancel(static_cast<RequestId>(1 + i / 2));
     }
-    while (world.alive() > 0 && !testing::Test::HasFatalFailure()) ahead += world.step_ahead(9) > 1;
+    while (world.alive() > 0 && !::testing::Test::HasFatalFailure()) ahead += world.step_ahead(9) > 1;
     EXPECT_GT(ahead, 20);
 }
 

@@ -401,7 +401,7 @@ inline WorldOptions small(int32_t pages, int32_t sequences) {
 /// Runs until nothing is left; the number of steps.
 inline int64_t drain(SchedulerWorld& world, int64_t most = 10'000) {
     const int64_t begin = world.steps();
-    while (world.alive() > 0 && world.steps() < begin + most && !testing::Test::HasFatalFailure()) world.step();
+    while (world.alive() > 0 && world.steps() < begin + most && !::testing::Test::HasFatalFailure()) world.step();
     EXPECT_EQ(world.alive(), 0);
     return world.steps() - begin;
 }

@@ -14,15 +14,6 @@
 namespace riptide::testing {
 namespace {
 
-struct Case {
-    std::string model;
-    DType kv;
-};
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-    return info.param.model + "_" + dtype_name(info.param.kv);
-}
-
 /// An answer of plain decoding, alone. The prompt's first two tokens are no other's.
 struct Truth {
     std::vector<int32_t> prompt, whole;
@@ -39,7 +30,7 @@ constexpr size_t kSomeWays = kThreadSanitizer ? 4 : 16;
 /// What a drafter does for an answer.
 enum class Manner { right, often_right, second, random, repeating, wrong };
 
-class SpeculationCrowd : public ::testing::TestWithParam<Case> {
+class SpeculationCrowd : public ::testing::TestWithParam<ModelAndKv> {
   protected:
     std::string path() const {
         const std::string& name = GetParam().model;
@@ -244,12 +235,12 @@ class SpeculationCrowd : public ::testing::TestWithParam<Case> {
     int64_t vocab_ = 0;
 };
 
-std::vector<Case> cases() {
+std::vector<ModelAndKv> crowd_cases() {
     if (kThreadSanitizer) return {{"demo", DType::q8_0}, {"qwen35_tied", DType::f32}, {"qwen35_moe", DType::q8_0}};
     return {{"demo", DType::f32},  {"demo", DType::f16},        {"demo", DType::f8_e4m3},   {"demo", DType::q8_0},
             {"demo", DType::q4_0}, {"qwen35_tied", DType::f32}, {"qwen35_moe", DType::q8_0}};
 }
-INSTANTIATE_TEST_SUITE_P(All, SpeculationCrowd, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, SpeculationCrowd, ::testing::ValuesIn(crowd_cases()), model_and_kv_name);
 
 TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     const int64_t wanted = wanted_tokens(kThreadSanitizer ? 500 : 2'000);

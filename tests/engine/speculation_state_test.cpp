@@ -24,22 +24,13 @@ class WatchingDrafter final : public TestDrafter {
     std::function<void()> seen_;
 };
 
-struct Case {
-    std::string model;
-    DType kv;
-};
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-    return info.param.model + "_" + dtype_name(info.param.kv);
-}
-
-class SpeculationState : public ::testing::TestWithParam<Case> {};
-std::vector<Case> cases() {
-    std::vector<Case> all = {{"qwen35_tied", DType::f32}, {"qwen35_moe", DType::q8_0}};
+class SpeculationState : public ::testing::TestWithParam<ModelAndKv> {};
+std::vector<ModelAndKv> state_cases() {
+    std::vector<ModelAndKv> all = {{"qwen35_tied", DType::f32}, {"qwen35_moe", DType::q8_0}};
     if (!kThreadSanitizer) all.insert(all.begin(), {{"demo", DType::f32}, {"demo", DType::q8_0}});
     return all;
 }
-INSTANTIATE_TEST_SUITE_P(All, SpeculationState, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, SpeculationState, ::testing::ValuesIn(state_cases()), model_and_kv_name);
 
 /// At every commit what a step may have changed (newest_hash), and now and then every page.
 TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {

@@ -17,16 +17,7 @@ namespace {
 
 constexpr const char* kCode = "〈|EOS|〉def fibonacci(n):\n";
 
-struct Setting {
-    std::string model;
-    DType kv;
-};
-
-std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {
-    return info.param.model + "_" + dtype_name(info.param.kv);
-}
-
-class SpeculationTest : public ::testing::TestWithParam<Setting> {
+class SpeculationTest : public ::testing::TestWithParam<ModelAndKv> {
   protected:
     std::unique_ptr<Session> session = open();
     std::vector<int32_t> prompt = make_prompt();
@@ -98,17 +89,17 @@ class SpeculationTest : public ::testing::TestWithParam<Setting> {
     }
 };
 
-std::vector<Setting> settings() {
-    std::vector<Setting> all = {{"laguna_xs2", DType::f16},
-                                {"qwen3_tied", DType::f32},
-                                {"qwen35_tied", DType::f32},
-                                {"qwen35_moe", DType::q8_0}};
+std::vector<ModelAndKv> chain_cases() {
+    std::vector<ModelAndKv> all = {{"laguna_xs2", DType::f16},
+                                   {"qwen3_tied", DType::f32},
+                                   {"qwen35_tied", DType::f32},
+                                   {"qwen35_moe", DType::q8_0}};
     // A session of one thread.
     if (!kThreadSanitizer)
         all.insert(all.begin(), {{"demo", DType::f32}, {"demo", DType::q8_0}, {"demo", DType::q4_0}});
     return all;
 }
-INSTANTIATE_TEST_SUITE_P(All, SpeculationTest, ::testing::ValuesIn(settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(All, SpeculationTest, ::testing::ValuesIn(chain_cases()), model_and_kv_name);
 
 TEST_P(SpeculationTest, chains_of_any_width_change_nothing) {
     const GenerateRequest r = request(61);

@@ -1,14 +1,28 @@
 // Drafters that are right, wrong or random on purpose.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "engine/drafter.h"
+#include "tensor/dtype.h"
 
 namespace riptide::testing {
+
+/// A model to guess for, and the type of its K/V.
+struct ModelAndKv {
+    std::string model;
+    DType kv;
+};
+
+inline std::string model_and_kv_name(const ::testing::TestParamInfo<ModelAndKv>& info) {
+    return info.param.model + "_" + dtype_name(info.param.kv);
+}
 
 /// Keeps what it is told. What it guesses is up to `rule`.
 class TestDrafter : public Drafter {

@@ -13,13 +13,8 @@ namespace {
 
 using test::Bytes;
 using test::expect_error;
+using test::pattern;
 using test::TempFolder;
-
-Bytes pattern(int64_t count, int seed) {
-    Bytes bytes(static_cast<size_t>(count));
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + static_cast<size_t>(seed));
-    return bytes;
-}
 
 std::vector<std::pair<GgufType, json::array>> samples() {
     using L64 = std::numeric_limits<int64_t>;

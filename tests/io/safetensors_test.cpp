@@ -12,27 +12,22 @@ namespace {
 using test::Bytes;
 using test::expect_error;
 using test::kSmallHeader;
+using test::pattern;
 using test::safetensors_image;
 using test::TempFolder;
 
-Bytes pattern(int64_t count, int seed) {
-    Bytes bytes(static_cast<size_t>(count));
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 5 + static_cast<size_t>(seed));
-    return bytes;
-}
-
-void open_exact(std::span<const std::byte> image) {
+void open_exact_safetensors(std::span<const std::byte> image) {
     const auto exact = std::make_unique<std::byte[]>(std::max<size_t>(image.size(), 1));
     std::copy(image.begin(), image.end(), exact.get());
     (void)SafetensorsModel::from_memory({exact.get(), image.size()}, "bad.safetensors");
 }
 
-void expect_refused(const Bytes& image, std::initializer_list<std::string_view> parts) {
-    EXPECT_EQ(expect_error([&] { open_exact(image); }, parts), ErrorKind::data);
+void expect_safetensors_refused(const Bytes& image, std::initializer_list<std::string_view> parts) {
+    EXPECT_EQ(expect_error([&] { open_exact_safetensors(image); }, parts), ErrorKind::data);
 }
 
-void expect_refused(std::string_view header, size_t data, std::initializer_list<std::string_view> parts) {
-    expect_refused(safetensors_image(header, data), parts);
+void expect_safetensors_refused(std::string_view header, size_t data, std::initializer_list<std::string_view> parts) {
+    expect_safetensors_refused(safetensors_image(header, data), parts);
 }
 
 std::string one(std::string_view dtype, std::string_view shape, std::string_view offsets) {
@@ -78,87 +73,88 @@ TEST(Safetensors, every_tensor_type_survives_writing_and_reading) {
 }
 
 TEST(Safetensors, an_empty_file_of_tensors_and_spaces_are_valid) {
-    open_exact(safetensors_image("{}", 0));
-    open_exact(safetensors_image("{}      ", 0));
-    open_exact(
+    open_exact_safetensors(safetensors_image("{}", 0));
+    open_exact_safetensors(safetensors_image("{}      ", 0));
+    open_exact_safetensors(
         safetensors_image("{ \"w\" :\n{\"shape\": [ 2 ] , \"dtype\" : \"F32\", \"data_offsets\" : [0 , 8]}\t}   ", 8));
-    open_exact(safetensors_image(
+    open_exact_safetensors(safetensors_image(
         R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
         8));
-    open_exact(safetensors_image(
+    open_exact_safetensors(safetensors_image(
         R"({"__metadata__":{"dtype":"a","w":"\"{:["},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4));
 }
 
 TEST(Safetensors, a_cut_at_any_byte_is_an_error) {
     const Bytes image = safetensors_image(kSmallHeader, 22);
-    open_exact(image);
+    open_exact_safetensors(image);
     for (size_t length = 0; length < image.size(); ++length) {
         SCOPED_TRACE(length);
         const Bytes cut(image.begin(), image.begin() + static_cast<std::ptrdiff_t>(length));
-        expect_refused(cut, {"bad.safetensors: "});
-        if (length > 10) expect_refused(cut, {"truncated"});
+        expect_safetensors_refused(cut, {"bad.safetensors: "});
+        if (length > 10) expect_safetensors_refused(cut, {"truncated"});
     }
     const size_t data = image.size() - 22;
     const Bytes cut(image.begin(), image.end() - 1);
-    expect_refused(
+    expect_safetensors_refused(
         cut, {fmt::format("truncated: tensor b needs bytes {}-{}, file has {}", data + 16, data + 22, data + 21)});
     Bytes longer = image;
     longer.resize(image.size() + 7);
-    expect_refused(longer, {"7 bytes too many"});
+    expect_safetensors_refused(longer, {"7 bytes too many"});
 }
 
 TEST(Safetensors, offsets_and_shapes_must_agree) {
-    expect_refused(one("\"F32\"", "[2,2]", "[0,12]"), 12, {"tensor w f32 [2, 2] has 12 bytes, expected 16"});
-    expect_refused(one("\"F32\"", "[2]", "[4,12]"), 12, {"4 unused bytes between the header and tensor w"});
-    expect_refused(one("\"F32\"", "[2]", "[8,0]"), 8, {"[begin, end]"});
-    expect_refused(one("\"F32\"", "[2]", "[0]"), 8, {"[begin, end]"});
-    expect_refused(one("\"F32\"", "[2]", "[0,8,8]"), 8, {"[begin, end]"});
-    expect_refused(one("\"F32\"", "[0]", "[0,0]"), 0, {"no dimension of 0"});
-    expect_refused(one("\"F32\"", "[-2]", "[0,8]"), 8, {"-2", "whole numbers"});
-    expect_refused(one("\"F32\"", "[2.0]", "[0,8]"), 8, {"whole numbers"});
-    expect_refused(one("\"F32\"", "[18446744073709551615]", "[0,8]"), 8, {"whole numbers"});
-    expect_refused(one("\"F32\"", "[4611686018427387904,4]", "[0,8]"), 8, {"overflows"});
-    expect_refused(one("\"F32\"", "[9223372036854775807]", "[0,8]"), 8, {"overflows"});
-    expect_refused(one("\"F32\"", "[2]", "[9223372036854775799,9223372036854775807]"), 8, {"unused bytes"});
-    expect_refused(one("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, {"9 dimensions"});
-    expect_refused(one("\"F33\"", "[2]", "[0,8]"), 8, {"dtype F33"});
-    expect_refused(one("\"U32\"", "[2]", "[0,8]"), 8, {"dtype U32", "MLX", "take a GGUF file"});
-    expect_refused(one("\"\"", "[2]", "[0,8]"), 8, {"dtype"});
-    expect_refused(one("7", "[2]", "[0,8]"), 8, {"dtype is not a string"});
-    expect_refused(one("\"F32\"", "2", "[0,8]"), 8, {"shape is not an array"});
-    expect_refused(R"({"w":{"dtype":"F32","shape":[2]}})", 8, {"has no data_offsets"});
-    expect_refused(R"({"w":[]})", 8, {"not described by an object"});
-    expect_refused(
+    expect_safetensors_refused(one("\"F32\"", "[2,2]", "[0,12]"), 12,
+                               {"tensor w f32 [2, 2] has 12 bytes, expected 16"});
+    expect_safetensors_refused(one("\"F32\"", "[2]", "[4,12]"), 12, {"4 unused bytes between the header and tensor w"});
+    expect_safetensors_refused(one("\"F32\"", "[2]", "[8,0]"), 8, {"[begin, end]"});
+    expect_safetensors_refused(one("\"F32\"", "[2]", "[0]"), 8, {"[begin, end]"});
+    expect_safetensors_refused(one("\"F32\"", "[2]", "[0,8,8]"), 8, {"[begin, end]"});
+    expect_safetensors_refused(one("\"F32\"", "[0]", "[0,0]"), 0, {"no dimension of 0"});
+    expect_safetensors_refused(one("\"F32\"", "[-2]", "[0,8]"), 8, {"-2", "whole numbers"});
+    expect_safetensors_refused(one("\"F32\"", "[2.0]", "[0,8]"), 8, {"whole numbers"});
+    expect_safetensors_refused(one("\"F32\"", "[18446744073709551615]", "[0,8]"), 8, {"whole numbers"});
+    expect_safetensors_refused(one("\"F32\"", "[4611686018427387904,4]", "[0,8]"), 8, {"overflows"});
+    expect_safetensors_refused(one("\"F32\"", "[9223372036854775807]", "[0,8]"), 8, {"overflows"});
+    expect_safetensors_refused(one("\"F32\"", "[2]", "[9223372036854775799,9223372036854775807]"), 8, {"unused bytes"});
+    expect_safetensors_refused(one("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, {"9 dimensions"});
+    expect_safetensors_refused(one("\"F33\"", "[2]", "[0,8]"), 8, {"dtype F33"});
+    expect_safetensors_refused(one("\"U32\"", "[2]", "[0,8]"), 8, {"dtype U32", "MLX", "take a GGUF file"});
+    expect_safetensors_refused(one("\"\"", "[2]", "[0,8]"), 8, {"dtype"});
+    expect_safetensors_refused(one("7", "[2]", "[0,8]"), 8, {"dtype is not a string"});
+    expect_safetensors_refused(one("\"F32\"", "2", "[0,8]"), 8, {"shape is not an array"});
+    expect_safetensors_refused(R"({"w":{"dtype":"F32","shape":[2]}})", 8, {"has no data_offsets"});
+    expect_safetensors_refused(R"({"w":[]})", 8, {"not described by an object"});
+    expect_safetensors_refused(
         R"({"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
         12, {"tensor w overlaps tensor v"});
 }
 
 TEST(Safetensors, names_that_are_there_twice) {
     const std::string entry = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
-    expect_refused(fmt::format(R"({{"w":{0},"w":{0}}})", entry), 4, {"tensor w is there twice"});
-    expect_refused(fmt::format(R"({{"w":{0},"\u0077":{0}}})", entry), 4, {"two tensors have one name"});
-    expect_refused(fmt::format(R"({{"\"w\\":{0},"\"w\\" :{0}}})", entry), 4, {"there twice"});
+    expect_safetensors_refused(fmt::format(R"({{"w":{0},"w":{0}}})", entry), 4, {"tensor w is there twice"});
+    expect_safetensors_refused(fmt::format(R"({{"w":{0},"\u0077":{0}}})", entry), 4, {"two tensors have one name"});
+    expect_safetensors_refused(fmt::format(R"({{"\"w\\":{0},"\"w\\" :{0}}})", entry), 4, {"there twice"});
 }
 
 TEST(Safetensors, headers_that_are_not_one) {
-    expect_refused(test::to_bytes("{}"), {"not a safetensors file"});
-    expect_refused("[1]", 0, {"not a safetensors file"});
-    expect_refused("{\"w\":", 0, {"not valid JSON"});
-    expect_refused("{} x", 0, {"extra bytes"});
-    expect_refused("{\"\xff\":1}", 0, {"not valid JSON"});
-    expect_refused(R"({"__metadata__":{"a":1}})", 0, {"__metadata__ a is not a string"});
-    expect_refused(R"({"__metadata__":[]})", 0, {"__metadata__ is not an object"});
+    expect_safetensors_refused(test::to_bytes("{}"), {"not a safetensors file"});
+    expect_safetensors_refused("[1]", 0, {"not a safetensors file"});
+    expect_safetensors_refused("{\"w\":", 0, {"not valid JSON"});
+    expect_safetensors_refused("{} x", 0, {"extra bytes"});
+    expect_safetensors_refused("{\"\xff\":1}", 0, {"not valid JSON"});
+    expect_safetensors_refused(R"({"__metadata__":{"a":1}})", 0, {"__metadata__ a is not a string"});
+    expect_safetensors_refused(R"({"__metadata__":[]})", 0, {"__metadata__ is not an object"});
     std::string deep = "{\"w\":";
     deep.append(200000, '[');
-    expect_refused(deep, 0, {"not valid JSON"});
+    expect_safetensors_refused(deep, 0, {"not valid JSON"});
     Bytes image = safetensors_image(kSmallHeader, 22);
     for (const uint64_t length : {~uint64_t{0}, uint64_t{1} << 63, uint64_t{100'000'001}}) {
         std::memcpy(image.data(), &length, 8);
-        expect_refused(image, {"its header claims", "at most 100000000"});
+        expect_safetensors_refused(image, {"its header claims", "at most 100000000"});
     }
     const uint64_t longer = image.size();
     std::memcpy(image.data(), &longer, 8);
-    expect_refused(image, {"truncated: the header needs bytes 8-"});
+    expect_safetensors_refused(image, {"truncated: the header needs bytes 8-"});
 }
 
 TEST(SafetensorsFolder, reads_shards_by_their_index_and_the_files_beside_them) {
@@ -284,7 +280,7 @@ TEST(SafetensorsWriter, refuses_what_the_file_could_not_hold) {
     writer.write(pattern(3, 0));
     expect_error([&] { writer.add_tensor("late", DType::f32, shape); }, {"header is written"});
     writer.finish();
-    open_exact(image);
+    open_exact_safetensors(image);
     TempFolder folder;
     const Bytes seven = pattern(7, 0);
     const NamedTensor wrong{"a", DType::f32, {2}, seven};

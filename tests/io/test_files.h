@@ -73,6 +73,13 @@ inline Bytes to_bytes(std::string_view text) {
     return {bytes.begin(), bytes.end()};
 }
 
+/// Bytes that differ from their neighbours, and with `seed`.
+inline Bytes pattern(int64_t count, int seed) {
+    Bytes bytes(static_cast<size_t>(count));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + static_cast<size_t>(seed));
+    return bytes;
+}
+
 /// A GGUF built byte by byte, independent of the writer, that remembers where each number lies.
 struct RawGguf {
     enum class Role { magic, count, length, type, alignment, dims, dim, dtype, offset };

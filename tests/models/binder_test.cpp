@@ -13,15 +13,13 @@
 namespace riptide::testing {
 namespace {
 
-const TensorNames kName = {{"blk.0.attn_q.weight"}, {"model.layers.0.self_attn.q_proj.weight"}};
-
 TEST(Binder, each_format_has_its_names) {
     for (const auto format : {Checkpoint::Format::gguf, Checkpoint::Format::safetensors}) {
         FakeCheckpoint file(format);
-        file.add<float>(format == Checkpoint::Format::gguf ? kName.gguf[0] : kName.hf[0], DType::f32, {2, 3},
-                        {1, 2, 3, 4, 5, 6});
+        file.add<float>(format == Checkpoint::Format::gguf ? kQueryNames.gguf[0] : kQueryNames.hf[0], DType::f32,
+                        {2, 3}, {1, 2, 3, 4, 5, 6});
         Binder bind(file);
-        const Weight w = bind.matrix(kName, 2, 3);
+        const Weight w = bind.matrix(kQueryNames, 2, 3);
         EXPECT_EQ(static_cast<const float*>(w.row(1))[2], 6);
         EXPECT_EQ(bind.parameters(), 6);
         EXPECT_EQ(bind.weight_bytes(), 24);
@@ -97,9 +95,9 @@ TEST(Binder, leftovers_are_errors_except_known_ones) {
 
 TEST(Binder, a_wrapped_language_model_is_found) {
     FakeCheckpoint file;
-    file.add_zeros("language_model." + kName.hf[0], DType::bf16, {2, 3});
+    file.add_zeros("language_model." + kQueryNames.hf[0], DType::bf16, {2, 3});
     Binder bind(file);
-    EXPECT_TRUE(bind.matrix(kName, 2, 3));
+    EXPECT_TRUE(bind.matrix(kQueryNames, 2, 3));
     bind.finish();
 }
 

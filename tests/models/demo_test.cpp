@@ -14,7 +14,7 @@
 namespace riptide::testing {
 namespace {
 
-constexpr double kDeviations = 5;
+constexpr double kDemoDeviations = 5;
 constexpr int64_t kTokens = 256;
 
 std::vector<std::string> prompts() {
@@ -69,7 +69,8 @@ void judge(Session& cpu, const std::vector<std::vector<float>>& head, const std:
         if (best == other) continue;
         equal = false;
         ++result.differ;
-        const double allowed = kDeviations * deviation * norm2(row_at(x, row, D)) * distance(head[best], head[other]);
+        const double allowed =
+            kDemoDeviations * deviation * norm2(row_at(x, row, D)) * distance(head[best], head[other]);
         const double share = (double{mine[best]} - mine[other]) / allowed;
         EXPECT_LE(share, 1) << "position " << i << " of an answer: the CPU prefers token " << best << " (" << mine[best]
                             << ") to " << other << " (" << mine[other] << ")";

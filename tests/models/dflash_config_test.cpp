@@ -65,7 +65,7 @@ TEST(dflash_config, contradictions_and_gaps_are_named) {
 }
 
 /// Keys of a GGUF file: those that every drafter has, then `own` (of the drafting itself), all under the prefix.
-DflashConfig from_gguf(const std::string& prefix, const std::vector<std::pair<std::string, json::value>>& own) {
+DflashConfig drafter_from_gguf(const std::string& prefix, const std::vector<std::pair<std::string, json::value>>& own) {
     json::object keys;
     const std::vector<std::pair<std::string, json::value>> common = {
         {"context_length", 4096},     {"embedding_length", 64},       {"block_count", 3},
@@ -83,13 +83,13 @@ DflashConfig from_gguf(const std::string& prefix, const std::vector<std::pair<st
 
 TEST(dflash_config, reads_gguf_files_of_two_schools) {
     const DflashConfig lucebox =
-        from_gguf("qwen35-dflash-draft.", {{"dflash.block_size", 16},
-                                           {"dflash.mask_token_id", 12},
-                                           {"dflash.n_target_layers", 2},
-                                           {"dflash.target_layer_ids", {1, 16}},
-                                           {"dflash.context_kv_layer_norm", true},
-                                           {"attention.sliding_window", 512},
-                                           {"attention.sliding_window_pattern", {true, true, false}}});
+        drafter_from_gguf("qwen35-dflash-draft.", {{"dflash.block_size", 16},
+                                                   {"dflash.mask_token_id", 12},
+                                                   {"dflash.n_target_layers", 2},
+                                                   {"dflash.target_layer_ids", {1, 16}},
+                                                   {"dflash.context_kv_layer_norm", true},
+                                                   {"attention.sliding_window", 512},
+                                                   {"attention.sliding_window_pattern", {true, true, false}}});
     EXPECT_EQ(lucebox.taps, (std::vector<int32_t>{1, 16}));
     EXPECT_EQ(lucebox.block_size, 16);
     EXPECT_TRUE(lucebox.norms_context);
@@ -98,12 +98,12 @@ TEST(dflash_config, reads_gguf_files_of_two_schools) {
     EXPECT_EQ(lucebox.rope.rotary_dim, 32);
     EXPECT_FALSE(lucebox.d2t_is_absolute);
     // Converters of this school write attention.causal as false for any drafter.
-    EXPECT_EQ(from_gguf("dflash-draft.", {{"dflash.block_size", 16},
-                                          {"dflash.mask_token_id", 12},
-                                          {"dflash.target_layer_ids", {1, 16}},
-                                          {"attention.causal", false},
-                                          {"attention.sliding_window", 512},
-                                          {"attention.sliding_window_pattern", {true, true, false}}})
+    EXPECT_EQ(drafter_from_gguf("dflash-draft.", {{"dflash.block_size", 16},
+                                                  {"dflash.mask_token_id", 12},
+                                                  {"dflash.target_layer_ids", {1, 16}},
+                                                  {"attention.causal", false},
+                                                  {"attention.sliding_window", 512},
+                                                  {"attention.sliding_window_pattern", {true, true, false}}})
                   .is_causal,
               (std::vector<char>{1, 1, 0}));
 }
@@ -112,7 +112,7 @@ TEST(dflash_config, reads_gguf_files_of_two_schools) {
 DflashConfig from_llama(std::vector<std::pair<std::string, json::value>> own) {
     own.insert(own.begin(),
                {{"block_size", 16}, {"tokenizer.ggml.mask_token_id", 248070}, {"target_layers", {2, 17, 32}}});
-    return from_gguf("dflash.", own);
+    return drafter_from_gguf("dflash.", own);
 }
 
 TEST(dflash_config, reads_what_llama_cpp_writes) {
@@ -140,10 +140,10 @@ TEST(dflash_config, reads_what_llama_cpp_writes) {
 TEST(dflash_config, gguf_gaps_are_named) {
     const auto with = [](const char* key, const json::value& value) {
         return message_of([&] {
-            from_gguf("dflash-draft.", {{"dflash.block_size", 8},
-                                        {"dflash.mask_token_id", 12},
-                                        {"dflash.target_layer_ids", {1, 4}},
-                                        {key, value}});
+            drafter_from_gguf("dflash-draft.", {{"dflash.block_size", 8},
+                                                {"dflash.mask_token_id", 12},
+                                                {"dflash.target_layer_ids", {1, 4}},
+                                                {key, value}});
         });
     };
     EXPECT_EQ(with("vocab_size", 128), "no error");

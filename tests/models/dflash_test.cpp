@@ -146,11 +146,6 @@ double relative_distance(const Values& a, const Values& b) {
     return std::sqrt(off / size);
 }
 
-void expect_bits(const Values& a, const Values& b, const std::string& what) {
-    ASSERT_EQ(a.size(), b.size()) << what;
-    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << what;
-}
-
 class DflashTest : public ::testing::TestWithParam<std::string> {
   protected:
     ExpectedDrafts expected{GetParam()};

@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "io/checkpoint.h"
+#include "models/binder.h"
 
 namespace riptide::testing {
+
+/// A matrix to try things with: the queries of the first layer.
+inline const TensorNames kQueryNames = {{"blk.0.attn_q.weight"}, {"model.layers.0.self_attn.q_proj.weight"}};
 
 /// Tensors in memory.
 class FakeCheckpoint final : public Checkpoint {

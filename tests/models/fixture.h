@@ -125,6 +125,12 @@ inline std::vector<float> host_values(Gpu* gpu, const Tensor& t) {
     return values;
 }
 
+inline void expect_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
+    ASSERT_EQ(a.size(), b.size()) << what;
+    for (size_t i = 0; i < a.size(); ++i)
+        ASSERT_EQ(std::memcmp(&a[i], &b[i], sizeof(float)), 0) << what << ": value " << i;
+}
+
 /// What one forward pass over some tokens computed.
 struct Pass {
     std::vector<float> logits;                       // of every position, row after row

@@ -10,7 +10,7 @@
 namespace riptide::testing {
 namespace {
 
-constexpr double kDeviations = 4;
+constexpr double kFixtureDeviations = 4;
 
 /// The largest share of the bound that any logit of the prompt uses.
 double logits_share(Session& session, const Fixture& fixture, size_t prompt) {
@@ -24,7 +24,7 @@ double logits_share(Session& session, const Fixture& fixture, size_t prompt) {
     const auto D = static_cast<size_t>(session.model().info().hidden_size);
     double worst = 0;
     for (size_t r = 0; r < tokens.size(); ++r) {
-        const double scale = kDeviations * std::sqrt(variance.head) * norm2(row_at(pass.taps["tap.norm"], r, D));
+        const double scale = kFixtureDeviations * std::sqrt(variance.head) * norm2(row_at(pass.taps["tap.norm"], r, D));
         for (size_t v = 0; v < w.size(); ++v) {
             const double off = std::abs(double{pass.logits[r * w.size() + v]} - expected.f32[r * w.size() + v]);
             worst = std::isfinite(off) ? std::max(worst, off / (scale * w[v])) : INFINITY;
@@ -79,7 +79,7 @@ TEST_P(TapTest, every_tap_is_that_of_transformers) {
                 const auto row = row_at(pass.taps[key], static_cast<size_t>(r), static_cast<size_t>(expected.shape[1]));
                 const double share =
                     distance(row, expected.row(r)) /
-                    (kDeviations * std::sqrt(variance.through[static_cast<size_t>(l)]) * norm2(residual.row(r)));
+                    (kFixtureDeviations * std::sqrt(variance.through[static_cast<size_t>(l)]) * norm2(residual.row(r)));
                 ASSERT_LE(share, 1) << key << ", row " << r;
                 most = std::max(most, share);
             }
@@ -151,7 +151,7 @@ TEST(RecurrentState, is_that_of_the_reference_behind_the_prompt) {
         for (size_t l = 0; l < views.size(); ++l) {
             const DeltaView& view = views[l];
             if (view.conv_width == 0) continue;
-            const double bound = kDeviations * std::sqrt(variance.through[l]);
+            const double bound = kFixtureDeviations * std::sqrt(variance.through[l]);
             const auto close = [&](const std::string& what, const std::vector<float>& got) {
                 const Expected expected = fixture.get(fmt::format("state.{}.{}", l, what));
                 EXPECT_LE(distance(got, expected.f32), bound * norm2(expected.f32))
@@ -189,3 +189,5 @@ TEST(YarnMagnitude, a_wrong_attention_factor_misses_the_bound) {
 
 }  // namespace
 }  // namespace riptide::testing
+
+#undef RT_UNLESS_ROUNDING

@@ -10,23 +10,15 @@
 
 #include "base/error.h"
 #include "ops/rope.h"
+#include "tests/models/expect_says.h"
 #include "tests/models/laguna_metadata.h"
 
 namespace riptide::testing {
 namespace {
 
 LagunaConfig from_hf(const json::object& config) { return laguna_config_from_hf(ConfigReader(config, "config.json")); }
-LagunaConfig from_gguf(const json::object& keys) {
+LagunaConfig laguna_from_gguf(const json::object& keys) {
     return laguna_config_from_gguf(ConfigReader(keys, "m.gguf", "laguna."));
-}
-
-std::string message_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
 }
 
 void expect_error(const std::function<void()>& action, const std::vector<std::string>& parts) {
@@ -241,7 +233,7 @@ class DialectTest : public ::testing::TestWithParam<char> {};
 INSTANTIATE_TEST_SUITE_P(All, DialectTest, ::testing::Values('U', 'B', 'O', 'F', 'I'));
 
 TEST_P(DialectTest, all_dialects_say_the_same) {
-    const LagunaConfig c = from_gguf(gguf_xs2(GetParam()));
+    const LagunaConfig c = laguna_from_gguf(gguf_xs2(GetParam()));
     expect_xs_shape(c);
     EXPECT_EQ(c.max_position_embeddings, 131072);
     expect_yarn(c, 32, 4096, 0.1 * std::log(32.0) + 1);
@@ -251,7 +243,7 @@ TEST(LagunaConfigGguf, dimension_counts_may_be_missing) {
     json::object keys = gguf_xs2('F');
     keys.erase("laguna.rope.dimension_count");
     keys.erase("laguna.rope.dimension_count_swa");
-    const LagunaConfig c = from_gguf(keys);
+    const LagunaConfig c = laguna_from_gguf(keys);
     EXPECT_EQ(c.rope_full.rotary_dim, 64);
     EXPECT_EQ(c.rope_sliding.rotary_dim, 128);
 }
@@ -260,11 +252,11 @@ TEST(LagunaConfigGguf, attn_factor_multiplies_unless_it_is_already_the_whole) {
     json::object keys = gguf_xs2('U');
     const double derived = 0.1 * std::log(32.0) + 1;
     keys["laguna.rope.scaling.yarn_attn_factor"] = 1.3465735;  // no engine reads it
-    EXPECT_NEAR(from_gguf(keys).rope_full.magnitude, derived, 1e-12);
+    EXPECT_NEAR(laguna_from_gguf(keys).rope_full.magnitude, derived, 1e-12);
     keys["laguna.rope.scaling.attn_factor"] = 0.5;
-    EXPECT_NEAR(from_gguf(keys).rope_full.magnitude, 0.5 * derived, 1e-12);
+    EXPECT_NEAR(laguna_from_gguf(keys).rope_full.magnitude, 0.5 * derived, 1e-12);
     keys["laguna.rope.scaling.attn_factor"] = static_cast<double>(1.3465736f);
-    EXPECT_NEAR(from_gguf(keys).rope_full.magnitude, 1.3465736, 1e-6);
+    EXPECT_NEAR(laguna_from_gguf(keys).rope_full.magnitude, 1.3465736, 1e-6);
 }
 
 TEST(LagunaConfigGguf, m1_has_no_windows) {
@@ -273,7 +265,7 @@ TEST(LagunaConfigGguf, m1_has_no_windows) {
         keys.erase(fmt::format("laguna.{}", key));
     keys["laguna.attention.head_count"] = 64;
     keys["laguna.rope.dimension_count"] = 128;
-    const LagunaConfig c = from_gguf(keys);
+    const LagunaConfig c = laguna_from_gguf(keys);
     EXPECT_FALSE(c.has_sliding());
     EXPECT_EQ(c.rope_full.rotary_dim, 128);
 }
@@ -281,19 +273,19 @@ TEST(LagunaConfigGguf, m1_has_no_windows) {
 TEST(LagunaConfigGguf, the_pattern_and_the_head_counts_must_agree) {
     json::object keys = gguf_xs2('U');
     keys["laguna.attention.head_count"].as_array()[5] = 48;
-    expect_error([&] { from_gguf(keys); }, {"head_count", "48 in layer 5", "64 in layer 1", "every 4 layers"});
+    expect_error([&] { laguna_from_gguf(keys); }, {"head_count", "48 in layer 5", "64 in layer 1", "every 4 layers"});
     keys = gguf_xs2('U');
     keys["laguna.attention.sliding_window_pattern"] = 5;
-    expect_error([&] { from_gguf(keys); }, {"head_count", "every 5 layers"});
+    expect_error([&] { laguna_from_gguf(keys); }, {"head_count", "every 5 layers"});
     keys = gguf_xs2('O');
     keys["laguna.attention.sliding_window_pattern"].as_array()[1] = false;
-    expect_error([&] { from_gguf(keys); }, {"layer_types", "sliding_window_pattern", "different"});
+    expect_error([&] { laguna_from_gguf(keys); }, {"layer_types", "sliding_window_pattern", "different"});
     keys = gguf_xs2('O');
     keys["laguna.attention.layer_types"].as_array()[1] = 2;
-    expect_error([&] { from_gguf(keys); }, {"layer_types[1]", "2", "0 or 1"});
+    expect_error([&] { laguna_from_gguf(keys); }, {"layer_types[1]", "2", "0 or 1"});
     keys = gguf_xs2('O');
     keys["laguna.attention.layer_types"].as_array().pop_back();
-    expect_error([&] { from_gguf(keys); }, {"layer_types", "40 layers"});
+    expect_error([&] { laguna_from_gguf(keys); }, {"layer_types", "40 layers"});
 }
 
 TEST(LagunaConfigGguf, every_required_key_is_missed_by_name) {
@@ -305,17 +297,17 @@ TEST(LagunaConfigGguf, every_required_key_is_missed_by_name) {
           "rope.scaling.factor", "rope.scaling.original_context_length"}) {
         json::object keys = gguf_xs2('U');
         keys.erase(fmt::format("laguna.{}", key));
-        expect_error([&] { from_gguf(keys); }, {"m.gguf", "missing key", fmt::format("laguna.{}", key)});
+        expect_error([&] { laguna_from_gguf(keys); }, {"m.gguf", "missing key", fmt::format("laguna.{}", key)});
     }
 }
 
 TEST(LagunaConfigGguf, betas_of_yarn_are_32_and_1_unless_given) {
     json::object keys = gguf_xs2('U');
     for (const char* key : {"beta_fast", "beta_slow"}) keys.erase(fmt::format("laguna.rope.scaling.yarn_{}", key));
-    EXPECT_EQ(from_gguf(keys).rope_full.beta_fast, 32);
-    EXPECT_EQ(from_gguf(keys).rope_full.beta_slow, 1);
+    EXPECT_EQ(laguna_from_gguf(keys).rope_full.beta_fast, 32);
+    EXPECT_EQ(laguna_from_gguf(keys).rope_full.beta_slow, 1);
     keys["laguna.rope.scaling.beta_fast"] = 64;  // older files
-    EXPECT_EQ(from_gguf(keys).rope_full.beta_fast, 64);
+    EXPECT_EQ(laguna_from_gguf(keys).rope_full.beta_fast, 64);
 }
 
 TEST(LagunaConfigGguf, what_is_not_computed_is_refused) {
@@ -339,7 +331,8 @@ TEST(LagunaConfigGguf, what_is_not_computed_is_refused) {
     for (const auto& [key, value] : cases) {
         json::object keys = gguf_xs2('U');
         keys[fmt::format("laguna.{}", key)] = value;
-        EXPECT_NE(message_of([&] { from_gguf(keys); }).find("m.gguf"), std::string::npos) << key << " = " << value;
+        EXPECT_NE(message_of([&] { laguna_from_gguf(keys); }).find("m.gguf"), std::string::npos)
+            << key << " = " << value;
     }
 }
 

@@ -12,13 +12,12 @@
 namespace riptide::testing {
 namespace {
 
-const TensorNames kName = {{"blk.0.attn_q.weight"}, {"model.layers.0.self_attn.q_proj.weight"}};
 const std::string kStem = "model.layers.0.self_attn.q_proj";
 
 /// Binds q_proj as [rows, cols] and checks that nothing is left over.
 Weight bind_packed(const FakeCheckpoint& file, int64_t rows, int64_t cols) {
     Binder bind(file);
-    const Weight w = bind.matrix(kName, rows, cols);
+    const Weight w = bind.matrix(kQueryNames, rows, cols);
     bind.finish();
     EXPECT_EQ(bind.parameters(), rows * cols);
     return w;

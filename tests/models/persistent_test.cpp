@@ -10,7 +10,7 @@
 namespace riptide::testing {
 namespace {
 
-struct Case {
+struct LaunchCase {
     std::string fixture;
     DType kv;
     size_t tokens;
@@ -67,13 +67,14 @@ bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-class PersistentTest : public ::testing::TestWithParam<Case> {};
+class PersistentTest : public ::testing::TestWithParam<LaunchCase> {};
 
-INSTANTIATE_TEST_SUITE_P(All, PersistentTest,
-                         ::testing::Values(Case{"qwen35_tied", DType::f32, 60}, Case{"qwen35_tied", DType::f16, 40},
-                                           Case{"qwen35_tied", DType::q8_0, 2200}, Case{"qwen35_tied", DType::q4_0, 40},
-                                           Case{"qwen35_odd", DType::f32, 60}, Case{"qwen35_odd", DType::f16, 1100}),
-                         [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
+INSTANTIATE_TEST_SUITE_P(
+    All, PersistentTest,
+    ::testing::Values(LaunchCase{"qwen35_tied", DType::f32, 60}, LaunchCase{"qwen35_tied", DType::f16, 40},
+                      LaunchCase{"qwen35_tied", DType::q8_0, 2200}, LaunchCase{"qwen35_tied", DType::q4_0, 40},
+                      LaunchCase{"qwen35_odd", DType::f32, 60}, LaunchCase{"qwen35_odd", DType::f16, 1100}),
+    [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
 
 TEST_P(PersistentTest, one_launch_has_the_bits_of_the_ops) {
     RT_GPU_ONLY();

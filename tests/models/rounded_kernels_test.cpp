@@ -19,8 +19,8 @@
 namespace riptide::testing {
 namespace {
 
-constexpr double kDeviations = 6;  // the largest of some 200,000 logits is expected at 4.7
-constexpr int kSamples = 16;       // which know a standard deviation to 18 %
+constexpr double kKernelDeviations = 6;  // the largest of some 200,000 logits is expected at 4.7
+constexpr int kSamples = 16;             // which know a standard deviation to 18 %
 
 /// The checkpoint with all elements of matrices that are operands of products off by independent relative errors of
 /// standard deviation `error`, uniform: to each product of a row they do what errors of the row's elements do.
@@ -107,7 +107,7 @@ class Comparison {
                     const double allowed =
                         tap_errors_.empty()
                             ? 4 * std::sqrt(variance_.through[static_cast<size_t>(l)]) * norm2(row_at(residual, r, D_))
-                            : kDeviations * std::sqrt(tap_errors_[key][r]);
+                            : kKernelDeviations * std::sqrt(tap_errors_[key][r]);
                     const double share = distance(row_at(mine, r, D_), row_at(theirs, r, D_)) / allowed;
                     EXPECT_LE(share, 1) << key << ", row " << r;
                     shares.taps = std::max(shares.taps, share);
@@ -121,8 +121,9 @@ class Comparison {
         for (size_t r = 0; r < judge_.logits.size() / w.size(); ++r) {
             const double x = norm2(row_at(judge_.taps["tap.norm"], r, D_));
             const double allowed =
-                kDeviations * (head_error_.empty() ? x * std::sqrt(plain_.head + spread(variance_.head - plain_.head))
-                                                   : std::sqrt(head_error_[r]));
+                kKernelDeviations * (head_error_.empty()
+                                         ? x * std::sqrt(plain_.head + spread(variance_.head - plain_.head))
+                                         : std::sqrt(head_error_[r]));
             for (size_t v = 0; v < w.size(); ++v) {
                 const size_t at = r * w.size() + v;
                 const double share = std::abs(double{seen_.logits[at]} - judge_.logits[at]) / (allowed * norm2(w[v]));
@@ -177,7 +178,7 @@ class Comparison {
                     const double steep = (hybrid ? 1 : 0.25) * (norm2(router[static_cast<size_t>(mine)]) +
                                                                 norm2(router[static_cast<size_t>(other)]));
                     const double allowed =
-                        kDeviations * h * steep * std::sqrt(spread(variance_.router[static_cast<size_t>(l)]));
+                        kKernelDeviations * h * steep * std::sqrt(spread(variance_.router[static_cast<size_t>(l)]));
                     const double share = (key(mine) - key(other)) / allowed;
                     EXPECT_LE(share, 1) << "layer " << l << ", row " << r << ": expert " << other << " in place of "
                                         << mine;

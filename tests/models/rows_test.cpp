@@ -13,7 +13,7 @@ namespace {
 
 using Row = std::vector<float>;
 
-struct Case {
+struct RowCase {
     std::string fixture;
     DType kv;
 };
@@ -24,7 +24,7 @@ std::string model_file(const std::string& name) {
 }
 
 /// A model with room for several sequences.
-class RowsTest : public ::testing::TestWithParam<Case> {
+class RowsTest : public ::testing::TestWithParam<RowCase> {
   protected:
     Gpu* const gpu = test_gpu();
     std::unique_ptr<Checkpoint> checkpoint = open_checkpoint(model_file(GetParam().fixture));
@@ -82,13 +82,13 @@ class RowsTest : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, RowsTest,
-                         ::testing::Values(Case{"laguna_xs2", DType::f32}, Case{"laguna_xs2", DType::f16},
-                                           Case{"laguna_xs2", DType::q8_0}, Case{"laguna_m1", DType::bf16},
-                                           Case{"laguna_odd", DType::f16}, Case{"laguna_int4", DType::f16},
-                                           Case{"laguna_nvfp4", DType::f16}, Case{"laguna_fp8", DType::f8_e4m3},
-                                           Case{"qwen3_tied", DType::f16}, Case{"qwen35_tied", DType::f16},
-                                           Case{"qwen35_odd", DType::f32}, Case{"qwen35_moe", DType::q8_0},
-                                           Case{"demo", DType::f16}, Case{"demo", DType::q4_0}),
+                         ::testing::Values(RowCase{"laguna_xs2", DType::f32}, RowCase{"laguna_xs2", DType::f16},
+                                           RowCase{"laguna_xs2", DType::q8_0}, RowCase{"laguna_m1", DType::bf16},
+                                           RowCase{"laguna_odd", DType::f16}, RowCase{"laguna_int4", DType::f16},
+                                           RowCase{"laguna_nvfp4", DType::f16}, RowCase{"laguna_fp8", DType::f8_e4m3},
+                                           RowCase{"qwen3_tied", DType::f16}, RowCase{"qwen35_tied", DType::f16},
+                                           RowCase{"qwen35_odd", DType::f32}, RowCase{"qwen35_moe", DType::q8_0},
+                                           RowCase{"demo", DType::f16}, RowCase{"demo", DType::q4_0}),
                          [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
 
 TEST_P(RowsTest, a_batch_equals_each_sequence_alone) {

@@ -12,7 +12,7 @@
 namespace riptide::testing {
 namespace {
 
-constexpr int64_t kBlock = ops::kSparseBlock;
+constexpr int64_t kKeyBlock = ops::kSparseBlock;
 
 /// A scorer with a context of its own.
 class Scoring {
@@ -62,12 +62,7 @@ std::vector<int32_t> some_tokens(int64_t n, uint64_t seed, int32_t vocab = 128) 
     return tokens;
 }
 
-void expect_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
-    ASSERT_EQ(a.size(), b.size()) << what;
-    for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(std::memcmp(&a[i], &b[i], 4), 0) << what << ": token " << i;
-}
-
-constexpr double kDeviations = 4;  // of the errors that rounding.h estimates
+constexpr double kScoreDeviations = 4;  // of the errors that rounding.h estimates
 
 class ScorerTest : public ::testing::TestWithParam<std::string> {
   protected:
@@ -83,7 +78,7 @@ OperandRounding rounding() {
 
 TEST_P(ScorerTest, with_every_block_chosen_its_layers_are_the_models) {
     const auto session = fixture.session();
-    const std::vector<int32_t> tokens = some_tokens(4 * kBlock + 50, 1);
+    const std::vector<int32_t> tokens = some_tokens(4 * kKeyBlock + 50, 1);
     const Pass dense = forward_pass(*session, tokens, Family::prefill);
     Scoring world(fixture.name, everything());
     std::map<std::string, std::vector<float>> taps;
@@ -103,7 +98,7 @@ TEST_P(ScorerTest, with_every_block_chosen_its_layers_are_the_models) {
             const auto expected = row_at(dense.taps.at(key), r, width);
             const double share =
                 distance(row_at(taps[key], r, width), expected) /
-                (kDeviations * std::sqrt(2 * variance.through[static_cast<size_t>(l)]) * norm2(expected));
+                (kScoreDeviations * std::sqrt(2 * variance.through[static_cast<size_t>(l)]) * norm2(expected));
             ASSERT_LE(share, 1) << key << ", row " << r;
             most = std::max(most, share);
         }
@@ -179,7 +174,7 @@ std::vector<double> reference(const Qwen3& model, const std::vector<std::vector<
 }
 
 TEST_P(ScorerTest, scores_are_those_of_the_formulas) {
-    const std::vector<int32_t> tokens = some_tokens(3 * kBlock - 11, 2);
+    const std::vector<int32_t> tokens = some_tokens(3 * kKeyBlock - 11, 2);
     const int64_t n = std::ssize(tokens);
     const QueryWindow windows[] = {{n - 5, n, 1}, {40, 47, 0.5f}, {200, 201, 0.25f}};
     const auto session = fixture.session();
@@ -225,11 +220,11 @@ TEST_P(ScorerTest, scores_are_those_of_the_formulas) {
 }
 
 TEST_P(ScorerTest, chunks_and_threads_give_the_same_bits) {
-    const std::vector<int32_t> tokens = some_tokens(9 * kBlock + 17, 3);
+    const std::vector<int32_t> tokens = some_tokens(9 * kKeyBlock + 17, 3);
     const int64_t n = std::ssize(tokens);
     const QueryWindow windows[] = {{n - 9, n, 1}, {250, 260, 0.5f}};
     const std::vector<float> whole = Scoring(fixture.name, tight()).score(tokens, windows);
-    for (const int64_t rows : {kBlock, 4 * kBlock}) {
+    for (const int64_t rows : {kKeyBlock, 4 * kKeyBlock}) {
         Scoring world(fixture.name, tight(rows), 1);
         expect_bits(world.score(tokens, windows), whole, fmt::format("chunks of {}", rows));
         expect_bits(world.score(tokens, windows), whole, "again");
@@ -240,7 +235,7 @@ TEST_P(ScorerTest, chunks_and_threads_give_the_same_bits) {
 
 // A conversation that grows, is edited, is cut back: always the bits of a prompt computed at once.
 TEST_P(ScorerTest, a_growing_prompt_has_the_bits_of_a_whole_one) {
-    ScorerOptions options = tight(4 * kBlock);
+    ScorerOptions options = tight(4 * kKeyBlock);
     options.score_layers = {0, 2};
     Scoring world(fixture.name, options), other(fixture.name, options);
     ScoredPrefix prefix(world.scorer);
@@ -264,8 +259,8 @@ TEST_P(ScorerTest, a_growing_prompt_has_the_bits_of_a_whole_one) {
         const int64_t before = prefix.length();
         const std::vector<float> grown = world.score(tokens, windows, &prefix);
         expect_bits(grown, other.score(tokens, windows), fmt::format("turn {}, {} tokens", turn, n));
-        EXPECT_LE(prefix.length(), n - n % kBlock);
-        EXPECT_GE(prefix.length() + 3 * kBlock, n);
+        EXPECT_LE(prefix.length(), n - n % kKeyBlock);
+        EXPECT_GE(prefix.length() + 3 * kKeyBlock, n);
         reused += before;
     }
     EXPECT_GT(reused, 4000);
@@ -283,11 +278,11 @@ TEST_P(ScorerTest, a_prefix_saves_the_rows_that_it_holds) {
     world.context.tap = [&](std::string_view, int layer, const Tensor& value) {
         rows += layer == 0 ? value.rows() : 0;
     };
-    std::vector<int32_t> tokens = some_tokens(10 * kBlock + 3, 5);
+    std::vector<int32_t> tokens = some_tokens(10 * kKeyBlock + 3, 5);
     QueryWindow window{std::ssize(tokens) - 4, std::ssize(tokens), 1};
     world.score(tokens, {&window, 1}, &prefix);
     EXPECT_EQ(rows, std::ssize(tokens));
-    EXPECT_EQ(prefix.length(), 10 * kBlock);
+    EXPECT_EQ(prefix.length(), 10 * kKeyBlock);
     rows = 0;
     tokens.push_back(1);
     window = {std::ssize(tokens) - 4, std::ssize(tokens), 1};

@@ -5,7 +5,7 @@ namespace riptide {
 namespace {
 
 /// How far an output may be from the exact one. `key` and `query`: the largest norms; v: the largest stored |v|.
-double allowed_error(const AttentionWorld& world, Family family, int64_t keys, double key, double query, double v) {
+double attention_error(const AttentionWorld& world, Family family, int64_t keys, double key, double query, double v) {
     const auto d = static_cast<double>(world.view.head_dim), n = static_cast<double>(keys);
     const double product = world.scale() * key * query;  // no score is larger
     if (test_gpu() == nullptr) {
@@ -57,7 +57,7 @@ void expect_within_bound(const WorldShape& shape, size_t committed, size_t rows,
     ops::attention_ref<double>(q.data(), shape.heads, stored, world.batch, world.scale(), expected.data());
     const auto keys = static_cast<int64_t>(committed + rows);
     const auto [query, key, largest_v] = magnitudes(world, shape, committed, rows, q);
-    double allowed = allowed_error(world, family, keys, key, query, largest_v);
+    double allowed = attention_error(world, family, keys, key, query, largest_v);
     // Rotations add log2(128) butterflies to the query, to the output, and to each of the reference's values.
     if (kv_rotated(shape.k_dtype) || kv_rotated(shape.v_dtype))
         allowed += largest_v * kUnitF32 * 8 * (1 + world.scale() * key * query);

@@ -148,7 +148,7 @@ TEST(attention, tree_rows_equal_chains) {
                 const Rows plain = chain_world.feed(chain, ids, 100);
                 expect_same_rows({rows[static_cast<size_t>(node)]}, {plain.back()},
                                  shape_name(shape) + fmt::format(", {} committed, node {}", committed, node));
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
             }
         }
 }

@@ -11,7 +11,7 @@
 namespace riptide {
 namespace {
 
-std::vector<WorldShape> shapes() {
+std::vector<WorldShape> block_shapes() {
     std::vector<WorldShape> out;
     for (const int32_t window : {0, 5, 70}) {
         const int32_t capacity = window > 0 ? 6 : 60;
@@ -64,7 +64,7 @@ Rows block(OpContext& op, AttentionWorld& world) {
 // two, with an approximate exponential); the largest score's error comes in too. The sums run over n keys.
 TEST(block_attention, stays_within_the_bound_of_the_double_reference) {
     std::vector<double> shares;
-    for (const WorldShape& shape : shapes())
+    for (const WorldShape& shape : block_shapes())
         for (const size_t committed : fewer<std::vector<size_t>>({0, 1, 3, 64, 300}, {80}))
             for (const size_t rows : fewer<std::vector<size_t>>({2, 8, 16, 35}, {8})) {
                 OpContext op;
@@ -95,7 +95,7 @@ TEST(block_attention, stays_within_the_bound_of_the_double_reference) {
 }
 
 TEST(block_attention, a_block_has_its_bits_in_any_company_and_any_pages) {
-    for (const WorldShape& shape : shapes()) {
+    for (const WorldShape& shape : block_shapes()) {
         WorldShape small = shape;
         small.page_rows = 4;
         small.capacity *= 4;
@@ -158,7 +158,7 @@ TEST(block_attention, long_contexts_stay_within_the_bound) {
 }
 
 TEST(block_heads, layers_together_have_the_bits_of_norm_rotation_and_append) {
-    for (const WorldShape& shape : shapes()) {
+    for (const WorldShape& shape : block_shapes()) {
         OpContext op;
         const int64_t n = 9, d = shape.head_dim, heads = shape.heads, kv = shape.kv_heads;
         const bool windowed = shape.window > 0;
@@ -207,7 +207,7 @@ TEST(block_heads, layers_together_have_the_bits_of_norm_rotation_and_append) {
 }
 
 TEST(gated_block_attention, has_the_bits_of_heads_attention_and_gate) {
-    for (const WorldShape& shape : shapes())
+    for (const WorldShape& shape : block_shapes())
         for (const size_t rows : fewer<std::vector<size_t>>({1, 8, 20}, {20})) {
             if (brief_counts() && shape.k_dtype != DType::f16) continue;
             OpContext op(Family::decode);

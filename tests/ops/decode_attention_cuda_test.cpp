@@ -12,8 +12,6 @@
 namespace riptide {
 namespace {
 
-using Rows = std::vector<std::vector<float>>;
-
 TEST(attention_work, chunks_hold_every_visible_key_once) {
     for (const int window : {0, 1, 5, 128, 129, 512, 5000})
         for (const int position : {0,    1,    126,  127,  128,   129,   510,   511,    512,    513,    2047,
@@ -66,7 +64,7 @@ TEST(attention_work, slots_are_those_of_the_view) {
     }
 }
 
-WorldShape shape_of(int64_t group, DType k, DType v, int32_t window = 0) {
+WorldShape decode_shape(int64_t group, DType k, DType v, int32_t window = 0) {
     return {.heads = 2 * group,
             .kv_heads = 2,
             .head_dim = 128,
@@ -79,9 +77,10 @@ WorldShape shape_of(int64_t group, DType k, DType v, int32_t window = 0) {
 }
 
 /// A layer's attention over a world: projections are a function of the token.
-class Layer {
+class AttentionLayer {
   public:
-    Layer(const WorldShape& shape, uint64_t seed) : op(Family::decode), world(op, shape, seed), shape_(shape) {}
+    AttentionLayer(const WorldShape& shape, uint64_t seed)
+        : op(Family::decode), world(op, shape, seed), shape_(shape) {}
 
     Rows step(const std::vector<WorldSequence*>& sequences, const std::vector<std::vector<FedToken>>& fed) {
         world.place(sequences, fed);  // makes the batch; what it stores is overwritten
@@ -157,7 +156,7 @@ TEST(decode_attention, drafted_rows_equal_plain_decoding) {
                 const std::vector<uint64_t> ids = token_ids(start + 12, 7);
                 const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
                     next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
-                Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
+                AttentionLayer plain(decode_shape(6, k, v, window), 1), draft(decode_shape(6, k, v, window), 2);
                 WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
                 plain.fill(a, prefix, 256);
                 draft.fill(b, prefix, 200);
@@ -182,7 +181,7 @@ TEST(decode_attention, a_few_drafted_rows_and_trees_equal_plain_decoding) {
                 const std::vector<uint64_t> ids = token_ids(start + parents.size(), 7);
                 const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
                     next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
-                Layer plain(shape_of(6, k, v, window), 1), draft(shape_of(6, k, v, window), 2);
+                AttentionLayer plain(decode_shape(6, k, v, window), 1), draft(decode_shape(6, k, v, window), 2);
                 WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
                 plain.fill(a, prefix, 256);
                 draft.fill(b, prefix, 200);
@@ -224,8 +223,8 @@ TEST(decode_attention, a_row_is_the_same_in_any_company) {
     RT_GPU_ONLY();
     // Several rows: a warp takes a chunk; one row: a CTA does.
     for (const int32_t window : {0, 512}) {
-        Layer many(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 1),
-            one(shape_of(8, DType::f8_e4m3, DType::f8_e4m3, window), 2);
+        AttentionLayer many(decode_shape(8, DType::f8_e4m3, DType::f8_e4m3, window), 1),
+            one(decode_shape(8, DType::f8_e4m3, DType::f8_e4m3, window), 2);
         WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
         const std::vector<uint64_t> ids = token_ids(fewer(1301, 700), 9), other = token_ids(fewer(300, 150), 10);
         const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
@@ -251,9 +250,9 @@ TEST(decode_attention, short_and_long_rows_share_a_step) {
     RT_GPU_ONLY();
     for (const auto& [k, v] : type_pairs())
         for (const int32_t window : {0, 512}) {
-            WorldShape shape = shape_of(6, k, v, window);
+            WorldShape shape = decode_shape(6, k, v, window);
             shape.capacity = window == 0 ? 190 : 8;
-            Layer layer(shape, 1);
+            AttentionLayer layer(shape, 1);
             // Around one and two rounds of chunks, and behind the last length that makes chunks of 128 keys.
             std::vector<WorldSequence> sequences;
             std::vector<WorldSequence*> pointers;
@@ -277,7 +276,7 @@ TEST(decode_attention, many_long_rows_equal_few) {
     RT_GPU_ONLY();
     // 140 rows of two KV heads: more than there are CTAs, so each takes all chunks of a row; 7 rows: a chunk.
     for (const DType type : brief<DType>({DType::f8_e4m3, DType::q8_0, DType::f16}, 1)) {
-        Layer many(shape_of(6, type, type), 1), few(shape_of(6, type, type), 2);
+        AttentionLayer many(decode_shape(6, type, type), 1), few(decode_shape(6, type, type), 2);
         WorldSequence a = many.world.sequence(), b = few.world.sequence();
         const std::vector<uint64_t> prefix = token_ids(fewer(4300, 1100), 31), next = token_ids(fewer(140, 40), 32);
         many.fill(a, prefix, 256);
@@ -288,7 +287,7 @@ TEST(decode_attention, many_long_rows_equal_few) {
 
 /// Heads of 256: chunks of 512 keys, tiles of 64.
 WorldShape wide_shape(int64_t group, DType k, DType v) {
-    WorldShape shape = shape_of(group, k, v);
+    WorldShape shape = decode_shape(group, k, v);
     shape.head_dim = 256;
     return shape;
 }
@@ -301,7 +300,7 @@ TEST(decode_attention, heads_of_256_drafted_rows_equal_plain_decoding) {
             const std::vector<uint64_t> prefix(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(start)),
                 next(ids.begin() + static_cast<ptrdiff_t>(start), ids.end());
             const WorldShape shape = wide_shape(start == 505 ? 8 : 6, k, v);
-            Layer plain(shape, 1), draft(shape, 2);
+            AttentionLayer plain(shape, 1), draft(shape, 2);
             WorldSequence a = plain.world.sequence(), b = draft.world.sequence();
             plain.fill(a, prefix, 256);
             draft.fill(b, prefix, 200);
@@ -328,7 +327,7 @@ TEST(decode_attention, one_row_of_heads_of_256_over_many_chunks_equals_several) 
         shape.kv_heads = 8;
         shape.heads = 8 * group;
         shape.capacity = 74;
-        Layer one(shape, 1), many(shape, 2);
+        AttentionLayer one(shape, 1), many(shape, 2);
         WorldSequence a = one.world.sequence(), b = many.world.sequence();
         const std::vector<uint64_t> prefix = token_ids(start, 36), next = token_ids(4, 37);
         one.world.fill(a, prefix, 256);
@@ -340,7 +339,7 @@ TEST(decode_attention, one_row_of_heads_of_256_over_many_chunks_equals_several) 
 
 TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
     RT_GPU_ONLY();  // one row, up to 5, up to 16: small enough for a race checker
-    Layer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
+    AttentionLayer layer(wide_shape(6, DType::q8_0, DType::q8_0), 1);
     WorldSequence s = layer.world.sequence();
     layer.fill(s, token_ids(560, 35), 256);
     std::vector<FedToken> tree;
@@ -354,7 +353,7 @@ TEST(decode_attention, heads_of_256_in_steps_of_each_kernel) {
 TEST(decode_attention, heads_of_256_are_the_same_in_any_company) {
     RT_GPU_ONLY();
     for (const DType type : brief<DType>({DType::q8_0, DType::f16}, 1)) {
-        Layer many(wide_shape(6, type, type), 1), one(wide_shape(6, type, type), 2);
+        AttentionLayer many(wide_shape(6, type, type), 1), one(wide_shape(6, type, type), 2);
         WorldSequence a = many.world.sequence(), b = many.world.sequence(), c = one.world.sequence();
         const std::vector<uint64_t> ids = token_ids(fewer(1301, 530), 9), other = token_ids(fewer(700, 100), 10);
         const std::vector<uint64_t> prefix(ids.begin(), ids.end() - 1);
@@ -382,7 +381,7 @@ TEST(decode_attention, heads_of_256_are_the_same_in_any_company) {
 TEST(decode_attention, many_long_rows_of_heads_of_256_equal_few) {
     RT_GPU_ONLY();
     const WorldShape wide = wide_shape(6, DType::q8_0, DType::q8_0);
-    Layer many(wide, 1), few(wide, 2);
+    AttentionLayer many(wide, 1), few(wide, 2);
     WorldSequence a = many.world.sequence(), b = few.world.sequence();
     const std::vector<uint64_t> prefix = token_ids(fewer(2040, 1030), 33), next = token_ids(fewer(140, 40), 34);
     many.fill(a, prefix, 256);
@@ -392,11 +391,11 @@ TEST(decode_attention, many_long_rows_of_heads_of_256_equal_few) {
 
 TEST(decode_attention, ring_wraps_change_nothing) {
     RT_GPU_ONLY();
-    WorldShape tight = shape_of(8, DType::f16, DType::f16, 512), wide = tight;
+    WorldShape tight = decode_shape(8, DType::f16, DType::f16, 512), wide = tight;
     tight.ring_rows = 528;
     wide.ring_rows = 2000;
     wide.capacity = tight.capacity = 1;
-    Layer a(tight, 1), b(wide, 2);
+    AttentionLayer a(tight, 1), b(wide, 2);
     WorldSequence s = a.world.sequence(), t = b.world.sequence();
     const std::vector<uint64_t> ids = token_ids(fewer(1090, 590), 11);
     const std::vector<uint64_t> prefix(ids.begin(), ids.end() - fewer(50, 5)),
@@ -408,7 +407,7 @@ TEST(decode_attention, ring_wraps_change_nothing) {
 TEST(decode_attention, int8_rows_are_the_float_rows) {
     RT_GPU_ONLY();
     for (const int64_t d_group : {6, 9}) {  // both kernels
-        Layer layer(shape_of(d_group, DType::q8_0, DType::q8_0), 1);
+        AttentionLayer layer(decode_shape(d_group, DType::q8_0, DType::q8_0), 1);
         WorldSequence s = layer.world.sequence();
         const Rows rows = layer.feed(s, token_ids(fewer(200, 40), 12), 200);
         const int64_t cols = layer.out.row_elements(), bytes = ActRow::bytes(cols);

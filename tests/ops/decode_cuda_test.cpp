@@ -96,14 +96,14 @@ TEST(DecodeCuda, given_int8_rows_equal_quantising) {
 }
 
 /// A small model's layer on the device: attention projections and a sparse network in the sizes given.
-struct World {
+struct LayerWorld {
     OpContext op;
     int64_t hidden, ff, experts, top_k;
     std::vector<Weight> gate, up, down;
     Weight router, q, v, small, shared_gate, shared_up, shared_down;
     ops::Norm norm;
 
-    World(WeightKind kind, WeightKind down_kind, int64_t hidden_, int64_t ff_, int64_t experts_, int64_t top_k_)
+    LayerWorld(WeightKind kind, WeightKind down_kind, int64_t hidden_, int64_t ff_, int64_t experts_, int64_t top_k_)
         : op(1, int64_t{48} << 20), hidden(hidden_), ff(ff_), experts(experts_), top_k(top_k_) {
         std::vector<RandomWeight> owned;
         owned.reserve(static_cast<size_t>(3 * experts));
@@ -175,7 +175,7 @@ std::vector<WorldCase> worlds() {
 TEST(DecodeCuda, rows_in_any_company_and_order_have_the_same_bits) {
     RT_GPU_ONLY();
     for (const WorldCase& c : worlds()) {
-        World world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
+        LayerWorld world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
         const int64_t most = brief_counts() ? 9 : 256;
         const std::vector<float> x = test::random_rows(most, c.hidden, 71);
         std::vector<std::vector<std::vector<float>>> one;
@@ -206,7 +206,7 @@ TEST(DecodeCuda, a_replayed_graph_gives_the_bits_of_the_ops) {
     RT_GPU_ONLY();
     for (const WorldCase& c : worlds())
         for (const int64_t n : brief<int64_t>({1, 4, 9}, 2)) {
-            World world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
+            LayerWorld world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
             const std::vector<float> x = test::random_rows(n, c.hidden, 81);
             const auto expected = world.values(x);
             world.op.poison();
@@ -232,7 +232,7 @@ TEST(DecodeCuda, the_fused_layers_equal_their_parts_in_real_sizes) {
     RT_GPU_ONLY();
     for (const WorldCase& c : worlds())
         for (const int64_t n : {1, 3}) {
-            World world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
+            LayerWorld world(c.kind, c.down, c.hidden, c.ff, c.experts, c.top_k);
             OpContext& op = world.op;
             const std::vector<float> values = test::random_rows(n, c.hidden, 91);
             Tensor x = op.tensor(values, {n, c.hidden}), y = op.tensor(values, {n, c.hidden});

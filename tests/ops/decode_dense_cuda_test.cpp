@@ -16,24 +16,24 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
-constexpr int64_t kFewCounts[] = {1, 2, 4, 8, 17};
-using Results = std::vector<std::vector<float>>;
+constexpr int64_t kDenseCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
+constexpr int64_t kFewDenseCounts[] = {1, 2, 4, 8, 17};
 
 /// Wide matrices that Hopper does not multiply in half precision (decode_half_cuda_test.cpp: multiples of 1,024
 /// columns), and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
-constexpr struct Shape {
+constexpr struct DenseShape {
     int64_t cols, rows;
-} kShapes[] = {{256, 101}, {768, 101}, {2304, 101}, {5376, 101}, {6144, 101}, {17664, 101}, {2304, 4213}, {6144, 2300}},
-  kFewShapes[] = {{768, 20}, {5376, 20}};
+} kDenseShapes[] = {{256, 101},  {768, 101},   {2304, 101},  {5376, 101},
+                    {6144, 101}, {17664, 101}, {2304, 4213}, {6144, 2300}},
+  kFewDenseShapes[] = {{768, 20}, {5376, 20}};
 
-struct World {
+struct DenseWorld {
     OpContext op{1, int64_t{64} << 20};
     std::unique_ptr<Gpu> portable;
     Context general;
     std::span<const int64_t> counts;
 
-    explicit World(std::span<const int64_t> some = fewer<std::span<const int64_t>>(kCounts, kFewCounts))
+    explicit DenseWorld(std::span<const int64_t> some = fewer<std::span<const int64_t>>(kDenseCounts, kFewDenseCounts))
         : counts(some) {
         GpuOptions options;
         options.portable = true;
@@ -62,7 +62,7 @@ struct World {
                 expect_same_bits(got[k],
                                  {expected[k].begin() + first * width, expected[k].begin() + (first + n) * width},
                                  fmt::format("{}: {} rows from {}, result {}", what, n, first, k).c_str());
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
             }
         }
     }
@@ -80,7 +80,7 @@ struct World {
 };
 
 /// y = w x and r += y, of all numbers of rows, by both kinds of kernels.
-void compare_products(World& world, const std::string& name, const Weight& w, int64_t rows, int64_t cols) {
+void compare_products(DenseWorld& world, const std::string& name, const Weight& w, int64_t rows, int64_t cols) {
     world.compare(name, cols, [&](Context& ctx, const std::vector<float>& x, int64_t n) {
         world.forget();
         const Tensor t = world.tensor(x, n);
@@ -93,29 +93,29 @@ void compare_products(World& world, const std::string& name, const Weight& w, in
 
 TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    World world;
+    DenseWorld world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
-        for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kShapes, kFewShapes)) {
+        for (const auto& [cols, rows] : fewer<std::span<const DenseShape>>(kDenseShapes, kFewDenseShapes)) {
             const Weight w = world.weight(type, rows, cols, 11);
             compare_products(world, fmt::format("{} {}", dtype_name(type), cols), w, rows, cols);
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
         }
 }
 
 TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    World world;
-    constexpr Shape kEight[] = {{2048, 101}, {2048, 4213}, {8192, 101}, {10240, 33}}, kFewEight[] = {{2048, 20}};
-    for (const auto& [cols, rows] : fewer<std::span<const Shape>>(kEight, kFewEight)) {
+    DenseWorld world;
+    constexpr DenseShape kEight[] = {{2048, 101}, {2048, 4213}, {8192, 101}, {10240, 33}}, kFewEight[] = {{2048, 20}};
+    for (const auto& [cols, rows] : fewer<std::span<const DenseShape>>(kEight, kFewEight)) {
         const Weight w = world.weight(DType::q8_0, rows, cols, 11);
         compare_products(world, fmt::format("q8_0 {} x {}", rows, cols), w, rows, cols);
-        if (testing::Test::HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
     }
 }
 
 TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    World world;
+    DenseWorld world;
     const int64_t cols = 2048;
     const Weight a = world.weight(DType::q8_0, fewer(515, 67), cols, 1), b = world.weight(DType::q8_0, 7, cols, 2),
                  q4 = world.weight(DType::q4_k, 33, cols, 3), beta = world.weight(DType::f32, 9, cols, 4);
@@ -130,8 +130,8 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
             for (const Tensor& y : ops::norm_matmul_group(ctx, t, norm, group)) out.push_back(world.read(y));
             return out;
         });
-    static constexpr Shape kLayers[] = {{2048, 4096}, {4096, 2048}}, kFewLayers[] = {{2048, 2048}};
-    for (const auto& [wide, hidden] : fewer<std::span<const Shape>>(kLayers, kFewLayers)) {
+    static constexpr DenseShape kLayers[] = {{2048, 4096}, {4096, 2048}}, kFewLayers[] = {{2048, 2048}};
+    for (const auto& [wide, hidden] : fewer<std::span<const DenseShape>>(kLayers, kFewLayers)) {
         const Weight up = world.weight(DType::q8_0, hidden, wide, 5), gate = world.weight(DType::q8_0, hidden, wide, 6),
                      down = world.weight(DType::q8_0, wide, hidden, 7);
         const ops::Norm scale = {world.op.floats(normals(static_cast<size_t>(wide), 8)), 1e-6f};
@@ -147,7 +147,7 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
 
 TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    World world;
+    DenseWorld world;
     for (const int64_t cols : brief<int64_t>({1280, 5376}, 1)) {
         const Weight q4 = world.weight(DType::q4_k, fewer(515, 67), cols, 1),
                      q6 = world.weight(DType::q6_k, fewer(129, 33), cols, 2),
@@ -170,7 +170,7 @@ TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
                             out.push_back(world.read(y));
                         return out;
                     });
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
             }
     }
 }
@@ -178,7 +178,7 @@ TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
 TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     static constexpr int64_t kFew[] = {1, 8, 12};
-    World world(fewer<std::span<const int64_t>>(kCounts, kFew));
+    DenseWorld world(fewer<std::span<const int64_t>>(kDenseCounts, kFew));
     struct Case {
         DType up, down;
         int64_t d, ff;
@@ -200,7 +200,7 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
                           const Tensor y = ops::swiglu_ffn_add(ctx, t, norm, gate, up, down);
                           return Results{world.read(y), world.read(t)};
                       });
-        if (testing::Test::HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
     }
 }
 

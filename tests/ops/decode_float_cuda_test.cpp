@@ -15,16 +15,11 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr WeightKind kBf16{DType::bf16}, kF16{DType::f16}, kF32{DType::f32};
+constexpr WeightKind kF32{DType::f32};
 constexpr WeightKind kFloat8{DType::f8_e4m3, DType::f32, 0, 0, 0.37f};
 constexpr WeightKind kFloat8Blocks{DType::f8_e4m3, DType::bf16, 128, 128};
 constexpr WeightKind kFloat8Rows{DType::f8_e4m3, DType::f32, 1, 1 << 20};
 constexpr WeightKind kFloat8Odd{DType::f8_e4m3, DType::f32, 3, 48};  // these kernels leave it to others
-
-Weight placed(OpContext& op, const WeightKind& kind, int64_t rows, int64_t cols, uint64_t seed) {
-    const RandomWeight m(kind, rows, cols, seed);
-    return op.weight(m.w);
-}
 
 struct GroupCase {
     std::vector<WeightKind> kinds;  // of the matrices
@@ -65,7 +60,7 @@ TEST(DecodeFloat, projections_have_the_bits_of_the_general_kernels) {
             std::vector<const Weight*> group;
             for (size_t i = 0; i < c.kinds.size(); ++i)
                 weights.push_back(
-                    placed(op, c.kinds[i], fewer(c.rows[i], std::min<int64_t>(c.rows[i], 35)), c.cols, 30 + i));
+                    place_random(op, c.kinds[i], fewer(c.rows[i], std::min<int64_t>(c.rows[i], 35)), c.cols, 30 + i));
             for (const Weight& w : weights) group.push_back(&w);
             const ops::Norm norm = {op.floats(normals(static_cast<size_t>(c.cols), 5)), 1e-6f};
             expect_alone(
@@ -87,7 +82,7 @@ TEST(DecodeFloat, the_output_projection_has_the_bits_of_the_general_kernels) {
         for (const auto& [rows, cols] : {std::pair{2048, 6144}, {2048, 8192}, {1024, 2048}, {1027, 3584}, {67, 2056}, {7, 4096}, {1027, 4112}, {67, 4112}, {4, 64}}) {
             if (brief_counts() && rows > 100) continue;
             OpContext op(1, int64_t{16} << 20);
-            const Weight o = placed(op, kind, rows, cols, 11);
+            const Weight o = place_random(op, kind, rows, cols, 11);
             const int64_t width = cols, out_rows = rows;
             expect_alone(fmt::format("{}, {} x {}", kind.name(), rows, cols), width, [&](const auto& x) {
                 op.poison();
@@ -106,8 +101,8 @@ TEST(DecodeFloat, dense_layers_have_the_bits_of_the_general_kernels) {
             if (brief_counts() && ff > 3000) continue;
             const int64_t width = hidden;
             OpContext op(1, int64_t{16} << 20);
-            const Weight gate = placed(op, kind, ff, width, 1), up = placed(op, kind, ff, width, 2),
-                         down = placed(op, kind, width, ff, 3);
+            const Weight gate = place_random(op, kind, ff, width, 1), up = place_random(op, kind, ff, width, 2),
+                         down = place_random(op, kind, width, ff, 3);
             const ops::Norm norm = {op.floats(normals(static_cast<size_t>(width), 5)), 1e-6f};
             expect_alone(fmt::format("{}, {}", kind.name(), ff), width, [&](const auto& x) {
                 op.poison();
@@ -154,10 +149,10 @@ TEST(DecodeFloat, sparse_layers_have_the_bits_of_the_general_kernels) {
         };
         const std::vector<Weight> gate = stack(c.up, kFf, c.hidden, 100), up = stack(c.up, kFf, c.hidden, 200),
                                   down = stack(c.down, c.hidden, kFf, 300);
-        const Weight shared_gate = placed(op, c.shared_up, kFf, c.hidden, 21),
-                     shared_up = placed(op, c.shared_up, kFf, c.hidden, 22),
-                     shared_down = placed(op, c.down, c.hidden, kFf, 23),
-                     router = placed(op, kBf16, c.experts, c.hidden, 24);
+        const Weight shared_gate = place_random(op, c.shared_up, kFf, c.hidden, 21),
+                     shared_up = place_random(op, c.shared_up, kFf, c.hidden, 22),
+                     shared_down = place_random(op, c.down, c.hidden, kFf, 23),
+                     router = place_random(op, kBf16, c.experts, c.hidden, 24);
         const ops::Norm norm = {op.floats(normals(static_cast<size_t>(c.hidden), 25)), 1e-6f};
         const std::span<const float> bias = op.floats(normals(static_cast<size_t>(c.experts), 26, 0.1f));
         for (const int64_t top_k : {8, 3, 9})

@@ -21,12 +21,12 @@ using test::AwkwardRows;
 using test::RandomWeight;
 using test::WeightKind;
 
-struct Shape {
+struct MatrixShape {
     int64_t cols, rows;
 };
 
 /// Shapes on both sides of every border between the two arithmetics; rows that fill no tile.
-std::vector<Shape> judged_shapes() {
+std::vector<MatrixShape> judged_shapes() {
     if (brief_counts()) return {{3072, 20}, {5120, 9}};
     if (test_gpu() == nullptr) return {{3072, 48}, {5120, 7}, {17408, 5}};
     return {{3072, 48},   {3072, 1000}, {3072, 1003}, {3072, 4101}, {4096, 4096}, {4096, 4095}, {5120, 1},
@@ -59,7 +59,7 @@ TEST(DecodeHalf, products_stay_within_their_bounds) {
                            expected_arithmetic(test_gpu(), m.w) == Arithmetic::half ? "half" : "int8", used.loose,
                            used.sharp);
                 sharpest = std::max(sharpest, used.sharp);
-                if (testing::Test::HasFailure()) return;
+                if (::testing::Test::HasFailure()) return;
             }
         }
     EXPECT_GE(sharpest, 0.02) << "the sharp bound is too loose";
@@ -72,7 +72,7 @@ TEST(DecodeHalf, products_have_the_bits_of_their_definition) {
     ThreadPool pool(0);
     const float eps = 1e-6f;
     for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const auto& [cols, count] : fewer<std::vector<Shape>>(
+        for (const auto& [cols, count] : fewer<std::vector<MatrixShape>>(
                  {{3072, 48}, {4096, 4096}, {5120, 21}, {6144, 4103}, {17408, 20}, {25600, 7}}, {{3072, 9}})) {
             const AnyWeight m(type, count, cols, static_cast<uint64_t>(cols + 7));
             if (expected_arithmetic(test_gpu(), m.w) == Arithmetic::int8)
@@ -109,7 +109,7 @@ TEST(DecodeHalf, products_have_the_bits_of_their_definition) {
         }
 }
 
-struct World {
+struct HalfWorld {
     OpContext op{2, int64_t{64} << 20};
 
     Weight weight(DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -125,8 +125,8 @@ struct World {
 };
 
 /// Products and products that are added, of matrices of both types.
-void rows_have_their_bits_in_any_company(const std::vector<Shape>& shapes) {
-    World world;
+void rows_have_their_bits_in_any_company(const std::vector<MatrixShape>& shapes) {
+    HalfWorld world;
     for (const DType type : {DType::q4_k, DType::q6_k})
         for (const auto& [cols, rows] : shapes) {
             if (test_gpu() == nullptr && rows > 1000) continue;
@@ -137,38 +137,38 @@ void rows_have_their_bits_in_any_company(const std::vector<Shape>& shapes) {
                 const Tensor t = world.tensor(x, n);
                 return Results{values_of(ops::matmul(world.op.ctx, w, t))};
             });
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
             const auto sums = company.check(what + " and a residual", [&](const std::vector<float>& x, int64_t n) {
                 const Tensor t = world.tensor(x, n);
                 Tensor residual = world.op.tensor(std::vector<float>(static_cast<size_t>(n * rows), 0.75f), {n, rows});
                 const Tensor y = ops::matmul_add(world.op.ctx, w, t, residual);
                 return Results{values_of(y), values_of(residual)};
             });
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
             for (const auto& [i, product] : products) {
                 Company::expect_same(sums.at(i)[0], product[0], what + ": matmul_add and matmul");
                 std::vector<float> added = product[0];
                 for (float& v : added) v = 0.75f + v;
                 Company::expect_same(sums.at(i)[1], added, what + ": the residual");
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
             }
         }
 }
 
 TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
-    rows_have_their_bits_in_any_company(fewer<std::vector<Shape>>(
+    rows_have_their_bits_in_any_company(fewer<std::vector<MatrixShape>>(
         {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {5120, 6144}}, {{3072, 20}, {5120, 9}}));
 }
 
 /// 17 rows and more of these, and 9 of the widest, take CTAs that have a chain each (decode_half_chain.cu).
 TEST(DecodeHalf, a_wide_row_of_a_product_has_its_bits_in_any_company) {
     rows_have_their_bits_in_any_company(
-        fewer<std::vector<Shape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 456}}));
+        fewer<std::vector<MatrixShape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 456}}));
 }
 
 /// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
 TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
-    World world;
+    HalfWorld world;
     for (const int64_t cols : brief<int64_t>({3072, 4096, 5120, 7168}, 1)) {
         if (test_gpu() == nullptr && cols != 3072) continue;  // there is one arithmetic there
         const int64_t many = cols == 4096 ? 4100 : fewer(515, 67);
@@ -209,13 +209,13 @@ TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
                         out.push_back(values_of(y));
                     return out;
                 });
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
                 for (const auto& [r, results] : rows)
                     for (size_t k = 0; k < groups[g].size(); ++k) {
                         std::vector<float>& own = alone[groups[g][k]][r];
                         if (groups[g].size() == 1) own = results[k];
                         else Company::expect_same(results[k], own, fmt::format("{}, member {}, row {}", what, k, r));
-                        if (testing::Test::HasFatalFailure()) return;
+                        if (::testing::Test::HasFatalFailure()) return;
                     }
             }
         }
@@ -229,7 +229,7 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
         return least + static_cast<int64_t>(random()) % (most - least + 1);
     };
     for (int i = 0; i < (test_gpu() == nullptr ? 3 : fewer(80, 4)); ++i) {
-        World world;
+        HalfWorld world;
         const int64_t cols =
             std::vector<int64_t>{3072, 5120, 7168, 9216, 17408}[static_cast<size_t>(any(0, fewer(4, 1)))];
         std::vector<Weight> weights;
@@ -267,7 +267,7 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
         for (size_t k = 0; k < one.size(); ++k) {
             Company::expect_same({all[k].end() - weights[k].rows, all[k].end()}, one[k],
                                  fmt::format("{}{}, {} rows, matrix {}", what, normed ? ", norm" : "", n, k));
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
         }
     }
 }
@@ -275,7 +275,7 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
 /// Attention leaves its rows in int8, too: nobody may take those for a matrix that wants f16.
 TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
     RT_GPU_ONLY();
-    World world;
+    HalfWorld world;
     const AnyWeight m(DType::q4_k, 40, 3072, 61);
     if (expected_arithmetic(test_gpu(), m.w) == Arithmetic::int8) GTEST_SKIP() << "this chip wants int8 rows";
     const Weight w = world.op.weight(m.w);
@@ -292,7 +292,7 @@ TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
 
 /// gate, up and down by one op: a row's bits in any company, and those of the ops one by one.
 TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
-    World world;
+    HalfWorld world;
     struct Case {
         DType gate, up, down;
         int64_t d, ff;
@@ -322,7 +322,7 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
                 const Tensor y = ops::swiglu_ffn_add(world.op.ctx, t, norm, gate, up, down);
                 return Results{values_of(y), values_of(t)};
             });
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
             const auto parts = company.check(what + ", parts", [&](const std::vector<float>& x, int64_t n) {
                 Tensor t = world.tensor(x, n);
                 const Weight* const group[] = {&gate, &up};
@@ -332,9 +332,9 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
                 return Results{values_of(y), values_of(t)};
             });
             for (const auto& [r, results] : whole)
-                for (size_t k = 0; k < 2 && !testing::Test::HasFatalFailure(); ++k)
+                for (size_t k = 0; k < 2 && !::testing::Test::HasFatalFailure(); ++k)
                     Company::expect_same(results[k], parts.at(r)[k], fmt::format("{}, row {}, result {}", what, r, k));
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
         }
     }
 }
@@ -342,7 +342,7 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
 /// The kernels of a chain start before their predecessors end: the same bits in every replay.
 TEST(DecodeHalf, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
-    World world;
+    HalfWorld world;
     OpContext& op = world.op;
     const int64_t kHidden = fewer(5120, 3072), kFf = fewer(17408, 256), kInner = fewer(6144, 256);
     const Weight q = world.weight(DType::q4_k, kInner, kHidden, 31), beta = world.weight(DType::f32, 48, kHidden, 32),

@@ -18,12 +18,9 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 128, 256};
-constexpr int64_t kFewCounts[] = {2, 8, 17};  // each kernel
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 128, 256};
+constexpr int64_t kFewRowCounts[] = {2, 8, 17};  // each kernel
 constexpr int64_t kSources = 23;
-
-/// Results of one call, each of shape [n, width].
-using Results = std::vector<std::vector<float>>;
 
 /// run(rows) computes rows `rows` of some input; every result must be that of the row alone.
 void expect_rows_alone(const std::string& what, const std::function<Results(const std::vector<int64_t>&)>& run) {
@@ -33,7 +30,7 @@ void expect_rows_alone(const std::string& what, const std::function<Results(cons
     for (const Results& r : alone)
         for (const std::vector<float>& values : r)
             for (const float v : values) ASSERT_TRUE(std::isfinite(v)) << what;
-    for (const int64_t n : fewer<std::span<const int64_t>>(kCounts, kFewCounts)) {
+    for (const int64_t n : fewer<std::span<const int64_t>>(kRowCounts, kFewRowCounts)) {
         std::vector<int64_t> rows(static_cast<size_t>(n));
         for (int64_t i = 0; i < n; ++i) rows[static_cast<size_t>(i)] = (i * 7 + n) % sources;
         const Results all = run(rows);
@@ -43,7 +40,7 @@ void expect_rows_alone(const std::string& what, const std::function<Results(cons
                 const std::vector<float>& expected = alone[static_cast<size_t>(rows[static_cast<size_t>(i)])][k];
                 const std::vector<float> row(all[k].begin() + i * width, all[k].begin() + (i + 1) * width);
                 expect_same_bits(row, expected, fmt::format("{}: {} rows, row {}, result {}", what, n, i, k).c_str());
-                if (testing::Test::HasFatalFailure()) return;
+                if (::testing::Test::HasFatalFailure()) return;
             }
         }
     }
@@ -55,19 +52,14 @@ std::vector<float> pick(const std::vector<float>& all, const std::vector<int64_t
     return out;
 }
 
-Weight placed(OpContext& op, const WeightKind& kind, int64_t rows, int64_t cols, uint64_t seed) {
-    const RandomWeight m(kind, rows, cols, seed);
-    return op.weight(m.w);
-}
-
 TEST(DecodeRows, matmul_groups_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t cols = 2048;
     OpContext op(1, int64_t{16} << 20);
-    const Weight q4 = placed(op, {DType::q4_k}, fewer(515, 67), cols, 1),
-                 q6 = placed(op, {DType::q6_k}, fewer(129, 33), cols, 2), small = placed(op, {DType::q4_k}, 7, cols, 3),
-                 gate = placed(op, {DType::f32}, 9, cols, 4), q5 = placed(op, {DType::q5_k}, 33, cols, 5),
-                 q8 = placed(op, {DType::q8_0}, 40, cols, 6);
+    const Weight q4 = place_random(op, {DType::q4_k}, fewer(515, 67), cols, 1),
+                 q6 = place_random(op, {DType::q6_k}, fewer(129, 33), cols, 2),
+                 small = place_random(op, {DType::q4_k}, 7, cols, 3), gate = place_random(op, {DType::f32}, 9, cols, 4),
+                 q5 = place_random(op, {DType::q5_k}, 33, cols, 5), q8 = place_random(op, {DType::q8_0}, 40, cols, 6);
     const ops::Norm norm = {op.floats(normals(static_cast<size_t>(cols), 7)), 1e-6f};
     const std::vector<float> x = test::random_rows(kSources, cols, 8);
     const std::vector<std::vector<const Weight*>> groups =
@@ -102,7 +94,7 @@ TEST(DecodeRows, matmul_add_of_long_rows_gives_each_row_the_bits_it_has_alone) {
         for (const int64_t cols : brief<int64_t>({4096, 6144, 8192}, 1)) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer(101, 40);
-            const Weight w = placed(op, {type}, outputs, cols, 11);
+            const Weight w = place_random(op, {type}, outputs, cols, 11);
             const std::vector<float> x = test::random_rows(kSources, cols, 12),
                                      residual = normals(static_cast<size_t>(kSources * outputs), 13);
             expect_rows_alone(fmt::format("{} {}", dtype_name(type), cols), [&](const std::vector<int64_t>& rows) {
@@ -122,7 +114,7 @@ TEST(DecodeRows, attention_projections_give_each_row_the_bits_it_has_alone) {
     const int64_t outputs = fewer<int64_t>(2048, 128);
     for (const int64_t cols : {6144, 8192}) {
         OpContext op(1, int64_t{96} << 20);
-        const Weight w = placed(op, {DType::q4_k}, outputs, cols, 14);
+        const Weight w = place_random(op, {DType::q4_k}, outputs, cols, 14);
         const std::vector<float> x = test::random_rows(kSources, cols, 15),
                                  residual = normals(static_cast<size_t>(kSources * outputs), 16);
         expect_rows_alone(fmt::format("{} columns", cols), [&](const std::vector<int64_t>& rows) {
@@ -140,8 +132,8 @@ TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t d = 2048, ff = fewer(4096, 512);
     OpContext op(1, int64_t{48} << 20);
-    const Weight gate = placed(op, {DType::q4_k}, ff, d, 21), up = placed(op, {DType::q4_k}, ff, d, 22),
-                 down = placed(op, {DType::q6_k}, d, ff, 23);
+    const Weight gate = place_random(op, {DType::q4_k}, ff, d, 21), up = place_random(op, {DType::q4_k}, ff, d, 22),
+                 down = place_random(op, {DType::q6_k}, d, ff, 23);
     const ops::Norm norm = {op.floats(normals(static_cast<size_t>(d), 24)), 1e-6f};
     const std::vector<float> x = test::random_rows(kSources, d, 25);
     expect_rows_alone("dense layer", [&](const std::vector<int64_t>& rows) {
@@ -153,13 +145,13 @@ TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
 }
 
 /// Experts of Laguna's sizes, as placed on the device.
-struct Experts {
+struct LagunaExperts {
     OpContext op;
     int64_t top_k = fewer(8, 2), experts = 24;
     std::vector<Weight> gate, up, down;
     Weight shared_gate, shared_up, shared_down, router;
 
-    Experts(DType kind, DType down_kind, int64_t shared_ff) : op(1, int64_t{96} << 20) {
+    LagunaExperts(DType kind, DType down_kind, int64_t shared_ff) : op(1, int64_t{96} << 20) {
         std::vector<RandomWeight> owned;
         owned.reserve(static_cast<size_t>(3 * experts));
         const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -173,10 +165,10 @@ struct Experts {
         gate = stack(kind, 512, 2048, 1000);
         up = stack(kind, 512, 2048, 2000);
         down = stack(down_kind, 2048, 512, 3000);
-        shared_gate = placed(op, {kind}, shared_ff, 2048, 31);
-        shared_up = placed(op, {kind}, shared_ff, 2048, 32);
-        shared_down = placed(op, {down_kind}, 2048, shared_ff, 33);
-        router = placed(op, {DType::f32}, experts, 2048, 34);
+        shared_gate = place_random(op, {kind}, shared_ff, 2048, 31);
+        shared_up = place_random(op, {kind}, shared_ff, 2048, 32);
+        shared_down = place_random(op, {down_kind}, 2048, shared_ff, 33);
+        router = place_random(op, {DType::f32}, experts, 2048, 34);
     }
     ops::ExpertWeights weights() const { return {gate, up, down}; }
     ops::SharedExpert shared() const { return {&shared_gate, &shared_up, &shared_down}; }
@@ -187,7 +179,7 @@ struct Choice {
     const char* name;
     std::function<int64_t(int64_t s, int64_t k)> expert;
 };
-const Choice kChoices[] = {
+const Choice kExpertChoices[] = {
     {"all alike", [](int64_t, int64_t k) { return 23 - k; }},
     {"three clusters", [](int64_t s, int64_t k) { return s % 3 * 8 + (k * 3 + s) % 8; }},
     {"spread", [](int64_t s, int64_t k) { return (s * 7 + k * 5) % 24; }},
@@ -206,12 +198,13 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
                                       {DType::q5_k, DType::q8_0, 512},
                                       {DType::q5_k, DType::q5_k, 512}},
                                      2)) {
-        Experts world(c.kind, c.down, std::max<int64_t>(c.shared_ff, 256));
+        LagunaExperts world(c.kind, c.down, std::max<int64_t>(c.shared_ff, 256));
         OpContext& op = world.op;
         const std::vector<float> x = test::random_rows(kSources, 2048, 41);
         std::vector<float> weights(static_cast<size_t>(kSources * world.top_k));
         for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.05f + 0.01f * static_cast<float>(i * 13 % 31);
-        for (const Choice& choice : brief<Choice>({std::begin(kChoices) + fewer(0, 2), std::end(kChoices)}, 1))
+        for (const Choice& choice :
+             brief<Choice>({std::begin(kExpertChoices) + fewer(0, 2), std::end(kExpertChoices)}, 1))
             expect_rows_alone(
                 fmt::format("{} {}, shared {}, {}", dtype_name(c.kind), dtype_name(c.down), c.shared_ff, choice.name),
                 [&](const std::vector<int64_t>& rows) {
@@ -233,7 +226,7 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
 TEST(DecodeRows, sparse_layers_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     for (const DType down : brief<DType>({DType::q6_k, DType::q4_k}, 1)) {
-        Experts world(DType::q4_k, down, 512);
+        LagunaExperts world(DType::q4_k, down, 512);
         OpContext& op = world.op;
         const ops::Norm norm = {op.floats(normals(2048, 51)), 1e-6f};
         const std::vector<float> x = test::random_rows(kSources, 2048, 52);
@@ -302,11 +295,11 @@ TEST(DecodeRows, a_few_rows_choose_as_route_sigmoid_does) {
 /// The kernels meet in shared memory and start before their predecessors end: the same bits in every replay.
 TEST(DecodeRows, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
-    Experts world(DType::q4_k, DType::q6_k, 512);
+    LagunaExperts world(DType::q4_k, DType::q6_k, 512);
     OpContext& op = world.op;
-    const Weight q = placed(op, {DType::q4_k}, fewer(1040, 40), 2048, 61);
+    const Weight q = place_random(op, {DType::q4_k}, fewer(1040, 40), 2048, 61);
     const int64_t long_row = fewer(6144, 2048);
-    const Weight o = placed(op, {DType::q6_k}, 2048, long_row, 62);
+    const Weight o = place_random(op, {DType::q6_k}, 2048, long_row, 62);
     const ops::Norm norm = {op.floats(normals(2048, 63)), 1e-6f};
     for (const int64_t n : brief<int64_t>({3, 2, 8, 16, 40}, 1)) {
         op.poison();

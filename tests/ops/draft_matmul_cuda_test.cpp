@@ -18,28 +18,28 @@ using test::AwkwardRows;
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr WeightKind kBf16{DType::bf16}, kF16{DType::f16}, kQ8{DType::q8_0};
+constexpr WeightKind kQ8{DType::q8_0};
 constexpr float kEps = 1e-6f;
 
-struct Shape {
+struct GroupShape {
     std::vector<int64_t> rows;  // of a group's matrices
     int64_t cols;
 };
 
 /// One chunk and many, slices of unequal length, fewer units than warps and many more, rows that fill no strip.
-std::vector<Shape> shapes() {
+std::vector<GroupShape> group_shapes() {
     if (brief_counts()) return {{{20, 5}, 512}, {{40}, 2304}};
     return {{{48}, 256},        {{5}, 512},    {{100, 33, 1}, 1024}, {{2048, 1024, 1024, 64}, 2048},
             {{1003, 64}, 5120}, {{24}, 4096},  {{4101}, 3072},       {{131}, 17408},
             {{40}, 25600},      {{20001}, 768}};
 }
 
-struct Group {
+struct SameTypeGroup {
     std::vector<RandomWeight> host;
     std::vector<Weight> placed;
     std::vector<const Weight*> pointers;
 
-    Group(OpContext& op, const WeightKind& kind, const Shape& shape) {
+    SameTypeGroup(OpContext& op, const WeightKind& kind, const GroupShape& shape) {
         for (const int64_t rows : shape.rows) {
             host.emplace_back(kind, rows, shape.cols, static_cast<uint64_t>(rows + shape.cols));
             placed.push_back(op.weight(host.back().w));
@@ -98,12 +98,12 @@ TEST(DraftMatmul, products_stay_within_their_bound) {
     if (!gpu.hopper()) GTEST_SKIP() << "this chip multiplies as the decode family does";
     for (const WeightKind& kind : {kBf16, kF16, kQ8}) {
         double worst = 0;
-        for (const Shape& shape : shapes()) {
+        for (const GroupShape& shape : group_shapes()) {
             if (shape.cols > 1280 * gpu.info().sm_count) continue;             // left to the decode family
             if (kind.type == DType::q8_0 && shape.cols % 2048 == 0) continue;  // left to decode_eight.cu: x in int8
             OpContext op(1, int64_t{64} << 20);
             op.ctx.family = Family::draft;
-            const Group group(op, kind, shape);
+            const SameTypeGroup group(op, kind, shape);
             const AwkwardRows rows(shape.cols, 5);
             const std::vector<float> weights = normals(static_cast<size_t>(shape.cols), 6);
             const std::span<const float> scale = op.floats(weights);
@@ -145,11 +145,11 @@ TEST(DraftMatmul, products_stay_within_their_bound) {
 
 TEST(DraftMatmul, a_row_has_its_bits_in_any_company) {
     for (const WeightKind& kind : {kBf16, kF16, kQ8})
-        for (const Shape& shape : shapes()) {
+        for (const GroupShape& shape : group_shapes()) {
             if (test_gpu() == nullptr && shape.cols > 4096) continue;
             OpContext op(2, int64_t{64} << 20);
             op.ctx.family = Family::draft;
-            const Group group(op, kind, shape);
+            const SameTypeGroup group(op, kind, shape);
             const std::vector<float> all = test::random_rows(30, shape.cols, 9);
             const std::span<const float> norm = op.floats(normals(static_cast<size_t>(shape.cols), 6));
             for (const bool normed : {false, true}) {
@@ -186,7 +186,7 @@ TEST(DraftMatmul, feed_forward_layers_have_the_bits_of_their_parts) {
         if ((brief_counts() || test_gpu() == nullptr) && layer.hidden > 1000) continue;
         OpContext op(2, int64_t{64} << 20);
         op.ctx.family = Family::draft;
-        const Group both(op, layer.up, {{layer.ff, layer.ff}, layer.hidden}),
+        const SameTypeGroup both(op, layer.up, {{layer.ff, layer.ff}, layer.hidden}),
             down(op, layer.down, {{layer.hidden}, layer.ff});
         const std::vector<float> values = test::random_rows(24, layer.hidden, 3);
         const std::span<const float> norm = op.floats(normals(static_cast<size_t>(layer.hidden), 4));
@@ -213,7 +213,7 @@ TEST(DraftMatmul, replays_agree) {
         OpContext op(1, int64_t{64} << 20);
         op.ctx.family = Family::draft;
         const int64_t hidden = fewer(2048, 512), ff = fewer(6400, 768);
-        const Group both(op, kind, {{ff, ff}, hidden}), down(op, kind, {{hidden}, ff});
+        const SameTypeGroup both(op, kind, {{ff, ff}, hidden}), down(op, kind, {{hidden}, ff});
         const std::span<const float> norm = op.floats(normals(static_cast<size_t>(hidden), 4));
         const Tensor x = op.tensor(test::random_rows(16, hidden, 3), {16, hidden});
         Tensor sum = op.ctx.alloc(DType::f32, {16, hidden}), y = op.ctx.alloc(DType::f32, {16, hidden});

@@ -59,12 +59,12 @@ class RoundWorld {
     PinnedMemory pinned_;
 };
 
-struct Rows {
+struct DraftedRows {
     std::vector<int32_t> tokens, positions, parents;
     std::vector<float> logprobs;
     int32_t count = 0;
 
-    explicit Rows(int32_t rows, int32_t position = 0)
+    explicit DraftedRows(int32_t rows, int32_t position = 0)
         : tokens(static_cast<size_t>(rows), 9),
           positions(static_cast<size_t>(rows), position),
           parents(static_cast<size_t>(rows)),
@@ -112,8 +112,8 @@ TEST(choice_logprobs, are_those_of_a_softmax_over_the_choices) {
 }
 
 /// What is promised of a tree, whoever made it.
-void expect_tree(const Rows& rows, const std::vector<int32_t>& indices, const std::vector<float>& logprobs, int64_t k,
-                 const ops::DraftPlan& plan, const std::vector<int32_t>& words) {
+void expect_tree(const DraftedRows& rows, const std::vector<int32_t>& indices, const std::vector<float>& logprobs,
+                 int64_t k, const ops::DraftPlan& plan, const std::vector<int32_t>& words) {
     ASSERT_GE(rows.count, 1);
     ASSERT_LE(rows.count, plan.rows);
     std::set<std::pair<int32_t, int32_t>> seen;
@@ -167,7 +167,7 @@ TEST(draft_rows, the_device_makes_the_tree_of_the_definition) {
             plan.slots = static_cast<int32_t>(1 + random() % static_cast<uint32_t>(slots + 3));
             plan.choices = static_cast<int32_t>(1 + random() % static_cast<uint32_t>(k));
             const std::vector<int32_t>& map = round % 3 == 0 ? std::vector<int32_t>() : words;
-            Rows expected(rows, 40);
+            DraftedRows expected(rows, 40);
             ops::draft_rows_ref(indices, logprobs, slots, k, map, plan, expected.view());
             expect_tree(expected, indices, logprobs, k, plan, map);
             RoundWorld w;
@@ -209,7 +209,7 @@ TEST(draft_rows, no_other_tree_of_its_size_is_likelier) {
         collect(collect, 0, 0);
         std::sort(all.begin(), all.end(), std::greater<>());
         for (const int32_t rows : {2, 4, 9, 20, 39}) {  // of 39 prefixes at most 38
-            Rows tree(rows);
+            DraftedRows tree(rows);
             ops::draft_rows_ref(indices, logprobs, kSlots, kChoices, {}, {rows, 0, kSlots, kChoices}, tree.view());
             std::vector<double> ways(static_cast<size_t>(rows), 0);
             double sum = 0, best = 0;
@@ -231,7 +231,7 @@ TEST(accept_rows, goes_where_what_was_drawn_was_guessed) {
     int64_t longest = 0;
     for (int64_t round = 0; round < fewer(200, 30); ++round) {
         const int32_t n = 1 + any(kMost), used = n > 1 && round % 4 == 0 ? 1 + any(n) : n;
-        Rows rows(n);
+        DraftedRows rows(n);
         std::vector<int32_t> drawn;
         for (int32_t i = 0; i < n; ++i) {
             rows.parents[static_cast<size_t>(i)] = i == 0 ? -1 : round % 3 == 0 ? i - 1 : any(i);

@@ -10,7 +10,7 @@ namespace {
 using ops::delta_follows;
 using ops::DeltaMode;
 
-std::vector<DeltaShape> shapes() {
+std::vector<DeltaShape> delta_shapes() {
     std::vector<DeltaShape> all;
     // Odd sizes; then gates that forget nothing, forget all, take nothing, take all.
     all.push_back({});
@@ -32,7 +32,7 @@ std::vector<DeltaShape> real_shapes() {
             {.key_heads = 16, .value_heads = 16, .key_dim = 128, .value_dim = 128, .slots = 3}};
 }
 
-void expect_same(const DeltaRowsOut& a, const DeltaRowsOut& b, const std::string& what) {
+void expect_same_outputs(const DeltaRowsOut& a, const DeltaRowsOut& b, const std::string& what) {
     ASSERT_EQ(a.size(), b.size()) << what;
     for (size_t r = 0; r < a.size(); ++r) {
         expect_same_bits(a[r], b[r], fmt::format("{}, row {}", what, r).c_str());
@@ -48,7 +48,7 @@ std::vector<float> flat_rows(const DeltaRowsOut& rows) {
 
 TEST(gated_delta, chunks_of_any_size_leave_the_same_rows_and_state) {
     for (const Family family : test_families())
-        for (const DeltaShape& shape : shapes()) {
+        for (const DeltaShape& shape : delta_shapes()) {
             OpContext op;
             op.ctx.family = family;
             DeltaWorld world(op, shape, 1);
@@ -59,7 +59,7 @@ TEST(gated_delta, chunks_of_any_size_leave_the_same_rows_and_state) {
             for (const size_t chunk : brief<size_t>({1, 2, 3, 7, 17, 64}, 3)) {
                 DeltaSequence s = world.sequence();
                 const std::string what = fmt::format("{}, chunks of {}", shape_name(shape), chunk);
-                expect_same(world.feed(s, ids, chunk), expected, what);
+                expect_same_outputs(world.feed(s, ids, chunk), expected, what);
                 expect_same_bits(world.slot_of(s), state, what.c_str());
                 world.drop(s);
             }
@@ -73,13 +73,13 @@ TEST(gated_delta, the_sizes_of_real_models_in_chunks_leave_the_same_rows_and_sta
         const std::vector<uint64_t> ids = delta_ids(fewer(40, 20), 2);
         DeltaSequence whole = world.sequence(), parts = world.sequence();
         const DeltaRowsOut expected = world.feed(whole, ids, ids.size());
-        expect_same(world.feed(parts, ids, 1), expected, shape_name(shape));
+        expect_same_outputs(world.feed(parts, ids, 1), expected, shape_name(shape));
         expect_same_bits(world.slot_of(parts), world.slot_of(whole), shape_name(shape).c_str());
     }
 }
 
 TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
-    for (const DeltaShape& shape : shapes())
+    for (const DeltaShape& shape : delta_shapes())
         for (const size_t before : brief<size_t>({0, 1, 2, 3, 9}, 2)) {
             OpContext op;
             DeltaWorld world(op, shape, 3);
@@ -97,7 +97,7 @@ TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
             const DeltaRowsOut rows = world.feed(plain, {ids.begin(), ids.begin() + 4}, 1);
             const std::vector<float> stash_after = world.stash();
             ASSERT_EQ(std::memcmp(stash.data(), stash_after.data(), 4 * stash.size()), 0) << "update wrote the stash";
-            expect_same({stashed.begin(), stashed.begin() + 4}, rows, what);
+            expect_same_outputs({stashed.begin(), stashed.begin() + 4}, rows, what);
             expect_same_bits(world.slot_of(s), world.slot_of(plain), what.c_str());
             now = world.slot_of(s);
             world.commit({&s}, {{}});
@@ -106,7 +106,7 @@ TEST(gated_delta, stash_writes_no_state_and_commit_makes_what_update_makes) {
 }
 
 TEST(gated_delta, steps_that_follow_have_the_bits_of_steps_that_are_committed_one_by_one) {
-    std::vector<DeltaShape> all = shapes();
+    std::vector<DeltaShape> all = delta_shapes();
     for (const DeltaShape& shape : real_shapes()) all.push_back(shape);
     all.push_back({.key_heads = 1, .value_heads = 6, .key_dim = 96, .value_dim = 32, .heads = DeltaHeads::tiled});
     for (DeltaShape& shape : all)
@@ -128,8 +128,8 @@ TEST(gated_delta, steps_that_follow_have_the_bits_of_steps_that_are_committed_on
                 if (plain_a.committed > 0) expect_same_bits(world.slot_of(a), world.slot_of(plain_a), what.c_str());
                 const DeltaRowsOut expected_a = world.feed(plain_a, {ids[i]}, 1),
                                    expected_b = world.feed(plain_b, {others[i]}, 1);
-                expect_same({rows[0]}, expected_a, what);
-                expect_same({rows[1]}, expected_b, what);
+                expect_same_outputs({rows[0]}, expected_a, what);
+                expect_same_outputs({rows[1]}, expected_b, what);
                 held = {a.committed++, b.committed++};
             }
             const auto last = [](int64_t s, DeltaSequence& of) {
@@ -144,7 +144,7 @@ TEST(gated_delta, steps_that_follow_have_the_bits_of_steps_that_are_committed_on
 
 TEST(gated_delta, a_node_of_a_tree_has_the_bits_of_its_path_fed_alone) {
     std::mt19937_64 rng(6);
-    for (const DeltaShape& shape : shapes())
+    for (const DeltaShape& shape : delta_shapes())
         for (const auto& [n, deep] :
              brief<std::pair<size_t, double>>({{2, 0.0}, {5, 0.3}, {23, 0.6}, {64, 0.0}, {40, 0.9}}, 3)) {
             OpContext op;
@@ -162,14 +162,14 @@ TEST(gated_delta, a_node_of_a_tree_has_the_bits_of_its_path_fed_alone) {
                     nodes.push_back(rows[static_cast<size_t>(i)]);
                 }
                 const std::string what = fmt::format("{}, {} nodes, path to {}", shape_name(shape), n, node);
-                expect_same(nodes, world.feed(plain, ids, 1), what);
+                expect_same_outputs(nodes, world.feed(plain, ids, 1), what);
                 world.drop(plain);
             }
         }
 }
 
 TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
-    for (const DeltaShape& shape : shapes()) {
+    for (const DeltaShape& shape : delta_shapes()) {
         OpContext op;
         DeltaWorld world(op, shape, 9);
         std::mt19937_64 rng(10);
@@ -194,7 +194,7 @@ TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
             }
             for (const int32_t i : path_b) ids_b.push_back(chain[static_cast<size_t>(i - first_b)].id);
             const std::string what = fmt::format("{}, round {}", shape_name(shape), round);
-            expect_same(rows_a, world.feed(plain_a, ids_a, 1), what);
+            expect_same_outputs(rows_a, world.feed(plain_a, ids_a, 1), what);
             world.feed(plain_b, ids_b, 1);
             ASSERT_EQ(a.committed, plain_a.committed);
             expect_same_bits(world.slot_of(a), world.slot_of(plain_a), what.c_str());
@@ -204,7 +204,7 @@ TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
 }
 
 TEST(gated_delta, rows_do_not_depend_on_their_company_or_on_threads) {
-    for (const DeltaShape& shape : shapes()) {
+    for (const DeltaShape& shape : delta_shapes()) {
         std::vector<float> first;
         for (const int threads : thread_counts()) {
             OpContext op(threads);
@@ -225,7 +225,7 @@ TEST(gated_delta, rows_do_not_depend_on_their_company_or_on_threads) {
                     for (std::vector<float>& row : world.step({&alone[s]}, {fed[s]}, mode))
                         rows.push_back(std::move(row));
                 const DeltaRowsOut shared = world.step(all, fed, mode);
-                expect_same(shared, rows, shape_name(shape));
+                expect_same_outputs(shared, rows, shape_name(shape));
                 const std::vector<float> flat = flat_rows(shared);
                 if (first.empty()) first = flat;
                 expect_same_bits(flat, first, "threads");
@@ -244,7 +244,7 @@ TEST(gated_delta, one_row_of_each_sequence_is_a_step_like_any_other) {
     const DeltaRowsOut expected = world.feed(lone, ids, 9);
     for (size_t i = 0; i < ids.size(); ++i) {
         const DeltaRowsOut rows = world.step({&b, &a}, {{{others[i], -1}}, {{ids[i], -1}}}, DeltaMode::update);
-        expect_same({rows[1]}, {expected[i]}, "beside another sequence");
+        expect_same_outputs({rows[1]}, {expected[i]}, "beside another sequence");
     }
     expect_same_bits(world.slot_of(a), world.slot_of(lone), "state");
 }
@@ -262,7 +262,8 @@ TEST(gated_delta, rows_of_few_heads_and_of_many_have_the_same_bits) {
             const DeltaRowsOut rows = world.step({&together[0], &together[1], &together[2]},
                                                  {{{i, -1}}, {{10 + i, -1}}, {{20 + i, -1}}}, DeltaMode::update);
             for (size_t s = 0; s < 3; ++s)
-                expect_same({rows[s]}, world.feed(alone[s], {10 * s + i}, 1), fmt::format("{}, row {}", dim, s));
+                expect_same_outputs({rows[s]}, world.feed(alone[s], {10 * s + i}, 1),
+                                    fmt::format("{}, row {}", dim, s));
         }
         for (size_t s = 0; s < 3; ++s)
             expect_same_bits(world.slot_of(together[s]), world.slot_of(alone[s]), fmt::format("{}", dim).c_str());
@@ -289,8 +290,8 @@ TEST(gated_delta, steps_of_few_heads_and_of_many_have_the_same_bits) {
         DeltaRowsOut expected;
         for (size_t s = 0; s < 3; ++s)
             for (std::vector<float>& row : world.step({&alone[s]}, {fed[s]}, mode)) expected.push_back(std::move(row));
-        expect_same(world.step({&together[0], &together[1], &together[2]}, fed, mode), expected,
-                    trees ? "trees" : "chains");
+        expect_same_outputs(world.step({&together[0], &together[1], &together[2]}, fed, mode), expected,
+                            trees ? "trees" : "chains");
         for (size_t s = 0; s < 3; ++s)
             expect_same_bits(world.slot_of(together[s]), world.slot_of(alone[s]), fmt::format("slot {}", s).c_str());
     }
@@ -344,7 +345,7 @@ TEST(gated_delta, few_rows_of_few_heads_have_the_bits_of_rows_fed_alone) {
                     i += static_cast<int32_t>(first);
                     nodes.push_back(rows[static_cast<size_t>(i)]);
                 }
-                expect_same(nodes, world.feed(plain[s], ids, 1), what);
+                expect_same_outputs(nodes, world.feed(plain[s], ids, 1), what);
                 paths.push_back(path);
                 first += fed[s].size();
             }

@@ -11,13 +11,13 @@
 namespace riptide {
 namespace {
 
-constexpr int64_t kRows = 24;
+constexpr int64_t kTakenRows = 24;
 
 std::vector<TakenRow> rows_of(DType type, int64_t cols, bool any) {
-    const test::AnyWeight bits(type, kRows, cols, 3);
-    const test::RandomWeight codec(test::WeightKind{type}, kRows, cols, 4);
+    const test::AnyWeight bits(type, kTakenRows, cols, 3);
+    const test::RandomWeight codec(test::WeightKind{type}, kTakenRows, cols, 4);
     std::vector<TakenRow> rows;
-    for (int64_t r = 0; r < kRows; ++r) rows.emplace_back(any ? bits.w : codec.w, r);
+    for (int64_t r = 0; r < kTakenRows; ++r) rows.emplace_back(any ? bits.w : codec.w, r);
     return rows;
 }
 

@@ -19,7 +19,7 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
         for (const int teams : {2, 3, 4, 5, 7, 8})
             for (const int quads : {3, 4, 5, 6, 8, 9, 17, 25})
                 for (int strips = 0; strips < 40; ++strips) {
-                    SCOPED_TRACE(testing::Message()
+                    SCOPED_TRACE(::testing::Message()
                                  << strips << " strips of " << quads << " quads, " << teams << " teams, by " << by);
                     std::vector<int> done(static_cast<size_t>(strips), 0);  // quads of each strip
                     std::vector<Begun> begun;

@@ -65,11 +65,7 @@ TEST(mul_sigmoid, rows_do_not_depend_on_their_company) {
     }
 }
 
-struct Routed {
-    std::vector<int32_t> experts;
-    std::vector<float> weights;
-};
-Routed route(const std::vector<float>& logits, int64_t n, int64_t k) {
+Routed softmax_route(const std::vector<float>& logits, int64_t n, int64_t k) {
     OpContext op;
     const ops::Routing r =
         ops::route_softmax(op.ctx, op.tensor(logits, {n, static_cast<int64_t>(logits.size()) / n}), k);
@@ -77,16 +73,17 @@ Routed route(const std::vector<float>& logits, int64_t n, int64_t k) {
 }
 
 TEST(route_softmax, orders_by_rank_and_ties_go_to_the_lower_index) {
-    EXPECT_EQ(route({0.0f, 3.0f, -1.0f, 2.0f}, 1, 3).experts, (std::vector<int32_t>{1, 3, 0}));
-    EXPECT_EQ(route({1, 2, 2, 1, 2, 1}, 1, 5).experts, (std::vector<int32_t>{1, 2, 4, 0, 3}));
-    EXPECT_EQ(route({NAN, -100.0f, NAN, 1.0f}, 1, 2).experts, (std::vector<int32_t>{3, 1}));
-    EXPECT_EQ(route({30, 31, 32, 33}, 1, 2).experts, (std::vector<int32_t>{3, 2})) << "where sigmoids are all one";
+    EXPECT_EQ(softmax_route({0.0f, 3.0f, -1.0f, 2.0f}, 1, 3).experts, (std::vector<int32_t>{1, 3, 0}));
+    EXPECT_EQ(softmax_route({1, 2, 2, 1, 2, 1}, 1, 5).experts, (std::vector<int32_t>{1, 2, 4, 0, 3}));
+    EXPECT_EQ(softmax_route({NAN, -100.0f, NAN, 1.0f}, 1, 2).experts, (std::vector<int32_t>{3, 1}));
+    EXPECT_EQ(softmax_route({30, 31, 32, 33}, 1, 2).experts, (std::vector<int32_t>{3, 2}))
+        << "where sigmoids are all one";
 }
 
 TEST(route_softmax, weights_are_the_softmax_over_all_divided_by_that_of_the_chosen) {
     const int64_t n = 200, num_experts = 256, k = 8;
     const std::vector<float> logits = normals(n * num_experts, 3, 4.0f);
-    const Routed r = route(logits, n, k);
+    const Routed r = softmax_route(logits, n, k);
     for (int64_t i = 0; i < n; ++i) {
         const float* row = logits.data() + i * num_experts;
         std::vector<int32_t> experts(k);
@@ -111,7 +108,7 @@ TEST(route_softmax, any_number_of_experts_up_to_a_thousand) {
         for (const int64_t k : {1, 2, 8, 32}) {
             if (k > num_experts) continue;
             const std::vector<float> logits = normals(static_cast<size_t>(3 * num_experts), 5);
-            const Routed r = route(logits, 3, k);
+            const Routed r = softmax_route(logits, 3, k);
             for (int64_t i = 0; i < 3; ++i) {
                 std::vector<int32_t> experts(static_cast<size_t>(k));
                 std::vector<double> weights(static_cast<size_t>(k));

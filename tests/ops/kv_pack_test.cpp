@@ -8,10 +8,10 @@
 namespace riptide {
 namespace {
 
-constexpr int32_t kPageRows = 4, kRing = 64, kPages = 70, kSlots = 3;
+constexpr int32_t kPageRows = 4, kRing = 64, kPages = 70, kPackSlots = 3;
 constexpr char kPoison = '\x5A';
 
-struct Layer {
+struct PackLayer {
     int32_t window;  // 0: paged; -1: neither
     int64_t heads, dim;
 };
@@ -19,9 +19,9 @@ struct Layer {
 /// K/V storage of some layers on the device under test, filled with random bytes, and a copy on the host.
 class PackWorld {
   public:
-    PackWorld(const std::vector<Layer>& layers, DType k, DType v) : gpu_(test_gpu()) {
+    PackWorld(const std::vector<PackLayer>& layers, DType k, DType v) : gpu_(test_gpu()) {
         std::mt19937 rng(5);
-        for (const Layer& layer : layers) {
+        for (const PackLayer& layer : layers) {
             KvView view;
             if (layer.window >= 0) {
                 view.k_dtype = k;
@@ -33,7 +33,7 @@ class PackWorld {
                 view.window = layer.window;
                 if (layer.window > 0) view.ring_rows = kRing;
                 else view.page_rows = kPageRows;
-                const int64_t slots = layer.window > 0 ? kSlots * kRing : kPages * kPageRows;
+                const int64_t slots = layer.window > 0 ? kPackSlots * kRing : kPages * kPageRows;
                 view.k = add(slots * view.k_slot_bytes, rng);
                 view.v = add(slots * view.v_slot_bytes, rng);
             }
@@ -101,32 +101,32 @@ void for_each_page_token(const PackWorld& world, int32_t page, int64_t rows,
     }
 }
 
-const std::vector<Layer> kSmall{{0, 2, 32}, {7, 1, 64}, {-1, 0, 0}, {30, 3, 32}, {0, 1, 64}};
+const std::vector<PackLayer> kSmall{{0, 2, 32}, {7, 1, 64}, {-1, 0, 0}, {30, 3, 32}, {0, 1, 64}};
 /// More arrays than one launch takes.
-std::vector<Layer> many_layers() {
-    std::vector<Layer> layers;
+std::vector<PackLayer> many_layers() {
+    std::vector<PackLayer> layers;
     for (int i = 0; i < 2 * 33; ++i) layers.push_back({i % 2 == 0 ? 0 : 5 + i % 3, 1 + i % 2, 32});
     return layers;
 }
 
 /// Slots of 16-byte words, of 4-byte words, and odd ones; packed memory that is aligned or not.
-struct Case {
-    std::vector<Layer> layers;
+struct PackCase {
+    std::vector<PackLayer> layers;
     DType k, v;
     int64_t shift;
 };
-std::vector<Case> cases() {
-    const std::vector<Case> all = {{kSmall, DType::f16, DType::f8_e4m3, 0},
-                                   {kSmall, DType::q8_0, DType::tq3_0, 0},  // 34 and 14 bytes for 32 values
-                                   {kSmall, DType::f32, DType::f32, 4},
-                                   {kSmall, DType::f16, DType::f16, 1},
-                                   {{{0, 1, 3}, {9, 1, 1}}, DType::f16, DType::bf16, 0},
-                                   {many_layers(), DType::f8_e4m3, DType::f16, 0}};
+std::vector<PackCase> pack_cases() {
+    const std::vector<PackCase> all = {{kSmall, DType::f16, DType::f8_e4m3, 0},
+                                       {kSmall, DType::q8_0, DType::tq3_0, 0},  // 34 and 14 bytes for 32 values
+                                       {kSmall, DType::f32, DType::f32, 4},
+                                       {kSmall, DType::f16, DType::f16, 1},
+                                       {{{0, 1, 3}, {9, 1, 1}}, DType::f16, DType::bf16, 0},
+                                       {many_layers(), DType::f8_e4m3, DType::f16, 0}};
     return brief(all, 3);
 }
 
 TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) {
-    for (const Case& c : cases())
+    for (const PackCase& c : pack_cases())
         for (const int64_t length : fewer<std::vector<int64_t>>({0, 1, 5, 31, 63, 64, 70, 100, 128, 1000}, {5, 70})) {
             if (brief_counts() && c.layers.size() > 60 && length == 5) continue;  // its copies take longest
             PackWorld world(c.layers, c.k, c.v);
@@ -168,7 +168,7 @@ TEST(kv_pack, packed_rings_are_the_tokens_in_order_and_come_back_into_any_slot) 
 }
 
 TEST(kv_pack, packed_pages_are_their_first_tokens_and_come_back_into_any_pages) {
-    for (const Case& c : cases())
+    for (const PackCase& c : pack_cases())
         for (const size_t count :
              fewer<std::vector<size_t>>({0, 1, 5, 66}, {5, 66}))  // more pages than one launch takes
             for (const int64_t rows : fewer<std::vector<int64_t>>({1, 3, kPageRows}, {3})) {
@@ -209,7 +209,7 @@ TEST(kv_pack, packed_pages_are_their_first_tokens_and_come_back_into_any_pages) 
 }
 
 TEST(kv_pack, a_page_copy_moves_its_first_tokens_and_nothing_else) {
-    for (const Case& c : cases()) {
+    for (const PackCase& c : pack_cases()) {
         PackWorld world(c.layers, c.k, c.v);
         std::vector<std::string> after = world.now();
         const std::vector<std::string> before = after;

@@ -22,7 +22,7 @@ std::vector<int64_t> some_columns(const WeightKind& kind) {
     return {few, 9 * 256};
 }
 
-class MatmulKinds : public testing::TestWithParam<WeightKind> {};
+class MatmulKinds : public ::testing::TestWithParam<WeightKind> {};
 
 TEST_P(MatmulKinds, is_within_the_derived_bound_of_the_exact_product) {
     const int64_t n = 3;
@@ -78,7 +78,7 @@ TEST_P(MatmulKinds, rows_and_threads_do_not_change_a_bit) {
         }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, MatmulKinds, testing::ValuesIn(test::all_weight_kinds()),
+INSTANTIATE_TEST_SUITE_P(all, MatmulKinds, ::testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 
 TEST(Matmul, wide_matrices_stay_within_the_bound) {
@@ -111,13 +111,13 @@ TEST(Matmul, a_thousand_rows_equal_one_by_one) {
 }
 
 /// Weights of several types with 256 columns, and where they lie on the device.
-struct Group {
+struct MixedGroup {
     RandomWeight a{{DType::q4_k}, 48, 256, 1}, b{{DType::f32}, 3, 256, 2}, c{{DType::q6_k}, 257, 256, 3},
         d{{DType::bf16}, 16, 256, 4};
     Weight placed[4];
     const Weight* pointers[4];
 
-    explicit Group(OpContext& op) {
+    explicit MixedGroup(OpContext& op) {
         const RandomWeight* const all[] = {&a, &b, &c, &d};
         for (size_t i = 0; i < 4; ++i) {
             placed[i] = op.weight(all[i]->w);
@@ -131,7 +131,7 @@ TEST(Matmul, a_group_equals_its_members) {
         for (const int64_t n : {1, 5, 33}) {
             OpContext op(3);
             op.ctx.family = family;
-            const Group group(op);
+            const MixedGroup group(op);
             const Tensor x = op.tensor(test::random_rows(n, 256, 5), {n, 256});
             const std::vector<Tensor> y = ops::matmul_group(op.ctx, group.pointers, x);
             ASSERT_EQ(y.size(), 4u);
@@ -147,7 +147,7 @@ TEST(Matmul, a_group_of_the_norm_equals_norm_and_group) {
         for (const int64_t n : {1, 2, 5, 33}) {
             OpContext op(3);
             op.ctx.family = family;
-            const Group group(op);
+            const MixedGroup group(op);
             const ops::Norm norm{op.floats(weight), 1e-5f};
             const Tensor x = op.tensor(test::random_rows(n, 256, 5), {n, 256});
             const std::vector<Tensor> y = ops::norm_matmul_group(op.ctx, x, norm, group.pointers);

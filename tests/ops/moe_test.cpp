@@ -18,12 +18,8 @@ using test::WeightKind;
 
 // ---- routing -------------------------------------------------------------------------------------
 
-struct Routed {
-    std::vector<int32_t> experts;
-    std::vector<float> weights;
-};
-Routed route(const std::vector<float>& logits, int64_t n, const std::vector<float>& bias, int64_t k, float scale = 1,
-             bool normalize = true) {
+Routed sigmoid_route(const std::vector<float>& logits, int64_t n, const std::vector<float>& bias, int64_t k,
+                     float scale = 1, bool normalize = true) {
     OpContext op;
     const auto num_experts = static_cast<int64_t>(logits.size()) / n;
     const ops::Routing r =
@@ -33,32 +29,32 @@ Routed route(const std::vector<float>& logits, int64_t n, const std::vector<floa
 }
 
 TEST(RouteSigmoid, chooses_the_largest_and_orders_by_rank) {
-    const Routed r = route({0.0f, 3.0f, -1.0f, 2.0f}, 1, {}, 3);
+    const Routed r = sigmoid_route({0.0f, 3.0f, -1.0f, 2.0f}, 1, {}, 3);
     EXPECT_EQ(r.experts, (std::vector<int32_t>{1, 3, 0}));
     EXPECT_NEAR(std::accumulate(r.weights.begin(), r.weights.end(), 0.0f), 1.0f, 1e-6f);
     EXPECT_GT(r.weights[0], r.weights[1]);
 }
 
 TEST(RouteSigmoid, ties_go_to_the_lower_index) {
-    EXPECT_EQ(route({1, 2, 2, 1, 2, 1}, 1, {}, 5).experts, (std::vector<int32_t>{1, 2, 4, 0, 3}));
-    EXPECT_EQ(route(std::vector<float>(16, 0.5f), 1, {}, 4).experts, (std::vector<int32_t>{0, 1, 2, 3}));
+    EXPECT_EQ(sigmoid_route({1, 2, 2, 1, 2, 1}, 1, {}, 5).experts, (std::vector<int32_t>{1, 2, 4, 0, 3}));
+    EXPECT_EQ(sigmoid_route(std::vector<float>(16, 0.5f), 1, {}, 4).experts, (std::vector<int32_t>{0, 1, 2, 3}));
 }
 
 TEST(RouteSigmoid, the_bias_selects_but_does_not_weigh) {
-    const Routed r = route({0.0f, 1.0f, -2.0f}, 1, {0.0f, -5.0f, 5.0f}, 2, 2.5f, false);
+    const Routed r = sigmoid_route({0.0f, 1.0f, -2.0f}, 1, {0.0f, -5.0f, 5.0f}, 2, 2.5f, false);
     EXPECT_EQ(r.experts, (std::vector<int32_t>{2, 0}));
     EXPECT_NEAR(r.weights[0], 2.5 / (1 + std::exp(2.0)), 1e-6);
     EXPECT_NEAR(r.weights[1], 1.25, 1e-6);
 }
 
 TEST(RouteSigmoid, nan_is_chosen_last) {
-    EXPECT_EQ(route({NAN, -100.0f, NAN, 1.0f}, 1, {}, 3, 1, false).experts, (std::vector<int32_t>{3, 1, 0}));
+    EXPECT_EQ(sigmoid_route({NAN, -100.0f, NAN, 1.0f}, 1, {}, 3, 1, false).experts, (std::vector<int32_t>{3, 1, 0}));
 }
 
 TEST(RouteSigmoid, is_within_rounding_of_the_double_reference_on_every_row) {
     const int64_t n = 200, num_experts = 256, k = 8;
     const std::vector<float> logits = normals(n * num_experts, 3), bias = normals(num_experts, 4, 0.1f);
-    const Routed r = route(logits, n, bias, k, 2.5f);
+    const Routed r = sigmoid_route(logits, n, bias, k, 2.5f);
     for (int64_t i = 0; i < n; ++i) {
         std::vector<int32_t> experts(k);
         std::vector<double> weights(k);
@@ -86,7 +82,7 @@ TEST(RouteSigmoid, any_number_of_experts_up_to_a_thousand) {
                 std::shuffle(row.begin(), row.end(), std::mt19937_64(static_cast<uint64_t>(num_experts * n + r)));
                 logits.insert(logits.end(), row.begin(), row.end());
             }
-            const Routed routed = route(logits, n, {}, k, 1.5f, k % 2 == 0);
+            const Routed routed = sigmoid_route(logits, n, {}, k, 1.5f, k % 2 == 0);
             for (int64_t r = 0; r < n; ++r) {
                 std::vector<int32_t> experts(static_cast<size_t>(k));
                 std::vector<double> weights(static_cast<size_t>(k));
@@ -102,17 +98,17 @@ TEST(RouteSigmoid, any_number_of_experts_up_to_a_thousand) {
 }
 
 TEST(RouteSigmoid, absurd_counts_are_refused) {
-    EXPECT_THROW(route({1, 2, 3}, 1, {}, 4), Error);
-    EXPECT_THROW(route({1, 2, 3}, 1, {}, 0), Error);
-    EXPECT_THROW(route({1, 2, 3}, 1, {1, 2}, 1), Error);
+    EXPECT_THROW(sigmoid_route({1, 2, 3}, 1, {}, 4), Error);
+    EXPECT_THROW(sigmoid_route({1, 2, 3}, 1, {}, 0), Error);
+    EXPECT_THROW(sigmoid_route({1, 2, 3}, 1, {1, 2}, 1), Error);
 }
 
 // ---- experts -------------------------------------------------------------------------------------
 
-struct Experts {
+struct SmallExperts {
     std::vector<RandomWeight> owned;  // gate, up, down of each expert
 
-    Experts(const WeightKind& gate, const WeightKind& down, int64_t count, int64_t hidden, int64_t width) {
+    SmallExperts(const WeightKind& gate, const WeightKind& down, int64_t count, int64_t hidden, int64_t width) {
         owned.reserve(static_cast<size_t>(3 * count));
         for (int64_t e = 0; e < count; ++e) {
             const auto seed = static_cast<uint64_t>(100 * e);
@@ -180,7 +176,7 @@ std::vector<int32_t> random_experts(int64_t n, int64_t k, int64_t count, uint64_
 }
 
 // The decode family: prefill applies a shorter exponential in front of bf16; see the bound below.
-void expect_composition(const Experts& experts, int64_t hidden, const ChosenExperts& chosen, int threads) {
+void expect_composition(const SmallExperts& experts, int64_t hidden, const ChosenExperts& chosen, int threads) {
     OpContext op(threads);
     if (chosen.rows() > most_rows(op.ctx)) return;
     const ops::ExpertWeights weights = experts.placed(op);
@@ -206,7 +202,7 @@ const MoeCase kMoeCases[] = {{{DType::q4_k}, {DType::q6_k}, 256, 512},
 
 TEST(MoeSwiglu, equals_the_composition_bit_for_bit) {
     for (const MoeCase& c : kMoeCases) {
-        const Experts experts(c.gate, c.down, 7, c.hidden, c.width);
+        const SmallExperts experts(c.gate, c.down, 7, c.hidden, c.width);
         for (const int64_t n : brief<int64_t>({1, 5, 2, 9, 40}, 1))
             for (const int threads : {1, 3})
                 if (threads == 1 || test_gpu() == nullptr)
@@ -218,7 +214,7 @@ TEST(MoeSwiglu, is_within_the_derived_bound) {
     const int64_t n = 5, k = 3;
     for (const MoeCase& c : kMoeCases)
         for (const Family family : test_families()) {
-            const Experts experts(c.gate, c.down, 7, c.hidden, c.width);
+            const SmallExperts experts(c.gate, c.down, 7, c.hidden, c.width);
             const ChosenExperts chosen(random_experts(n, k, 7, 5), k, 10);
             OpContext op;
             op.ctx.family = family;
@@ -250,7 +246,7 @@ TEST(MoeSwiglu, is_within_the_derived_bound) {
 }
 
 TEST(MoeSwiglu, all_rows_may_use_one_expert_and_others_none) {
-    const Experts experts({DType::q4_k}, {DType::q4_k}, 5, 256, 256);
+    const SmallExperts experts({DType::q4_k}, {DType::q4_k}, 5, 256, 256);
     expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 3);  // 30 pairs of 3 rows
     if (!brief_counts()) expect_composition(experts, 256, {std::vector<int32_t>(30, 2), 10, 10}, 16);
     expect_composition(experts, 256, {std::vector<int32_t>(600, 3), 1, 10}, 3);
@@ -259,12 +255,12 @@ TEST(MoeSwiglu, all_rows_may_use_one_expert_and_others_none) {
 }
 
 TEST(MoeSwiglu, an_expert_may_come_twice_in_one_row) {
-    const Experts experts({DType::q8_0}, {DType::q8_0}, 3, 64, 64);
+    const SmallExperts experts({DType::q8_0}, {DType::q8_0}, 3, 64, 64);
     expect_composition(experts, 64, {{1, 1, 2, 0, 0, 0}, 3, 10}, 2);
 }
 
 TEST(MoeSwiglu, a_row_does_not_depend_on_its_company) {
-    const Experts experts({DType::q4_k}, {DType::q6_k}, 16, 256, 256);
+    const SmallExperts experts({DType::q4_k}, {DType::q6_k}, 16, 256, 256);
     const int64_t n = fewer(100, 20), k = 4;
     const ChosenExperts chosen(random_experts(n, k, 16, 6), k, 10);
     for (const Family family : test_families()) {
@@ -301,7 +297,7 @@ struct Shared {
 };
 
 TEST(MoeSwiglu, a_shared_expert_equals_adding_its_ffn) {
-    const Experts experts({DType::q4_k}, {DType::q6_k}, 7, 256, 512);
+    const SmallExperts experts({DType::q4_k}, {DType::q6_k}, 7, 256, 512);
     for (const Family family : test_families())
         for (const int64_t width : {512, 768})
             for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 40, 256, 300}, {1, 18})) {
@@ -343,7 +339,7 @@ void expect_f32_logits(const Tensor& logits, const RandomWeight& router, const T
 }
 
 TEST(MoeAdd, equals_norm_router_experts_and_add) {
-    const Experts experts({DType::q4_k}, {DType::q6_k}, 24, 256, 512);
+    const SmallExperts experts({DType::q4_k}, {DType::q6_k}, 24, 256, 512);
     const RandomWeight router({DType::f32}, 24, 256, 5);
     const std::vector<float> bias = normals(24, 7, 0.1f), norm_weight = normals(256, 8, 0.1f);
     for (const Family family : test_families())
@@ -383,7 +379,7 @@ TEST(MoeAdd, equals_norm_router_experts_and_add) {
 
 // silu(g) * u of 1e5 * 1e5 is far outside f16, as in late layers of real models.
 TEST(MoeSwiglu, the_intermediate_may_leave_the_range_of_f16) {
-    const Experts experts({DType::q8_0}, {DType::q8_0}, 2, 64, 64);
+    const SmallExperts experts({DType::q8_0}, {DType::q8_0}, 2, 64, 64);
     std::vector<float> x = test::random_rows(2, 64, 9);
     for (float& v : x) v *= 1e5f;
     for (const Family family : test_families()) {
@@ -397,7 +393,7 @@ TEST(MoeSwiglu, the_intermediate_may_leave_the_range_of_f16) {
 }
 
 TEST(MoeSwiglu, shapes_that_do_not_fit_are_refused) {
-    const Experts experts({DType::q8_0}, {DType::q8_0}, 2, 64, 96);
+    const SmallExperts experts({DType::q8_0}, {DType::q8_0}, 2, 64, 96);
     OpContext op;
     ops::ExpertWeights weights = experts.placed(op);
     const ops::Routing r = ChosenExperts({0, 1}, 2, 10).routing(op);

@@ -208,6 +208,12 @@ std::vector<T> download(OpContext& op, const T* p, int64_t count) {
     return values;
 }
 
+/// What an op chose for every row, on the host.
+struct Routed {
+    std::vector<int32_t> experts;
+    std::vector<float> weights;
+};
+
 constexpr double kUnitF32 = 0x1p-24;
 
 /// The largest error over its allowance; NaN counts as infinite.

@@ -9,7 +9,6 @@
 namespace riptide {
 namespace {
 
-using Rows = std::vector<std::vector<float>>;
 using ops::cuda::prefill::image_offset;
 using ops::cuda::prefill::kTile;
 using ops::cuda::prefill::query_offset;
@@ -19,13 +18,13 @@ std::string label(const WorldShape& s) {
                        dtype_name(s.v_dtype), s.window);
 }
 
-std::vector<FedToken> chain_of(const std::vector<uint64_t>& ids) {
+std::vector<FedToken> chain_with(const std::vector<uint64_t>& ids) {
     std::vector<FedToken> fed;
     for (size_t i = 0; i < ids.size(); ++i) fed.push_back({ids[i], static_cast<int32_t>(i) - 1});
     return fed;
 }
 
-WorldShape shape_of(int64_t group, int64_t d, DType k, DType v, int32_t window, int32_t ring = 0) {
+WorldShape prefill_shape(int64_t group, int64_t d, DType k, DType v, int32_t window, int32_t ring = 0) {
     return {.heads = 2 * group,
             .kv_heads = 2,
             .head_dim = d,
@@ -69,7 +68,7 @@ double second_rounding(DType stored, bool bf16, double unit) {
 /// Error over the largest |v|. A score is off by the roundings of q and k to 16 bits, which add up like a random walk
 /// over d columns (4 / sqrt(d) of the worst case is seven standard deviations), and by f32 sums that tensor cores
 /// truncate; that moves each weight by at most twice as much, relative. Then roundings of weights and v, f32 sums, 2^x.
-double allowed_error(const WorldShape& shape, double scale, double largest_dot, int64_t keys) {
+double prefill_error(const WorldShape& shape, double scale, double largest_dot, int64_t keys) {
     const bool bf16 = shape.k_dtype == DType::bf16 && shape.v_dtype == DType::bf16;
     const double unit = bf16 ? 0x1p-8 : 0x1p-11, walk = 4 / std::sqrt(static_cast<double>(shape.head_dim));
     const double f32 = static_cast<double>(shape.head_dim) * 0x1p-23 + 0x1p-21;
@@ -85,14 +84,14 @@ double share_of_bound(const WorldShape& shape, size_t committed, size_t rows) {
     AttentionWorld world(op, shape, 1);
     WorldSequence s = world.sequence();
     world.fill(s, token_ids(committed, 40), 128);
-    world.step({&s}, {chain_of(token_ids(rows, 41))});
+    world.step({&s}, {chain_with(token_ids(rows, 41))});
     const KvView stored = world.host_view();
     const std::vector<float> q = values_of(world.query), out = values_of(world.out);
     std::vector<double> expected(out.size());
     ops::attention_ref<double>(q.data(), shape.heads, stored, world.batch, world.scale(), expected.data());
     const auto keys = static_cast<int64_t>(committed + rows);
     const auto [query, key, largest_v] = magnitudes(world, shape, committed, rows, q);
-    const double allowed = largest_v * allowed_error(shape, world.scale(), key * query, keys);
+    const double allowed = largest_v * prefill_error(shape, world.scale(), key * query, keys);
     BoundCheck check;
     for (size_t i = 0; i < expected.size(); ++i) check.add(out[i], expected[i], allowed);
     EXPECT_LE(check.worst(), 1.0) << label(shape) << ", " << committed << " committed, " << rows << " rows";
@@ -109,7 +108,7 @@ TEST(prefill_attention, stays_within_the_bound_of_the_double_reference) {
                 const int64_t group = type == DType::f16 ? 6 : type == DType::bf16 ? 8 : type == DType::q8_0 ? 1 : 2;
                 if (brief_counts() && (window == 0) != (static_cast<int>(type) % 2 == 0)) continue;
                 // The ring wraps; the last tile of rows and of keys is not full.
-                most = std::max(most, share_of_bound(shape_of(group, d, type, type, window, 511 + 140),
+                most = std::max(most, share_of_bound(prefill_shape(group, d, type, type, window, 511 + 140),
                                                      fewer<size_t>(600, window == 0 ? 200 : 600), 140));
             }
     EXPECT_GE(most, 0.02) << "the bound is too loose";
@@ -117,32 +116,32 @@ TEST(prefill_attention, stays_within_the_bound_of_the_double_reference) {
 
 TEST(prefill_attention, mixed_types_and_generic_shapes_stay_within_the_bound) {
     RT_GPU_ONLY();
-    share_of_bound(shape_of(3, 128, DType::q8_0, DType::q4_0, 0), 200, 70);
-    share_of_bound(shape_of(2, 128, DType::bf16, DType::f8_e4m3, 130, 400), 300, 70);
-    share_of_bound(shape_of(2, 128, DType::f32, DType::f16, 0), 200, 70);
-    share_of_bound(shape_of(3, 96, DType::tq3_0, DType::q8_0, 0), 130, 40);
-    share_of_bound(shape_of(1, 256, DType::f16, DType::f16, 90, 200), 130, 40);
-    share_of_bound(shape_of(6, 256, DType::q8_0, DType::q8_0, 0), 300, 133);
-    share_of_bound(shape_of(2, 256, DType::bf16, DType::bf16, 0), 100, 70);
-    share_of_bound(shape_of(5, 24, DType::bf16, DType::f16, 0), 130, 40);
+    share_of_bound(prefill_shape(3, 128, DType::q8_0, DType::q4_0, 0), 200, 70);
+    share_of_bound(prefill_shape(2, 128, DType::bf16, DType::f8_e4m3, 130, 400), 300, 70);
+    share_of_bound(prefill_shape(2, 128, DType::f32, DType::f16, 0), 200, 70);
+    share_of_bound(prefill_shape(3, 96, DType::tq3_0, DType::q8_0, 0), 130, 40);
+    share_of_bound(prefill_shape(1, 256, DType::f16, DType::f16, 90, 200), 130, 40);
+    share_of_bound(prefill_shape(6, 256, DType::q8_0, DType::q8_0, 0), 300, 133);
+    share_of_bound(prefill_shape(2, 256, DType::bf16, DType::bf16, 0), 100, 70);
+    share_of_bound(prefill_shape(5, 24, DType::bf16, DType::f16, 0), 130, 40);
 }
 
 TEST(prefill_attention, window_edges_fall_anywhere_in_a_tile) {
     RT_GPU_ONLY();
     for (const int32_t window : brief<int32_t>({1, 2, 127, 128, 129, 300}, 3))
         for (const size_t committed : brief<size_t>({0, 1, 127, 128, 200}, 3))
-            share_of_bound(shape_of(1, 64, DType::f16, DType::f16, window, window + 200), committed, 133);
+            share_of_bound(prefill_shape(1, 64, DType::f16, DType::f16, window, window + 200), committed, 133);
 }
 
 TEST(prefill_attention, a_row_does_not_depend_on_the_chunking) {
     RT_GPU_ONLY();
     const std::vector<WorldShape> shapes = {
-        shape_of(6, 128, DType::f16, DType::f16, 0),
-        shape_of(fewer(8, 4), 128, DType::bf16, DType::bf16, 512, 511 + 129),
-        shape_of(2, 64, DType::tq3_0, DType::q4_0, 0),
-        shape_of(fewer(6, 3), 256, DType::q8_0, DType::q8_0, 0),
-        shape_of(1, 128, DType::f8_e4m3, DType::q8_0, 200, 199 + 129),
-        shape_of(2, 40, DType::f32, DType::f32, 200, 199 + 129),
+        prefill_shape(6, 128, DType::f16, DType::f16, 0),
+        prefill_shape(fewer(8, 4), 128, DType::bf16, DType::bf16, 512, 511 + 129),
+        prefill_shape(2, 64, DType::tq3_0, DType::q4_0, 0),
+        prefill_shape(fewer(6, 3), 256, DType::q8_0, DType::q8_0, 0),
+        prefill_shape(1, 128, DType::f8_e4m3, DType::q8_0, 200, 199 + 129),
+        prefill_shape(2, 40, DType::f32, DType::f32, 200, 199 + 129),
     };
     for (const WorldShape& shape : brief(shapes, 4)) {
         const size_t n = shape.window == 512 ? 720 : fewer(420, 300);
@@ -157,7 +156,7 @@ TEST(prefill_attention, a_row_does_not_depend_on_the_chunking) {
             AttentionWorld cut(other, shape, 2);
             WorldSequence t = cut.sequence();
             expect_same_rows(cut.feed(t, ids, chunk), whole, label(shape) + fmt::format(", chunks of {}", chunk));
-            if (testing::Test::HasFatalFailure()) return;
+            if (::testing::Test::HasFatalFailure()) return;
         }
     }
 }
@@ -166,7 +165,7 @@ TEST(prefill_attention, sequences_of_a_step_do_not_meet) {
     RT_GPU_ONLY();
     for (const int32_t window : brief<int32_t>({150, 0}, 1)) {
         const WorldShape shape = [&] {
-            WorldShape w = shape_of(4, 128, DType::f16, DType::f16, window, 149 + 300);
+            WorldShape w = prefill_shape(4, 128, DType::f16, DType::f16, window, 149 + 300);
             w.capacity = window > 0 ? 40 : 200;
             return w;
         }();
@@ -182,7 +181,7 @@ TEST(prefill_attention, sequences_of_a_step_do_not_meet) {
             const std::vector<uint64_t> before = token_ids(prefix, 100 + i), now = token_ids(rows, 200 + i);
             sequences.push_back(together.sequence());
             together.fill(sequences.back(), before, 200);
-            fed.push_back(chain_of(now));
+            fed.push_back(chain_with(now));
             row += rows;
             if (brief_counts() && i % 8 != 3 && i != 7) continue;
             for (size_t r = row - rows; r < row; ++r) judged.push_back(r);
@@ -206,18 +205,18 @@ TEST(prefill_attention, many_tiles_equal_the_cpu) {
     for (const int32_t window : {0, 512}) {
         const int64_t group = fewer(24, 4);
         const size_t before = fewer(1100, 500), rows = fewer(900, 300);
-        WorldShape shape = shape_of(group, 128, DType::f16, DType::f16, window, 511 + 900);
+        WorldShape shape = prefill_shape(group, 128, DType::f16, DType::f16, window, 511 + 900);
         OpContext op(Family::prefill), cpu(4, int64_t{4} << 20, nullptr);
         AttentionWorld world(op, shape, 1);
         WorldSequence s = world.sequence();
         world.fill(s, token_ids(before, 60), 900);
-        world.step({&s}, {chain_of(token_ids(rows, 61))});
+        world.step({&s}, {chain_with(token_ids(rows, 61))});
         const KvView stored = world.host_view();
         const std::vector<float> q = values_of(world.query), out = values_of(world.out);
         const Tensor query = cpu.tensor(q, {static_cast<int64_t>(rows), shape.heads, shape.head_dim});
         const Tensor expected = ops::attention(cpu.ctx, query, stored, world.batch, world.scale());
         // |q||k| is near d for normal values; 1.6 covers the largest of these draws.
-        const double allowed = 6.0 * allowed_error(shape, world.scale(), 3 * 1.6 * 128, 2000);  // |v| < 6
+        const double allowed = 6.0 * prefill_error(shape, world.scale(), 3 * 1.6 * 128, 2000);  // |v| < 6
         BoundCheck check;
         for (size_t i = 0; i < out.size(); ++i) check.add(out[i], expected.row(0)[i], allowed);
         EXPECT_LE(check.worst(), 1.0) << label(shape);
@@ -226,12 +225,12 @@ TEST(prefill_attention, many_tiles_equal_the_cpu) {
 
 TEST(prefill_attention, equals_itself_when_run_twice) {
     RT_GPU_ONLY();
-    const WorldShape shape = shape_of(6, 128, DType::f16, DType::f16, 0);
+    const WorldShape shape = prefill_shape(6, 128, DType::f16, DType::f16, 0);
     OpContext op(Family::prefill);
     AttentionWorld world(op, shape, 1);
     WorldSequence s = world.sequence();
     world.fill(s, token_ids(500, 8), 500);
-    const std::vector<FedToken> fed = chain_of(token_ids(300, 9));
+    const std::vector<FedToken> fed = chain_with(token_ids(300, 9));
     const Rows first = world.step({&s}, {fed});
     for (int i = 0; i < fewer(5, 1); ++i) expect_same_rows(world.step({&s}, {fed}), first, "again");
 }
@@ -240,9 +239,9 @@ TEST(prefill_attention, all_families_refuse_heads_that_are_too_wide) {
     RT_GPU_ONLY();
     for (const Family family : test_families()) {
         OpContext op(family);
-        AttentionWorld world(op, shape_of(1, 288, DType::f16, DType::f16, 0), 1);
+        AttentionWorld world(op, prefill_shape(1, 288, DType::f16, DType::f16, 0), 1);
         WorldSequence s = world.sequence();
-        EXPECT_THROW(world.step({&s}, {chain_of(token_ids(3, 1))}), Error) << family_name(family);  // kv_append
+        EXPECT_THROW(world.step({&s}, {chain_with(token_ids(3, 1))}), Error) << family_name(family);  // kv_append
         EXPECT_THROW(ops::attention(op.ctx, world.query, world.view, world.device_batch, world.scale()), Error)
             << family_name(family);
     }

@@ -64,7 +64,7 @@ struct Row {
 
 /// All 256 columns both ways; `quick`: as the kernel may choose.
 template <DType T>
-void expect_same(const Row& row, const char* what) {
+void expect_same_decoding(const Row& row, const char* what) {
     constexpr bool kSix = T == DType::planes_q6_k;
     Row copy = row;
     Weight w;
@@ -108,7 +108,7 @@ void expect_same(const Row& row, const char* what) {
 }
 
 template <DType T>
-void random_rows() {
+void decode_random_rows() {
     std::mt19937_64 random(20);
     int quick = 0;
     constexpr int kRows = 4000;
@@ -127,16 +127,16 @@ void random_rows() {
         if (T != DType::planes_q6_k) row.scales[3] = dmin << 16 | d;
         row.d = static_cast<uint16_t>(d);
         quick += exact_offset(static_cast<uint16_t>(d), static_cast<uint16_t>(dmin)) ? 1 : 0;
-        expect_same<T>(row, dtype_name(T));
-        if (testing::Test::HasFatalFailure()) return;
+        expect_same_decoding<T>(row, dtype_name(T));
+        if (::testing::Test::HasFatalFailure()) return;
     }
     EXPECT_GT(quick, kRows / 10);
 }
 
 TEST(PrefillDecode, gives_the_bits_of_decode16) {
-    random_rows<DType::planes_q4_k>();
-    random_rows<DType::planes_q5_k>();
-    random_rows<DType::planes_q6_k>();
+    decode_random_rows<DType::planes_q4_k>();
+    decode_random_rows<DType::planes_q5_k>();
+    decode_random_rows<DType::planes_q6_k>();
 }
 
 /// Shared memory on the CPU.
@@ -232,7 +232,7 @@ bool same_value(uint16_t a, uint16_t b) { return a == b || (a | b) == 0x8000; } 
 template <DType T>
 void expect_tile(DType file_type, RowOrder order, int64_t rows, int64_t k, int n) {
     const TileOfPlanes<T> tile(file_type, order, rows, k, n);
-    constexpr uint32_t kTile = 96 * 1024;
+    constexpr uint32_t kTileAt = 96 * 1024;
     for (int span = 0; span < tile.spans(); ++span) {
         FakeMemory shared = tile.span(span);
         for (int step = 0; step < 4; ++step) {
@@ -240,8 +240,8 @@ void expect_tile(DType file_type, RowOrder order, int64_t rows, int64_t k, int n
                 const DecodePlace place = decode_place(order, thread);
                 const RowScales<T> scales = load_scales<T>(shared, 0, place.from, span, tile.spans());
                 const StepWords words = load_step<T>(shared, 0, place.from, step);
-                if (scales.quick) store_step<T, true>(shared, kTile, place.to, step, words, scales);
-                else store_step<T, false>(shared, kTile, place.to, step, words, scales);
+                if (scales.quick) store_step<T, true>(shared, kTileAt, place.to, step, words, scales);
+                else store_step<T, false>(shared, kTileAt, place.to, step, words, scales);
             }
             for (int64_t c = 0; c < rows; ++c)
                 for (int which = 0; which < (order == RowOrder::swiglu ? 2 : 1); ++which) {
@@ -252,7 +252,8 @@ void expect_tile(DType file_type, RowOrder order, int64_t rows, int64_t k, int n
                         for (int i = 0; i < 16; ++i) {
                             auto at = static_cast<uint32_t>(b_row * 128 + 2 * (j + i));  // TMA's swizzle again
                             at ^= (at >> 7 & 7) << 4;
-                            ASSERT_TRUE(same_value(shared.get<uint16_t>(kTile + at), expected[static_cast<size_t>(i)]))
+                            ASSERT_TRUE(
+                                same_value(shared.get<uint16_t>(kTileAt + at), expected[static_cast<size_t>(i)]))
                                 << "row " << c << " of " << which << ", step " << step;
                         }
                     }

@@ -60,11 +60,11 @@ struct Operand {
     }
 };
 
-struct Dot {
+struct ScaledDot {
     double value = 0, magnitude = 0;
 };
-Dot dot(const Operand& a, int64_t row, const Operand& b, int64_t column) {
-    Dot d;
+ScaledDot scaled_dot(const Operand& a, int64_t row, const Operand& b, int64_t column) {
+    ScaledDot d;
     for (int64_t i = 0; i < a.k; ++i) {
         const double v = double{a.code(row, i)} * b.code(column, i) * a.scale(row, i) * b.scale(column, i);
         d.value += v;
@@ -75,11 +75,11 @@ Dot dot(const Operand& a, int64_t row, const Operand& b, int64_t column) {
 
 // An instruction adds 32 products to a sum with at least 13 bits behind the largest of them: 33 terms, four times for a
 // block of columns. The blocks are added in f32.
-double allowed(const Dot& d, int64_t k) {
+double allowed(const ScaledDot& d, int64_t k) {
     return (4 * 33 * 0x1p-13 + static_cast<double>(k) / 128 * 0x1p-23) * d.magnitude;
 }
 
-constexpr float kUntouched = -12345.0f;
+constexpr float kUnwritten = -12345.0f;
 
 void expect_product(int rows, std::vector<int64_t> widths, int64_t k, bool whole) {
     SCOPED_TRACE(std::to_string(rows) + " rows, k " + std::to_string(k) + (whole ? ", whole numbers" : ""));
@@ -97,7 +97,7 @@ void expect_product(int rows, std::vector<int64_t> widths, int64_t k, bool whole
         b.emplace_back(fp8_rows(width), k, 64, static_cast<uint64_t>(width + 2), whole);
         problem.b[problem.matrices++] = b.back().matrix_on(op, b.back().rows);
         results.push_back(
-            op.tensor(std::vector<float>(static_cast<size_t>(rows * width + 64), kUntouched), {rows * width + 64}));
+            op.tensor(std::vector<float>(static_cast<size_t>(rows * width + 64), kUnwritten), {rows * width + 64}));
         out.add(results.back().row(0), begin, static_cast<int>(width), width);
         begin += static_cast<int>(round_up(width, 128));
     }
@@ -108,14 +108,14 @@ void expect_product(int rows, std::vector<int64_t> widths, int64_t k, bool whole
         for (int r = 0; r < rows; ++r)
             for (int64_t c = 0; c < widths[i]; ++c) {
                 const float value = got[static_cast<size_t>(r * widths[i] + c)];
-                const Dot d = dot(a, r, b[i], c);
+                const ScaledDot d = scaled_dot(a, r, b[i], c);
                 if (whole) {
                     ASSERT_EQ(value, d.value) << r << " " << c << " of matrix " << i;
                 }
                 check.add(value, d.value, allowed(d, k));
             }
         EXPECT_LE(check.worst(), 1.0) << "matrix " << i;
-        for (size_t j = static_cast<size_t>(rows * widths[i]); j < got.size(); ++j) ASSERT_EQ(got[j], kUntouched);
+        for (size_t j = static_cast<size_t>(rows * widths[i]); j < got.size(); ++j) ASSERT_EQ(got[j], kUnwritten);
     }
 }
 
@@ -165,9 +165,9 @@ TEST(PrefillFp8, a_row_does_not_see_the_others) {
 }
 
 /// Slots of experts, one after the other; the last group is the shared expert's.
-struct HostPlan {
+struct Fp8Plan {
     std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert;
-    explicit HostPlan(const std::vector<int>& counts) {
+    explicit Fp8Plan(const std::vector<int>& counts) {
         for (size_t e = 0; e < counts.size(); ++e) {
             row_first.push_back(row_first.back() + counts[e]);
             const int tiles = ceil_div(counts[e], kTileM);
@@ -182,7 +182,7 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
     const std::vector<int> counts = {0, 5, 128, 0, 200, 1, 64, 33};
     const int64_t k = 256, ff = 384, width = 320;
     const auto experts = static_cast<int>(counts.size());
-    const HostPlan plan(counts);
+    const Fp8Plan plan(counts);
     const int slots = plan.row_first.back();
     OpContext op(1, int64_t{64} << 20);
     const Operand a(slots, k, 1, 1, true), gate((experts - 1) * ff, k, 64, 2, true),
@@ -205,7 +205,7 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
     problem.shared[0] = shared_gate.matrix_on(op, ff), problem.shared[1] = shared_up.matrix_on(op, ff);
     problem.matrices = 2;
     auto* codes = upload(op, std::vector<uint8_t>(static_cast<size_t>(slots * ff + 64), 0x7F));
-    auto* scales = upload(op, std::vector<float>(static_cast<size_t>(slots * (ff / 128) + 64), kUntouched));
+    auto* scales = upload(op, std::vector<float>(static_cast<size_t>(slots * (ff / 128) + 64), kUnwritten));
     gemm_fp8(*op.ctx.gpu, problem, OutFp8{{codes, scales}, static_cast<int>(ff)});
     const std::vector<float> got = values_of(y), scale = download(op, scales, slots * (ff / 128) + 64);
     const std::vector<uint8_t> act = download(op, codes, slots * ff + 64);
@@ -216,14 +216,14 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
         for (int r = plan.row_first[static_cast<size_t>(e)]; r < plan.row_first[static_cast<size_t>(e) + 1]; ++r) {
             for (int64_t c = 0; c < width; ++c)
                 ASSERT_EQ(got[static_cast<size_t>(r * width + c)],
-                          dot(a, r, shared ? shared_down : down, shared ? c : e * width + c).value)
+                          scaled_dot(a, r, shared ? shared_down : down, shared ? c : e * width + c).value)
                     << r << " " << c;
             for (int64_t begin = 0; begin < ff; begin += 128) {
                 const float s = scale[static_cast<size_t>(r * (ff / 128) + begin / 128)];
                 double largest = 0;
                 for (int64_t c = begin; c < begin + 128; ++c) {
-                    const double g = dot(a, r, shared ? shared_gate : gate, shared ? c : e * ff + c).value,
-                                 u = dot(a, r, shared ? shared_up : up, shared ? c : e * ff + c).value;
+                    const double g = scaled_dot(a, r, shared ? shared_gate : gate, shared ? c : e * ff + c).value,
+                                 u = scaled_dot(a, r, shared ? shared_up : up, shared ? c : e * ff + c).value;
                     const double value = g / (1 + std::exp(-g)) * u;
                     largest = std::max(largest, std::abs(value));
                     // exp, sum, quotient and product round less than 16 times; then e4m3: 2^-4, or 2^-10 of the scale.
@@ -241,7 +241,7 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
     EXPECT_LE(check.worst(), 1.0);
 }
 
-class Fp8Copy : public testing::TestWithParam<WeightKind> {};
+class Fp8Copy : public ::testing::TestWithParam<WeightKind> {};
 
 TEST_P(Fp8Copy, rounds_each_value_once) {
     RT_GPU_ONLY();
@@ -270,7 +270,7 @@ TEST_P(Fp8Copy, rounds_each_value_once) {
         }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, Fp8Copy, testing::ValuesIn(test::all_weight_kinds()),
+INSTANTIATE_TEST_SUITE_P(all, Fp8Copy, ::testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 
 TEST(PrefillFp8, rows_are_rounded_in_blocks_of_128_columns) {
@@ -286,7 +286,7 @@ TEST(PrefillFp8, rows_are_rounded_in_blocks_of_128_columns) {
             const std::span<const float> weight = op.floats(normals(static_cast<size_t>(d), 6));
             const std::vector<float> rows = normed ? values_of(ops::rms_norm(op.ctx, x, weight, 1e-6f)) : values;
             auto* codes = upload(op, std::vector<uint8_t>(static_cast<size_t>(n * d), 1));
-            auto* scales = upload(op, std::vector<float>(static_cast<size_t>(n * (d / 128)), kUntouched));
+            auto* scales = upload(op, std::vector<float>(static_cast<size_t>(n * (d / 128)), kUnwritten));
             const Tensor f32 = op.ctx.alloc(DType::f32, {n, d});
             to_fp8(*op.ctx.gpu, x, normed ? weight.data() : nullptr, 1e-6f, {codes, scales}, f32.row(0));
             const std::vector<float> kept = values_of(f32);

@@ -61,7 +61,7 @@ TEST(PrefillFp8Ops, a_product_is_within_the_bound_of_two_roundings) {
 }
 
 /// A sparse layer whose weights have copies.
-struct Layer {
+struct CopiedLayer {
     static constexpr int64_t kHidden = 256, kWidth = 384, kExperts = 12, kTopK = 3;
     std::vector<RandomWeight> owned;
     ops::ExpertWeights placed;
@@ -69,7 +69,7 @@ struct Layer {
     Weight placed_router, shared[3];
     std::span<const float> norm;
 
-    explicit Layer(OpContext& op) {
+    explicit CopiedLayer(OpContext& op) {
         const auto make = [&](bool down, uint64_t seed) {
             owned.emplace_back(WeightKind{DType::q8_0}, down ? kHidden : kWidth, down ? kWidth : kHidden, seed);
             return owned.back().w;
@@ -93,8 +93,8 @@ TEST(PrefillFp8Ops, a_feed_forward_layer_equals_its_products) {
     const int64_t n = 150;
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op);
-    const Tensor x = op.tensor(test::random_rows(n, Layer::kHidden, 96), {n, Layer::kHidden});
+    const CopiedLayer layer(op);
+    const Tensor x = op.tensor(test::random_rows(n, CopiedLayer::kHidden, 96), {n, CopiedLayer::kHidden});
     const Tensor y = ops::swiglu_ffn(op.ctx, x, layer.shared[0], layer.shared[1], layer.shared[2]);
     const Tensor act =
         ops::swiglu(op.ctx, ops::matmul(op.ctx, layer.shared[0], x), ops::matmul(op.ctx, layer.shared[1], x));
@@ -103,16 +103,16 @@ TEST(PrefillFp8Ops, a_feed_forward_layer_equals_its_products) {
 
 TEST(PrefillFp8Ops, a_sparse_layer_equals_its_experts) {
     RT_HOPPER_ONLY();
-    const int64_t n = 40, d = Layer::kHidden, k = Layer::kTopK;
+    const int64_t n = 40, d = CopiedLayer::kHidden, k = CopiedLayer::kTopK;
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op);
+    const CopiedLayer layer(op);
     Tensor x = op.tensor(test::random_rows(n, d, 96), {n, d});
     const Tensor before = op.tensor(values_of(x), {n, d});
     const ops::MoeResult result = layer(op, x);
     const Tensor h = ops::rms_norm(op.ctx, before, layer.norm, 1e-6f);
     std::vector<std::vector<float>> each;
-    for (size_t e = 0; e < Layer::kExperts; ++e)
+    for (size_t e = 0; e < CopiedLayer::kExperts; ++e)
         each.push_back(
             values_of(ops::swiglu_ffn(op.ctx, h, layer.placed.gate[e], layer.placed.up[e], layer.placed.down[e])));
     const std::vector<float> of_shared =
@@ -137,22 +137,22 @@ TEST(PrefillFp8Ops, a_sparse_layer_equals_its_experts) {
 TEST(PrefillFp8Ops, chunks_do_not_change_a_bit) {
     RT_HOPPER_ONLY();
     const int64_t n = fewer(700, 200);
-    const std::vector<float> values = test::random_rows(n, Layer::kHidden, 96);
+    const std::vector<float> values = test::random_rows(n, CopiedLayer::kHidden, 96);
     OpContext op(1, int64_t{128} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op);
-    Tensor x = op.tensor(values, {n, Layer::kHidden});
+    const CopiedLayer layer(op);
+    Tensor x = op.tensor(values, {n, CopiedLayer::kHidden});
     const std::vector<float> y = values_of(layer(op, x).y), after = values_of(x);
     for (const int64_t chunk : brief<int64_t>({1, 7, 64, 500, 129}, 2))
         for (int64_t begin = 0; begin < n; begin += std::max<int64_t>(chunk, 173)) {
-            const int64_t count = std::min(chunk, n - begin), size = count * Layer::kHidden;
+            const int64_t count = std::min(chunk, n - begin), size = count * CopiedLayer::kHidden;
             const ArenaScope scope(*op.ctx.arena);
-            const auto* rows = values.data() + begin * Layer::kHidden;
-            Tensor part = op.tensor({rows, rows + size}, {count, Layer::kHidden});
+            const auto* rows = values.data() + begin * CopiedLayer::kHidden;
+            Tensor part = op.tensor({rows, rows + size}, {count, CopiedLayer::kHidden});
             const std::vector<float> some = values_of(layer(op, part).y);
-            ASSERT_TRUE(same_bits(some.data(), y.data() + begin * Layer::kHidden, some.size()))
+            ASSERT_TRUE(same_bits(some.data(), y.data() + begin * CopiedLayer::kHidden, some.size()))
                 << chunk << " " << begin;
-            ASSERT_TRUE(same_bits(values_of(part).data(), after.data() + begin * Layer::kHidden, some.size()));
+            ASSERT_TRUE(same_bits(values_of(part).data(), after.data() + begin * CopiedLayer::kHidden, some.size()));
         }
 }
 

@@ -17,9 +17,13 @@ namespace riptide {
 namespace {
 
 using namespace ops::cuda::prefill;
-using namespace test;
+using test::Dot;
+using test::dot;
+using test::HostPlan;
+using test::RandomWeight;
+using test::WeightKind;
 
-class PrefillExpand : public testing::TestWithParam<WeightKind> {};
+class PrefillExpand : public ::testing::TestWithParam<WeightKind> {};
 
 TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
     RT_GPU_ONLY();
@@ -62,7 +66,7 @@ TEST_P(PrefillExpand, gives_the_rounded_values_of_the_file) {
         }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, PrefillExpand, testing::ValuesIn(test::all_weight_kinds()),
+INSTANTIATE_TEST_SUITE_P(all, PrefillExpand, ::testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 
 TEST(PrefillExpand, together_as_one_by_one) {
@@ -209,7 +213,7 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
 }
 
 /// A small sparse layer.
-struct Layer {
+struct SmallSparseLayer {
     static constexpr int64_t kHidden = 256, kWidth = 256, kExperts = 12, kTopK = 3;
     std::vector<RandomWeight> owned;
     ops::ExpertWeights placed;
@@ -219,8 +223,8 @@ struct Layer {
     std::span<const float> norm;
 
     /// Types of gate and up, of down, and of the shared expert's down.
-    explicit Layer(OpContext& op, DType first = DType::q8_0, DType down = DType::q8_0,
-                   DType shared_down = DType::q8_0) {
+    explicit SmallSparseLayer(OpContext& op, DType first = DType::q8_0, DType down = DType::q8_0,
+                              DType shared_down = DType::q8_0) {
         std::vector<Weight> all[3];
         for (int64_t i = 0; i < 3 * kExperts; ++i)
             owned.emplace_back(WeightKind{i % 3 == 2 ? down : first}, i % 3 == 2 ? kHidden : kWidth,
@@ -242,22 +246,23 @@ struct Layer {
 
 void expect_chunks_do_not_matter(DType first, DType down, DType shared_down) {
     const int64_t n = fewer(700, 100);
-    const std::vector<float> values = test::random_rows(n, Layer::kHidden, 96);
+    const std::vector<float> values = test::random_rows(n, SmallSparseLayer::kHidden, 96);
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op, first, down, shared_down);
-    Tensor x = op.tensor(values, {n, Layer::kHidden});
+    const SmallSparseLayer layer(op, first, down, shared_down);
+    Tensor x = op.tensor(values, {n, SmallSparseLayer::kHidden});
     const std::vector<float> y = values_of(layer(op, x).y), after = values_of(x);
     for (const int64_t chunk : fewer<std::vector<int64_t>>({1, 7, 64, 129, 500}, {1, 64}))
         for (int64_t begin = 0; begin < n; begin += std::max<int64_t>(chunk, 61)) {
-            const int64_t count = std::min(chunk, n - begin), size = count * Layer::kHidden;
+            const int64_t count = std::min(chunk, n - begin), size = count * SmallSparseLayer::kHidden;
             op.poison();
-            const auto* rows = values.data() + begin * Layer::kHidden;
-            Tensor part = op.tensor({rows, rows + size}, {count, Layer::kHidden});
+            const auto* rows = values.data() + begin * SmallSparseLayer::kHidden;
+            Tensor part = op.tensor({rows, rows + size}, {count, SmallSparseLayer::kHidden});
             const std::vector<float> some = values_of(layer(op, part).y);
-            ASSERT_TRUE(same_bits(some.data(), y.data() + begin * Layer::kHidden, some.size()))
+            ASSERT_TRUE(same_bits(some.data(), y.data() + begin * SmallSparseLayer::kHidden, some.size()))
                 << chunk << " " << begin;
-            ASSERT_TRUE(same_bits(values_of(part).data(), after.data() + begin * Layer::kHidden, some.size()));
+            ASSERT_TRUE(
+                same_bits(values_of(part).data(), after.data() + begin * SmallSparseLayer::kHidden, some.size()));
         }
 }
 
@@ -273,12 +278,12 @@ TEST(PrefillMoe, a_graph_gives_the_same_bits) {
     const int64_t n = 150;
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const Layer layer(op);
-    const std::vector<float> values = test::random_rows(n, Layer::kHidden, 97);
-    Tensor x = op.tensor(values, {n, Layer::kHidden});
+    const SmallSparseLayer layer(op);
+    const std::vector<float> values = test::random_rows(n, SmallSparseLayer::kHidden, 97);
+    Tensor x = op.tensor(values, {n, SmallSparseLayer::kHidden});
     const std::vector<float> y = values_of(layer(op, x).y);
     op.poison();
-    x = op.tensor(values, {n, Layer::kHidden});
+    x = op.tensor(values, {n, SmallSparseLayer::kHidden});
     ops::MoeResult result;
     GpuGraph graph(*op.ctx.gpu, [&] { result = layer(op, x); });
     graph.launch();

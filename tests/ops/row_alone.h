@@ -11,6 +11,14 @@
 
 namespace riptide {
 
+inline constexpr test::WeightKind kBf16{DType::bf16}, kF16{DType::f16};
+
+/// A random matrix on the device.
+inline Weight place_random(OpContext& op, const test::WeightKind& kind, int64_t rows, int64_t cols, uint64_t seed) {
+    const test::RandomWeight m(kind, rows, cols, seed);
+    return op.weight(m.w);
+}
+
 /// Results of one call, each [n, width].
 using Results = std::vector<std::vector<float>>;
 

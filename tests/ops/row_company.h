@@ -41,7 +41,7 @@ class Company {
                     const auto at = got[k].begin() + i * width;
                     expect_same({at, at + width}, one,
                                 fmt::format("{}: row {} of {} from {}, result {}", what, i, n, first, k));
-                    if (testing::Test::HasFatalFailure()) return alone;
+                    if (::testing::Test::HasFatalFailure()) return alone;
                 }
             }
         }

@@ -10,7 +10,7 @@ namespace {
 
 /// As in attention_bound_test.cpp: on the CPU sums of 16 lanes and of pieces of 128 keys; on a GPU sums in any order,
 /// with weights and values in the type of the tiles.
-double allowed_error(World& world, const Shape& shape, double n) {
+double sparse_error(World& world, const Shape& shape, double n) {
     const int64_t d = shape.head_dim;
     double query = 0, key = 0, value = 0;
     for (size_t i = 0; i < world.q.size(); i += static_cast<size_t>(d))
@@ -48,7 +48,7 @@ TEST(sparse_attention, stays_within_the_bound_of_the_double_reference) {
             std::vector<double> expected(got.o.size());
             ops::sparse_attention_ref<double>(world.q.data(), shape.heads, stored, world.host_batch, lists,
                                               world.scale(), expected.data());
-            const double allowed = allowed_error(world, shape, static_cast<double>(n));
+            const double allowed = sparse_error(world, shape, static_cast<double>(n));
             BoundCheck check;
             for (size_t i = 0; i < expected.size(); ++i) check.add(got.o[i], expected[i], allowed);
             EXPECT_LE(check.worst(), 1.0) << name_of(shape) << ", " << n;
@@ -62,7 +62,7 @@ TEST(sparse_attention, with_everything_chosen_is_dense_attention) {
         World world(shape, 5 * kSparseBlock + 99);
         const World::Result got = world.run({.full_below = 1 << 20});
         const std::vector<float> dense = world.dense();
-        const double allowed = 2 * allowed_error(world, shape, 128 * 6);
+        const double allowed = 2 * sparse_error(world, shape, 128 * 6);
         BoundCheck check;
         for (size_t i = 0; i < dense.size(); ++i) check.add(got.o[i], dense[i], allowed);
         EXPECT_LE(check.worst(), 1.0) << name_of(shape);

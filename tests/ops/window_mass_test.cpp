@@ -8,24 +8,24 @@
 namespace riptide {
 namespace {
 
-struct Shape {
+struct MassShape {
     int64_t heads, kv_heads, d;
 };
-constexpr Shape kShapes[] = {{4, 2, 64}, {16, 8, 128}, {4, 4, 24}, {3, 1, 40}, {2, 2, 256}};
+constexpr MassShape kMassShapes[] = {{4, 2, 64}, {16, 8, 128}, {4, 4, 24}, {3, 1, 40}, {2, 2, 256}};
 
-struct Case {
+struct MassCase {
     int64_t n, begin, rows;
 };
-constexpr Case kCases[] = {{1, 0, 1}, {70, 62, 8}, {513, 100, 17}, {1000, 0, 33}, {2050, 2049, 1}};
-std::span<const Case> cases() { return std::span(kCases).first(fewer(std::size(kCases), size_t{3})); }
+constexpr MassCase kMassCases[] = {{1, 0, 1}, {70, 62, 8}, {513, 100, 17}, {1000, 0, 33}, {2050, 2049, 1}};
+std::span<const MassCase> mass_cases() { return std::span(kMassCases).first(fewer(std::size(kMassCases), size_t{3})); }
 
-std::string name_of(const Shape& s, const Case& c) {
+std::string mass_name(const MassShape& s, const MassCase& c) {
     return fmt::format("{}/{} heads of {}, window [{}, {}) of {}", s.heads, s.kv_heads, s.d, c.begin, c.begin + c.rows,
                        c.n);
 }
 
-struct World {
-    explicit World(const Shape& s, const Case& c, int threads = 2, float strength = 2)
+struct MassWorld {
+    explicit MassWorld(const MassShape& s, const MassCase& c, int threads = 2, float strength = 2)
         : op(threads), shape(s), window(c) {
         q = normals(static_cast<size_t>(c.rows * s.heads * s.d), 5, strength);
         k = normals(static_cast<size_t>(c.n * s.kv_heads * s.d), 6);
@@ -73,41 +73,41 @@ struct World {
     }
 
     OpContext op;
-    Shape shape;
-    Case window;
+    MassShape shape;
+    MassCase window;
     std::vector<float> q, k;
 };
 
 TEST(window_mass, stays_within_the_bound_of_the_double_reference) {
     std::vector<double> shares;
-    for (const Shape& shape : kShapes)
-        for (const Case& c : cases()) {
-            World world(shape, c);
+    for (const MassShape& shape : kMassShapes)
+        for (const MassCase& c : mass_cases()) {
+            MassWorld world(shape, c);
             const std::vector<float> mass = world.run();
             const std::vector<double> expected = world.reference();
             BoundCheck check;
             for (size_t j = 0; j < mass.size(); ++j)
                 check.add(mass[j], expected[j], expected[j] * world.allowed() + 1e-37);
-            EXPECT_LE(check.worst(), 1.0) << name_of(shape, c);
+            EXPECT_LE(check.worst(), 1.0) << mass_name(shape, c);
             shares.push_back(check.worst());
             const double sum = std::accumulate(mass.begin(), mass.end(), 0.0),
                          rows = static_cast<double>(c.rows * shape.heads);
-            EXPECT_NEAR(sum, rows, rows * world.allowed()) << name_of(shape, c);  // each row and head gives away one
+            EXPECT_NEAR(sum, rows, rows * world.allowed()) << mass_name(shape, c);  // each row and head gives away one
         }
     EXPECT_GE(*std::ranges::max_element(shares), 0.005) << "the bound is too loose";
 }
 
 TEST(window_mass, is_causal_inside_the_window_alone) {
-    const Shape shape{2, 1, 64};
-    const Case c{300, 100, 4};
-    World world(shape, c);
+    const MassShape shape{2, 1, 64};
+    const MassCase c{300, 100, 4};
+    MassWorld world(shape, c);
     const std::vector<float> before = world.run();
     // The last row's key is seen by the last row alone: with a key that draws everything, one row's worth of mass goes
     // there.
     for (int64_t e = 0; e < shape.d; ++e) world.k[static_cast<size_t>(103 * shape.d + e)] *= 1000;
     const std::vector<float> inside = world.run();
     EXPECT_LE(inside[103], 2 * (1 + world.allowed()));
-    World behind(shape, c);
+    MassWorld behind(shape, c);
     for (int64_t h = 0; h < shape.heads; ++h)
         for (int64_t t = 0; t < c.rows; ++t)
             for (int64_t e = 0; e < shape.d; ++e)
@@ -117,16 +117,16 @@ TEST(window_mass, is_causal_inside_the_window_alone) {
 }
 
 TEST(window_mass, is_the_same_whatever_the_parts_and_threads) {
-    for (const Shape& shape : kShapes)
-        for (const Case& c : cases()) {
-            const std::vector<float> whole = World(shape, c, 1).run();
+    for (const MassShape& shape : kMassShapes)
+        for (const MassCase& c : mass_cases()) {
+            const std::vector<float> whole = MassWorld(shape, c, 1).run();
             for (const int threads : thread_counts())
-                expect_same_bits(World(shape, c, threads).run(77), whole, name_of(shape, c).c_str());
+                expect_same_bits(MassWorld(shape, c, threads).run(77), whole, mass_name(shape, c).c_str());
         }
 }
 
 TEST(window_mass, adds_to_what_is_there) {
-    World world(kShapes[0], kCases[2]);
+    MassWorld world(kMassShapes[0], kMassCases[2]);
     const std::vector<float> once = world.run(), twice = world.run(1 << 20, 2);
     for (size_t j = 0; j < once.size(); ++j)
         EXPECT_NEAR(twice[j], 2 * once[j],

@@ -5,10 +5,11 @@
 #include "quant_data.h"
 
 namespace riptide {
+namespace {
 
 using test::ReferenceFile;
 
-class Conformance : public testing::TestWithParam<DType> {
+class Conformance : public ::testing::TestWithParam<DType> {
   protected:
     void SetUp() override {
         std::string reason;
@@ -50,12 +51,13 @@ TEST_P(QuantiserConformance, rms_error_is_at_most_that_of_the_reference) {
     EXPECT_LE(ours, 1.01 * reference) << file_.name;
 }
 
-std::string name_of(const testing::TestParamInfo<DType>& type) { return dtype_name(type.param); }
+std::string name_of(const ::testing::TestParamInfo<DType>& type) { return dtype_name(type.param); }
 
-INSTANTIATE_TEST_SUITE_P(Types, Conformance, testing::ValuesIn(test::reference_types()), name_of);
+INSTANTIATE_TEST_SUITE_P(Types, Conformance, ::testing::ValuesIn(test::reference_types()), name_of);
 INSTANTIATE_TEST_SUITE_P(Types, QuantiserConformance,
-                         testing::Values(DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1, DType::q4_k,
-                                         DType::q5_k, DType::q6_k),
+                         ::testing::Values(DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1, DType::q4_k,
+                                           DType::q5_k, DType::q6_k),
                          name_of);
 
+}  // namespace
 }  // namespace riptide

@@ -65,7 +65,7 @@ std::vector<int64_t> column_counts(const WeightKind& kind) {
     return {kind.granule(), 24, 96 + kind.granule(), 128, 200, 512 + 3 * kind.granule()};
 }
 
-class DotKinds : public testing::TestWithParam<WeightKind> {};
+class DotKinds : public ::testing::TestWithParam<WeightKind> {};
 
 TEST_P(DotKinds, baseline_is_within_the_derived_bound_of_double) {
     for (int64_t cols : column_counts(GetParam())) {
@@ -157,7 +157,7 @@ TEST_P(DotKinds, arbitrary_bytes_decode_alike) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(all, DotKinds, testing::ValuesIn(test::all_weight_kinds()),
+INSTANTIATE_TEST_SUITE_P(all, DotKinds, ::testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 
 // ---- the activation format -----------------------------------------------------------------------

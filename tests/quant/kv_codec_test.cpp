@@ -18,7 +18,7 @@ namespace {
 const std::vector<DType> kTypes = {DType::f32,  DType::f16,  DType::bf16, DType::f8_e4m3,
                                    DType::q8_0, DType::q4_0, DType::tq3_0};
 
-std::vector<float> round_trip(DType type, const std::vector<float>& row, float scale = 1.0f) {
+std::vector<float> kv_round_trip(DType type, const std::vector<float>& row, float scale = 1.0f) {
     const auto n = static_cast<int64_t>(row.size());
     std::vector<uint8_t> bytes(static_cast<size_t>(row_bytes(type, n)));
     std::vector<float> back(row.size(), NAN);
@@ -73,9 +73,9 @@ double best_tq3_error(const float* x) {
 
 TEST(KvCodec, float_rows_round_to_nearest) {
     for (const auto& row : rows_of_all_kinds()) {
-        EXPECT_EQ(round_trip(DType::f32, row), row);
-        const auto f16 = round_trip(DType::f16, row), bf16 = round_trip(DType::bf16, row),
-                   f8 = round_trip(DType::f8_e4m3, row);
+        EXPECT_EQ(kv_round_trip(DType::f32, row), row);
+        const auto f16 = kv_round_trip(DType::f16, row), bf16 = kv_round_trip(DType::bf16, row),
+                   f8 = kv_round_trip(DType::f8_e4m3, row);
         for (size_t i = 0; i < row.size(); ++i) {
             const float x = std::fabs(row[i]);
             if (x < 65504) {
@@ -93,13 +93,13 @@ TEST(KvCodec, float_rows_round_to_nearest) {
 
 TEST(KvCodec, f8_divides_by_its_scale) {
     const std::vector<float> row = {896.0f, -2.0f, 1000.0f, 0.5f};
-    EXPECT_EQ(round_trip(DType::f8_e4m3, row, 2.0f), (std::vector<float>{896.0f, -2.0f, 896.0f, 0.5f}));
-    EXPECT_EQ(round_trip(DType::f8_e4m3, row), (std::vector<float>{448.0f, -2.0f, 448.0f, 0.5f}));
+    EXPECT_EQ(kv_round_trip(DType::f8_e4m3, row, 2.0f), (std::vector<float>{896.0f, -2.0f, 896.0f, 0.5f}));
+    EXPECT_EQ(kv_round_trip(DType::f8_e4m3, row), (std::vector<float>{448.0f, -2.0f, 448.0f, 0.5f}));
 }
 
 TEST(KvCodec, q8_0_error_is_half_a_step) {
     for (const auto& row : rows_of_all_kinds()) {
-        const auto back = round_trip(DType::q8_0, row);
+        const auto back = kv_round_trip(DType::q8_0, row);
         for (size_t block = 0; block < row.size(); block += 32) {
             float most = 0;
             for (size_t i = block; i < block + 32; ++i) most = std::max(most, std::fabs(row[i]));
@@ -114,7 +114,7 @@ TEST(KvCodec, q8_0_error_is_half_a_step) {
 
 TEST(KvCodec, q4_0_error_is_half_a_step_or_a_clip) {
     for (const auto& row : rows_of_all_kinds()) {
-        const auto back = round_trip(DType::q4_0, row);
+        const auto back = kv_round_trip(DType::q4_0, row);
         for (size_t block = 0; block < row.size(); block += 32) {
             float extreme = 0;
             for (size_t i = block; i < block + 32; ++i)
@@ -133,7 +133,7 @@ TEST(KvCodec, q4_0_error_is_half_a_step_or_a_clip) {
 
 TEST(KvCodec, tq3_0_error_on_gaussian_rows_is_below_lloyd_max_and_near_the_best_scale) {
     const std::vector<float> row = test::gaussian(128 * 128, 9, 3.0f);
-    const double error = test::rms_error(round_trip(DType::tq3_0, row), row) / 3.0;
+    const double error = test::rms_error(kv_round_trip(DType::tq3_0, row), row) / 3.0;
     double best = 0;
     for (size_t block = 0; block < row.size(); block += 32) best += best_tq3_error(row.data() + block);
     best /= 9.0 * static_cast<double>(row.size());
@@ -150,17 +150,17 @@ TEST(KvCodec, rotation_makes_outliers_harmless_for_tq3_0) {
     std::vector<float> row = test::gaussian(128, 13);
     row[5] = 60;
     const double norm = std::sqrt(dot(row, row) / 128);
-    std::vector<float> back = round_trip(DType::tq3_0, rotated(row));
+    std::vector<float> back = kv_round_trip(DType::tq3_0, rotated(row));
     kv_unrotate(back.data(), 128);
     EXPECT_LT(test::rms_error(back, row) / norm,
               0.25);  // Gaussian: 0.186; the sign vectors do not make it quite Gaussian
-    const double plain = test::rms_error(round_trip(DType::tq3_0, row), row);
+    const double plain = test::rms_error(kv_round_trip(DType::tq3_0, row), row);
     EXPECT_GT(plain, test::rms_error(back, row) * 0.5) << "the comparison itself must not be vacuous";
 }
 
 TEST(KvCodec, zero_rows_decode_to_zero) {
     for (DType type : kTypes)
-        for (float v : round_trip(type, std::vector<float>(128, 0.0f))) EXPECT_EQ(v, 0.0f) << dtype_name(type);
+        for (float v : kv_round_trip(type, std::vector<float>(128, 0.0f))) EXPECT_EQ(v, 0.0f) << dtype_name(type);
 }
 
 TEST(KvCodec, finite_rows_never_decode_to_nan) {
@@ -168,7 +168,7 @@ TEST(KvCodec, finite_rows_never_decode_to_nan) {
         for (float magnitude : {FLT_MAX, 1e30f, 1e7f, 1e-7f, 1e-30f, FLT_TRUE_MIN}) {
             std::vector<float> row(128, 0.0f);
             for (size_t i = 0; i < row.size(); i += 3) row[i] = i % 2 == 0 ? magnitude : -magnitude;
-            for (float v : round_trip(type, row))
+            for (float v : kv_round_trip(type, row))
                 EXPECT_FALSE(std::isnan(v)) << dtype_name(type) << " at " << magnitude;
         }
 }
@@ -178,7 +178,7 @@ TEST(KvCodec, a_block_with_a_non_finite_value_decodes_to_nan) {
         for (float bad : {NAN, INFINITY}) {
             std::vector<float> row = test::gaussian(128, 15);
             row[40] = bad;
-            const auto back = round_trip(type, row);
+            const auto back = kv_round_trip(type, row);
             for (size_t i = 0; i < row.size(); ++i)
                 EXPECT_EQ(std::isnan(back[i]), i / 32 == 1) << dtype_name(type) << " value " << i;
         }

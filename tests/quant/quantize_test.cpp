@@ -24,7 +24,7 @@ std::vector<uint8_t> encode(DType type, const std::vector<float>& values) {
     return bytes;
 }
 
-std::vector<float> round_trip(DType type, const std::vector<float>& values) {
+std::vector<float> quantized_round_trip(DType type, const std::vector<float>& values) {
     const std::vector<uint8_t> bytes = encode(type, values);
     std::vector<float> back(values.size(), NAN);
     dequantize(type, bytes.data(), back.data(), static_cast<int64_t>(values.size()));
@@ -63,12 +63,13 @@ TEST(Quantize, can_quantize_lists_what_quantize_takes) {
 
 TEST(Quantize, float_types_round_to_nearest) {
     const std::vector<float> values = {1.0f, -0.3f, 1e-30f, 70000.0f, 449.0f, -1e9f, 0.0f, 0.1f};
-    EXPECT_EQ(round_trip(DType::f32, values), values);
-    const std::vector<float> f8 = round_trip(DType::f8_e4m3, values), bf = round_trip(DType::bf16, values);
+    EXPECT_EQ(quantized_round_trip(DType::f32, values), values);
+    const std::vector<float> f8 = quantized_round_trip(DType::f8_e4m3, values),
+                             bf = quantized_round_trip(DType::bf16, values);
     EXPECT_EQ(f8[4], 448.0f);
     EXPECT_EQ(f8[5], -448.0f);
     EXPECT_EQ(f8[1], -0.3125f);
-    EXPECT_EQ(round_trip(DType::f16, values)[3], INFINITY);
+    EXPECT_EQ(quantized_round_trip(DType::f16, values)[3], INFINITY);
     for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(bf[i], values[i], std::fabs(values[i]) / 256);
 }
 
@@ -78,7 +79,7 @@ TEST(Quantize, gaussian_error_is_below_that_of_the_best_fixed_uniform_quantiser)
     const std::pair<DType, int> levels[] = {{DType::q4_0, 16}, {DType::q4_1, 16}, {DType::q4_k, 16}, {DType::q5_0, 32},
                                             {DType::q5_1, 32}, {DType::q5_k, 32}, {DType::q6_k, 64}};
     for (const auto& [type, count] : levels) {
-        const double error = test::rms_error(round_trip(type, values), values) / 0.02;
+        const double error = test::rms_error(quantized_round_trip(type, values), values) / 0.02;
         EXPECT_LT(error * error, uniform_max_error(count)) << dtype_name(type);
     }
 }
@@ -91,16 +92,16 @@ TEST(Quantize, values_on_the_grid_survive) {
         symmetric.push_back(0.25f * static_cast<float>(i % 16 - 8));
         affine.push_back(0.25f * static_cast<float>(i % 16) - 1.0f);
     }
-    EXPECT_EQ(round_trip(DType::q4_0, symmetric), symmetric);
-    EXPECT_EQ(round_trip(DType::q4_1, affine), affine);
+    EXPECT_EQ(quantized_round_trip(DType::q4_0, symmetric), symmetric);
+    EXPECT_EQ(quantized_round_trip(DType::q4_1, affine), affine);
     for (DType type : {DType::q4_k, DType::q5_k})
-        EXPECT_LT(test::rms_error(round_trip(type, affine), affine), 1e-3) << dtype_name(type);
+        EXPECT_LT(test::rms_error(quantized_round_trip(type, affine), affine), 1e-3) << dtype_name(type);
 }
 
 TEST(Quantize, zero_blocks_become_zero) {
     const std::vector<float> zeros(256, 0.0f);
     for (DType type : kBlockTypes)
-        for (float v : round_trip(type, zeros)) EXPECT_EQ(v, 0.0f) << dtype_name(type);
+        for (float v : quantized_round_trip(type, zeros)) EXPECT_EQ(v, 0.0f) << dtype_name(type);
 }
 
 TEST(Quantize, constant_blocks_are_kept) {
@@ -109,7 +110,7 @@ TEST(Quantize, constant_blocks_are_kept) {
             const std::vector<float> constant(256, value);
             // Two f16 roundings, 2^-11 each or 2^-25 of a subnormal scale, which q6_k multiplies by up to 32 * 128.
             const float bound = std::fabs(value) * 0x1p-10f + 0x1p-25f * 32 * 128;
-            for (float v : round_trip(type, constant)) ASSERT_NEAR(v, value, bound) << dtype_name(type);
+            for (float v : quantized_round_trip(type, constant)) ASSERT_NEAR(v, value, bound) << dtype_name(type);
         }
 }
 
@@ -127,7 +128,7 @@ TEST(Quantize, extreme_magnitudes_stay_finite) {
                     if (kind == 3 && i >= 32)
                         values[i] = std::fabs(values[i]) * 1e-25f;  // far apart within a super-block
                 }
-                for (float v : round_trip(type, values)) {
+                for (float v : quantized_round_trip(type, values)) {
                     ASSERT_TRUE(std::isfinite(v)) << dtype_name(type) << " at " << magnitude << " kind " << kind;
                     ASSERT_LE(std::fabs(v), std::max(magnitude * 1.35f, 1e-3f)) << dtype_name(type) << " kind " << kind;
                 }
@@ -139,7 +140,7 @@ TEST(Quantize, blocks_too_large_for_an_f16_scale_saturate) {
         for (float magnitude : {1e8f, 1e15f, 1e25f, FLT_MAX}) {
             std::vector<float> values(256);
             for (size_t i = 0; i < values.size(); ++i) values[i] = i % 3 == 0 ? magnitude : -magnitude;
-            const std::vector<float> back = round_trip(type, values);
+            const std::vector<float> back = quantized_round_trip(type, values);
             for (size_t i = 0; i < values.size(); ++i) {
                 ASSERT_EQ(std::signbit(back[i]), std::signbit(values[i])) << dtype_name(type) << " at " << magnitude;
                 ASSERT_GE(std::fabs(back[i]), 65504 * 0.19f)
@@ -154,7 +155,7 @@ TEST(Quantize, error_scales_with_the_values) {
     for (DType type : kBlockTypes) {
         std::vector<float> scaled = values;
         for (float& v : scaled) v *= 64.0f;
-        const std::vector<float> small = round_trip(type, values), large = round_trip(type, scaled);
+        const std::vector<float> small = quantized_round_trip(type, values), large = quantized_round_trip(type, scaled);
         if (type == DType::q4_k || type == DType::q5_k || type == DType::q6_k) {  // d is an f16 subnormal at sigma 1
             EXPECT_LE(test::rms_error(large, scaled), 64 * test::rms_error(small, values) * 1.001) << dtype_name(type);
             continue;
@@ -180,7 +181,7 @@ TEST(Quantize, each_block_depends_on_itself_alone) {
 TEST(Quantize, every_code_of_q4_0_is_the_nearest) {
     const std::vector<float> values = test::gaussian(32 * 64, 37);
     const std::vector<uint8_t> bytes = encode(DType::q4_0, values);
-    const std::vector<float> back = round_trip(DType::q4_0, values);
+    const std::vector<float> back = quantized_round_trip(DType::q4_0, values);
     for (size_t i = 0; i < values.size(); ++i) {
         uint16_t half;
         std::memcpy(&half, bytes.data() + i / 32 * 18, 2);

@@ -6,7 +6,7 @@
 namespace riptide::testing {
 namespace {
 
-json::array offered_tools() {
+json::array example_tools() {
     return parse_json(read_file(source_dir() + "/examples/tools.json", 1 << 20), "tools.json").as_array();
 }
 
@@ -67,7 +67,7 @@ TEST_F(ServerConstraint, objects_regular_expressions_and_grammars_are_kept_to) {
 }
 
 TEST_F(ServerConstraint, tools_are_called_when_they_must_be_in_both_dialects) {
-    const json::array tools = offered_tools();
+    const json::array tools = example_tools();
     const std::string name(tools[0].at("function").at("name").as_string());
     json::object asked = body(5);
     asked["tools"] = tools;
@@ -178,8 +178,8 @@ TEST_F(ServerConstraint, tool_choices_that_cannot_be_kept_are_refused) {
     const json::object absent = {{"type", "function"}, {"function", {{"name", "absent"}}}};
     EXPECT_EQ(refused({{"tool_choice", "required"}}), "tool_choice");
     EXPECT_EQ(refused({{"tool_choice", "required"}, {"tools", json::array()}}), "tool_choice");
-    EXPECT_EQ(refused({{"tool_choice", absent}, {"tools", offered_tools()}}), "tool_choice");
-    EXPECT_EQ(refused({{"tool_choice", "must"}, {"tools", offered_tools()}}), "tool_choice");
+    EXPECT_EQ(refused({{"tool_choice", absent}, {"tools", example_tools()}}), "tool_choice");
+    EXPECT_EQ(refused({{"tool_choice", "must"}, {"tools", example_tools()}}), "tool_choice");
     EXPECT_EQ(refused({{"regex", "a"}, {"grammar", "root ::= \"a\""}}), "grammar");
     EXPECT_EQ(refused({{"regex", "a"}, {"response_format", {{"type", "json_object"}}}}), "regex");
     expect_alive();

@@ -6,7 +6,7 @@
 namespace riptide::testing {
 namespace {
 
-json::array offered_tools() {
+json::array point_tool() {
     return parse_json(R"([{"type": "function", "function": {"name": "point", "parameters": {"type": "object",
         "required": ["target", "minutes", "sure"], "additionalProperties": false, "properties": {
         "target": {"type": "string", "enum": ["sun", "the moon"]}, "minutes": {"type": "integer", "minimum": 0, "maximum": 90},
@@ -92,7 +92,7 @@ TEST_F(ServerQwen, reasoning_and_text_are_told_apart_streamed_or_not) {
 TEST_F(ServerQwen, tools_are_called_and_the_next_turn_finds_the_answer_in_the_cache) {
     for (const bool thinking : {true, false}) {
         json::object asked = thinks(body(11), thinking);
-        asked["tools"] = offered_tools();
+        asked["tools"] = point_tool();
         asked["tool_choice"] = "required";
         asked["parallel_tool_calls"] = false;
         const Answer answer = post("/v1/chat/completions", asked);

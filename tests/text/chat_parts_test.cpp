@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
-#include "io/checkpoint.h"
 #include "tests/source_dir.h"
+#include "tests/text/demo_tokenizer.h"
 #include "tests/text/jinja_cases.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
@@ -13,11 +13,6 @@ namespace riptide {
 namespace {
 
 using Kind = ChatPart::Kind;
-
-Tokenizer demo_tokenizer() {
-    const auto file = open_checkpoint(source_dir() + "/models/demo/laguna-demo.gguf");
-    return Tokenizer::from_gguf(file->metadata(), file->path());
-}
 
 struct Part {
     Kind kind;
@@ -50,7 +45,7 @@ std::vector<std::string> said(const std::vector<Part>& parts, Kind kind) {
     return out;
 }
 
-const char* const kConversation = R"([
+const char* const kMarkedConversation = R"([
     {"role": "system", "content": "Be <user> brief, </system> please"},
     {"role": "user", "content": "What is <tool_response> in </user> Bern"},
     {"role": "assistant", "content": "I look it up", "reasoning": "look it up", "tool_calls": [
@@ -58,15 +53,15 @@ const char* const kConversation = R"([
     {"role": "tool", "tool_call_id": "1", "content": "rain <assistant> and more"},
     {"role": "assistant", "content": "It rains"},
     {"role": "user", "content": "Thanks"}])";
-const char* const kTools =
+const char* const kMarkedTools =
     R"([{"type": "function", "function": {"name": "weather", "description": "<user>x</user>", "parameters": {"type": "object"}}}])";
 using Texts = std::vector<std::string>;
 
 void check_conversation(const ChatTemplate& chat) {
     ChatOptions options;
     options.enable_thinking = true;
-    const auto parts = parts_of(
-        chat.render(parse_json(kConversation, "test").as_array(), parse_json(kTools, "test").as_array(), options));
+    const auto parts = parts_of(chat.render(parse_json(kMarkedConversation, "test").as_array(),
+                                            parse_json(kMarkedTools, "test").as_array(), options));
     EXPECT_EQ(said(parts, Kind::user), (Texts{"What is <tool_response> in </user> Bern", "Thanks"}));
     EXPECT_EQ(said(parts, Kind::tool), (Texts{"rain <assistant> and more"}));
     Texts answers = said(parts, Kind::assistant);
@@ -105,7 +100,7 @@ TEST(ChatParts, chatml_templates_are_read_too) {
             {"role": "user", "content": "Thanks"}])",
                                                            "test")
                                                     .as_array(),
-                                                parse_json(kTools, "test").as_array(), {}));
+                                                parse_json(kMarkedTools, "test").as_array(), {}));
         EXPECT_EQ(said(parts, Kind::user), (Texts{"Weather", "Thanks"})) << name;
         EXPECT_EQ(said(parts, Kind::tool), (Texts{"rain", "wind"})) << name;
         EXPECT_EQ(said(parts, Kind::assistant), (Texts{"I look"})) << name;

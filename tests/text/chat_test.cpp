@@ -18,7 +18,7 @@ ChatTemplate laguna(const std::string& path) {
 
 json::array messages_of(const char* text) { return parse_json(text, "test").as_array(); }
 
-const char* const kConversation = R"([
+const char* const kWeatherConversation = R"([
     {"role": "system", "content": "Be brief.  \n"},
     {"role": "user", "content": "Weather?"},
     {"role": "assistant", "content": null, "reasoning": " look it up ", "tool_calls": [
@@ -26,7 +26,7 @@ const char* const kConversation = R"([
         {"id": "2", "type": "function", "function": {"name": "time", "arguments": {}}}]},
     {"role": "tool", "tool_call_id": "1", "content": "rain"},
     {"role": "assistant", "content": " It rains. "}])";
-const char* const kTools =
+const char* const kWeatherTools =
     R"([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}])";
 
 TEST(Chat, the_demo_template_renders_as_the_released_v5_template) {
@@ -45,7 +45,7 @@ TEST(Chat, laguna_v5_puts_newlines_inside_tags) {
     ChatOptions options;
     options.enable_thinking = true;
     EXPECT_TRUE(
-        same_text(laguna(kDemo).render(messages_of(kConversation), {}, options).text,
+        same_text(laguna(kDemo).render(messages_of(kWeatherConversation), {}, options).text,
                   "〈|EOS|〉<system>\n\nBe brief.\n</system>\n<user>\nWeather?\n</user>\n"
                   "<assistant>\n<think>\nlook it up\n</think>\n"
                   "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n"
@@ -58,7 +58,7 @@ TEST(Chat, laguna_v8_puts_no_newlines_inside_tags) {
     ChatOptions options;
     const ChatTemplate chat = laguna(kV8);
     EXPECT_TRUE(same_text(
-        chat.render(messages_of(kConversation), messages_of(kTools), options).text,
+        chat.render(messages_of(kWeatherConversation), messages_of(kWeatherTools), options).text,
         "〈|EOS|〉<system>Be brief.\n\n### Tools\n\nYou may call functions to assist with the user query.\n"
         "All available function signatures are listed below:\n<available_tools>\n"
         "{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"type\": \"object\"}}}\n"
@@ -83,7 +83,9 @@ TEST(Chat, defaults_of_the_template_are_its_variables_unless_the_request_sets_th
     const std::string source =
         "{{ enable_thinking | default('template') }} {{ style | default('template') }} {{ bos_token }}";
     const auto rendered = [&](const json::object& defaults, const ChatOptions& options) {
-        return ChatTemplate(source, "t", "<s>", "", defaults).render(messages_of(kConversation), {}, options).text;
+        return ChatTemplate(source, "t", "<s>", "", defaults)
+            .render(messages_of(kWeatherConversation), {}, options)
+            .text;
     };
     ChatOptions said;
     EXPECT_EQ(rendered({}, said), "template template <s>");

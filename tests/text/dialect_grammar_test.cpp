@@ -7,7 +7,7 @@
 namespace riptide::testing {
 namespace {
 
-json::array tools(bool strict) {
+json::array call_tools(bool strict) {
     json::array out = parse_json(R"([
         {"type": "function", "function": {"name": "point", "parameters": {"type": "object", "required": ["target", "minutes", "unit"],
             "additionalProperties": false, "properties": {"target": {"type": "string"}, "minutes": {"type": "integer", "minimum": 0, "maximum": 90},
@@ -31,17 +31,17 @@ struct Parsed {
 };
 
 /// A dialect, and how its answers look.
-struct Case {
+struct DialectCase {
     std::string dialect, end_turn;
     std::string phrase;  // ends a string
     std::string stop;    // a call of `stop`, without its tokens
     bool json = false;   // arguments are an object
 };
-const Case kCases[] = {{"laguna", "</assistant>", "</arg_value>", "stop\n"},
-                       {"qwen-tags", "<|im_end|>", "\n</parameter>", "\n<function=stop>\n</function>\n"},
-                       {"qwen-json", "<|im_end|>", "\"}", "\n{\"name\": \"stop\", \"arguments\": {}}\n", true}};
+const DialectCase kCases[] = {{"laguna", "</assistant>", "</arg_value>", "stop\n"},
+                              {"qwen-tags", "<|im_end|>", "\n</parameter>", "\n<function=stop>\n</function>\n"},
+                              {"qwen-json", "<|im_end|>", "\"}", "\n{\"name\": \"stop\", \"arguments\": {}}\n", true}};
 
-class DialectGrammar : public ::testing::TestWithParam<Case> {
+class DialectGrammar : public ::testing::TestWithParam<DialectCase> {
   protected:
     static const Dialect& dialect() {
         for (const Dialect& one : dialects())
@@ -103,7 +103,7 @@ TEST_P(DialectGrammar, required_calls_are_valid_and_nothing_stands_beside_them) 
             for (const bool single : {false, true}) {
                 AnswerForm answer{.thinking = thinking ? Thinking::inside : Thinking::over,
                                   .newline_framing = framing,
-                                  .tools = tools(single)};
+                                  .tools = call_tools(single)};
                 answer.choice = {.kind = ToolChoice::Kind::required, .single = single};
                 const auto constraint = constraint_of(answer);
                 for (unsigned seed = 0; seed < 60; ++seed) {
@@ -120,7 +120,7 @@ TEST_P(DialectGrammar, required_calls_are_valid_and_nothing_stands_beside_them) 
 }
 
 TEST_P(DialectGrammar, a_named_tool_is_called_once) {
-    AnswerForm answer{.tools = tools(true)};
+    AnswerForm answer{.tools = call_tools(true)};
     answer.choice = {.kind = ToolChoice::Kind::named, .name = "free"};
     const auto constraint = constraint_of(answer);
     for (unsigned seed = 0; seed < 40; ++seed) {
@@ -138,9 +138,9 @@ TEST_P(DialectGrammar, a_named_tool_is_called_once) {
 }
 
 TEST_P(DialectGrammar, strict_tools_are_called_rightly_wherever_a_call_begins) {
-    AnswerForm answer{.thinking = Thinking::inside, .tools = tools(true)};
+    AnswerForm answer{.thinking = Thinking::inside, .tools = call_tools(true)};
     EXPECT_TRUE(is_constrained(answer));
-    EXPECT_FALSE(is_constrained({.tools = tools(false)}));
+    EXPECT_FALSE(is_constrained({.tools = call_tools(false)}));
     const auto constraint = constraint_of(answer);
     const int32_t begin = crossing_tokenizer().id_of("<tool_call>"), think = crossing_tokenizer().id_of("</think>");
     ConstraintState state = constraint->start();
@@ -168,7 +168,7 @@ TEST_P(DialectGrammar, a_format_is_all_that_is_seen_of_an_answer_or_there_are_ca
         for (const bool thinking : {false, true})
             for (const bool with_tools : {false, true}) {
                 AnswerForm answer{.thinking = thinking ? Thinking::inside : Thinking::over, .newline_framing = framing};
-                if (with_tools) answer.tools = tools(false);
+                if (with_tools) answer.tools = call_tools(false);
                 answer.format = {.kind = AnswerFormat::Kind::regex, .text = "\\n?[ab]{0,3}\\n?"};
                 const auto constraint = constraint_of(answer);
                 for (unsigned seed = 0; seed < 40; ++seed) {

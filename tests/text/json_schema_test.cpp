@@ -7,7 +7,7 @@
 namespace riptide::testing {
 namespace {
 
-json::value parse(std::string_view text) { return parse_json(text, "test"); }
+json::value json_of(std::string_view text) { return parse_json(text, "test"); }
 
 const char* const kSchemas[] = {
     R"({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"], "additionalProperties": false})",
@@ -48,14 +48,14 @@ const char* const kSchemas[] = {
 
 TEST(JsonSchema, a_reference_is_the_fragment_of_a_uri) {
     EXPECT_NO_THROW(
-        schema_constraint(parse(R"({"$ref": "#/%24defs/a%20b%7e1", "$defs": {"a b/": {"type": "boolean"}}})")));
-    EXPECT_THROW(schema_constraint(parse(R"({"$ref": "#/$defs/a%20b", "$defs": {"a%20b": {}}})")), GrammarError);
+        schema_constraint(json_of(R"({"$ref": "#/%24defs/a%20b%7e1", "$defs": {"a b/": {"type": "boolean"}}})")));
+    EXPECT_THROW(schema_constraint(json_of(R"({"$ref": "#/$defs/a%20b", "$defs": {"a%20b": {}}})")), GrammarError);
 }
 
 TEST(JsonSchema, every_random_walk_ends_in_a_valid_document) {
     constexpr int kSeeds = 40;
     for (const char* text : kSchemas) {
-        const json::value schema = parse(text);
+        const json::value schema = json_of(text);
         const SchemaJudge judge(schema);
         const auto constraint = schema_constraint(schema);
         for (unsigned seed = 0; seed < kSeeds; ++seed) {
@@ -71,7 +71,7 @@ TEST(JsonSchema, every_random_walk_ends_in_a_valid_document) {
 TEST(JsonSchema, a_mask_holds_just_the_tokens_that_are_accepted) {
     const Tokenizer& tokenizer = crossing_tokenizer();
     for (const char* text : kSchemas) {
-        const auto constraint = schema_constraint(parse(text));
+        const auto constraint = schema_constraint(json_of(text));
         for (unsigned seed = 100; seed < 103; ++seed) {
             std::mt19937 random(seed);
             std::vector<int32_t> tokens;
@@ -90,13 +90,13 @@ TEST(JsonSchema, a_mask_holds_just_the_tokens_that_are_accepted) {
     }
 }
 
-struct Case {
+struct SchemaCase {
     const char* schema;
     std::vector<const char*> yes, no;
 };
 
 TEST(JsonSchema, documents_are_taken_or_not_as_written_here) {
-    const Case cases[] = {
+    const SchemaCase cases[] = {
         {kSchemas[0],
          {R"({"name":"x","age":3})", R"({"name": "x", "age": -30})",
           "{\n  \"name\": \"\\u00e4\\ud83d\\ude00\",\n  \"age\": 0\n}"},
@@ -144,8 +144,8 @@ TEST(JsonSchema, documents_are_taken_or_not_as_written_here) {
          {"[null]", "[null, null]", "[ null,\nnull ]"},
          {"[]", "[null,null,null]", "[null,]"}},
     };
-    for (const Case& c : cases) {
-        const auto constraint = schema_constraint(parse(c.schema));
+    for (const SchemaCase& c : cases) {
+        const auto constraint = schema_constraint(json_of(c.schema));
         for (const char* text : c.yes) EXPECT_TRUE(takes(constraint, text)) << c.schema << "\n" << text;
         for (const char* text : c.no) EXPECT_FALSE(takes(constraint, text)) << c.schema << "\n" << text;
     }
@@ -180,7 +180,7 @@ TEST(JsonSchema, what_is_not_supported_is_refused_with_its_name_and_place) {
     };
     for (const auto& [schema, message] : cases) {
         try {
-            schema_constraint(parse(schema));
+            schema_constraint(json_of(schema));
             ADD_FAILURE() << schema << " is taken";
         } catch (const GrammarError& error) {
             EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << schema << "\n" << error.what();
@@ -189,7 +189,7 @@ TEST(JsonSchema, what_is_not_supported_is_refused_with_its_name_and_place) {
 }
 
 TEST(JsonSchema, a_lenient_reading_keeps_what_it_understands) {
-    const json::value schema = parse(R"json({"type": "object", "properties": {
+    const json::value schema = json_of(R"json({"type": "object", "properties": {
         "a": {"type": "array", "uniqueItems": true, "items": {"type": "integer"}},
         "b": {"type": "string", "pattern": "(?=x)"}, "c": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
         "required": ["a", "b"]})json");
@@ -204,13 +204,13 @@ TEST(JsonSchema, schemas_of_any_size_end_in_an_answer_or_an_error) {
     std::string deep, many = "{\"properties\": {", loop;
     for (int i = 0; i < 65; ++i) deep += "{\"items\":";
     deep += "true" + std::string(65, '}');
-    EXPECT_THROW(schema_constraint(parse(deep)), GrammarError);
+    EXPECT_THROW(schema_constraint(json_of(deep)), GrammarError);
     for (int i = 0; i < 10'000; ++i) many += fmt::format("{}\"p{}\": {{\"type\": \"integer\"}}", i > 0 ? "," : "", i);
     many += "}, \"required\": [\"p0\"]}";
     try {
         std::mt19937 random(1);
-        SchemaJudge judge(parse(many));
-        EXPECT_TRUE(judge.valid(parse_json(random_answer(schema_constraint(parse(many)), random, 20), "answer")));
+        SchemaJudge judge(json_of(many));
+        EXPECT_TRUE(judge.valid(parse_json(random_answer(schema_constraint(json_of(many)), random, 20), "answer")));
     } catch (const GrammarError&) {
     }
     json::object all_optional;
@@ -220,7 +220,7 @@ TEST(JsonSchema, schemas_of_any_size_end_in_an_answer_or_an_error) {
 
 TEST(JsonSchema, arrays_nest_down_to_the_limit_and_always_come_back) {
     const auto constraint = schema_constraint(
-        parse(R"({"$ref": "#/$defs/l", "$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}})"));
+        json_of(R"({"$ref": "#/$defs/l", "$defs": {"l": {"type": "array", "items": {"$ref": "#/$defs/l"}}}})"));
     const int32_t open = crossing_tokenizer().id_of("["), four = crossing_tokenizer().id_of("[[[["),
                   close = crossing_tokenizer().id_of("]");
     ConstraintState state = constraint->start();

@@ -10,9 +10,9 @@ namespace riptide::testing_laguna {
 
 using namespace testing_stream;
 
-class Generator : private PieceWriter {
+class LagunaGenerator : private PieceWriter {
   public:
-    explicit Generator(unsigned seed) : PieceWriter(seed, kTags) {}
+    explicit LagunaGenerator(unsigned seed) : PieceWriter(seed, kTags) {}
 
     Answer answer() {
         a_ = {};
@@ -105,7 +105,7 @@ class Generator : private PieceWriter {
     }
 };
 
-inline ParserOptions options_for(bool thinking, bool newlines, bool strict) {
+inline ParserOptions laguna_options(bool thinking, bool newlines, bool strict) {
     ParserOptions options;
     options.thinking = thinking;
     options.newline_framing = newlines;

@@ -10,9 +10,9 @@ namespace riptide::testing_qwen {
 
 using namespace testing_stream;
 
-class Generator : private PieceWriter {
+class QwenGenerator : private PieceWriter {
   public:
-    explicit Generator(unsigned seed) : PieceWriter(seed, kTags) {}
+    explicit QwenGenerator(unsigned seed) : PieceWriter(seed, kTags) {}
 
     Answer answer() {
         a_ = {};
@@ -170,7 +170,7 @@ class Generator : private PieceWriter {
     }
 };
 
-inline ParserOptions options_for(bool thinking, bool strict) {
+inline ParserOptions qwen_options(bool thinking, bool strict) {
     ParserOptions options;
     options.thinking = thinking;
     options.strict_specials = strict;

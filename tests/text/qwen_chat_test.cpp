@@ -14,7 +14,7 @@ namespace {
 const std::string kConformance = RIPTIDE_CONFORMANCE_DIR;
 
 /// A released vocabulary of the qwen35 kind, whose padding entries have become the tokens of its later chats.
-const Tokenizer& vocabulary() {
+const Tokenizer& padded_vocabulary() {
     static const Tokenizer tokenizer = [] {
         const auto file = open_checkpoint(kConformance + "/tokenizers/ggml-vocab-qwen35.gguf");
         json::object metadata = file->metadata();
@@ -40,13 +40,13 @@ class QwenChat : public ::testing::Test {
     static std::vector<int32_t> encode(const jinja::Rendered& prompt) {
         EncodeOptions options;
         options.trusted = prompt.trusted;
-        return vocabulary().encode(prompt.text, options);
+        return padded_vocabulary().encode(prompt.text, options);
     }
 };
 
 const char* const kTemplates[] = {"Qwen3.5-4B", "Qwen3-Coder", "Qwen-Qwen3-0.6B"};
 
-json::array tools() {
+json::array edit_tool() {
     return parse_json(
                R"([{"type": "function", "function": {"name": "edit", "parameters": {"type": "object", "properties": {
         "path": {"type": "string"}, "text": {"type": "string"}, "line": {"type": "integer"}, "ratio": {"type": "number"},
@@ -61,11 +61,11 @@ TEST_F(QwenChat, the_dialect_is_chosen_by_template_and_vocabulary) {
         const Dialect* dialect = find_dialect(released(file).traits(), tokenizer);
         return std::string(dialect == nullptr ? "none" : dialect->name);
     };
-    EXPECT_EQ(name("Qwen3.5-4B", vocabulary()), "qwen-tags");
-    EXPECT_EQ(name("Qwen3-Coder", vocabulary()), "qwen-tags");
-    EXPECT_EQ(name("Qwen-Qwen3-0.6B", vocabulary()), "qwen-json");
-    EXPECT_EQ(name("Qwen-Qwen2.5-7B-Instruct", vocabulary()), "qwen-json");
-    EXPECT_EQ(name("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", vocabulary()), "none");
+    EXPECT_EQ(name("Qwen3.5-4B", padded_vocabulary()), "qwen-tags");
+    EXPECT_EQ(name("Qwen3-Coder", padded_vocabulary()), "qwen-tags");
+    EXPECT_EQ(name("Qwen-Qwen3-0.6B", padded_vocabulary()), "qwen-json");
+    EXPECT_EQ(name("Qwen-Qwen2.5-7B-Instruct", padded_vocabulary()), "qwen-json");
+    EXPECT_EQ(name("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", padded_vocabulary()), "none");
     const auto plain = open_checkpoint(kConformance + "/tokenizers/ggml-vocab-qwen2.gguf");
     EXPECT_EQ(name("Qwen3.5-4B", Tokenizer::from_gguf(plain->metadata(), "qwen2")), "none") << "no <tool_call>";
     EXPECT_EQ(template_summary(read_text(kConformance + "/templates/Qwen3.5-4B.jinja")),
@@ -77,11 +77,11 @@ TEST_F(QwenChat, the_dialect_is_chosen_by_template_and_vocabulary) {
 }
 
 TEST_F(QwenChat, an_answer_ends_with_the_token_that_ends_a_turn) {
-    const int32_t end = vocabulary().id_of("<|im_end|>");
-    EXPECT_EQ(vocabulary().eot(), end);
-    EXPECT_EQ(vocabulary().stop_ids(), (std::vector<int32_t>{vocabulary().id_of("<|endoftext|>"), end}));
-    EXPECT_TRUE(vocabulary().is_special(end));
-    EXPECT_EQ(vocabulary().kind(vocabulary().id_of("<tool_call>")), TokenKind::added);
+    const int32_t end = padded_vocabulary().id_of("<|im_end|>");
+    EXPECT_EQ(padded_vocabulary().eot(), end);
+    EXPECT_EQ(padded_vocabulary().stop_ids(), (std::vector<int32_t>{padded_vocabulary().id_of("<|endoftext|>"), end}));
+    EXPECT_TRUE(padded_vocabulary().is_special(end));
+    EXPECT_EQ(padded_vocabulary().kind(padded_vocabulary().id_of("<tool_call>")), TokenKind::added);
 }
 
 TEST_F(QwenChat, answers_begin_where_the_template_says) {
@@ -139,7 +139,7 @@ TEST_F(QwenChat, nothing_that_a_client_writes_becomes_markup) {
         const auto markup = [&](const json::array& said, const json::array& with) {
             std::vector<int32_t> ids;
             for (const int32_t id : encode(released(name).render(said, with, {})))
-                if (vocabulary().is_added(id)) ids.push_back(id);
+                if (padded_vocabulary().is_added(id)) ids.push_back(id);
             return ids;
         };
         EXPECT_EQ(markup(messages, offered), markup(calm[0].as_array(), calm[1].as_array())) << name;
@@ -214,27 +214,27 @@ TEST_F(QwenChat, what_the_parser_makes_of_an_answer_renders_as_the_model_wrote_i
             ask.enable_thinking = thinking;
             history.add_generation_prompt = false;
             json::array messages = parse_json(R"([{"role": "user", "content": "Go."}])", "messages").as_array();
-            const jinja::Rendered prompt = chat.render(messages, tools(), ask);
+            const jinja::Rendered prompt = chat.render(messages, edit_tool(), ask);
             for (const json::object& message : answers(thinking)) {
                 SCOPED_TRACE(std::string(name) + (thinking ? " thinking " : " ") + json::serialize(message));
                 messages.resize(1);
                 messages.push_back(message);
                 // What a model that was trained with this template writes: the template's own text behind the prompt.
-                const jinja::Rendered whole = chat.render(messages, tools(), history);
+                const jinja::Rendered whole = chat.render(messages, edit_tool(), history);
                 ASSERT_TRUE(whole.text.starts_with(prompt.text)) << whole.text;
                 const std::vector<int32_t> before = encode(prompt), all = encode(whole);
                 ASSERT_TRUE(std::equal(before.begin(), before.end(), all.begin()));
                 const auto end =
-                    std::find(all.begin() + std::ssize(before), all.end(), vocabulary().id_of("<|im_end|>"));
+                    std::find(all.begin() + std::ssize(before), all.end(), padded_vocabulary().id_of("<|im_end|>"));
                 const std::vector<int32_t> written(all.begin() + std::ssize(before), end);
 
                 ParserOptions options;
                 options.thinking = thinking_of(prompt) == Thinking::inside;
-                options.tools = ToolSchemas(tools());
-                const auto parser = find_dialect(chat.traits(), vocabulary())->make_parser(options);
+                options.tools = ToolSchemas(edit_tool());
+                const auto parser = find_dialect(chat.traits(), padded_vocabulary())->make_parser(options);
                 StreamEvents events;
                 for (const int32_t id : written)
-                    parser->push_token(vocabulary().piece(id), vocabulary().is_added(id), events);
+                    parser->push_token(padded_vocabulary().piece(id), padded_vocabulary().is_added(id), events);
                 parser->finish(events);
                 json::object parsed = message_of(events);
                 EXPECT_EQ(parsed.at("content").as_string(), message.at("content").as_string());
@@ -242,13 +242,13 @@ TEST_F(QwenChat, what_the_parser_makes_of_an_answer_renders_as_the_model_wrote_i
                 EXPECT_EQ(parsed.contains("tool_calls"), message.contains("tool_calls"));
 
                 messages[1] = parsed;
-                EXPECT_EQ(encode(chat.render(messages, tools(), history)), all);
+                EXPECT_EQ(encode(chat.render(messages, edit_tool(), history)), all);
                 // And with what follows: results of the calls. (Qwen3-0.6B's template drops an empty thinking block
                 // then.)
                 if (!message.contains("tool_calls") || (!thinking && std::string_view(name) == "Qwen-Qwen3-0.6B"))
                     continue;
                 messages.push_back({{"role", "tool"}, {"content", "done"}});
-                const std::vector<int32_t> next = encode(chat.render(messages, tools(), ask));
+                const std::vector<int32_t> next = encode(chat.render(messages, edit_tool(), ask));
                 EXPECT_TRUE(std::equal(all.begin(), end + 1, next.begin()));
                 ++checked;
             }
@@ -260,18 +260,19 @@ TEST_F(QwenChat, what_the_parser_makes_of_an_answer_renders_as_the_model_wrote_i
 TEST_F(QwenChat, an_answer_as_qwen_writes_it_is_found_again_in_the_next_prompt) {
     const ChatTemplate chat = released("Qwen3.5-4B");
     json::array messages = parse_json(R"([{"role": "user", "content": "Go."}])", "messages").as_array();
-    const jinja::Rendered prompt = chat.render(messages, tools(), {});
+    const jinja::Rendered prompt = chat.render(messages, edit_tool(), {});
     ASSERT_TRUE(prompt.text.ends_with("<|im_start|>assistant\n<think>\n"));
     const std::string written =
         "The user wants an edit.\n</think>\n\nI'll do it.\n\n<tool_call>\n<function=edit>\n<parameter=path>\n/tmp/a\n"
         "</parameter>\n<parameter=force>\nTrue\n</parameter>\n</function>\n</tool_call>";
-    const std::vector<int32_t> tokens = vocabulary().encode(written, {.parse_special = true});
+    const std::vector<int32_t> tokens = padded_vocabulary().encode(written, {.parse_special = true});
     ParserOptions options;
     options.thinking = true;
-    options.tools = ToolSchemas(tools());
-    const auto parser = find_dialect(chat.traits(), vocabulary())->make_parser(options);
+    options.tools = ToolSchemas(edit_tool());
+    const auto parser = find_dialect(chat.traits(), padded_vocabulary())->make_parser(options);
     StreamEvents events;
-    for (const int32_t id : tokens) parser->push_token(vocabulary().piece(id), vocabulary().is_added(id), events);
+    for (const int32_t id : tokens)
+        parser->push_token(padded_vocabulary().piece(id), padded_vocabulary().is_added(id), events);
     parser->finish(events);
     messages.push_back(message_of(events));
     EXPECT_EQ(messages[1].at("tool_calls").at(0).at("function").at("arguments").as_string(),
@@ -279,8 +280,8 @@ TEST_F(QwenChat, an_answer_as_qwen_writes_it_is_found_again_in_the_next_prompt) 
     messages.push_back({{"role", "tool"}, {"content", "done"}});
     std::vector<int32_t> expected = encode(prompt);
     expected.insert(expected.end(), tokens.begin(), tokens.end());
-    expected.push_back(vocabulary().id_of("<|im_end|>"));
-    std::vector<int32_t> next = encode(chat.render(messages, tools(), {}));
+    expected.push_back(padded_vocabulary().id_of("<|im_end|>"));
+    std::vector<int32_t> next = encode(chat.render(messages, edit_tool(), {}));
     ASSERT_GE(next.size(), expected.size());
     next.resize(expected.size());
     EXPECT_EQ(next, expected);

@@ -8,20 +8,14 @@
 #include <random>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
-#include "tests/source_dir.h"
 #include "tests/test_device.h"
+#include "tests/text/demo_tokenizer.h"
 #include "tests/text/small_vocabulary.h"
 #include "text/nfc.h"
 #include "text/utf8.h"
 
 namespace riptide {
 namespace {
-
-Tokenizer demo_tokenizer() {
-    const auto file = open_checkpoint(source_dir() + "/models/demo/laguna-demo.gguf");
-    return Tokenizer::from_gguf(file->metadata(), file->path());
-}
 
 /// Merges some pairs, and makes NFC of all text first.
 Tokenizer normalising_tokenizer() {

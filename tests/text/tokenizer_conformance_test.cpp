@@ -21,7 +21,7 @@ std::string read_all(const std::filesystem::path& path) {
     return out.str();
 }
 
-class TokenizerConformance : public testing::TestWithParam<const char*> {
+class TokenizerConformance : public ::testing::TestWithParam<const char*> {
   protected:
     std::string stem() const { return std::string(RIPTIDE_CONFORMANCE_DIR) + "/tokenizers/ggml-vocab-" + GetParam(); }
 };
@@ -46,7 +46,8 @@ TEST_P(TokenizerConformance, ids_equal_the_reference_and_decode_back) {
 }
 
 INSTANTIATE_TEST_SUITE_P(released, TokenizerConformance,
-                         testing::Values("gpt-2", "llama-bpe", "qwen2", "qwen35", "starcoder"), [](const auto& param) {
+                         ::testing::Values("gpt-2", "llama-bpe", "qwen2", "qwen35", "starcoder"),
+                         [](const auto& param) {
                              std::string name = param.param;
                              std::replace(name.begin(), name.end(), '-', '_');
                              return name;

@@ -9,7 +9,7 @@
 namespace riptide {
 namespace {
 
-SmallVocabulary vocabulary() {
+SmallVocabulary few_merges() {
     SmallVocabulary v;
     v.merges = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
     return v;
@@ -17,7 +17,7 @@ SmallVocabulary vocabulary() {
 
 template <class Change>
 std::string gguf_error(Change change) {
-    json::object metadata = vocabulary().gguf();
+    json::object metadata = few_merges().gguf();
     change(metadata);
     try {
         Tokenizer::from_gguf(metadata, "bad.gguf");
@@ -32,7 +32,7 @@ std::string gguf_error(Change change) {
 
 template <class Change>
 std::string hf_error(Change change) {
-    json::object root = vocabulary().hf();
+    json::object root = few_merges().hf();
     json::object config;
     change(root, config);
     try {
@@ -48,7 +48,7 @@ std::string hf_error(Change change) {
 #define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST(tokenizer_loader, gguf_and_hugging_face_give_the_same_tokenizer) {
-    const SmallVocabulary v = vocabulary();
+    const SmallVocabulary v = few_merges();
     const Tokenizer gguf = v.tokenizer();
     for (const bool pairs : {false, true}) {
         const Tokenizer hf = Tokenizer::from_hf(v.hf(pairs), nullptr, "t.json");
@@ -62,7 +62,7 @@ TEST(tokenizer_loader, gguf_and_hugging_face_give_the_same_tokenizer) {
 }
 
 TEST(tokenizer_loader, fingerprint_is_stable_and_sees_every_part) {
-    const SmallVocabulary v = vocabulary();
+    const SmallVocabulary v = few_merges();
     const uint64_t base = v.tokenizer().fingerprint();
     EXPECT_EQ(base, v.tokenizer().fingerprint());
     EXPECT_EQ(base, 0xaef10539da539108u);  // files elsewhere may hold it: it never changes
@@ -81,17 +81,17 @@ TEST(tokenizer_loader, fingerprint_is_stable_and_sees_every_part) {
 }
 
 TEST(tokenizer_loader, unused_entries_are_padding) {
-    json::object padded = vocabulary().gguf();
+    json::object padded = few_merges().gguf();
     padded["tokenizer.ggml.tokens"].as_array().emplace_back("[PAD1]");
     padded["tokenizer.ggml.token_type"].as_array().emplace_back(5);
     const Tokenizer t = Tokenizer::from_gguf(padded, "t.gguf");
-    EXPECT_EQ(t.fingerprint(), vocabulary().tokenizer().fingerprint());
-    EXPECT_EQ(t.vocab_size(), vocabulary().tokenizer().vocab_size() + 1);
+    EXPECT_EQ(t.fingerprint(), few_merges().tokenizer().fingerprint());
+    EXPECT_EQ(t.vocab_size(), few_merges().tokenizer().vocab_size() + 1);
     for (const int32_t id : t.encode("[PAD1]", {.parse_special = true})) EXPECT_NE(id, t.vocab_size() - 1);
 }
 
 TEST(tokenizer_loader, config_names_special_tokens_and_has_the_last_word) {
-    json::object root = vocabulary().hf();
+    json::object root = few_merges().hf();
     const json::value config = {{"bos_token", "〈|EOS|〉"},
                                 {"eos_token", {{"content", "〈|EOS|〉"}, {"lstrip", false}}},
                                 {"unk_token", "〈|UNK|〉"},
@@ -105,7 +105,7 @@ TEST(tokenizer_loader, config_names_special_tokens_and_has_the_last_word) {
 }
 
 TEST(tokenizer_loader, nfc_normalizer_is_applied) {
-    json::object root = vocabulary().hf();
+    json::object root = few_merges().hf();
     root["normalizer"] = {{"type", "NFC"}};
     const Tokenizer t = Tokenizer::from_hf(root, nullptr, "t.json");
     EXPECT_EQ(t.decode(t.encode("e\u0301 <think>e\u0301", {.parse_special = true})), "\u00E9 <think>\u00E9");
@@ -196,7 +196,7 @@ TEST(tokenizer_loader, hugging_face_errors_name_the_entry) {
 }
 
 TEST(tokenizer_loader, a_missing_byte_is_the_unknown_token_or_an_error_when_it_comes) {
-    json::object metadata = vocabulary().gguf();
+    json::object metadata = few_merges().gguf();
     metadata["tokenizer.ggml.tokens"].as_array()[5 + 'z'] = "zz";
     const Tokenizer without = Tokenizer::from_gguf(metadata, "t.gguf");
     EXPECT_NO_THROW(without.encode("abc"));
@@ -207,3 +207,5 @@ TEST(tokenizer_loader, a_missing_byte_is_the_unknown_token_or_an_error_when_it_c
 
 }  // namespace
 }  // namespace riptide
+
+#undef EXPECT_HAS

@@ -17,14 +17,14 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-SmallVocabulary vocabulary() {
+SmallVocabulary awkward_merges() {
     SmallVocabulary v;
     v.merges = {{"a", "b"},  {"b", "c"},   {"ab", "c"},  {"'", "S"}, {"'", "l"},       {"'l", "l"},
                 {" ", "x"},  {"\n", "\n"}, {"\r", "\n"}, {"1", "2"}, {"\xC2", "\xA0"}, {"\t", "\t"},
                 {":", "\n"}, {"\n", "\t"}, {"<", "t"},   {"k", ">"}, {"\r\n", "\r\n"}};
     return v;
 }
-const SmallVocabulary kV = vocabulary();
+const SmallVocabulary kV = awkward_merges();
 
 std::string spell(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options = {}) {
     std::string out;
