@@ -13,22 +13,22 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-constexpr int64_t kHidden = 2048;
+constexpr int64_t kLagunaHidden = 2048;
 
 TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
         for (const DType value : {DType::q4_k, DType::q6_k}) {
             OpContext op(1, int64_t{16} << 20);
-            const Weight q = place_random(op, {DType::q4_k}, heads * 128, kHidden, 1),
-                         k = place_random(op, {DType::q4_k}, fewer(1024, 64), kHidden, 2),
-                         v = place_random(op, {value}, fewer(1024, 64), kHidden, 3),
-                         gate = place_random(op, {DType::q4_k}, heads, kHidden, 4);
+            const Weight q = place_random(op, {DType::q4_k}, heads * 128, kLagunaHidden, 1),
+                         k = place_random(op, {DType::q4_k}, fewer(1024, 64), kLagunaHidden, 2),
+                         v = place_random(op, {value}, fewer(1024, 64), kLagunaHidden, 3),
+                         gate = place_random(op, {DType::q4_k}, heads, kLagunaHidden, 4);
             const Weight* const group[] = {&q, &k, &v, &gate};
-            const ops::Norm norm = {op.floats(normals(kHidden, 5)), 1e-6f};
-            expect_alone(fmt::format("{} heads, v {}", heads, dtype_name(value)), kHidden, [&](const auto& x) {
+            const ops::Norm norm = {op.floats(normals(kLagunaHidden, 5)), 1e-6f};
+            expect_alone(fmt::format("{} heads, v {}", heads, dtype_name(value)), kLagunaHidden, [&](const auto& x) {
                 op.poison();
-                const Tensor t = op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                const Tensor t = op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
                 Results out;
                 for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group)) out.push_back(values_of(y));
                 return out;
@@ -40,7 +40,7 @@ TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : {6144, 8192}) {
         OpContext op(1, int64_t{16} << 20);
-        const int64_t outputs = fewer<int64_t>(kHidden, 100);
+        const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
         const Weight o = place_random(op, {DType::q4_k}, outputs, cols, 11);
         expect_alone(fmt::format("{} columns", cols), cols, [&](const auto& x) {
             op.poison();
@@ -71,14 +71,14 @@ struct SparseLayer {
             for (size_t e = 0; e < kExperts; ++e) host.push_back(owned[first + e * 7 % kDistinct].w);
             return op.experts(host);
         };
-        gate = stack(DType::q4_k, kFf, kHidden, 100);
-        up = stack(DType::q4_k, kFf, kHidden, 200);
-        down = stack(down_type, kHidden, kFf, 300);
-        shared_gate = place_random(op, {DType::q4_k}, kFf, kHidden, 21);
-        shared_up = place_random(op, {DType::q4_k}, kFf, kHidden, 22);
-        shared_down = place_random(op, {down_type}, kHidden, kFf, 23);
-        router = place_random(op, {DType::bf16}, kExperts, kHidden, 24);
-        norm = {op.floats(normals(kHidden, 25)), 1e-6f};
+        gate = stack(DType::q4_k, kFf, kLagunaHidden, 100);
+        up = stack(DType::q4_k, kFf, kLagunaHidden, 200);
+        down = stack(down_type, kLagunaHidden, kFf, 300);
+        shared_gate = place_random(op, {DType::q4_k}, kFf, kLagunaHidden, 21);
+        shared_up = place_random(op, {DType::q4_k}, kFf, kLagunaHidden, 22);
+        shared_down = place_random(op, {down_type}, kLagunaHidden, kFf, 23);
+        router = place_random(op, {DType::bf16}, kExperts, kLagunaHidden, 24);
+        norm = {op.floats(normals(kLagunaHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
     }
     ops::MoeResult add(Tensor& x, int64_t top_k, bool biased, bool shared = true) {
@@ -95,10 +95,10 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
         for (const int64_t top_k : fewer<std::vector<int64_t>>({8, 3}, {2}))
             for (const bool biased : {true, false}) {
                 if (brief_counts() && biased != (down_type == DType::q4_k)) continue;
-                expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased), kHidden,
-                             [&](const auto& x) {
+                expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased),
+                             kLagunaHidden, [&](const auto& x) {
                                  layer.op.poison();
-                                 Tensor t = layer.op.tensor(x, {std::ssize(x) / kHidden, kHidden});
+                                 Tensor t = layer.op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
                                  const ops::MoeResult r = layer.add(t, top_k, biased);
                                  std::vector<float> ids;
                                  for (const int32_t e : values_of<int32_t>(r.routing.experts))
@@ -114,16 +114,16 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
 TEST(DecodeLean, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t sources = fewer(11, 2);
-    const std::vector<float> x = test::random_rows(sources, kHidden, 82);
+    const std::vector<float> x = test::random_rows(sources, kLagunaHidden, 82);
     for (const DType down_type : brief<DType>({DType::q4_k, DType::q6_k}, 1))
         for (const bool shared : {true, false}) {
             SparseLayer layer(down_type);
             const auto run = [&](const std::vector<int64_t>& rows) {
                 std::vector<float> picked;
                 for (const int64_t r : rows)
-                    picked.insert(picked.end(), x.begin() + r * kHidden, x.begin() + (r + 1) * kHidden);
+                    picked.insert(picked.end(), x.begin() + r * kLagunaHidden, x.begin() + (r + 1) * kLagunaHidden);
                 layer.op.poison();
-                Tensor t = layer.op.tensor(picked, {std::ssize(rows), kHidden});
+                Tensor t = layer.op.tensor(picked, {std::ssize(rows), kLagunaHidden});
                 const ops::MoeResult r = layer.add(t, fewer(8, 2), true, shared);
                 return Results{values_of(r.routing.weights), values_of(r.y), values_of(t)};
             };
@@ -150,17 +150,18 @@ TEST(DecodeLean, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
 TEST(DecodeLean, rows_that_are_alike_get_the_same_bits) {
     RT_GPU_ONLY();
     SparseLayer layer(DType::q6_k);
-    const std::vector<float> one = test::random_rows(1, kHidden, 81);
+    const std::vector<float> one = test::random_rows(1, kLagunaHidden, 81);
     std::vector<float> first;
     for (const int64_t n : brief<int64_t>({1, 4, 2, 3}, 2)) {
         layer.op.poison();
         std::vector<float> x;
         for (int64_t r = 0; r < n; ++r) x.insert(x.end(), one.begin(), one.end());
-        Tensor t = layer.op.tensor(x, {n, kHidden});
+        Tensor t = layer.op.tensor(x, {n, kLagunaHidden});
         const std::vector<float> y = values_of(layer.add(t, fewer(8, 2), true).y);
         if (n == 1) first = y;
         for (int64_t r = 0; r < n; ++r)
-            expect_same_bits(first, std::vector<float>(y.begin() + r * kHidden, y.begin() + (r + 1) * kHidden),
+            expect_same_bits(first,
+                             std::vector<float>(y.begin() + r * kLagunaHidden, y.begin() + (r + 1) * kLagunaHidden),
                              fmt::format("row {} of {}", r, n).c_str());
     }
 }
@@ -171,18 +172,18 @@ TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
     SparseLayer layer(DType::q6_k), other(DType::q4_k);
     OpContext& op = layer.op;
     const int64_t wide = fewer(6144, 512), narrow = fewer(1024, 64);
-    const Weight q = place_random(op, {DType::q4_k}, wide, kHidden, 31),
-                 k = place_random(op, {DType::q4_k}, narrow, kHidden, 32),
-                 v = place_random(op, {DType::q6_k}, narrow, kHidden, 33),
-                 o = place_random(op, {DType::q4_k}, kHidden, wide, 34);
+    const Weight q = place_random(op, {DType::q4_k}, wide, kLagunaHidden, 31),
+                 k = place_random(op, {DType::q4_k}, narrow, kLagunaHidden, 32),
+                 v = place_random(op, {DType::q6_k}, narrow, kLagunaHidden, 33),
+                 o = place_random(op, {DType::q4_k}, kLagunaHidden, wide, 34);
     const Weight* const group[] = {&q, &k, &v};
     for (const int64_t n : brief<int64_t>({1, 2, 3, 4}, 1)) {
         op.poison();
-        const Tensor source = op.tensor(test::random_rows(n, kHidden, 91), {n, kHidden});
-        Tensor x = op.ctx.alloc(DType::f32, {n, kHidden});
+        const Tensor source = op.tensor(test::random_rows(n, kLagunaHidden, 91), {n, kLagunaHidden});
+        Tensor x = op.ctx.alloc(DType::f32, {n, kLagunaHidden});
         std::vector<Tensor> results;
         const auto step = [&] {
-            op.ctx.gpu->copy(x.data, source.data, n * kHidden * int64_t{sizeof(float)});
+            op.ctx.gpu->copy(x.data, source.data, n * kLagunaHidden * int64_t{sizeof(float)});
             results.clear();
             for (SparseLayer* each : fewer<std::vector<SparseLayer*>>({&layer, &other, &layer}, {&other})) {
                 for (const Tensor& y : ops::norm_matmul_group(op.ctx, x, layer.norm, group)) results.push_back(y);

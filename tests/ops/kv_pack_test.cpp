@@ -8,7 +8,7 @@
 namespace riptide {
 namespace {
 
-constexpr int32_t kPageRows = 4, kRing = 64, kPages = 70, kSlots = 3;
+constexpr int32_t kPageRows = 4, kRing = 64, kPages = 70, kPackSlots = 3;
 constexpr char kPoison = '\x5A';
 
 struct PackLayer {
@@ -33,7 +33,7 @@ class PackWorld {
                 view.window = layer.window;
                 if (layer.window > 0) view.ring_rows = kRing;
                 else view.page_rows = kPageRows;
-                const int64_t slots = layer.window > 0 ? kSlots * kRing : kPages * kPageRows;
+                const int64_t slots = layer.window > 0 ? kPackSlots * kRing : kPages * kPageRows;
                 view.k = add(slots * view.k_slot_bytes, rng);
                 view.v = add(slots * view.v_slot_bytes, rng);
             }
