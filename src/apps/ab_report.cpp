@@ -24,7 +24,7 @@ int32_t nodes(const AbMode& mode) {
     return mode.speculation->tree > 0 ? mode.speculation->tree : mode.speculation->width;
 }
 
-json::object answer_json(const AbMode& mode, const AbAnswer& a, const AbAnswer& plain) {
+json::object ab_answer_json(const AbMode& mode, const AbAnswer& a, const AbAnswer& plain) {
     json::object out = {{"mode", mode.name},
                         {"tokens", a.tokens},
                         {"seconds", a.seconds},
@@ -75,14 +75,14 @@ std::string ab_table(const AbResult& result) {
 json::object ab_json(const AbResult& result) {
     json::array modes, prompts;
     for (size_t m = 0; m < result.modes.size(); ++m)
-        modes.push_back(answer_json(result.modes[m], result.total(m), result.total(0)));
+        modes.push_back(ab_answer_json(result.modes[m], result.total(m), result.total(0)));
     for (size_t p = 0; p < result.prompts.size(); ++p) {
         json::object prompt = {{"id", result.prompts[p].id},
                                {"kind", result.prompts[p].kind},
                                {"prompt_tokens", result.prompts[p].tokens.size()}};
         json::array rows;
         for (size_t m = 0; m < result.modes.size(); ++m)
-            rows.push_back(answer_json(result.modes[m], result.answers[p][m], result.answers[p][0]));
+            rows.push_back(ab_answer_json(result.modes[m], result.answers[p][m], result.answers[p][0]));
         prompt["modes"] = std::move(rows);
         prompts.push_back(std::move(prompt));
     }

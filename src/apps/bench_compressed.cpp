@@ -9,6 +9,7 @@
 #include <future>
 #include <random>
 
+#include "apps/chat_message.h"
 #include "apps/demo_model.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
@@ -58,8 +59,8 @@ struct Turn {
     std::string text;
 };
 
-Turn ask(Engine& engine, const json::array& messages, const CompressionRequest& compression) {
-    struct Reply {
+Turn timed_turn(Engine& engine, const json::array& messages, const CompressionRequest& compression) {
+    struct TurnReply {
         std::promise<void> over;
         double first = -1;
         std::string text;
@@ -73,7 +74,7 @@ Turn ask(Engine& engine, const json::array& messages, const CompressionRequest& 
     request.sampling.ignore_eos = true;
     request.want_tokens = true;
     request.compression = compression;
-    const auto reply = std::make_shared<Reply>();
+    const auto reply = std::make_shared<TurnReply>();
     const auto start = Clock::now();
     engine.submit(std::move(request), [reply, start](const Event& event) {
         if (std::holds_alternative<TokensDrawn>(event.body) && reply->first < 0) reply->first = since(start);
@@ -95,12 +96,8 @@ Turn ask(Engine& engine, const json::array& messages, const CompressionRequest& 
     return turn;
 }
 
-json::object said(std::string_view role, std::string content) {
-    return {{"role", role}, {"content", std::move(content)}};
-}
-
 /// One kind of line of the table: repeats of the same.
-struct Row {
+struct CompressedRow {
     std::string what;
     int64_t tokens = 0;
     std::vector<Turn> turns;
@@ -117,7 +114,7 @@ struct Row {
     }
 };
 
-void print(const Row& row) {
+void print_compressed_row(const CompressedRow& row) {
     const Turn& last = row.turns.back();
     fmt::print("{:<18} {:>8} {:>8} {:>8} {:>8} {:>10.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>7.1f}%\n", row.what, row.tokens,
                last.compression.scored, last.usage.prompt, last.usage.cached, 1e3 * row.median(&Turn::first),
@@ -126,7 +123,7 @@ void print(const Row& row) {
     std::fflush(stdout);
 }
 
-json::object to_json(const Row& row) {
+json::object compressed_row_json(const CompressedRow& row) {
     json::array first;
     for (const Turn& turn : row.turns) first.push_back(turn.first);
     const Turn& last = row.turns.back();
@@ -144,17 +141,17 @@ json::object to_json(const Row& row) {
 
 /// The first turn about a text, and the second. Repeats are other texts, so that nothing is cached of them. The first
 /// `warm_up` are not counted.
-void measure(Engine& engine, const ScorerFlags& flags, int repeat, int warm_up, int64_t tokens,
-             const CompressionRequest& how, Row& first, Row& second) {
+void measure_turns(Engine& engine, const ScorerFlags& flags, int repeat, int warm_up, int64_t tokens,
+                   const CompressionRequest& how, CompressedRow& first, CompressedRow& second) {
     static uint64_t texts = 0;
     for (int i = 0; i < repeat + warm_up && !interrupted(); ++i) {
         const std::string question = "\n\nWhich of these words is the last one?";
-        json::array messages = {said(
-            "user", made_up_text(*engine.tokenizer(), tokens - flags.question, ++texts) + question)};
-        const Turn one = ask(engine, messages, how);
-        messages.push_back(said("assistant", one.text));
-        messages.push_back(said("user", made_up_text(*engine.tokenizer(), flags.turn, ++texts) + question));
-        const Turn two = ask(engine, messages, how);
+        json::array messages = {
+            chat_message("user", made_up_text(*engine.tokenizer(), tokens - flags.question, ++texts) + question)};
+        const Turn one = timed_turn(engine, messages, how);
+        messages.push_back(chat_message("assistant", one.text));
+        messages.push_back(chat_message("user", made_up_text(*engine.tokenizer(), flags.turn, ++texts) + question));
+        const Turn two = timed_turn(engine, messages, how);
         if (i < warm_up) continue;
         first.tokens = one.compression.original > 0 ? one.compression.original : one.usage.prompt;
         second.tokens = two.compression.original > 0 ? two.compression.original : two.usage.prompt;
@@ -191,18 +188,19 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
                    "{:>9} {:>9} {:>8}\n",
                    scorer.name, info.model.name, flags.keep, info.context_length, info.device, info.memory, "ms",
                    "tokens", "scored", "read", "cached", "1st token", "(submit", "scoring", "prefill)", "spread");
-    std::vector<Row> rows;
+    std::vector<CompressedRow> rows;
     for (const int64_t tokens : prompts)
         for (const bool dense : {false, true}) {
             if (interrupted()) return 130;
             if (dense && (flags.no_dense || tokens > info.context_length)) continue;
             const int64_t most = info.context_length - 2 * flags.turn;  // a whole prompt, its answer and the turn
-            Row first{dense ? "whole" : "compressed", 0, {}}, second{dense ? "whole, turn" : "compressed, turn", 0, {}};
-            measure(engine, flags, dense ? 1 : bench.repeat, dense ? 0 : 1, dense ? std::min(tokens, most) : tokens,
-                    dense ? whole : compressed, first, second);
+            CompressedRow first{dense ? "whole" : "compressed", 0, {}},
+                second{dense ? "whole, turn" : "compressed, turn", 0, {}};
+            measure_turns(engine, flags, dense ? 1 : bench.repeat, dense ? 0 : 1,
+                          dense ? std::min(tokens, most) : tokens, dense ? whole : compressed, first, second);
             if (first.turns.empty()) return 130;
-            for (Row* row : {&first, &second}) {
-                if (!as_json) print(*row);
+            for (CompressedRow* row : {&first, &second}) {
+                if (!as_json) print_compressed_row(*row);
                 rows.push_back(std::move(*row));
             }
         }
@@ -213,7 +211,7 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
         return 0;
     }
     json::array list;
-    for (const Row& row : rows) list.push_back(to_json(row));
+    for (const CompressedRow& row : rows) list.push_back(compressed_row_json(row));
     std::puts(json::serialize(json::object{{"scorer", scorer.name},
                                            {"model", info.model.name},
                                            {"device", info.device},

@@ -138,7 +138,7 @@ void profile(Rounds& rounds, int64_t n, DraftRow& row) {
 
 double median(const std::vector<double>& sorted) { return sorted.empty() ? 0 : sorted[sorted.size() / 2]; }
 
-DraftRow measure(Rounds& rounds, const BenchOptions& o, int64_t depth, int64_t n) {
+DraftRow measure_rounds(Rounds& rounds, const BenchOptions& o, int64_t depth, int64_t n) {
     DraftRow row{.depth = depth, .rows = n};
     for (int i = -1; i < o.repeat && !interrupted(); ++i)
         for (const Measured how : {Measured::with_drafter, Measured::without}) {
@@ -181,7 +181,7 @@ DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<
             if (n > 1 && !interrupted()) fitting.push_back(std::min(n, model.config().drafts() + 1));
         fitting.erase(std::unique(fitting.begin(), fitting.end()), fitting.end());
         for (const int64_t n : fitting)
-            if (!interrupted()) bench.rows.push_back(measure(rounds, o, depth, n));
+            if (!interrupted()) bench.rows.push_back(measure_rounds(rounds, o, depth, n));
     }
     return bench;
 }

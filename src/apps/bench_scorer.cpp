@@ -52,7 +52,7 @@ struct Bench {
     Context context;
 };
 
-struct Row {
+struct ScorerRow {
     const char* what;
     int64_t tokens, fresh;  // of the prompt, and how many of them the prefix lacked
     std::vector<double> seconds;
@@ -62,9 +62,10 @@ struct Row {
     double median() const { return seconds[seconds.size() / 2]; }
 };
 
-Row measure(Bench& bench, const ScorerFlags& flags, const BenchOptions& o, std::span<const int32_t> tokens, bool turn) {
+ScorerRow measure_scoring(Bench& bench, const ScorerFlags& flags, const BenchOptions& o,
+                          std::span<const int32_t> tokens, bool turn) {
     const int64_t n = std::ssize(tokens), before = std::max(flags.question + 1, n - flags.turn);
-    Row row{.what = turn ? "turn" : "whole", .tokens = n, .fresh = n};
+    ScorerRow row{.what = turn ? "turn" : "whole", .tokens = n, .fresh = n};
     const auto run = [&] {
         if (!turn) return bench.score(tokens, flags.question, nullptr);
         ScoredPrefix prefix(*bench.scorer);
@@ -86,7 +87,7 @@ Row measure(Bench& bench, const ScorerFlags& flags, const BenchOptions& o, std::
     return row;
 }
 
-void print(const Row& row) {
+void print_scorer_row(const ScorerRow& row) {
     fmt::print("{:<6} {:>8} {:>8} {:>10.1f} ms {:>12.0f} {:>7.1f}% {:>12}\n", row.what, row.tokens, row.fresh,
                1e3 * row.median(), static_cast<double>(row.fresh) / row.median(),
                100 * (row.seconds.back() - row.seconds.front()) / row.median(),
@@ -99,7 +100,7 @@ void print(const Row& row) {
     std::fflush(stdout);
 }
 
-json::object to_json(const Row& row) {
+json::object scorer_row_json(const ScorerRow& row) {
     return {{"what", row.what},       {"tokens", row.tokens},
             {"computed", row.fresh},  {"seconds", json::value_from(row.seconds)},
             {"median", row.median()}, {"prefix_bytes", row.prefix_bytes}};
@@ -129,10 +130,10 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
         const std::vector<int32_t> tokens = made_up_tokens(prompt, info.vocab_size);
         for (const bool turn : {false, true}) {
             if (interrupted()) return 130;
-            const Row row = measure(bench, flags, options, tokens, turn);
+            const ScorerRow row = measure_scoring(bench, flags, options, tokens, turn);
             if (row.seconds.empty()) return 130;
-            if (as_json) rows.push_back(to_json(row));
-            else print(row);
+            if (as_json) rows.push_back(scorer_row_json(row));
+            else print_scorer_row(row);
         }
     }
     if (as_json)

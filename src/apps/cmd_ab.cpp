@@ -16,7 +16,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct AbFlags {
     ModelFlags model;
     std::string drafter, prompts, plot;
     std::vector<int32_t> widths = {1, 3, 7}, trees = {8, 16, 32};
@@ -29,8 +29,6 @@ struct Options {
     std::vector<double> others;
 };
 
-constexpr int64_t kDefaultTokens = 128;
-
 void write_plot(const std::string& path, const std::string& svg) {
     std::ofstream file(path, std::ios::binary);
     file << svg;
@@ -42,7 +40,7 @@ std::string where(Session& session) {
     return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
 }
 
-int predict(const Options& o) {
+int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
     fmt::print("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
                o.acceptance, o.draft_ms, prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms)));
@@ -57,7 +55,7 @@ int predict(const Options& o) {
     return 0;
 }
 
-int ab(Options o) {
+int ab(AbFlags o) {
     if (!o.costs.empty()) return predict(o);
     catch_interrupts();
     if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
@@ -97,7 +95,7 @@ int ab(Options o) {
 
 void add_ab(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<AbFlags>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
     cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "

@@ -18,7 +18,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct BenchFlags {
     ModelFlags model;
     BenchOptions bench;
     ServeFlags serve;
@@ -120,7 +120,7 @@ void print_profile(const BenchRow& row) {
                duration(row.seconds()));
 }
 
-json::object to_json(const BenchRow& row, const Roof& roof) {
+json::object bench_row_json(const BenchRow& row, const Roof& roof) {
     const double seconds = row.seconds();
     json::object out = {{"what", row.name()},
                         {"kind", row.kind == BenchRow::Kind::prefill  ? "prefill"
@@ -156,10 +156,10 @@ json::object to_json(const BenchRow& row, const Roof& roof) {
     return out;
 }
 
-void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>& rows,
-                const std::optional<DraftBench>& drafts) {
+void print_bench_json(Session& session, const Roof& roof, const std::vector<BenchRow>& rows,
+                      const std::optional<DraftBench>& drafts) {
     json::array list;
-    for (const BenchRow& row : rows) list.push_back(to_json(row, roof));
+    for (const BenchRow& row : rows) list.push_back(bench_row_json(row, roof));
     json::object out = {{"model", session.model().info().name},
                         {"device", session.gpu() != nullptr ? session.gpu()->info().name : "cpu"},
                         {"threads", session.threads()},
@@ -174,7 +174,7 @@ void print_json(Session& session, const Roof& roof, const std::vector<BenchRow>&
     std::puts(json::serialize(out).c_str());
 }
 
-int bench(const Options& o) {
+int bench(const BenchFlags& o) {
     RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
              "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
     catch_interrupts();
@@ -221,7 +221,7 @@ int bench(const Options& o) {
         drafts = bench_draft(*session, how, std::move(drafter), depths, o.verify_rows.empty() ? all : o.verify_rows);
         if (!o.as_json) print_draft(*drafts);
     }
-    if (o.as_json) print_json(*session, roof, rows, drafts);
+    if (o.as_json) print_bench_json(*session, roof, rows, drafts);
     else if (o.bench.profile)
         fmt::print(
             "Ops: from the start of one to the start of the next; programmatic launches overlap inside an op, not "
@@ -234,7 +234,7 @@ int bench(const Options& o) {
 
 void add_bench(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("bench", "Measure prefill and decode speed, alone or under load");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<BenchFlags>();
     wide_help(*cmd, 72);
     add_model_flags(*cmd, options->model);
     cmd->add_option("--prompt", options->prompts, "Prompt lengths to prefill")

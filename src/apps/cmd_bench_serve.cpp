@@ -12,7 +12,7 @@ namespace riptide::apps {
 
 namespace {
 
-EngineOptions engine_options(const ServeFlags& flags, const std::vector<int64_t>& batches) {
+EngineOptions load_engine_options(const ServeFlags& flags, const std::vector<int64_t>& batches) {
     EngineOptions options;
     int64_t running = 0;
     if (!batches.empty()) running = *std::max_element(batches.begin(), batches.end());
@@ -77,7 +77,7 @@ int bench_serve(const ModelFlags& model, const ServeFlags& flags, const LoadOpti
         batches = {1, 2, 4, 8};
         if (session_options(model).gpu) batches.insert(batches.end(), {16, 32, 64, 128});
     }
-    const auto engine = open_engine(model, engine_options(flags, batches));
+    const auto engine = open_engine(model, load_engine_options(flags, batches));
     json::array results;
     const auto show = [&](const auto& result) {
         if (as_json) results.push_back(to_json(result));

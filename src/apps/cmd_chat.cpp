@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/chat_message.h"
 #include "apps/chat_turn.h"
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
@@ -15,7 +16,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct ChatFlags {
     ModelFlags model;
     SamplingFlags sampling;
     DraftFlags draft;
@@ -25,11 +26,11 @@ struct Options {
     bool as_json = false, has_message = false;
 };
 
-constexpr int64_t kMaxJson = int64_t{64} << 20;
+constexpr int64_t kMaxConversation = int64_t{64} << 20;
 
 json::array read_array(const std::string& path, const char* what) {
     if (path.empty()) return {};
-    const json::value parsed = parse_json(read_file(path, kMaxJson), path);
+    const json::value parsed = parse_json(read_file(path, kMaxConversation), path);
     RT_CHECK(parsed.is_array(), "{}: expected a JSON array of {}", path, what);
     return parsed.get_array();
 }
@@ -57,7 +58,7 @@ class Printer {
     bool dim_ = false;
 };
 
-json::object answer_json(Session& session, const ChatAnswer& answer) {
+json::object chat_answer_json(Session& session, const ChatAnswer& answer) {
     json::object out = answer.message;
     out["finish_reason"] = finish_reason_name(answer.result.reason);
     out["usage"] = closing_json(session, answer.result);
@@ -66,7 +67,7 @@ json::object answer_json(Session& session, const ChatAnswer& answer) {
 }
 
 /// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
-bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const Options& o, bool think,
+bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const ChatFlags& o, bool think,
                const SamplingParams& params) {
     Printer printer;
     Progress progress("reading the conversation", "tok");
@@ -77,17 +78,13 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
         messages, tools, think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
         &interrupted());
     messages.push_back(answer.message);
-    if (o.as_json) std::puts(json::serialize(answer_json(chat.session(), answer)).c_str());
+    if (o.as_json) std::puts(json::serialize(chat_answer_json(chat.session(), answer)).c_str());
     else say("{}\n", closing_line(chat.session(), answer.result));
     return answer.result.reason != FinishReason::cancelled;
 }
 
-void add_message(json::array& messages, std::string_view role, std::string_view content) {
-    messages.push_back({{"role", role}, {"content", content}});
-}
-
 /// A conversation from the terminal. /new starts over, /think switches thinking, /quit (or the end of input) ends it.
-int converse(ChatModel& chat, json::array messages, const json::array& tools, const Options& o, bool think,
+int converse(ChatModel& chat, json::array messages, const json::array& tools, const ChatFlags& o, bool think,
              const SamplingParams& params) {
     const json::array beginning = messages;
     fmt::print("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
@@ -104,7 +101,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
             think = !think;
             fmt::print("thinking {}\n", think ? "on" : "off");
         } else {
-            add_message(messages, "user", line);
+            messages.push_back(chat_message("user", line));
             try {
                 if (!take_turn(chat, messages, tools, o, think, params)) return 130;
             } catch (const Error& error) {  // too long, or too little memory: this question fails alone
@@ -117,7 +114,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
     return interrupted() ? 130 : 0;
 }
 
-int chat(const Options& o) {
+int chat(const ChatFlags& o) {
     RT_CHECK(!o.has_message || !o.message.empty(), ErrorKind::usage, "--message: the message is empty");
     catch_interrupts();
     const json::array tools = read_array(o.tools_file, "tools");
@@ -132,8 +129,8 @@ int chat(const Options& o) {
         sampling_params(o.sampling, model.makers(), model.session().model().info().vocab_size, -1);
     const json::value* published = model.makers().template_kwargs.if_contains("enable_thinking");
     const bool think = o.think.value_or(published != nullptr && published->as_bool());
-    if (!o.system.empty()) add_message(messages, "system", o.system);
-    if (!o.message.empty()) add_message(messages, "user", o.message);
+    if (!o.system.empty()) messages.push_back(chat_message("system", o.system));
+    if (!o.message.empty()) messages.push_back(chat_message("user", o.message));
     if (o.message.empty() && o.messages_file.empty())
         return converse(model, std::move(messages), tools, o, think, params);
     return take_turn(model, messages, tools, o, think, params) ? 0 : 130;
@@ -143,7 +140,7 @@ int chat(const Options& o) {
 
 void add_chat(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("chat", "Talk to a model, with reasoning and tool calls");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ChatFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("-m,--message", options->message, "Ask this once; without it and --messages: a conversation");
     cmd->add_option("--messages", options->messages_file, "JSON array of OpenAI-style messages to answer");

@@ -25,7 +25,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct DoctorFlags {
     std::string model;
     ServerAddress server;
     int gpu = 0;
@@ -74,14 +74,14 @@ std::string check_cpu() {
     return found;
 }
 
-std::string check_gpu(const Options& o) {
+std::string check_gpu(const DoctorFlags& o) {
     GpuOptions options;
     options.ordinal = o.gpu;
     const auto gpu = Gpu::open(options);
     return fmt::format("{}, {} free", gpu->info().name, human_bytes(gpu->available()));
 }
 
-std::string check_model(const Options& o, bool gpu) {
+std::string check_model(const DoctorFlags& o, bool gpu) {
     const auto checkpoint = open_model_or_demo(o.model);
     refuse_dflash(*checkpoint);
     const int64_t bytes = checkpoint->tensor_bytes(), memory = available_memory();
@@ -104,7 +104,7 @@ std::string check_model(const Options& o, bool gpu) {
 }
 
 /// Whether somebody listens there.
-std::string check_port(const Options& o) {
+std::string check_port(const DoctorFlags& o) {
     const int port = o.server.port;
     if (const auto reply = get_local(o.server, "/health", 2)) {
         if (reply->body.find("\"status\"") != std::string::npos)
@@ -132,7 +132,7 @@ std::string check_clients() {
     return found + ": riptide launch starts them";
 }
 
-int doctor(const Options& o) {
+int doctor(const DoctorFlags& o) {
     Report report;
     report.run("cpu", Verdict::wrong, check_cpu);
     const int64_t memory = available_memory();
@@ -155,7 +155,7 @@ int doctor(const Options& o) {
 void add_doctor(CLI::App& app, Action& action) {
     CLI::App* cmd =
         app.add_subcommand("doctor", "Check whether everything is there to run a model, and say what is not");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<DoctorFlags>();
     cmd->add_option("MODEL", options->model, "A GGUF file or a folder; left out: the demo model");
     add_server_address(*cmd, options->server);
     cmd->add_option("--tls-ca", options->server.tls_ca, "File with its certificate, or who signed it: speak TLS");

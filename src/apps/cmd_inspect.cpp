@@ -15,7 +15,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct InspectFlags {
     std::string model;
     bool tensors = false, metadata = false, as_json = false;
 };
@@ -52,7 +52,7 @@ std::map<std::string, TypeTotal> totals_by_type(const Checkpoint& checkpoint) {
     return totals;
 }
 
-void print_json(const Checkpoint& checkpoint, const Options& options) {
+void print_checkpoint_json(const Checkpoint& checkpoint, const InspectFlags& options) {
     json::object out;
     out["path"] = checkpoint.path();
     out["format"] = checkpoint.format() == Checkpoint::Format::gguf ? "gguf" : "safetensors";
@@ -89,7 +89,7 @@ void print_metadata(const json::object& metadata, const std::string& indent, boo
     }
 }
 
-void print_text(const Checkpoint& checkpoint, const Options& options) {
+void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
     int64_t parameters = 0;
     for (const TensorInfo& tensor : checkpoint.tensors()) parameters += elements(tensor);
     fmt::print("{}\n  {} · {} tensors · {} values · {} bytes of tensor data ({})\n", checkpoint.path(),
@@ -114,7 +114,7 @@ void print_text(const Checkpoint& checkpoint, const Options& options) {
 
 void add_inspect(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("inspect", "Print a checkpoint: config, tensor types and sizes, chat template");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<InspectFlags>();
     cmd->add_option("MODEL", options->model, "GGUF file or safetensors folder; left out: the demo model");
     cmd->add_flag("--tensors", options->tensors, "List every tensor");
     cmd->add_flag("--metadata", options->metadata, "Show all metadata, tokenizer and template included");
@@ -125,7 +125,7 @@ void add_inspect(CLI::App& app, Action& action) {
     cmd->callback([options, &action] {
         action = [options] {
             const auto checkpoint = open_model_or_demo(options->model);
-            if (options->as_json) print_json(*checkpoint, *options);
+            if (options->as_json) print_checkpoint_json(*checkpoint, *options);
             else print_text(*checkpoint, *options);
             return 0;
         };

@@ -23,7 +23,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct LaunchFlags {
     std::string agent, model;
     ServerAddress server;
     std::vector<std::string> rest;
@@ -62,7 +62,7 @@ bool ready(const ServerAddress& server) {
 }
 
 /// The server, if there is none yet.
-std::unique_ptr<ChildProcess> start_server(const Options& o, const std::string& log) {
+std::unique_ptr<ChildProcess> start_server(const LaunchFlags& o, const std::string& log) {
     std::unique_ptr<ChildProcess> server;
     if (!get_local(o.server, "/health", 2)) {
         std::error_code ec;
@@ -86,7 +86,7 @@ std::unique_ptr<ChildProcess> start_server(const Options& o, const std::string& 
     return server;
 }
 
-AgentServer describe(const Options& o) {
+AgentServer agent_server(const LaunchFlags& o) {
     const auto reply = get_local(o.server, "/props");
     RT_CHECK(reply && reply->status == 200, ErrorKind::unavailable,
              "the server on port {} does not say what it runs (status {}): --api-key?", o.server.port,
@@ -100,12 +100,12 @@ AgentServer describe(const Options& o) {
     return out;
 }
 
-int launch(const Options& o) {
+int launch(const LaunchFlags& o) {
     const std::string program = find_program(agent_profile(o.agent, {}, "").program);
     RT_CHECK(!program.empty(), ErrorKind::unavailable, "{} is not on PATH: install it first", o.agent);
     const TemporaryFolder folder;
     std::unique_ptr<ChildProcess> server = start_server(o, folder.path() + "/server.log");
-    const AgentProfile profile = agent_profile(o.agent, describe(o), folder.path());
+    const AgentProfile profile = agent_profile(o.agent, agent_server(o), folder.path());
     for (const auto& [name, contents] : profile.files) std::ofstream(folder.path() + "/" + name) << contents;
     std::vector<std::string> command = {program};
     command.insert(command.end(), profile.arguments.begin(), profile.arguments.end());
@@ -120,7 +120,7 @@ int launch(const Options& o) {
 void add_launch(CLI::App& app, Action& action) {
     CLI::App* cmd =
         app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<LaunchFlags>();
     cmd->add_option("AGENT", options->agent, "claude | codex | opencode | pi")
         ->required()
         ->check(CLI::IsMember({"claude", "codex", "opencode", "pi"}));

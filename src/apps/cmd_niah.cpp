@@ -16,16 +16,16 @@ namespace riptide::apps {
 
 namespace {
 
-constexpr int64_t kMaxJson = int64_t{256} << 20;
+constexpr int64_t kMaxAnswers = int64_t{256} << 20;
 
-struct Options {
+struct NiahFlags {
     ModelFlags model;
     std::vector<std::string> tasks, lengths = {"1K", "2K", "4K", "8K"}, keeps = {"dense"};
     NiahOptions niah;
     CompressFlags compress;
     std::string json_file, plot;
     bool resume = false;
-    Options() { niah.depths = {0, 25, 50, 75, 100}; }
+    NiahFlags() { niah.depths = {0, 25, 50, 75, 100}; }
 };
 
 /// "4K", "4096"
@@ -50,7 +50,7 @@ double keep_of(const std::string& text) {
     return value;
 }
 
-NiahTask task_of(const std::string& name) {
+NiahTask wanted_task(const std::string& name) {
     std::string known;
     for (const NiahTask task : kNiahTasks) {
         if (niah_task_name(task) == name) return task;
@@ -64,9 +64,9 @@ void add_new(std::vector<T>& list, T value) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
 }
 
-NiahOptions niah_options(const Options& o) {
+NiahOptions niah_options(const NiahFlags& o) {
     NiahOptions out = o.niah;
-    for (const std::string& name : o.tasks) add_new(out.tasks, task_of(name));
+    for (const std::string& name : o.tasks) add_new(out.tasks, wanted_task(name));
     if (out.tasks.empty()) out.tasks.assign(std::begin(kNiahTasks), std::end(kNiahTasks));
     for (const std::string& text : o.lengths) add_new(out.lengths, length_of(text));
     for (const std::string& text : o.keeps) add_new(out.keeps, keep_of(text));
@@ -77,7 +77,7 @@ NiahOptions niah_options(const Options& o) {
     return out;
 }
 
-int niah(const Options& o) {
+int niah(const NiahFlags& o) {
     catch_interrupts();
     const NiahOptions options = niah_options(o);
     EngineOptions engine_options;
@@ -97,7 +97,7 @@ int niah(const Options& o) {
                                                options);
     std::vector<NiahAnswer> answers;
     if (o.resume && std::filesystem::exists(o.json_file))
-        answers = niah_answers(parse_json(read_file(o.json_file, kMaxJson), o.json_file), settings, o.json_file);
+        answers = niah_answers(parse_json(read_file(o.json_file, kMaxAnswers), o.json_file), settings, o.json_file);
     const std::vector<NiahAnswer> known = answers;
     {
         Progress progress("questions", "questions");
@@ -121,7 +121,7 @@ int niah(const Options& o) {
 
 void add_niah(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("niah", "Ask about facts in long texts, with whole and with compressed prompts");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<NiahFlags>();
     add_model_flags(*cmd, options->model);
     const auto list = [&](const char* name, auto& values, const char* help) {
         return cmd->add_option(name, values, help)->delimiter(',');

@@ -16,7 +16,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct PplFlags {
     ModelFlags model;
     std::string file, needles;
     std::vector<std::string> kv_types;
@@ -24,7 +24,7 @@ struct Options {
     bool as_json = false;
 };
 
-constexpr int64_t kMaxText = int64_t{256} << 20;
+constexpr int64_t kMaxScoredText = int64_t{256} << 20;
 
 struct Sum {
     int64_t tokens = 0;
@@ -57,8 +57,8 @@ void score_window(Session& session, std::span<const int32_t> ids, Sum& sum) {
 }
 
 /// The text cut into windows, each with BOS in front if the tokenizer adds it. Windows of one token are left out.
-std::vector<std::vector<int32_t>> windows(const Options& o, const Tokenizer& tokenizer, int64_t context) {
-    const std::vector<int32_t> ids = tokenizer.encode(read_file(o.file, kMaxText));
+std::vector<std::vector<int32_t>> windows(const PplFlags& o, const Tokenizer& tokenizer, int64_t context) {
+    const std::vector<int32_t> ids = tokenizer.encode(read_file(o.file, kMaxScoredText));
     RT_CHECK(ids.size() >= 2, "{}: {} tokens; at least 2 are needed", o.file, ids.size());
     const int64_t window = std::min<int64_t>(o.window, context) - (tokenizer.adds_bos() ? 1 : 0);
     RT_CHECK(window >= 2, ErrorKind::usage, "--window {}: expected at least 3 tokens", o.window);
@@ -75,7 +75,7 @@ std::vector<std::vector<int32_t>> windows(const Options& o, const Tokenizer& tok
 }
 
 /// The table of K/V types.
-int compare(const Options& o) {
+int compare_kv_types(const PplFlags& o) {
     const std::vector<Needle> needles = o.needles.empty() ? std::vector<Needle>() : read_needles(o.needles);
     std::vector<std::vector<int32_t>> pieces;
     {
@@ -90,10 +90,10 @@ int compare(const Options& o) {
     return 0;
 }
 
-int ppl(const Options& o) {
+int ppl(const PplFlags& o) {
     catch_interrupts();
     RT_CHECK(o.needles.empty() || !o.kv_types.empty(), ErrorKind::usage, "--needles needs --kv-types");
-    if (!o.kv_types.empty()) return compare(o);
+    if (!o.kv_types.empty()) return compare_kv_types(o);
     const auto session = open_session(o.model);
     const auto pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     Sum sum;
@@ -124,7 +124,7 @@ int ppl(const Options& o) {
 
 void add_ppl(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("ppl", "Perplexity of a text, with its standard error");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<PplFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("--text", options->file, "Text file")->required();
     cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")

@@ -12,12 +12,12 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct PsFlags {
     ServerAddress server;
     bool as_json = false;
 };
 
-json::object ask(const ServerAddress& server, const std::string& path) {
+json::object ask_server(const ServerAddress& server, const std::string& path) {
     const auto reply = get_local(server, path);
     if (!reply)
         fail(ErrorKind::unavailable, "no server answers on {} port {}: start one with riptide serve", server.host,
@@ -30,8 +30,8 @@ json::object ask(const ServerAddress& server, const std::string& path) {
     return parse_json(reply->body, path).as_object();
 }
 
-int ps(const Options& o) {
-    const json::object props = ask(o.server, "/props"), live = ask(o.server, "/v1/requests");
+int ps(const PsFlags& o) {
+    const json::object props = ask_server(o.server, "/props"), live = ask_server(o.server, "/v1/requests");
     const json::array& requests = live.at("data").as_array();
     if (o.as_json) {
         fmt::print("{}\n", json::serialize(json::object{{"server", props}, {"requests", requests}}));
@@ -64,7 +64,7 @@ void add_server_address(CLI::App& cmd, ServerAddress& server) {
 
 void add_ps(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("ps", "Show what a running server does");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<PsFlags>();
     add_server_address(*cmd, options->server);
     cmd->add_option("--tls-ca", options->server.tls_ca, "File with its certificate, or who signed it: speak TLS");
     cmd->add_flag("--json", options->as_json, "For scripts");

@@ -14,7 +14,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct PullFlags {
     std::string what, folder, token_file;
     Hub hub;
 };
@@ -23,7 +23,7 @@ std::string first_line(const std::string& text) {
     return text.substr(0, std::min(text.find_first_of("\r\n"), text.size()));
 }
 
-int pull(Options o) {
+int pull(PullFlags o) {
     catch_interrupts();
     const std::size_t colon = o.what.rfind(':');
     const std::string repository = o.what.substr(0, colon);
@@ -52,7 +52,7 @@ int pull(Options o) {
 
 void add_pull(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("pull", "Fetch a model from Hugging Face, or a server that looks like it");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<PullFlags>();
     cmd->add_option("REPO", options->what,
                     "OWNER/NAME[:VARIANT]; VARIANT: a GGUF type (Q4_K_M if left out), a file, or safetensors")
         ->required();

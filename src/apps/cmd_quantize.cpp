@@ -22,7 +22,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct QuantizeFlags {
     std::string in, out, type = "q4_k_m", name;
     int threads = 0;
 };
@@ -38,7 +38,7 @@ struct Job {
     std::vector<int64_t> columns;  // of parts: the column that each comes from; empty: as they are
 };
 
-constexpr int64_t kPieceBytes = int64_t{32} << 20;
+constexpr int64_t kConvertedPieceBytes = int64_t{32} << 20;
 
 /// Rows [first, first + count) of a matrix in the wanted type. Unchanged bytes where the type stays.
 void convert_rows(const Weight& source, const Job& job, int64_t first, int64_t count, std::byte* out,
@@ -72,7 +72,8 @@ void write_job(const Job& job, GgufWriter& writer, ThreadPool& threads, const st
     }
     std::vector<std::byte> piece;
     for (const Weight& part : job.parts) {
-        const int64_t bytes = row_bytes(job.dtype, part.cols), step = std::max<int64_t>(1, kPieceBytes / bytes);
+        const int64_t bytes = row_bytes(job.dtype, part.cols),
+                      step = std::max<int64_t>(1, kConvertedPieceBytes / bytes);
         for (int64_t first = 0; first < part.rows; first += step) {
             const int64_t count = std::min(step, part.rows - first);
             piece.resize(static_cast<size_t>(count * bytes));
@@ -139,7 +140,7 @@ std::vector<Job> jobs_from_gguf(const GgufFile& file, const std::string& mix, Gg
     return jobs;
 }
 
-std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const QuantizeFlags& options, GgufWriter& writer) {
     const std::string name =
         options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name;
     const GgufLayout layout = layout_of(checkpoint, name);
@@ -174,7 +175,7 @@ std::vector<Job> jobs_from_safetensors(const Checkpoint& checkpoint, const Optio
     return jobs;
 }
 
-std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const QuantizeFlags& options, GgufWriter& writer) {
     const DflashConfig config = dflash_config(checkpoint);
     write_drafter_metadata(
         config, options.name.empty() ? std::filesystem::path(checkpoint.path()).filename().string() : options.name,
@@ -210,7 +211,7 @@ std::vector<Job> jobs_from_drafter(const Checkpoint& checkpoint, const Options& 
     return jobs;
 }
 
-std::vector<Job> make_jobs(const Checkpoint& checkpoint, const Options& options, GgufWriter& writer) {
+std::vector<Job> make_jobs(const Checkpoint& checkpoint, const QuantizeFlags& options, GgufWriter& writer) {
     if (const auto* gguf = dynamic_cast<const GgufFile*>(&checkpoint))
         return jobs_from_gguf(*gguf, options.type, writer);
     return is_dflash(checkpoint) ? jobs_from_drafter(checkpoint, options, writer)
@@ -240,7 +241,7 @@ void print_fallbacks(const std::vector<Job>& jobs, const std::string& mix) {
     if (all > 0) fmt::print("{} of {} tensors in other types than {} asks for: {}\n", all, jobs.size(), mix, reasons);
 }
 
-int quantize_file(const Options& options) {
+int quantize_file(const QuantizeFlags& options) {
     quant_mix_file_type(options.type);  // an unknown mix is an error before anything is opened
     const auto checkpoint = open_checkpoint(options.in);
     RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out),
@@ -273,7 +274,7 @@ int quantize_file(const Options& options) {
 
 void add_quantize(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<QuantizeFlags>();
     cmd->add_option("IN", options->in, "Safetensors folder or GGUF file")->required();
     cmd->add_option("OUT", options->out, "GGUF file to write")->required();
     cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();

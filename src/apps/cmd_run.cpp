@@ -17,7 +17,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct RunFlags {
     ModelFlags model;
     SamplingFlags sampling;
     DraftFlags draft;
@@ -28,9 +28,8 @@ struct Options {
 };
 
 constexpr int64_t kMaxPrompt = int64_t{64} << 20;
-constexpr int64_t kDefaultTokens = 128;
 
-std::string prompt_text(const Options& o) {
+std::string prompt_text(const RunFlags& o) {
     if (!o.prompt_file.empty()) {
         if (o.prompt_file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
         return read_file(o.prompt_file, kMaxPrompt);
@@ -41,7 +40,7 @@ std::string prompt_text(const Options& o) {
 constexpr int64_t kMaxGrammar = int64_t{1} << 20;
 
 /// What the text must look like.
-AnswerFormat format_of(const Options& o) {
+AnswerFormat format_of(const RunFlags& o) {
     const int given = (o.json_schema.empty() ? 0 : 1) + (o.regex.empty() ? 0 : 1) + (o.grammar.empty() ? 0 : 1);
     RT_CHECK(given <= 1, ErrorKind::usage, "--json-schema, --regex and --grammar exclude each other");
     RT_CHECK(
@@ -54,13 +53,14 @@ AnswerFormat format_of(const Options& o) {
             .schema = parse_json(read_file(o.json_schema, kMaxGrammar), o.json_schema)};
 }
 
-void check_one_prompt(const Options& o) {
+void check_one_prompt(const RunFlags& o) {
     const int given = (o.prompt.empty() ? 0 : 1) + (o.prompt_file.empty() ? 0 : 1) + (o.tokens_file.empty() ? 0 : 1);
     RT_CHECK(given != 0, ErrorKind::usage, "no prompt: give --prompt TEXT, --prompt-file FILE or --tokens IDS.json");
     RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
 }
 
-void print_json(Session& session, const GenerationResult& result, const PromptShortener* shortener, bool has_text) {
+void print_completion_json(Session& session, const GenerationResult& result, const PromptShortener* shortener,
+                           bool has_text) {
     json::object out = closing_json(session, result);
     if (shortener != nullptr && shortener->last() != nullptr) out["compression"] = shortener->last()->report.facts();
     out["tokens"] = json::value_from(result.tokens);
@@ -69,7 +69,7 @@ void print_json(Session& session, const GenerationResult& result, const PromptSh
     std::puts(json::serialize(out).c_str());
 }
 
-EncodeOptions encode_options(const Options& o) {
+EncodeOptions encode_options(const RunFlags& o) {
     EncodeOptions encode;
     encode.add_special = !o.no_bos;
     encode.parse_special = o.parse_special;
@@ -77,7 +77,7 @@ EncodeOptions encode_options(const Options& o) {
 }
 
 /// The prompt with what would be dropped in marks; no model is loaded but the scorer.
-int show_kept(const Options& o) {
+int print_kept(const RunFlags& o) {
     RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
              "--show-kept needs --scorer FILE, and a text");
     const auto checkpoint = open_model_or_demo(o.model.model);
@@ -86,18 +86,18 @@ int show_kept(const Options& o) {
     const std::string text = prompt_text(o);
     shortener.shorten(tokenizer.encode(text, encode_options(o)));
     if (interrupted()) return 130;
-    const std::string shown = shortener.last() != nullptr ? riptide::show_kept(*shortener.last()) : text;
+    const std::string shown = shortener.last() != nullptr ? show_kept(*shortener.last()) : text;
     std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::puts("");
     return 0;
 }
 
-int run(const Options& o) {
+int run(const RunFlags& o) {
     check_one_prompt(o);
     compression_options(o.compress);  // what is wrong is said before anything is loaded
     RT_CHECK(o.tokens_file.empty() || o.compress.scorer.empty(), ErrorKind::usage,
              "--tokens and --scorer exclude each other: ids are fed as they are");
-    if (o.show_kept) return show_kept(o);
+    if (o.show_kept) return print_kept(o);
     const AnswerFormat format = format_of(o);
     catch_interrupts();
     PromptScorer scorer = open_scorer(o.compress, o.model);
@@ -140,7 +140,7 @@ int run(const Options& o) {
     }
     const GenerationResult result = session->generate(request);
     if (o.as_json) {
-        print_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
+        print_completion_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
     } else {
         if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
         std::puts("");
@@ -153,7 +153,7 @@ int run(const Options& o) {
 
 void add_run(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("run", "Complete a prompt");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<RunFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");

@@ -27,7 +27,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct ServerFlags {
     ModelFlags model;
     DraftFlags draft;
     CompressFlags compress;
@@ -106,7 +106,7 @@ json::object template_kwargs(const std::string& text) {
     }
 }
 
-server::ServerOptions server_options(const Options& o, LogWriter& log) {
+server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
     server::ServerOptions out = o.server;
     if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
     RT_CHECK(
@@ -128,7 +128,7 @@ server::ServerOptions server_options(const Options& o, LogWriter& log) {
     return out;
 }
 
-EngineOptions engine_options(const Options& o, Progress& progress, int64_t total) {
+EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
     out.speculation = speculation_options(o.draft);
@@ -140,7 +140,7 @@ EngineOptions engine_options(const Options& o, Progress& progress, int64_t total
     return out;
 }
 
-std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
+std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings) {
     auto checkpoint = open_model_or_demo(o.model.model);
     refuse_dflash(*checkpoint);
     RT_CHECK(has_tokenizer(*checkpoint),
@@ -149,7 +149,7 @@ std::unique_ptr<Engine> open_engine(const Options& o, DiskWarnings& warnings) {
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
-    EngineOptions options = engine_options(o, progress, total);
+    EngineOptions options = server_engine_options(o, progress, total);
     options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
     return std::make_unique<Engine>(std::move(checkpoint), options);
 }
@@ -209,7 +209,7 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
-int serve(const Options& o) {
+int serve(const ServerFlags& o) {
     catch_interrupts();
     ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
     ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
@@ -219,7 +219,7 @@ int serve(const Options& o) {
     DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
-    engine = open_engine(o, warnings);
+    engine = open_server_engine(o, warnings);
     server.serve(*engine);
     announce(*engine, options, server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
@@ -236,7 +236,7 @@ int serve(const Options& o) {
     return 0;
 }
 
-void add_server_flags(CLI::App& cmd, Options& o) {
+void add_server_flags(CLI::App& cmd, ServerFlags& o) {
     cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
     cmd.add_option("--port", o.server.http.port, "0: any that is free")
         ->check(CLI::Range(0, 65535))
@@ -265,7 +265,7 @@ void add_server_flags(CLI::App& cmd, Options& o) {
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
-void add_engine_flags(CLI::App& cmd, Options& o) {
+void add_engine_flags(CLI::App& cmd, ServerFlags& o) {
     cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
         ->check(CLI::Range(0, 1024))
         ->capture_default_str();
@@ -314,7 +314,7 @@ void add_engine_flags(CLI::App& cmd, Options& o) {
 
 void add_serve(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ServerFlags>();
     options->server.http.port = 8484;
     wide_help(*cmd, 52);
     add_model_flags(*cmd, options->model);

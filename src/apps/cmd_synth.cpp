@@ -18,13 +18,13 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct SynthFlags {
     std::string out, shape = "laguna-xs.2", type = "q4_k_m", routing = "uniform";
     uint64_t seed = 1;
     int threads = 0;
 };
 
-constexpr int64_t kPieceBytes = int64_t{64} << 20;
+constexpr int64_t kRandomPieceBytes = int64_t{64} << 20;
 
 bool is_norm(const std::string& name) { return name.find("norm.weight") != std::string::npos; }
 
@@ -33,7 +33,7 @@ float sigma_of(const LayoutTensor& tensor) { return 1.0f / std::sqrt(static_cast
 
 /// Norm weights are one. The router's bias is zero (uniform) or falls off steeply over the experts in a seeded order
 /// (skewed), so that a few experts take most rows, as trained routers have it.
-void fill_vector(const LayoutTensor& tensor, const Options& options, std::vector<float>& values) {
+void fill_vector(const LayoutTensor& tensor, const SynthFlags& options, std::vector<float>& values) {
     if (is_norm(tensor.name)) {
         std::fill(values.begin(), values.end(), 1.0f);
         return;
@@ -52,7 +52,7 @@ void write_matrix(GgufWriter& writer, const LayoutTensor& tensor, DType type, ui
     int64_t rows = 1;
     for (size_t i = 0; i + 1 < tensor.shape.size(); ++i) rows *= tensor.shape[i];
     const int64_t cols = tensor.shape.back(), bytes = row_bytes(type, cols);
-    const int64_t per_piece = std::max<int64_t>(1, kPieceBytes / bytes);
+    const int64_t per_piece = std::max<int64_t>(1, kRandomPieceBytes / bytes);
     std::vector<std::byte> piece(static_cast<size_t>(std::min(rows, per_piece) * bytes));
     const float sigma = sigma_of(tensor);
     for (int64_t first = 0; first < rows; first += per_piece) {
@@ -68,7 +68,7 @@ void write_matrix(GgufWriter& writer, const LayoutTensor& tensor, DType type, ui
     }
 }
 
-int synth(const Options& options) {
+int synth(const SynthFlags& options) {
     RT_CHECK(options.routing == "uniform" || options.routing == "skewed", ErrorKind::usage,
              "--routing {}: expected uniform or skewed", options.routing);
     const GgufLayout& shape = find_synth_shape(options.shape);
@@ -111,7 +111,7 @@ int synth(const Options& options) {
 
 void add_synth(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("synth", "Write a GGUF of a real shape with seeded random weights");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<SynthFlags>();
     std::string names;
     for (const GgufLayout& shape : synth_shapes()) names += (names.empty() ? "" : ", ") + shape.name;
     cmd->add_option("OUT", options->out, "File to write")->required();

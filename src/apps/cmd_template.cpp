@@ -11,14 +11,14 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct TemplateFlags {
     std::string file, variables;
     bool show_trusted = false;
 };
 
 constexpr int64_t kMaxVariables = int64_t{64} << 20;
 
-int render(const Options& options) {
+int render(const TemplateFlags& options) {
     const jinja::Limits limits;
     const auto source = read_file(options.file, limits.source_bytes);
     const auto program = jinja::Template::parse(source, options.file, limits);
@@ -43,7 +43,7 @@ int render(const Options& options) {
 
 void add_template(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<TemplateFlags>();
     cmd->add_option("FILE", options->file, "Template (chat_template.jinja)")->required();
     cmd->add_option("--vars", options->variables, "JSON file with an object of variables: messages, tools, ...");
     cmd->add_flag("--trusted", options->show_trusted, "Print JSON with the byte spans that the template itself wrote");

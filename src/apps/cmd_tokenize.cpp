@@ -14,21 +14,21 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct TokenizeFlags {
     std::string model, file, text;
     bool add_special = false, parse_special = false, as_json = false;
 };
 
-constexpr int64_t kMaxText = int64_t{256} << 20;
+constexpr int64_t kMaxTokenizedText = int64_t{256} << 20;
 
-std::string text_of(const Options& options) {
+std::string text_of(const TokenizeFlags& options) {
     RT_CHECK(options.file.empty() || options.text.empty(), ErrorKind::usage, "--text and --string exclude each other");
     if (!options.text.empty()) return options.text;
-    if (!options.file.empty() && options.file != "-") return read_file(options.file, kMaxText);
+    if (!options.file.empty() && options.file != "-") return read_file(options.file, kMaxTokenizedText);
     return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-int tokenize(const Options& options) {
+int tokenize(const TokenizeFlags& options) {
     const auto checkpoint = open_model_or_demo(options.model);
     const Tokenizer tokenizer = load_tokenizer(*checkpoint);
     EncodeOptions encode;
@@ -48,7 +48,7 @@ int tokenize(const Options& options) {
 
 void add_tokenize(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("tokenize", "Print the token ids of a text");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<TokenizeFlags>();
     cmd->add_option("MODEL", options->model,
                     "GGUF (vocabulary alone will do) or safetensors folder; left out: the demo model");
     cmd->add_option("--text", options->file, "File with the text; - or nothing: standard input");

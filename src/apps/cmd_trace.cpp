@@ -17,7 +17,7 @@ namespace riptide::apps {
 
 namespace {
 
-struct Options {
+struct TraceFlags {
     ModelFlags model;
     std::string tokens, logits, taps, against;
     int64_t prompt = 0;
@@ -62,7 +62,7 @@ struct Difference {
     double largest = 0, relative = 0;  // max |a - b|; |a - b| / |b| over the whole tensor
 };
 
-Difference compare(const Recorder::Entry& ours, const TensorInfo& theirs) {
+Difference difference_of(const Recorder::Entry& ours, const TensorInfo& theirs) {
     double difference = 0, norm = 0;
     Difference d;
     for (size_t i = 0; i < ours.values.size(); ++i) {
@@ -79,7 +79,7 @@ Difference compare(const Recorder::Entry& ours, const TensorInfo& theirs) {
 
 /// Prints each tensor that both have, in the order of the forward pass; stops at the first beyond the bound. Returns
 /// the exit code.
-int compare_all(const Options& o, const std::vector<Recorder::Entry>& entries) {
+int compare_all(const TraceFlags& o, const std::vector<Recorder::Entry>& entries) {
     const auto expected = open_checkpoint(o.against);
     int compared = 0;
     fmt::print("{:<24} {:>14} {:>12} {:>12}\n", "tensor", "shape", "max error", "relative");
@@ -87,7 +87,7 @@ int compare_all(const Options& o, const std::vector<Recorder::Entry>& entries) {
         const TensorInfo* theirs = expected->find(e.name == "logits" ? fmt::format("logits.{}", o.prompt) : e.name);
         if (theirs == nullptr || theirs->dtype != DType::f32 || theirs->shape != std::vector<int64_t>{e.rows, e.cols})
             continue;
-        const Difference d = compare(e, *theirs);
+        const Difference d = difference_of(e, *theirs);
         const bool good = d.relative <= o.bound;
         fmt::print("{:<24} {:>14} {:>12.3e} {:>12.3e}{}\n", e.name, fmt::format("[{}, {}]", e.rows, e.cols), d.largest,
                    d.relative, good ? "" : "  <- beyond the bound");
@@ -104,7 +104,7 @@ std::string tap_name(std::string_view name, int layer) {
     return fmt::format("tap.{}", name);
 }
 
-int trace(const Options& o) {
+int trace(const TraceFlags& o) {
     RT_CHECK(!o.logits.empty() || !o.taps.empty() || !o.against.empty(), ErrorKind::usage,
              "nothing to do: give --logits OUT, --taps OUT or --against EXPECTED");
     catch_interrupts();
@@ -133,7 +133,7 @@ int trace(const Options& o) {
 
 void add_trace(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("trace", "Token ids in, logits out; or compare every layer with a fixture");
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<TraceFlags>();
     options->model.kv = "f32";  // for comparing: nothing rounded on any device
     add_model_flags(*cmd, options->model);
     cmd->add_option("--tokens", options->tokens, "File with a JSON array of token ids")->required();

@@ -25,7 +25,7 @@ class Collector {
     std::vector<DrafterTensor> tensors_;
 };
 
-void add_attention(Collector& out, const DflashConfig& c, int64_t l) {
+void add_drafter_attention(Collector& out, const DflashConfig& c, int64_t l) {
     const std::string blk = fmt::format("blk.{}.", l), hf = fmt::format("layers.{}.self_attn.", l);
     const int64_t D = c.hidden_size, q = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
     const bool fused = out.has(hf + "qkv_proj.weight");
@@ -72,7 +72,7 @@ std::vector<DrafterTensor> drafter_tensors(const Checkpoint& checkpoint, const D
     for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
         const std::string blk = fmt::format("blk.{}.", l), hf = fmt::format("layers.{}.", l);
         out.add(blk + "attn_norm.weight", hf + "input_layernorm.weight", {D}, l);
-        add_attention(out, c, l);
+        add_drafter_attention(out, c, l);
         out.add(blk + "ffn_norm.weight", hf + "post_attention_layernorm.weight", {D}, l);
         out.add(blk + "ffn_gate.weight", hf + "mlp.gate_proj.weight", {F, D}, l);
         out.add(blk + "ffn_up.weight", hf + "mlp.up_proj.weight", {F, D}, l);

@@ -10,8 +10,6 @@ namespace riptide::apps {
 
 namespace {
 
-constexpr int kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;  // tokenizer.ggml.token_type
-
 /// GGUF's name of the pre-tokenizer rules, found by comparing the rules themselves.
 std::string pre_name(const PreTokenizer& rules, const std::string& path) {
     for (const char* name : {"laguna", "qwen2", "qwen35", "gpt-2", "llama-bpe", "starcoder"})
@@ -33,20 +31,20 @@ struct Vocabulary {
 Vocabulary vocabulary(const json::object& file, int64_t size, const std::set<int64_t>& stops) {
     Vocabulary v;
     v.tokens.resize(static_cast<size_t>(size));
-    std::vector<int> types(static_cast<size_t>(size), kUnused);
+    std::vector<int> types(static_cast<size_t>(size), kUnusedToken);
     const auto put = [&](int64_t id, std::string_view text, int type) {
         RT_CHECK(id >= 0 && id < size, "tokenizer.json: token id {} is outside the vocabulary of {}", id, size);
         v.tokens[static_cast<size_t>(id)] = text;
         types[static_cast<size_t>(id)] = type;
     };
-    for (const auto& [text, id] : file.at("model").at("vocab").as_object()) put(id.as_int64(), text, kNormal);
+    for (const auto& [text, id] : file.at("model").at("vocab").as_object()) put(id.as_int64(), text, kNormalToken);
     for (const json::value& added : file.at("added_tokens").as_array()) {
         const int64_t id = added.at("id").as_int64();
         const bool control = added.at("special").as_bool() || stops.contains(id);
-        put(id, added.at("content").as_string(), control ? kControl : kUserDefined);
+        put(id, added.at("content").as_string(), control ? kControlToken : kUserDefinedToken);
     }
     for (size_t i = 0; i < v.tokens.size(); ++i)
-        if (types[i] == kUnused) v.tokens[i] = fmt::format("[PAD{}]", i);
+        if (types[i] == kUnusedToken) v.tokens[i] = fmt::format("[PAD{}]", i);
     for (int type : types) v.types.push_back(type);
     return v;
 }

@@ -21,7 +21,7 @@ void slide(DflashConfig& c, int64_t sliding, int64_t window) {
     for (size_t l = 0; l < static_cast<size_t>(sliding); ++l) c.is_sliding[l] = c.is_causal[l] = 1;
 }
 
-DrafterShape laguna_xs_2() {
+DrafterShape laguna_xs_2_drafter() {
     DrafterShape s{.owns_vocabulary = true};
     DflashConfig& c = s.config;
     c.hidden_size = 2048;
@@ -42,8 +42,8 @@ DrafterShape laguna_xs_2() {
     return s;
 }
 
-DrafterShape laguna_xs_21() {
-    DrafterShape s = laguna_xs_2();
+DrafterShape laguna_xs_21_drafter() {
+    DrafterShape s = laguna_xs_2_drafter();
     s.owns_vocabulary = false;
     s.has_tap_norms = s.has_gates = true;
     DflashConfig& c = s.config;
@@ -56,8 +56,8 @@ DrafterShape laguna_xs_21() {
     return s;
 }
 
-DrafterShape laguna_tiny() {
-    DrafterShape s = laguna_xs_2();
+DrafterShape laguna_tiny_drafter() {
+    DrafterShape s = laguna_xs_2_drafter();
     DflashConfig& c = s.config;
     c.hidden_size = 256;
     c.num_hidden_layers = 2;
@@ -74,7 +74,7 @@ DrafterShape laguna_tiny() {
     return s;
 }
 
-DrafterShape qwen35_27b() {
+DrafterShape qwen35_27b_drafter() {
     DrafterShape s;
     DflashConfig& c = s.config;
     c.hidden_size = 5120;
@@ -95,8 +95,8 @@ DrafterShape qwen35_27b() {
     return s;
 }
 
-DrafterShape qwen35_tiny() {
-    DrafterShape s = qwen35_27b();
+DrafterShape qwen35_tiny_drafter() {
+    DrafterShape s = qwen35_27b_drafter();
     DflashConfig& c = s.config;
     c.hidden_size = 256;
     c.num_hidden_layers = 2;
@@ -118,11 +118,11 @@ DrafterShape qwen35_tiny() {
 }  // namespace
 
 DrafterShape find_drafter_shape(const std::string& target) {
-    if (target == "laguna-xs.2") return laguna_xs_2();
-    if (target == "laguna-xs-2.1") return laguna_xs_21();
-    if (target == "laguna-tiny") return laguna_tiny();
-    if (target == "qwen3.5-27b") return qwen35_27b();
-    if (target == "qwen3.5-tiny") return qwen35_tiny();
+    if (target == "laguna-xs.2") return laguna_xs_2_drafter();
+    if (target == "laguna-xs-2.1") return laguna_xs_21_drafter();
+    if (target == "laguna-tiny") return laguna_tiny_drafter();
+    if (target == "qwen3.5-27b") return qwen35_27b_drafter();
+    if (target == "qwen3.5-tiny") return qwen35_tiny_drafter();
     fail(ErrorKind::usage,
          "random drafter {}: unknown shape; known: laguna-xs.2, laguna-xs-2.1, laguna-tiny, "
          "qwen3.5-27b, qwen3.5-tiny",

@@ -49,6 +49,9 @@ struct LayoutTensor {
     int64_t layer = -1;          // -1: belongs to no layer
 };
 
+/// Values of tokenizer.ggml.token_type.
+inline constexpr int kNormalToken = 1, kControlToken = 3, kUserDefinedToken = 4, kUnusedToken = 5;
+
 /// All tensors in the order of the file.
 std::vector<LayoutTensor> layout_tensors(const GgufLayout& layout);
 /// The hyper-parameter keys, general.architecture and general.name included. Source: llama.cpp's Laguna, Qwen3 and

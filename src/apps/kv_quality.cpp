@@ -108,8 +108,8 @@ int64_t count_found(Session& session, std::span<const Needle> needles, const std
     return found;
 }
 
-KvQuality measure(ModelFlags flags, const std::string& kv, std::span<const std::vector<int32_t>> pieces,
-                  std::span<const Needle> needles, bool filling, Reference& reference) {
+KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<const std::vector<int32_t>> pieces,
+                          std::span<const Needle> needles, bool filling, Reference& reference) {
     flags.kv = kv;
     if (filling) flags.prefill = "bf16";
     const auto session = open_session(flags);
@@ -160,10 +160,10 @@ bool KvQuality::measurably_worse(const KvQuality& reference) const {
 std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std::vector<int32_t>> pieces,
                                           std::span<const Needle> needles, const std::vector<std::string>& types) {
     Reference reference;
-    std::vector<KvQuality> rows = {measure(flags, kReference, pieces, needles, true, reference)};
+    std::vector<KvQuality> rows = {measure_kv_type(flags, kReference, pieces, needles, true, reference)};
     for (const std::string& kv : types)
         if (kv != kReference || flags.prefill != "bf16")
-            rows.push_back(measure(flags, kv, pieces, needles, false, reference));
+            rows.push_back(measure_kv_type(flags, kv, pieces, needles, false, reference));
     return rows;
 }
 

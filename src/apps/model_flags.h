@@ -53,6 +53,9 @@ SamplingParams usual_sampling();
 /// --temperature, --top-k, --top-p, --min-p, --repetition-penalty: what a model's file may say too.
 void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice);
 
+/// What -n means where it is not given and an answer to one prompt is wanted.
+inline constexpr int64_t kDefaultTokens = 128;
+
 /// -n and everything about drawing tokens.
 struct SamplingFlags {
     SamplingParams params;              // where `choice` and the model's file do not say

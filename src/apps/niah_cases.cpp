@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "apps/chat_message.h"
 #include "base/error.h"
 
 namespace riptide::apps {
@@ -188,14 +189,12 @@ std::string joined(std::span<const std::string> lines) {
     return out;
 }
 
-json::object said(std::string_view role, std::string_view content) { return {{"role", role}, {"content", content}}; }
-
 /// The conversation about `lines`. The tool task has them in the results of three calls.
-void converse(NiahTask task, std::span<const std::string> lines, NiahCase& out) {
+void write_conversation(NiahTask task, std::span<const std::string> lines, NiahCase& out) {
     out.messages.clear();
     out.tools.clear();
     if (task != NiahTask::tool) {
-        out.messages.push_back(said("user", joined(lines) + "\n" + out.question));
+        out.messages.push_back(chat_message("user", joined(lines) + "\n" + out.question));
         return;
     }
     out.tools.push_back({{"type", "function"},
@@ -206,7 +205,7 @@ void converse(NiahTask task, std::span<const std::string> lines, NiahCase& out) 
                             {{"type", "object"},
                              {"properties", {{"path", {{"type", "string"}}}}},
                              {"required", json::array{"path"}}}}}}});
-    out.messages.push_back(said("user", "Please read the three files."));
+    out.messages.push_back(chat_message("user", "Please read the three files."));
     constexpr size_t kFiles = 3;
     for (size_t i = 0; i < kFiles; ++i) {
         const std::string id = fmt::format("call_{}", i + 1);
@@ -214,16 +213,16 @@ void converse(NiahTask task, std::span<const std::string> lines, NiahCase& out) 
             {"id", id},
             {"type", "function"},
             {"function", {{"name", "read_file"}, {"arguments", fmt::format("{{\"path\": \"part{}.txt\"}}", i + 1)}}}};
-        json::object asked = said("assistant", "");
+        json::object asked = chat_message("assistant", "");
         asked["tool_calls"] = json::array{std::move(call)};
         out.messages.push_back(std::move(asked));
         const size_t begin = lines.size() * i / kFiles, end = lines.size() * (i + 1) / kFiles;
-        json::object result = said("tool", joined(lines.subspan(begin, end - begin)));
+        json::object result = chat_message("tool", joined(lines.subspan(begin, end - begin)));
         result["tool_call_id"] = id;
         out.messages.push_back(std::move(result));
     }
-    out.messages.push_back(said("assistant", "I have read them."));
-    out.messages.push_back(said("user", out.question));
+    out.messages.push_back(chat_message("assistant", "I have read them."));
+    out.messages.push_back(chat_message("user", out.question));
 }
 
 struct Line {
@@ -325,14 +324,14 @@ NiahCase make_niah_case(const NiahSpec& spec, const NiahCounter& count) {
     out.evidence = hidden.evidence;
     out.expected = hidden.expected;
     out.how = hidden.how;
-    converse(spec.task, place({}, hidden, spec.depth, draw), out);
+    write_conversation(spec.task, place({}, hidden, spec.depth, draw), out);
     const int64_t without = count.prompt(out.messages, out.tools), room = spec.tokens - without;
     RT_CHECK(room >= kLeastText, ErrorKind::usage, "the task {} needs a prompt of at least {} tokens, {} are too few",
              niah_task_name(spec.task), without + kLeastText, spec.tokens);
     std::vector<Line> lines = fill(out.haystack, hidden, room, draw, count);
     for (;;) {  // a line can count for more in its place than alone, by a token or so
         Draw decoys(spec.seed + 1);
-        converse(spec.task, place(lines, hidden, spec.depth, decoys), out);
+        write_conversation(spec.task, place(lines, hidden, spec.depth, decoys), out);
         out.tokens = count.prompt(out.messages, out.tools);
         if (out.tokens <= spec.tokens || lines.empty()) return out;
         for (int64_t over = out.tokens - spec.tokens; over > 0 && !lines.empty(); lines.pop_back())

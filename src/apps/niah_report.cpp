@@ -46,7 +46,7 @@ std::string table_row(const std::string& name, const NiahOptions& o, const std::
     return out + '\n';
 }
 
-NiahTask task_of(std::string_view name, const std::string& what) {
+NiahTask recorded_task(std::string_view name, const std::string& what) {
     for (const NiahTask task : kNiahTasks)
         if (niah_task_name(task) == name) return task;
     fail(ErrorKind::data, "{}: no task is called {}", what, name);
@@ -140,7 +140,7 @@ std::vector<NiahAnswer> niah_answers(const json::value& from, const json::object
         RT_CHECK(from.at("settings").as_object() == settings, "{}: made with other settings: {}, now {}", what,
                  json::serialize(from.at("settings")), json::serialize(settings));
         for (const json::value& a : from.at("answers").as_array())
-            out.push_back({.task = task_of(a.at("task").as_string(), what),
+            out.push_back({.task = recorded_task(a.at("task").as_string(), what),
                            .length = a.at("length").as_int64(),
                            .depth = static_cast<int>(a.at("depth").as_int64()),
                            .keep = a.at("keep").to_number<double>(),
@@ -163,7 +163,7 @@ std::vector<NiahAnswer> niah_answers(const json::value& from, const json::object
 
 namespace {
 
-constexpr double kCellWidth = 44, kCellHeight = 24, kLabel = 110, kTop = 94, kGap = 18;
+constexpr double kCellWidth = 44, kCellHeight = 24, kLabel = 110, kMapTop = 94, kGap = 18;
 
 /// Red, yellow, green.
 std::string colour(double share) {
@@ -221,7 +221,7 @@ std::string niah_svg(std::span<const NiahAnswer> answers, const NiahOptions& o, 
                  map_height = kCellHeight * static_cast<double>(o.depths.size()) + 2 * kGap;
     const size_t rows = o.tasks.size() + (o.tasks.size() > 1 ? 1 : 0);
     const double width = std::max(640.0, kLabel + map_width * static_cast<double>(o.keeps.size())),
-                 height = kTop + map_height * static_cast<double>(rows) + kGap;
+                 height = kMapTop + map_height * static_cast<double>(rows) + kGap;
     std::string out = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
         "{1:.0f}\" "
@@ -233,11 +233,12 @@ std::string niah_svg(std::span<const NiahAnswer> answers, const NiahOptions& o, 
         text(12, 56, "Rows: depth of what answers, in percent of the text.", "start");
     for (size_t k = 0; k < o.keeps.size(); ++k) {
         const double middle = kLabel + map_width * static_cast<double>(k) + (map_width - kGap) / 2;
-        out += text(middle, kTop - 20, o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]), "middle") +
-               text(middle, kTop - 6, read_share(answers, o.keeps[k]), "middle");
+        out +=
+            text(middle, kMapTop - 20, o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]), "middle") +
+            text(middle, kMapTop - 6, read_share(answers, o.keeps[k]), "middle");
     }
     for (size_t row = 0; row < rows; ++row) {
-        const double y = kTop + map_height * static_cast<double>(row);
+        const double y = kMapTop + map_height * static_cast<double>(row);
         const bool all = row == o.tasks.size();
         out += text(12, y + 16, all ? "all" : niah_task_name(o.tasks[row]), "start");
         for (size_t i = 0; i < o.depths.size(); ++i)

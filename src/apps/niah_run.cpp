@@ -62,7 +62,7 @@ class Reply {
     bool over_ = false;
 };
 
-ChatPrompt chat(const json::array& messages, const json::array& tools, bool think) {
+ChatPrompt chat_prompt(const json::array& messages, const json::array& tools, bool think) {
     ChatPrompt out{messages, tools, {}};
     out.options.enable_thinking = think;
     return out;
@@ -75,10 +75,10 @@ void compress(Request& request, double keep) {
     if (keep < 1) request.compression.keep = keep;
 }
 
-NiahAnswer ask(Engine& engine, const NiahCase& question, NiahAnswer out, const NiahOptions& options,
-               const std::atomic<bool>& stop) {
+NiahAnswer ask_question(Engine& engine, const NiahCase& question, NiahAnswer out, const NiahOptions& options,
+                        const std::atomic<bool>& stop) {
     Request request;
-    request.prompt = chat(question.messages, question.tools, options.think);
+    request.prompt = chat_prompt(question.messages, question.tools, options.think);
     request.sampling.temperature = 0;
     request.sampling.max_tokens = options.max_tokens;
     request.want_tokens = true;
@@ -138,7 +138,7 @@ void run_niah(Engine& engine, const NiahOptions& options, const std::vector<Niah
                  info.context_length);
     const NiahCounter counter = {[&](std::string_view text) { return std::ssize(engine.tokenizer()->encode(text)); },
                                  [&](const json::array& messages, const json::array& tools) {
-                                     return std::ssize(engine.tokenize(chat(messages, tools, options.think)));
+                                     return std::ssize(engine.tokenize(chat_prompt(messages, tools, options.think)));
                                  }};
     const std::vector<NiahAnswer> all = questions(options);
     int64_t done = std::ssize(all);
@@ -160,7 +160,7 @@ void run_niah(Engine& engine, const NiahOptions& options, const std::vector<Niah
                                        .seed = text_seed(next, options.seed)},
                                       counter);
         last = &next;
-        NiahAnswer answer = ask(engine, question, next, options, stop);
+        NiahAnswer answer = ask_question(engine, question, next, options, stop);
         if (stop) return;
         on_answer(std::move(answer), ++done, std::ssize(all));
     }

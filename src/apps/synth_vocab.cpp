@@ -4,14 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "apps/gguf_layout.h"
 #include "base/error.h"
+#include "text/utf8.h"
 
 namespace riptide::apps {
 
 namespace {
 
 constexpr int64_t kSpecials = 70;
-constexpr int kNormal = 1, kControl = 3, kUserDefined = 4;  // tokenizer.ggml.token_type
 
 /// Laguna's special tokens 0 .. 69.
 std::vector<std::string> special_tokens() {
@@ -29,15 +30,6 @@ std::vector<std::string> special_tokens() {
     return tokens;
 }
 
-void append_utf8(std::string& out, int code) {  // code < 0x800
-    if (code < 0x80) {
-        out += static_cast<char>(code);
-    } else {
-        out += static_cast<char>(0xC0 | code >> 6);
-        out += static_cast<char>(0x80 | (code & 0x3F));
-    }
-}
-
 /// GPT-2's printable stand-ins for the 256 bytes: printable Latin-1 stands for itself, the others for 256, 257, ...
 std::vector<std::string> byte_tokens() {
     std::vector<std::string> tokens;
@@ -45,7 +37,7 @@ std::vector<std::string> byte_tokens() {
     for (int byte = 0; byte < 256; ++byte) {
         const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
         std::string token;
-        append_utf8(token, printable ? byte : next++);
+        append_utf8(token, static_cast<char32_t>(printable ? byte : next++));
         tokens.push_back(token);
     }
     return tokens;
@@ -69,7 +61,9 @@ void write_synth_vocabulary(GgufWriter& w, int64_t size, std::string_view chat_t
     }
     json::array types;
     for (size_t i = 0; i < tokens.size(); ++i)
-        types.push_back(static_cast<int64_t>(i) >= kSpecials ? kNormal : tokens[i][0] == '<' ? kUserDefined : kControl);
+        types.push_back(static_cast<int64_t>(i) >= kSpecials ? kNormalToken
+                        : tokens[i][0] == '<'                ? kUserDefinedToken
+                                                             : kControlToken);
     w.set_string("tokenizer.ggml.model", "gpt2");
     w.set_string("tokenizer.ggml.pre", "laguna");
     w.set_strings("tokenizer.ggml.tokens", tokens);
