@@ -8,6 +8,7 @@
 
 #include "apps/bench_compressed.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -145,7 +146,7 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
     return 0;
 }
 
-void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
+void add_scorer_flags(Command& cmd, ScorerFlags& flags) {
     flags.option = cmd.add_flag("--scorer", flags.scorer,
                                 "Measure a Qwen3 model that scores prompts for compression: whole prompts, and turns "
                                 "behind what is kept");
@@ -158,14 +159,14 @@ void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags) {
     add("--score-layers", flags.layers, "Layers that score, 0-based; left out: all. Those behind the last do not run")
         ->delimiter(',');
     add("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(Range(0.0, 1.0));
     add("--blocks", flags.blocks, "Blocks of 128 keys that a block of queries reads besides sinks and window")
-        ->check(CLI::NonNegativeNumber);
-    add("--question", flags.question, "Tokens at the end that ask")->check(CLI::PositiveNumber);
-    add("--turn", flags.turn, "New tokens of a turn")->check(CLI::PositiveNumber);
-    CLI::Option* target = add("--target", flags.target,
-                              "The model that answers (file, folder or SHAPE:TYPE with random weights): measure an "
-                              "engine with both, from the request to the first token, and a second turn");
+        ->check(Sign::non_negative);
+    add("--question", flags.question, "Tokens at the end that ask")->check(Sign::positive);
+    add("--turn", flags.turn, "New tokens of a turn")->check(Sign::positive);
+    Flag* target = add("--target", flags.target,
+                       "The model that answers (file, folder or SHAPE:TYPE with random weights): measure an "
+                       "engine with both, from the request to the first token, and a second turn");
     add("--keep", flags.keep, "With --target: the share of a prompt that is read")->needs(target);
     cmd.add_flag("--no-dense", flags.no_dense, "With --target: do not measure whole prompts beside")
         ->needs(target)

@@ -1,7 +1,6 @@
 // The part of `riptide bench` behind --scorer.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <vector>
 
 #include "apps/bench_rows.h"
@@ -9,6 +8,8 @@
 #include "models/scorer.h"
 
 namespace riptide::apps {
+
+class Flag;
 
 struct ScorerFlags {
     bool scorer = false;
@@ -19,9 +20,9 @@ struct ScorerFlags {
     std::string target;  // bench_compressed: the model that answers
     double keep = 0.1;
     bool no_dense = false;
-    CLI::Option* option = nullptr;  // --scorer
+    Flag* option = nullptr;  // --scorer
 };
-void add_scorer_flags(CLI::App& cmd, ScorerFlags& flags);
+void add_scorer_flags(Command& cmd, ScorerFlags& flags);
 
 /// Scores made-up prompts of some lengths, at once and as a turn behind a prefix, and prints what that takes.
 int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchOptions& options,

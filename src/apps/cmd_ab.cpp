@@ -8,6 +8,7 @@
 #include "apps/ab_predict.h"
 #include "apps/ab_report.h"
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -93,8 +94,8 @@ int ab(AbFlags o) {
 
 }  // namespace
 
-void add_ab(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
+void add_ab(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
     auto options = std::make_shared<AbFlags>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
@@ -103,7 +104,7 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")
-        ->check(CLI::PositiveNumber)
+        ->check(Sign::positive)
         ->capture_default_str();
     cmd->add_option("--widths", options->widths, "Chains to measure: guesses in a row")
         ->delimiter(',')
@@ -120,7 +121,7 @@ void add_ab(CLI::App& app, Action& action) {
         ->capture_default_str();
     cmd->add_option("--seed", options->sampling.params.seed)->capture_default_str();
     cmd->add_option("--repeat", options->repeat, "Answers to each prompt and mode; the fastest counts")
-        ->check(CLI::Range(1, 100))
+        ->check(Range(1, 100))
         ->capture_default_str();
     cmd->add_flag("--host-rounds", options->host_rounds,
                   "On a GPU: draft and check through the host, also with a DFlash drafter");
@@ -129,14 +130,14 @@ void add_ab(CLI::App& app, Action& action) {
     cmd->add_option("--costs", options->costs,
                     "Run nothing, predict: ROWS:MS,... as `bench --verify-rows` has measured them");
     cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a guess is right")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(Range(0.0, 1.0))
         ->capture_default_str();
     cmd->add_option("--other-choices", options->others,
                     "With --costs: how often the second, third, ... choice for a token is right; predicts trees too")
         ->delimiter(',')
-        ->check(CLI::Range(1e-6, 1.0));
+        ->check(Range(1e-6, 1.0));
     cmd->add_option("--draft-ms", options->draft_ms, "With --costs: what a draft takes")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str();
     cmd->footer(
         "Every answer must be the one of plain decoding, token by token: else the exit code is 1.\n"

@@ -10,6 +10,7 @@
 #include "apps/bench_scorer.h"
 #include "apps/cmd_bench_serve.h"
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -232,63 +233,61 @@ int bench(const BenchFlags& o) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("bench", "Measure prefill and decode speed, alone or under load");
+void add_bench(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("bench", "Measure prefill and decode speed, alone or under load");
     auto options = std::make_shared<BenchFlags>();
-    wide_help(*cmd, 72);
+    cmd->wide_help(72);
     add_model_flags(*cmd, options->model);
     cmd->add_option("--prompt", options->prompts, "Prompt lengths to prefill")
         ->delimiter(',')
-        ->check(CLI::PositiveNumber)
+        ->check(Sign::positive)
         ->capture_default_str();
-    CLI::Option* depth = cmd->add_option("--depth", options->depths, "Contexts to decode at")
-                             ->delimiter(',')
-                             ->check(CLI::NonNegativeNumber)
-                             ->capture_default_str();
-    CLI::Option* frontier =
-        cmd->add_flag("--frontier{all}", options->frontier,
-                      "Prompts and depths of 0.1K, 1K, 4K, 16K, 32K, 64K and 128K, or --frontier=LIST");
+    Flag* depth = cmd->add_option("--depth", options->depths, "Contexts to decode at")
+                      ->delimiter(',')
+                      ->check(Sign::non_negative)
+                      ->capture_default_str();
+    Flag* frontier = cmd->add_flag("--frontier{all}", options->frontier,
+                                   "Prompts and depths of 0.1K, 1K, 4K, 16K, 32K, 64K and 128K, or --frontier=LIST");
     cmd->add_option(
            "--batch", options->batches,
            "Sequences that decode together; left out: 1, with --serve 1, 2, 4 ... 8 on the CPU or 128 on a GPU")
         ->delimiter(',')
-        ->check(CLI::Range(1, 256));
-    CLI::Option* verify =
+        ->check(Range(1, 256));
+    Flag* verify =
         cmd->add_option("--verify-rows", options->verify_rows,
                         "Rows of one sequence in a step, as a check of guesses has them: time a step of each, such as "
                         "1,2,4,8,16,24,32")
             ->delimiter(',')
-            ->check(CLI::Range(1, 256));
+            ->check(Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();
     cmd->add_option("--repeat", options->bench.repeat, "Repeats; the median is shown")->capture_default_str();
-    CLI::Option* drafter =
+    Flag* drafter =
         cmd->add_option("--drafter", options->drafter,
                         "Time a drafter's pass in the rounds that a GPU runs by itself, with each of --verify-rows: "
                         "random (a full-size "
                         "one for the model, in q8_0), random:SHAPE:TYPE, demo, or a DFlash drafter's file or folder");
-    CLI::Option* routing = cmd->add_option("--routing", options->model.random_routing,
-                                           "How rows of --random-weights choose experts: alike (rows of a text choose "
-                                           "much the same) | uniform (each by itself) | skewed (so too, some experts "
-                                           "more often, as trained routers do)")
-                               ->check(CLI::IsMember({"alike", "uniform", "skewed"}))
-                               ->capture_default_str();
-    CLI::Option* profile =
-        cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
-    CLI::Option* energy = cmd->add_flag("--energy", options->energy,
-                                        "Show the joules of a token by the driver's count for the whole GPU; "
-                                        "repeats should take a second or more (--gen)");
+    Flag* routing = cmd->add_option("--routing", options->model.random_routing,
+                                    "How rows of --random-weights choose experts: alike (rows of a text choose "
+                                    "much the same) | uniform (each by itself) | skewed (so too, some experts "
+                                    "more often, as trained routers do)")
+                        ->check(IsMember({"alike", "uniform", "skewed"}))
+                        ->capture_default_str();
+    Flag* profile = cmd->add_flag("--profile", options->bench.profile, "Show the time, GB/s and TFLOP/s of each op");
+    Flag* energy = cmd->add_flag("--energy", options->energy,
+                                 "Show the joules of a token by the driver's count for the whole GPU; "
+                                 "repeats should take a second or more (--gen)");
     cmd->add_flag("--json", options->as_json, "Print JSON");
-    CLI::Option* random = cmd->add_option(
+    Flag* random = cmd->add_option(
         "--random-weights", options->model.random_weights,
         "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
         "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
     routing->needs(random);
     add_serve_flags(*cmd, options->serve);
-    for (CLI::Option* option : {depth, frontier, profile, random, verify, drafter, energy})
+    for (Flag* option : {depth, frontier, profile, random, verify, drafter, energy})
         options->serve.option->excludes(option);
     add_scorer_flags(*cmd, options->scorer);
-    for (CLI::Option* option : {depth, frontier, verify, drafter, energy, options->serve.option})
+    for (Flag* option : {depth, frontier, verify, drafter, energy, options->serve.option})
         options->scorer.option->excludes(option);
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed", "--alpha", "--blocks"})

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/load_report.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -28,39 +29,39 @@ EngineOptions load_engine_options(const ServeFlags& flags, const std::vector<int
 
 }  // namespace
 
-void add_serve_flags(CLI::App& cmd, ServeFlags& f) {
+void add_serve_flags(Command& cmd, ServeFlags& f) {
     constexpr const char* kGroup = "Load on an engine (--serve)";
     f.option = cmd.add_flag("--serve", f.serve,
                             "Load on an engine: --batch answers that decode together, behind --prompt tokens each; or "
                             "what the flags below say");
-    const auto serves = [&](CLI::Option* option) { return option->group(kGroup)->needs(f.option); };
+    const auto serves = [&](Flag* option) { return option->group(kGroup)->needs(f.option); };
     serves(cmd.add_option("--rate", f.rate,
                           "Requests a second that arrive at random, with --gen tokens each, prompts "
                           "drawn from the lengths of --prompt"))
-        ->check(CLI::PositiveNumber);
+        ->check(Sign::positive);
     serves(cmd.add_option("--requests", f.requests, "How many, with --rate"))
-        ->check(CLI::Range(1, 1000000))
+        ->check(Range(1, 1000000))
         ->capture_default_str();
     serves(cmd.add_option("--beside", f.beside, "N,TOKENS: N answers decode while a prompt of TOKENS is read"))
         ->delimiter(',')
         ->expected(2)
-        ->check(CLI::PositiveNumber);
+        ->check(Sign::positive);
     serves(cmd.add_option("--agent", f.agent,
                           "TURNS,TOKENS: a conversation that grows to TOKENS, with tool results and "
                           "side requests"))
         ->delimiter(',')
         ->expected(2)
-        ->check(CLI::PositiveNumber);
+        ->check(Sign::positive);
     serves(cmd.add_option("--rows-beside", f.prompt_rows,
                           "Prompt rows of a step beside decoding answers; 0: 64 on the CPU, 2048 on a GPU"))
-        ->check(CLI::Range(0, 65536))
+        ->check(Range(0, 65536))
         ->capture_default_str();
     serves(cmd.add_option("--slowdown", f.slowdown,
                           "How much longer a token may take while a prompt is read, some layers at a time"))
-        ->check(CLI::Range(1.0, 1e6))
+        ->check(Range(1.0, 1e6))
         ->capture_default_str();
     serves(cmd.add_option("--temperature", f.temperature, "Of the answers; 0: the most likely token"))
-        ->check(CLI::Range(0.0, 100.0))
+        ->check(Range(0.0, 100.0))
         ->capture_default_str();
     serves(cmd.add_option("--load-seed", f.seed, "Of arrivals, drawn lengths and sizes of tool results"))
         ->capture_default_str();

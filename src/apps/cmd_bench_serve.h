@@ -1,7 +1,6 @@
 // The part of `riptide bench` behind --serve.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -9,6 +8,8 @@
 #include "apps/model_flags.h"
 
 namespace riptide::apps {
+
+class Flag;
 
 struct ServeFlags {
     bool serve = false, deterministic = false, no_prefix_cache = false;
@@ -18,9 +19,9 @@ struct ServeFlags {
     int32_t prompt_rows = 0;
     double slowdown = EngineOptions().slowdown;
     uint64_t seed = 1;
-    CLI::Option* option = nullptr;  // --serve
+    Flag* option = nullptr;  // --serve
 };
-void add_serve_flags(CLI::App& cmd, ServeFlags& flags);
+void add_serve_flags(Command& cmd, ServeFlags& flags);
 
 /// Measures what the flags ask for and prints it. `batches` empty: 1, 2, 4 ... up to what the device runs by default.
 int bench_serve(const ModelFlags& model, const ServeFlags& flags, const LoadOptions& load,

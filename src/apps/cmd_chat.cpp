@@ -8,6 +8,7 @@
 #include "apps/chat_turn.h"
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
+#include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -138,8 +139,8 @@ int chat(const ChatFlags& o) {
 
 }  // namespace
 
-void add_chat(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("chat", "Talk to a model, with reasoning and tool calls");
+void add_chat(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("chat", "Talk to a model, with reasoning and tool calls");
     auto options = std::make_shared<ChatFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("-m,--message", options->message, "Ask this once; without it and --messages: a conversation");

@@ -1,35 +1,43 @@
 // riptide completion: what a shell needs to complete commands and flags, made from the commands themselves.
 #include <cstdio>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "base/error.h"
 
 namespace riptide::apps {
 
 namespace {
 
-std::string words_of(const CLI::App& command) {
+/// The flags of a command but for those of one letter.
+std::vector<std::string> long_names(const Command& command) {
+    std::vector<std::string> names = command.flag_names();
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("--"); });
+    return names;
+}
+
+std::string words_of(const Command& command) {
     std::string out;
-    for (const CLI::Option* option : command.get_options())
-        for (const std::string& name : option->get_lnames()) out += (out.empty() ? "--" : " --") + name;
+    for (const std::string& name : long_names(command)) out += (out.empty() ? "" : " ") + name;
     return out;
 }
 
-std::string names_of(const CLI::App& app) {
+std::string names_of(const Command& app) {
     std::string out;
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-        out += (out.empty() ? "" : " ") + sub->get_name();
+    for (const Command* sub : app.subcommands()) out += (out.empty() ? "" : " ") + sub->name();
     return out;
 }
 
 /// For bash; zsh reads it too, through bashcompinit.
-std::string bash_script(const CLI::App& app) {
+std::string bash_script(const Command& app) {
     std::string cases;
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    for (const Command* sub : app.subcommands()) {
         std::string words = words_of(*sub);
-        if (sub->get_name() == "launch") words += " claude codex opencode pi";
-        cases += fmt::format("    {}) words=\"{}\" ;;\n", sub->get_name(), words);
+        if (sub->name() == "launch") words += " claude codex opencode pi";
+        cases += fmt::format("    {}) words=\"{}\" ;;\n", sub->name(), words);
     }
     return fmt::format(
         "_riptide() {{\n"
@@ -45,22 +53,21 @@ std::string bash_script(const CLI::App& app) {
         names_of(app), cases);
 }
 
-std::string fish_script(const CLI::App& app) {
+std::string fish_script(const Command& app) {
     std::string out = fmt::format("complete -c riptide -n __fish_use_subcommand -f -a '{}'\n", names_of(app));
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-        for (const CLI::Option* option : sub->get_options())
-            for (const std::string& name : option->get_lnames())
-                out += fmt::format("complete -c riptide -n '__fish_seen_subcommand_from {}' -l {}\n", sub->get_name(),
-                                   name);
+    for (const Command* sub : app.subcommands())
+        for (const std::string& name : long_names(*sub))
+            out += fmt::format("complete -c riptide -n '__fish_seen_subcommand_from {}' -l {}\n", sub->name(),
+                               name.substr(2));
     return out;
 }
 
 }  // namespace
 
-void add_completion(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("completion", "Print a script that completes riptide's commands in a shell");
+void add_completion(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("completion", "Print a script that completes riptide's commands in a shell");
     auto shell = std::make_shared<std::string>();
-    cmd->add_option("SHELL", *shell, "bash | zsh | fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+    cmd->add_option("SHELL", *shell, "bash | zsh | fish")->required()->check(IsMember({"bash", "zsh", "fish"}));
     cmd->footer("Examples:\n  source <(riptide completion bash)\n  riptide completion fish | source");
     cmd->callback([shell, &app, &action] {
         action = [shell, &app] {

@@ -13,6 +13,7 @@
 #include "apps/commands.h"
 #include "apps/demo_model.h"
 #include "apps/environment.h"
+#include "apps/flags.h"
 #include "apps/local_http.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -152,8 +153,8 @@ int doctor(const DoctorFlags& o) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Action& action) {
-    CLI::App* cmd =
+void add_doctor(Command& app, Action& action) {
+    Command* cmd =
         app.add_subcommand("doctor", "Check whether everything is there to run a model, and say what is not");
     auto options = std::make_shared<DoctorFlags>();
     cmd->add_option("MODEL", options->model, "A GGUF file or a folder; left out: the demo model");

@@ -7,6 +7,7 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/terminal.h"
 #include "engine/loaded_text.h"
 #include "text/chat.h"
@@ -112,8 +113,8 @@ void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("inspect", "Print a checkpoint: config, tensor types and sizes, chat template");
+void add_inspect(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("inspect", "Print a checkpoint: config, tensor types and sizes, chat template");
     auto options = std::make_shared<InspectFlags>();
     cmd->add_option("MODEL", options->model, "GGUF file or safetensors folder; left out: the demo model");
     cmd->add_flag("--tensors", options->tensors, "List every tensor");

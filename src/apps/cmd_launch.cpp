@@ -13,6 +13,7 @@
 #include "apps/child_process.h"
 #include "apps/commands.h"
 #include "apps/environment.h"
+#include "apps/flags.h"
 #include "apps/local_http.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -117,17 +118,16 @@ int launch(const LaunchFlags& o) {
 
 }  // namespace
 
-void add_launch(CLI::App& app, Action& action) {
-    CLI::App* cmd =
+void add_launch(Command& app, Action& action) {
+    Command* cmd =
         app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
     auto options = std::make_shared<LaunchFlags>();
     cmd->add_option("AGENT", options->agent, "claude | codex | opencode | pi")
         ->required()
-        ->check(CLI::IsMember({"claude", "codex", "opencode", "pi"}));
+        ->check(IsMember({"claude", "codex", "opencode", "pi"}));
     cmd->add_option("ARGUMENTS", options->rest, "For the agent, behind --");
     cmd->add_option("--model", options->model, "What to serve, if no server runs; left out: the demo model");
     add_server_address(*cmd, options->server);
-    cmd->positionals_at_end(false);
     cmd->footer(
         "The agent's own settings stay as they are: it gets variables, flags and a temporary folder.\n"
         "Examples:\n  riptide launch claude --model laguna-xs.2-q4_k_m.gguf\n  riptide launch codex -- exec 'fix the "

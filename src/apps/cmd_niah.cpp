@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/niah_report.h"
 #include "apps/terminal.h"
@@ -119,8 +120,8 @@ int niah(const NiahFlags& o) {
 
 }  // namespace
 
-void add_niah(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("niah", "Ask about facts in long texts, with whole and with compressed prompts");
+void add_niah(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("niah", "Ask about facts in long texts, with whole and with compressed prompts");
     auto options = std::make_shared<NiahFlags>();
     add_model_flags(*cmd, options->model);
     const auto list = [&](const char* name, auto& values, const char* help) {
@@ -129,7 +130,7 @@ void add_niah(CLI::App& app, Action& action) {
     list("--tasks", options->tasks, "single, multi-key, multi-value, variables, counting, code, tool; left out: all");
     list("--lengths", options->lengths, "Tokens of prompt and answer together")->capture_default_str();
     list("--depths", options->niah.depths, "Where what answers stands, in percent of the text")
-        ->check(CLI::Range(0, 100))
+        ->check(Range(0, 100))
         ->capture_default_str();
     list("--keep", options->keeps, "Share of the prompt that the model reads; dense: all of it")->capture_default_str();
     cmd->add_option("--scorer", options->compress.scorer,
@@ -137,10 +138,10 @@ void add_niah(CLI::App& app, Action& action) {
     add_positions_flag(*cmd, options->compress);
     add_scoring_flags(*cmd, options->compress);
     cmd->add_option("--count", options->niah.count, "Questions of each task, length and depth")
-        ->check(CLI::Range(1, 10000))
+        ->check(Range(1, 10000))
         ->capture_default_str();
     cmd->add_option("-n,--tokens-max", options->niah.max_tokens, "Tokens of an answer at most")
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(Range(1, 1 << 20))
         ->capture_default_str();
     cmd->add_option("--seed", options->niah.seed, "Other texts and questions")->capture_default_str();
     cmd->add_flag("--think", options->niah.think, "Let the model reason first; give it room with -n");

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/kv_quality.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
@@ -122,13 +123,13 @@ int ppl(const PplFlags& o) {
 
 }  // namespace
 
-void add_ppl(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("ppl", "Perplexity of a text, with its standard error");
+void add_ppl(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("ppl", "Perplexity of a text, with its standard error");
     auto options = std::make_shared<PplFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("--text", options->file, "Text file")->required();
     cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")
-        ->check(CLI::PositiveNumber)
+        ->check(Sign::positive)
         ->capture_default_str();
     cmd->add_option(
            "--kv-types", options->kv_types,

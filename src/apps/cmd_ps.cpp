@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/local_http.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -56,14 +57,14 @@ int ps(const PsFlags& o) {
 
 }  // namespace
 
-void add_server_address(CLI::App& cmd, ServerAddress& server) {
+void add_server_address(Command& cmd, ServerAddress& server) {
     cmd.add_option("--host", server.host, "Where the server listens")->capture_default_str();
-    cmd.add_option("--port", server.port, "And its port")->check(CLI::Range(1, 65535))->capture_default_str();
+    cmd.add_option("--port", server.port, "And its port")->check(Range(1, 65535))->capture_default_str();
     cmd.add_option("--api-key", server.key, "The server's key, if it wants one");
 }
 
-void add_ps(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("ps", "Show what a running server does");
+void add_ps(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("ps", "Show what a running server does");
     auto options = std::make_shared<PsFlags>();
     add_server_address(*cmd, options->server);
     cmd->add_option("--tls-ca", options->server.tls_ca, "File with its certificate, or who signed it: speak TLS");

@@ -6,6 +6,7 @@
 #include "apps/commands.h"
 #include "apps/download.h"
 #include "apps/environment.h"
+#include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -50,8 +51,8 @@ int pull(PullFlags o) {
 
 }  // namespace
 
-void add_pull(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("pull", "Fetch a model from Hugging Face, or a server that looks like it");
+void add_pull(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("pull", "Fetch a model from Hugging Face, or a server that looks like it");
     auto options = std::make_shared<PullFlags>();
     cmd->add_option("REPO", options->what,
                     "OWNER/NAME[:VARIANT]; VARIANT: a GGUF type (Q4_K_M if left out), a file, or safetensors")

@@ -11,6 +11,7 @@
 #include "apps/convert_drafter.h"
 #include "apps/convert_qwen35.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/thread_pool.h"
 #include "engine/generation_defaults.h"
@@ -272,8 +273,8 @@ int quantize_file(const QuantizeFlags& options) {
 
 }  // namespace
 
-void add_quantize(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type");
+void add_quantize(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type");
     auto options = std::make_shared<QuantizeFlags>();
     cmd->add_option("IN", options->in, "Safetensors folder or GGUF file")->required();
     cmd->add_option("OUT", options->out, "GGUF file to write")->required();

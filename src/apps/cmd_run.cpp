@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -151,8 +152,8 @@ int run(const RunFlags& o) {
 
 }  // namespace
 
-void add_run(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("run", "Complete a prompt");
+void add_run(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("run", "Complete a prompt");
     auto options = std::make_shared<RunFlags>();
     add_model_flags(*cmd, options->model);
     cmd->add_option("-p,--prompt", options->prompt, "The text to continue");

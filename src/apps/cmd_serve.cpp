@@ -10,6 +10,7 @@
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/log_writer.h"
 #include "apps/model_flags.h"
 #include "apps/systemd.h"
@@ -236,11 +237,9 @@ int serve(const ServerFlags& o) {
     return 0;
 }
 
-void add_server_flags(CLI::App& cmd, ServerFlags& o) {
+void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
-    cmd.add_option("--port", o.server.http.port, "0: any that is free")
-        ->check(CLI::Range(0, 65535))
-        ->capture_default_str();
+    cmd.add_option("--port", o.server.http.port, "0: any that is free")->check(Range(0, 65535))->capture_default_str();
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
     cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
     cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
@@ -255,68 +254,68 @@ void add_server_flags(CLI::App& cmd, ServerFlags& o) {
     cmd.add_option("--cors-origin", o.server.cors_origins, "Let web pages of this origin ask (repeatable)")
         ->allow_extra_args(false);
     cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
-        ->check(CLI::Range(0, 86400))
+        ->check(Range(0, 86400))
         ->capture_default_str();
     cmd.add_flag("--quiet", o.quiet, "No line for each answer");
     cmd.add_option("--log-format", o.log_format, "Of these lines: text | json")
-        ->check(CLI::IsMember({"text", "json"}))
+        ->check(IsMember({"text", "json"}))
         ->capture_default_str();
     cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
-void add_engine_flags(CLI::App& cmd, ServerFlags& o) {
+void add_engine_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
-        ->check(CLI::Range(0, 1024))
+        ->check(Range(0, 1024))
         ->capture_default_str();
     cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(Range(1, 1 << 20))
         ->capture_default_str();
     cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
                    "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 on a GPU")
-        ->check(CLI::Range(0, 65536))
+        ->check(Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--slowdown", o.engine.slowdown,
                    "How much longer a token may take while prompts are read; 2: they get half of the device")
-        ->check(CLI::Range(1.0, 1e6))
+        ->check(Range(1.0, 1e6))
         ->capture_default_str();
     cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str();
     cmd.add_option("--cache-ram", o.cache_ram_mib, "Prefix cache in main memory, MiB; 0: none")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 32))
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
         ->capture_default_str();
     cmd.add_option("--cache-dir", o.engine.disk_cache, "Prefix cache on disk, in this folder");
     cmd.add_option("--cache-disk", o.cache_disk_gib, "Its size at most, GiB")
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
+        ->check(Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
     cmd.add_option("--reasoning", o.reasoning,
                    "Where a request does not say: on | off | auto (as the model's "
                    "generation_config.json has it, else its template)")
-        ->check(CLI::IsMember({"on", "off", "auto"}))
+        ->check(IsMember({"on", "off", "auto"}))
         ->capture_default_str();
     cmd.add_option("--chat-template-kwargs", o.template_kwargs,
                    "Variables of the chat template, where a request does not set them: a JSON object, e.g. "
                    "'{\"preserve_thinking\": true}'");
     cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
                    "Tokens of thinking, where a request does not say; -1: no limit")
-        ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
+        ->check(Range(int64_t{-1}, int64_t{1} << 31))
         ->capture_default_str();
     add_sampling_choice(cmd, o.server.sampling);
     for (const char* flag : {"--temperature", "--top-k", "--top-p", "--min-p"}) {
-        CLI::Option* option = cmd.get_option(flag);
-        option->description("Where a request does not say. " + option->get_description());
+        Flag* option = cmd.get_option(flag);
+        option->description("Where a request does not say. " + option->description());
     }
 }
 
 }  // namespace
 
-void add_serve(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
+void add_serve(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
     auto options = std::make_shared<ServerFlags>();
     options->server.http.port = 8484;
-    wide_help(*cmd, 52);
+    cmd->wide_help(52);
     add_model_flags(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);

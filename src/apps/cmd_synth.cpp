@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/synth_shapes.h"
 #include "apps/synth_vocab.h"
 #include "apps/terminal.h"
@@ -109,8 +110,8 @@ int synth(const SynthFlags& options) {
 
 }  // namespace
 
-void add_synth(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("synth", "Write a GGUF of a real shape with seeded random weights");
+void add_synth(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("synth", "Write a GGUF of a real shape with seeded random weights");
     auto options = std::make_shared<SynthFlags>();
     std::string names;
     for (const GgufLayout& shape : synth_shapes()) names += (names.empty() ? "" : ", ") + shape.name;

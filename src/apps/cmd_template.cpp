@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "text/jinja.h"
@@ -41,8 +42,8 @@ int render(const TemplateFlags& options) {
 
 }  // namespace
 
-void add_template(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
+void add_template(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("template", "Render a Jinja chat template as Hugging Face does");
     auto options = std::make_shared<TemplateFlags>();
     cmd->add_option("FILE", options->file, "Template (chat_template.jinja)")->required();
     cmd->add_option("--vars", options->variables, "JSON file with an object of variables: messages, tools, ...");

@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/loaded_text.h"
@@ -46,8 +47,8 @@ int tokenize(const TokenizeFlags& options) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("tokenize", "Print the token ids of a text");
+void add_tokenize(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("tokenize", "Print the token ids of a text");
     auto options = std::make_shared<TokenizeFlags>();
     cmd->add_option("MODEL", options->model,
                     "GGUF (vocabulary alone will do) or safetensors folder; left out: the demo model");

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/flags.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -131,8 +132,8 @@ int trace(const TraceFlags& o) {
 
 }  // namespace
 
-void add_trace(CLI::App& app, Action& action) {
-    CLI::App* cmd = app.add_subcommand("trace", "Token ids in, logits out; or compare every layer with a fixture");
+void add_trace(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("trace", "Token ids in, logits out; or compare every layer with a fixture");
     auto options = std::make_shared<TraceFlags>();
     options->model.kv = "f32";  // for comparing: nothing rounded on any device
     add_model_flags(*cmd, options->model);

@@ -1,6 +1,7 @@
 #include "apps/compress_flags.h"
 
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "engine/model_scorer.h"
@@ -25,7 +26,7 @@ double parse_amount(const std::string& text) {
 
 }  // namespace
 
-void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
+void add_compress_flags(Command& cmd, CompressFlags& flags) {
     cmd.add_option("--scorer", flags.scorer,
                    "A small Qwen3 model (GGUF file or folder; demo: the demo model's own) that reads long prompts "
                    "first; the model then reads only "
@@ -33,7 +34,7 @@ void add_compress_flags(CLI::App& cmd, CompressFlags& flags) {
                    "`riptide niah --help` says");
     cmd.add_option("--compress", flags.mode,
                    "Which prompts: auto (those above --compress-above TOKENS, 32K) | off | always")
-        ->check(CLI::IsMember({"auto", "off", "always"}))
+        ->check(IsMember({"auto", "off", "always"}))
         ->capture_default_str();
     cmd.add_option("--keep", flags.keep,
                    "What is kept of them: a share (0.1) of what can be left out, or so many tokens of all (4096, 8K)")
@@ -65,14 +66,14 @@ CompressionOptions compression_options(const CompressFlags& flags) {
     return out;
 }
 
-void add_positions_flag(CLI::App& cmd, CompressFlags& flags) {
+void add_positions_flag(Command& cmd, CompressFlags& flags) {
     cmd.add_option("--compress-positions", flags.positions,
                    "Where the model sees what is kept: compact (one behind the other) | original (where it stood)")
-        ->check(CLI::IsMember({"compact", "original"}))
+        ->check(IsMember({"compact", "original"}))
         ->capture_default_str();
 }
 
-void add_scoring_flags(CLI::App& cmd, CompressFlags& flags) {
+void add_scoring_flags(Command& cmd, CompressFlags& flags) {
     const std::string group = "How the scorer reads (--scorer)";
     cmd.add_option("--score-layers", flags.score_layers,
                    "Layers that score, 0-based, -1: the last; left out: all, of the demo's scorer the last. Those "
@@ -80,12 +81,12 @@ void add_scoring_flags(CLI::App& cmd, CompressFlags& flags) {
         ->delimiter(',')
         ->group(group);
     cmd.add_option("--alpha", flags.alpha, "Blocks of keys are read from this share of the largest mass on")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(Range(0.0, 1.0))
         ->capture_default_str()
         ->group(group);
     cmd.add_option("--blocks", flags.blocks,
                    "Blocks of 128 keys that a block of queries reads besides sinks and window")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str()
         ->group(group);
 }

@@ -1,7 +1,6 @@
 // Flags for shortening long prompts, and what comes of them for commands that hold a Session.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,10 +18,10 @@ struct CompressFlags {
     int32_t blocks = ops::SparseOptions().most_blocks;
 };
 /// --compress-positions.
-void add_positions_flag(CLI::App& cmd, CompressFlags& flags);
+void add_positions_flag(Command& cmd, CompressFlags& flags);
 /// --score-layers, --alpha, --blocks.
-void add_scoring_flags(CLI::App& cmd, CompressFlags& flags);
-void add_compress_flags(CLI::App& cmd, CompressFlags& flags);
+void add_scoring_flags(Command& cmd, CompressFlags& flags);
+void add_compress_flags(Command& cmd, CompressFlags& flags);
 /// Throws Error (usage) naming the flag that is wrong.
 CompressionOptions compression_options(const CompressFlags& flags);
 /// Loads it where the model runs; empty without --scorer. On a GPU before the model, which takes all memory that is

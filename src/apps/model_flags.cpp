@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/demo_model.h"
+#include "apps/flags.h"
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -24,49 +25,47 @@ DType kv_type(const std::string& name) {
 
 }  // namespace
 
-void add_model_flags(CLI::App& cmd, ModelFlags& flags) {
+void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("MODEL", flags.model, "GGUF file or safetensors folder; left out: the demo model");
     cmd.add_option("--device", flags.device, "auto (a GPU if there is one) | cpu | cuda")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->check(IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    cmd.add_option("--gpu", flags.gpu, "Which GPU, from 0")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd.add_option("--gpu", flags.gpu, "Which GPU, from 0")->check(Sign::non_negative)->capture_default_str();
     cmd.add_option("--memory-budget", flags.memory_budget,
                    "GPU memory to use at most, e.g. 24GiB or 8000MB; left out: what is free");
     cmd.add_flag("--portable", flags.portable, "Use only kernels that every supported GPU can run (for tests)");
-    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")
-        ->check(CLI::Range(0, 4096))
-        ->capture_default_str();
+    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")->check(Range(0, 4096))->capture_default_str();
     cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's, or what the GPU's memory holds")
-        ->check(CLI::NonNegativeNumber)
+        ->check(Sign::non_negative)
         ->capture_default_str();
     cmd.add_option("--kv", flags.kv,
                    "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
                    "q8_0 on a GPU (f16 if heads are no multiple of 32)")
         ->capture_default_str();
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
-        ->check(CLI::Range(0, 65536))
+        ->check(Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--decode", flags.decode,
                    "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) "
                    "| auto: the faster")
-        ->check(CLI::IsMember({"auto", "chain", "persistent"}))
+        ->check(IsMember({"auto", "chain", "persistent"}))
         ->capture_default_str()
         ->group("");  // told by bench: help is one screen
     cmd.add_option("--delta", flags.delta,
                    "How prompts pass Gated DeltaNet layers on a Hopper GPU: rows (the same bits in any parts) | chunks "
                    "(faster; bits depend on where steps begin)")
-        ->check(CLI::IsMember({"rows", "chunks"}))
+        ->check(IsMember({"rows", "chunks"}))
         ->capture_default_str()
         ->group("");  // told by bench
     cmd.add_option("--prefill", flags.prefill,
                    "Prompts on a GPU: bf16 | fp8 (Hopper: faster, a byte of memory a weight more, rounded to e4m3)")
-        ->check(CLI::IsMember({"bf16", "fp8"}))
+        ->check(IsMember({"bf16", "fp8"}))
         ->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
 }
 
-void add_draft_flags(CLI::App& cmd, DraftFlags& flags) {
+void add_draft_flags(Command& cmd, DraftFlags& flags) {
     cmd.add_option("--drafter", flags.drafter,
                    "Guess tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
                    "DFlash drafter's file or folder");
@@ -196,7 +195,7 @@ SamplingParams usual_sampling() {
     return out;
 }
 
-void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice) {
+void add_sampling_choice(Command& cmd, SamplingChoice& choice) {
     cmd.add_option("--temperature", choice.temperature,
                    "0: always the most likely token; left out: as the model's file says, else 0.7");
     cmd.add_option("--top-k", choice.top_k, "Draw from the k most likely; 0: all; left out: the file's, else 20");
@@ -207,7 +206,7 @@ void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice) {
     cmd.add_option("--repetition-penalty", choice.repetition_penalty, "1: none; left out: the file's, else 1");
 }
 
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out) {
+void add_sampling_flags(Command& cmd, SamplingFlags& flags, const char* left_out) {
     SamplingParams& p = flags.params = usual_sampling();
     cmd.add_option("-n,--tokens-max", flags.max_tokens,
                    fmt::format("Tokens to make at most, 1 or more; left out: {}", left_out));

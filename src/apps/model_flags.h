@@ -1,7 +1,6 @@
 // Flags that several subcommands share, and the objects they describe.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +10,8 @@
 #include "engine/session.h"
 
 namespace riptide::apps {
+
+class Command;
 
 /// MODEL and how to run it.
 struct ModelFlags {
@@ -25,14 +26,14 @@ struct ModelFlags {
     double yarn_attention_factor = -1;
     std::string delta = "rows";
 };
-void add_model_flags(CLI::App& cmd, ModelFlags& flags);
+void add_model_flags(Command& cmd, ModelFlags& flags);
 
 /// Who guesses tokens ahead, and how many.
 struct DraftFlags {
     std::string drafter, width = "auto";
     int32_t tree = 0;
 };
-void add_draft_flags(CLI::App& cmd, DraftFlags& flags);
+void add_draft_flags(Command& cmd, DraftFlags& flags);
 /// Throws Error (usage) naming the flag that is wrong.
 SpeculationOptions speculation_options(const DraftFlags& flags);
 /// Where and how the flags want the model to run. Throws Error naming the flag that is wrong.
@@ -51,7 +52,7 @@ std::string kv_name(DType k, DType v);
 /// How tokens are drawn where neither the command line nor the model's file says.
 SamplingParams usual_sampling();
 /// --temperature, --top-k, --top-p, --min-p, --repetition-penalty: what a model's file may say too.
-void add_sampling_choice(CLI::App& cmd, SamplingChoice& choice);
+void add_sampling_choice(Command& cmd, SamplingChoice& choice);
 
 /// What -n means where it is not given and an answer to one prompt is wanted.
 inline constexpr int64_t kDefaultTokens = 128;
@@ -63,7 +64,7 @@ struct SamplingFlags {
     std::optional<int64_t> max_tokens;  // none: `fallback` of sampling_params()
 };
 /// `left_out`: what -n means where it is not given.
-void add_sampling_flags(CLI::App& cmd, SamplingFlags& flags, const char* left_out);
+void add_sampling_flags(Command& cmd, SamplingFlags& flags, const char* left_out);
 /// The parameters, checked; told on stderr if the model's makers have a part in them. `fallback` tokens at most where
 /// -n is not given; -1: until the context is full. Throws Error (usage).
 SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,
