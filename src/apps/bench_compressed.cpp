@@ -60,7 +60,7 @@ struct Turn {
 };
 
 Turn timed_turn(Engine& engine, const json::array& messages, const CompressionRequest& compression) {
-    struct Reply {
+    struct TurnReply {
         std::promise<void> over;
         double first = -1;
         std::string text;
@@ -74,7 +74,7 @@ Turn timed_turn(Engine& engine, const json::array& messages, const CompressionRe
     request.sampling.ignore_eos = true;
     request.want_tokens = true;
     request.compression = compression;
-    const auto reply = std::make_shared<Reply>();
+    const auto reply = std::make_shared<TurnReply>();
     const auto start = Clock::now();
     engine.submit(std::move(request), [reply, start](const Event& event) {
         if (std::holds_alternative<TokensDrawn>(event.body) && reply->first < 0) reply->first = since(start);
