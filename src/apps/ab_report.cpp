@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "apps/svg.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

@@ -5,6 +5,8 @@
 
 #include "apps/ab_run.h"
 
+#include "base/json.h"
+
 namespace riptide::apps {
 
 /// Of all prompts together, a line for each mode; then a line for each prompt.

@@ -6,6 +6,7 @@
 #include "apps/demo_model.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 #include "engine/speculation.h"
 #include "text/chat.h"

@@ -8,6 +8,7 @@
 #include "apps/random_checkpoint.h"
 #include "apps/terminal.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "engine/draft_rounds.h"
 #include "ops/topk.h"
 

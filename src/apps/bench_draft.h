@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/bench_rows.h"
+#include "base/json.h"
 #include "io/checkpoint.h"
 
 namespace riptide::apps {

@@ -1,6 +1,7 @@
 #include "apps/chat_turn.h"
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

@@ -8,6 +8,7 @@
 
 #include "apps/compress_flags.h"
 #include "apps/model_flags.h"
+#include "base/json.h"
 #include "engine/model_text.h"
 #include "text/chat.h"
 #include "text/stream_parser.h"

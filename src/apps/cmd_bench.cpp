@@ -14,6 +14,7 @@
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

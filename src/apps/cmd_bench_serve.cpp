@@ -8,6 +8,7 @@
 #include "apps/load_report.h"
 #include "apps/terminal.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

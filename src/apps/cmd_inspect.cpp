@@ -9,6 +9,7 @@
 #include "apps/demo_model.h"
 #include "apps/flags.h"
 #include "apps/terminal.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 #include "text/chat.h"
 

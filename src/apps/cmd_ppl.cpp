@@ -10,6 +10,7 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 #include "ops/topk.h"
 

@@ -13,6 +13,7 @@
 #include "apps/demo_model.h"
 #include "apps/flags.h"
 #include "apps/terminal.h"
+#include "base/json.h"
 #include "base/thread_pool.h"
 #include "engine/generation_defaults.h"
 #include "io/gguf.h"

@@ -12,6 +12,7 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 
 namespace riptide::apps {

@@ -17,6 +17,7 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/engine.h"
 #include "engine/loaded_text.h"
 #include "models/dflash_config.h"

@@ -9,6 +9,7 @@
 #include "apps/flags.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 
 namespace riptide::apps {

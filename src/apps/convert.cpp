@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "io/hf_config.h"
 #include "models/laguna_config.h"
 #include "models/qwen35_config.h"

@@ -1,6 +1,7 @@
 #include "apps/convert_drafter.h"
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

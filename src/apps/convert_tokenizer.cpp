@@ -3,6 +3,7 @@
 
 #include "apps/convert.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "engine/loaded_text.h"
 #include "text/pretokenizer.h"
 

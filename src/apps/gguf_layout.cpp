@@ -1,5 +1,7 @@
 #include "apps/gguf_layout.h"
 
+#include "base/json.h"
+
 #include <fmt/core.h>
 
 namespace riptide::apps {

@@ -10,6 +10,8 @@
 
 #include "apps/model_flags.h"
 
+#include "base/json.h"
+
 namespace riptide::apps {
 
 /// A question whose answer stands somewhere in its own prompt.

@@ -4,6 +4,7 @@
 
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

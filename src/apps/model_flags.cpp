@@ -8,6 +8,7 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::apps {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "base/json.h"
 #include "engine/session.h"
 
 namespace riptide::apps {

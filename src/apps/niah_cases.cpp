@@ -6,6 +6,7 @@
 
 #include "apps/chat_message.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

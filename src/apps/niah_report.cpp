@@ -5,6 +5,7 @@
 
 #include "apps/svg.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

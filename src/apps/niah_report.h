@@ -7,6 +7,8 @@
 
 #include "apps/niah_run.h"
 
+#include "base/json.h"
+
 namespace riptide::apps {
 
 /// "dense", "0.1"

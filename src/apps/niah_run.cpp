@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 

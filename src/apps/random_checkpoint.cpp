@@ -13,6 +13,7 @@
 #include "apps/synth_shapes.h"
 #include "apps/synth_vocab.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/thread_pool.h"
 #include "quant/quant_mix.h"
 #include "quant/random_fill.h"

@@ -6,6 +6,7 @@
 
 #include "apps/gguf_layout.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "text/utf8.h"
 
 namespace riptide::apps {

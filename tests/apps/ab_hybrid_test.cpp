@@ -4,6 +4,7 @@
 
 #include "apps/ab_run.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/source_dir.h"
 #include "tests/test_device.h"
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "apps/commands.h"
+#include "base/json.h"
 #include "engine/generation_defaults.h"
 #include "tests/io/test_files.h"
 #include "tests/server/qwen_folder.h"

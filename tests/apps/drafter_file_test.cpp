@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "apps/commands.h"
+#include "base/json.h"
 #include "cache/batch_builder.h"
 #include "io/gguf_writer.h"
 #include "models/dflash.h"

@@ -7,6 +7,7 @@
 
 #include "apps/niah_report.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide::apps {
 namespace {

@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "base/json.h"
 #include "engine/loaded_text.h"
 #include "engine/model_text.h"
 #include "tests/engine/engine_world.h"

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/constrainer.h"
 #include "tests/engine/engine_world.h"
 #include "tests/text/schema_judge.h"

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/json.h"
 #include "engine/session.h"
 #include "tests/models/fixture.h"
 

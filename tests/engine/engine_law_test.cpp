@@ -3,6 +3,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/fake_model.h"
 

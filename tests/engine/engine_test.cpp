@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/engine/engine_world.h"
 
 namespace riptide::testing {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/json.h"
 #include "io/gguf_writer.h"
 #include "io/safetensors_writer.h"
 #include "tests/io/test_files.h"

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

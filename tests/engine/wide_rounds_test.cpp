@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/draft_rounds.h"
+#include "base/json.h"
 #include "engine/session.h"
 #include "quant/random_fill.h"
 #include "tests/engine/ahead_world.h"

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/anthropic_request.h"
+#include "base/json.h"
 #include "server/responses_request.h"
 
 namespace {

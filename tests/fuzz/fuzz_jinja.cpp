@@ -7,6 +7,8 @@
 
 #include "text/jinja.h"
 
+#include "base/json.h"
+
 namespace {
 
 using namespace riptide;

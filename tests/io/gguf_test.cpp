@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/json.h"
 #include "io/gguf_writer.h"
 #include "tests/io/test_files.h"
 

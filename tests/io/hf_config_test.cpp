@@ -1,5 +1,6 @@
 #include "io/hf_config.h"
 
+#include "base/json.h"
 #include "io/gguf_writer.h"
 #include "io/safetensors_writer.h"
 #include "tests/io/test_files.h"

@@ -6,6 +6,7 @@
 // GPU, and the two round independently (rounding.h). An error of norm e |x| without a preferred direction moves the
 // distance of two logits by e |x| |w_a - w_b| / sqrt(D); five standard deviations are allowed.
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/session.h"
 #include "ops/topk.h"
 #include "tests/models/fixture.h"

@@ -1,6 +1,7 @@
 // Hyper-parameters of drafters: dialects become one convention, gaps and contradictions are named.
 #include "models/dflash_config.h"
 
+#include "base/json.h"
 #include "tests/models/expect_says.h"
 #include "tests/models/fixture.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "io/checkpoint.h"
+#include "base/json.h"
 #include "models/binder.h"
 
 namespace riptide::testing {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "engine/session.h"
 #include "ops/topk.h"
 #include "tests/models/fixture.h"

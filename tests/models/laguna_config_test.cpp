@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "ops/rope.h"
 #include "tests/models/expect_says.h"
 #include "tests/models/laguna_metadata.h"

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "io/gguf_writer.h"
+#include "base/json.h"
 #include "io/safetensors_writer.h"
 #include "tests/models/fixture.h"
 #include "tests/models/laguna_metadata.h"

@@ -1,6 +1,8 @@
 // One model in every file layout gives the same logits, bit for bit.
 #include "tests/models/laguna_layouts.h"
 
+#include "base/json.h"
+
 namespace riptide::testing {
 namespace {
 

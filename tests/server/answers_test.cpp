@@ -2,6 +2,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

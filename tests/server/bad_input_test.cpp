@@ -3,6 +3,8 @@
 
 #include "tests/server/http_client.h"
 
+#include "base/json.h"
+
 namespace riptide::testing {
 namespace {
 

@@ -1,6 +1,8 @@
 // Long prompts made shorter, over HTTP: the field `compress`, and what replies say of it.
 #include "tests/server/http_client.h"
 
+#include "base/json.h"
+
 namespace riptide::testing {
 namespace {
 

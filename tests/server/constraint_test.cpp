@@ -1,5 +1,6 @@
 // Forms of answers over HTTP: honoured in every dialect, streamed or not; what is wrong with them is named.
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 #include "tests/text/schema_judge.h"
 

@@ -1,6 +1,7 @@
 // What requests get that say nothing: request, command line, the model's file, what is built in, in this order, through
 // every route that draws or renders.
 #include "io/gguf_writer.h"
+#include "base/json.h"
 #include "tests/io/test_files.h"
 #include "tests/server/http_client.h"
 #include "tests/server/qwen_folder.h"

@@ -1,6 +1,8 @@
 // What an echoed prompt says of its text.
 #include "tests/server/http_client.h"
 
+#include "base/json.h"
+
 namespace riptide::testing {
 namespace {
 

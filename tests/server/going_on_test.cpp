@@ -1,6 +1,8 @@
 // Answers that go on with a last message of the assistant (prefill), in each API that has them.
 #include "tests/server/http_client.h"
 
+#include "base/json.h"
+
 namespace riptide::testing {
 namespace {
 

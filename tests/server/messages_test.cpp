@@ -1,5 +1,6 @@
 // Anthropic's API: the same answers in blocks, and history that comes back in blocks.
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -1,5 +1,6 @@
 // Replies that cannot be made of what the engine says: the client is told, in its words, and so is the log.
 #include "server/api.h"
+#include "base/json.h"
 #include "server/http_server.h"
 #include "tests/server/http_client.h"
 

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "io/checkpoint.h"
 #include "io/safetensors_writer.h"
 #include "tensor/half.h"

@@ -1,6 +1,7 @@
 // A model of another dialect behind the same server: the small Qwen3 fixture with a vocabulary of bytes and Qwen's
 // markup, and a template in the dialect of Qwen3.5. Its words mean nothing; forms make it say what is needed.
 #include "tests/server/http_client.h"
+#include "base/json.h"
 #include "tests/server/qwen_folder.h"
 
 namespace riptide::testing {

@@ -1,5 +1,6 @@
 // OpenAI's Responses API: the same answers as items, in the order of events that clients insist on.
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

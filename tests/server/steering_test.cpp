@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "tests/engine/fake_model.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -2,6 +2,7 @@
 #include <random>
 
 #include "server/access.h"
+#include "base/json.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "base/json.h"
 #include "tests/text/jinja_cases.h"
 
 namespace riptide {

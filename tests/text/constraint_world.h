@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/text/small_vocabulary.h"
+#include "base/json.h"
 #include "text/constraint.h"
 #include "text/grammar_ebnf.h"
 #include "text/grammar_regex.h"

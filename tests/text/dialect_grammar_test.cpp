@@ -1,6 +1,7 @@
 // Answers held to tool calls: whatever is drawn, the stream parser makes valid calls of it.
 #include "text/dialect.h"
 
+#include "base/json.h"
 #include "tests/text/constraint_world.h"
 #include "tests/text/schema_judge.h"
 

@@ -6,6 +6,8 @@
 
 #include "tests/text/jinja_cases.h"
 
+#include "base/json.h"
+
 namespace riptide {
 namespace {
 

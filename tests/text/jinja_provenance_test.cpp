@@ -1,5 +1,6 @@
 // Which bytes of a rendered text are the template's own.
 #include "tests/text/jinja_cases.h"
+#include "base/json.h"
 #include "text/jinja_text.h"
 
 #include <random>

@@ -4,6 +4,8 @@
 
 #include "tests/text/jinja_cases.h"
 
+#include "base/json.h"
+
 namespace riptide {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tests/text/stream_answers.h"
+#include "base/json.h"
 #include "text/dialect_laguna.h"
 
 namespace riptide::testing_laguna {

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "tests/text/laguna_answers.h"
+#include "base/json.h"
 #include "text/utf8.h"
 
 namespace riptide {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/text/small_vocabulary.h"
 #include "text/nfc.h"
 #include "text/utf8.h"

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tests/text/stream_answers.h"
+#include "base/json.h"
 #include "text/dialect_qwen.h"
 
 namespace riptide::testing_qwen {

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "io/checkpoint.h"
+#include "base/json.h"
 #include "tests/text/jinja_cases.h"
 #include "tests/text/stream_answers.h"
 #include "text/chat.h"

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "tests/text/qwen_answers.h"
+#include "base/json.h"
 #include "text/json_call.h"
 
 namespace riptide {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/test_device.h"
 #include "tests/text/demo_tokenizer.h"
 #include "tests/text/small_vocabulary.h"

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/text/small_vocabulary.h"
 
 namespace riptide {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tests/text/small_vocabulary.h"
 #include "text/utf8.h"
 
