@@ -30,6 +30,9 @@ function(riptide_back_end name)
   foreach(target ${back_ends})
     target_link_libraries(${target} PUBLIC riptide_${name})
   endforeach()
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    target_compile_options(riptide_${name}_no_cuda PRIVATE -Wno-unused-private-field)  # of classes of which nothing is there
+  endif()
   target_link_libraries(riptide_${name} PUBLIC
     $<IF:$<BOOL:$<TARGET_PROPERTY:RIPTIDE_GPU>>,riptide_${name}_cuda,riptide_${name}_no_cuda>)
 endfunction()

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "models/facts.h"
 #include "models/laguna_config.h"
 

@@ -256,7 +256,8 @@ void run_tiles(Context& ctx, const AttentionJob& job, const std::vector<Attentio
 /// a tile and set of heads merges them all, in order.
 void run_pieces(Context& ctx, const AttentionJob& job, const std::vector<AttentionTile>& tiles, Tensor& out) {
     const int64_t sets = job.sets(), items = static_cast<int64_t>(tiles.size()) * sets;
-    const auto [first, end] = piece_range(tiles);
+    const PieceRange seen = piece_range(tiles);
+    const int64_t first = seen.first, end = seen.end;
     const int64_t stride = job.most_rows * job.group * job.state;
     const int64_t pieces = std::clamp<int64_t>(kPartialFloats / (items * stride), 1, end - first);
     float* partial = floats(ctx, items * pieces * stride);

@@ -8,8 +8,8 @@ const AttentionKernels* attention_kernels(const char* name) {
     const std::string_view wanted = name;
     if (wanted == "base") return &kAttentionBase;
 #if defined(__x86_64__)
-    if (wanted == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+    if (wanted == "avx2" && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("fma"))  // and with them F16C, which clang 14 cannot ask for
         return &kAttentionAvx2;
     if (wanted == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))

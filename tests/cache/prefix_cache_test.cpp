@@ -96,7 +96,7 @@ TEST(prefix_cache, salts_never_share) {
     SequenceState s(*world.kv);
     ASSERT_TRUE(world.feed(s, c.tokens, 7));
     world.cache->publish({a, c.tokens, {}}, s, PrefixCache::Mark::message);
-    Ints longer = c.tokens;
+    TokenIds longer = c.tokens;
     longer.push_back(1);
     EXPECT_EQ(world.cache->find({a, longer, {}}).cached, 43);
     EXPECT_EQ(world.cache->find({b, longer, {}}).cached, 0);
@@ -118,14 +118,14 @@ TEST(prefix_cache, a_sequence_keeps_what_it_was_at_lengths_that_its_step_went_th
             EXPECT_TRUE(world.cache->publish({salt, c.tokens, {}}, *running[0], PrefixCache::Mark::message, length));
         }
         world.expect_exact(running);
-        Ints longer = c.tokens;
+        TokenIds longer = c.tokens;
         if (continued) {  // the tail page becomes another: what was kept stays
             for (int32_t i = 0; i < 20; ++i) longer.push_back(500 + i);
             ASSERT_TRUE(world.feed(*running[0], std::span(longer).subspan(23), 0));
             EXPECT_EQ(wrong_rows(*running[0], longer, 0), 0);
         }
         for (const int64_t length : lengths) {
-            Ints other(c.tokens.begin(), c.tokens.begin() + length);
+            TokenIds other(c.tokens.begin(), c.tokens.begin() + length);
             for (int32_t i = 0; i < 11; ++i) other.push_back(1500 + i);
             SequenceState s(*world.kv);
             EXPECT_EQ(world.cache->attach({salt, other, {}}, s).cached, length);
@@ -151,7 +151,7 @@ TEST(prefix_cache, forks_share_pages_and_copy_the_last_one_on_write) {
     for (int i = 0; i < 3; ++i) running.push_back(std::make_unique<SequenceState>(running[0]->fork()));
     world.expect_exact(running);
     const int32_t free = world.kv->pool().free_count();
-    std::vector<Ints> tokens;
+    std::vector<TokenIds> tokens;
     for (int32_t i = 0; i < 4; ++i) {
         tokens.push_back(c.tokens);
         for (int32_t t = 0; t < 2; ++t) tokens.back().push_back(2000 + 10 * i + t);

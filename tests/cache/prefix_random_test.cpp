@@ -21,7 +21,7 @@ void random_scenario(unsigned seed, int steps, int64_t host_bytes, int64_t disk_
     };
     start();
     std::vector<Conversation> all;
-    std::vector<Ints> running_tokens;
+    std::vector<TokenIds> running_tokens;
     std::vector<int32_t> running_user;
     int64_t hits = 0, loads = 0;
     for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {

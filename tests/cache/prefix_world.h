@@ -16,7 +16,7 @@
 
 namespace riptide {
 
-using Ints = std::vector<int32_t>;
+using TokenIds = std::vector<int32_t>;
 
 const std::vector<StateSpec> kBoth{
     {StateSpec::Kind::paged, 2, 2, 0}, {StateSpec::Kind::window, 1, 2, 5}, {StateSpec::Kind::paged, 1, 2, 0}};
@@ -116,7 +116,7 @@ inline int64_t wrong_rows(const SequenceState& s, std::span<const int32_t> token
 struct Conversation {
     int32_t user = 0;
     uint64_t session = 0;
-    Ints tokens;
+    TokenIds tokens;
     std::vector<int64_t> ends;
 };
 

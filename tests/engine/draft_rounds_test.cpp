@@ -108,7 +108,8 @@ TEST_P(DraftRoundsTest, chains_and_trees_of_any_size_change_nothing) {
 
 TEST_P(DraftRoundsTest, the_device_accepts_what_the_host_accepts) {
     RT_CPU_ONLY("the host's rounds feed the drafter with other kernels there");
-    for (const auto& [width, tree] : {std::pair(2, 0), std::pair(7, 0), std::pair(7, 12), std::pair(15, 40)}) {
+    for (const auto& shape : {std::pair(2, 0), std::pair(7, 0), std::pair(7, 12), std::pair(15, 40)}) {
+        const int32_t width = shape.first, tree = shape.second;
         // Cancelled, since the host makes trees smaller towards an end that it foresees.
         std::atomic<bool> cancel = false;
         GenerateRequest r = request(200);

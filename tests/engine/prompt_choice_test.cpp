@@ -77,7 +77,7 @@ TEST(PromptChoice, the_budget_is_never_exceeded_and_the_best_units_are_taken) {
         }
         const auto budget = static_cast<int64_t>(rng() % 500);
         const auto taken = choose_units(units, scores, anchored, budget);
-        int64_t used = 0, by_anchor = 0;
+        int64_t used = 0;
         std::vector<bool> in(units.size());
         for (const size_t u : taken) {
             ASSERT_FALSE(in[u]);
@@ -86,7 +86,6 @@ TEST(PromptChoice, the_budget_is_never_exceeded_and_the_best_units_are_taken) {
         }
         ASSERT_TRUE(std::is_sorted(taken.begin(), taken.end()));
         ASSERT_LE(used, budget);
-        for (const size_t u : anchored) by_anchor += in[u] ? units[u].size() : 0;
         for (size_t u = 0; u < units.size(); ++u) {
             if (in[u]) continue;
             ASSERT_GT(units[u].size(), budget - used) << "there was room for it";

@@ -72,8 +72,9 @@ TEST(DecodeHalf, products_have_the_bits_of_their_definition) {
     ThreadPool pool(0);
     const float eps = 1e-6f;
     for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const auto& [cols, count] : fewer<std::vector<MatrixShape>>(
+        for (const MatrixShape& shape : fewer<std::vector<MatrixShape>>(
                  {{3072, 48}, {4096, 4096}, {5120, 21}, {6144, 4103}, {17408, 20}, {25600, 7}}, {{3072, 9}})) {
+            const int64_t cols = shape.cols, count = shape.rows;
             const AnyWeight m(type, count, cols, static_cast<uint64_t>(cols + 7));
             if (expected_arithmetic(test_gpu(), m.w) == Arithmetic::int8)
                 GTEST_SKIP() << "this chip multiplies in int8";
@@ -128,7 +129,8 @@ struct HalfWorld {
 void rows_have_their_bits_in_any_company(const std::vector<MatrixShape>& shapes) {
     HalfWorld world;
     for (const DType type : {DType::q4_k, DType::q6_k})
-        for (const auto& [cols, rows] : shapes) {
+        for (const MatrixShape& shape : shapes) {
+            const int64_t cols = shape.cols, rows = shape.rows;
             if (test_gpu() == nullptr && rows > 1000) continue;
             const Weight w = world.weight(type, rows, cols, 11);
             const std::string what = fmt::format("{} {} x {}", dtype_name(type), rows, cols);
