@@ -2,8 +2,9 @@
 """Fails if two sources of a folder give a name of their own (in an anonymous namespace) to different things.
 
 The sources of a folder are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
-defined twice, or, worse, a call would find the other file's overload. Headers count with the sources: a file's own
-name must not be that of a function or type that the folder's headers declare in the same namespace.
+defined twice, or, worse, a call would find the other file's overload. For the same reason a source's own name must not
+be one that a header of the folder declares: another source of the group may have included it. Of several names in one
+declaration only the first is seen; the compiler sees the others.
 
 usage: check_names.py [ROOT]        check_names.py --self-test
 """
@@ -21,8 +22,8 @@ FUNCTION = re.compile(r"^(?!return|if|for|while|switch|else|using|typedef|TEST|I
 VARIABLE = re.compile(r"^(?:(?:inline|static|constinit|constexpr|const|thread_local|extern) )*[A-Za-z_][\w:<>,&*\s]*[\s&*>](\w+)(?:\[.*?\])*(?: =|\{|;)")
 
 
-def own_names(text: str) -> dict[str, tuple[int, str]]:
-    """Names at the top level of anonymous namespaces, with line number and line. Relies on clang-format: such declarations begin
+def names_in(text: str, own: bool) -> dict[tuple[str, str], tuple[int, str]]:
+    """(namespace, name) at the top level of anonymous namespaces (`own`) or of others, with line number and line. Relies on clang-format: such declarations begin
     in the first column, and a namespace ends with `}  // namespace`."""
     names, spaces = {}, []
     template = ""
@@ -42,7 +43,7 @@ def own_names(text: str) -> dict[str, tuple[int, str]]:
             if spaces:
                 spaces.pop()
             continue
-        if "" not in spaces and not line.startswith("#define"):
+        if ("" in spaces) != own and not (own and line.startswith("#define")):
             continue
         if not line or line[0] in " }/":
             continue
@@ -56,7 +57,8 @@ def own_names(text: str) -> dict[str, tuple[int, str]]:
                 name = next(group for group in match.groups() if group)
                 if line.startswith("#define") and f"#undef {name}\n" in text:
                     break
-                names.setdefault(name, (number, line))
+                where = "".join(spaces)
+                names.setdefault((where, name), (number, line))
                 break
     return names
 
@@ -64,18 +66,23 @@ def own_names(text: str) -> dict[str, tuple[int, str]]:
 def check(root: pathlib.Path) -> list[str]:
     problems = []
     for top in ("src", "tests", "bench"):
-        folders = collections.defaultdict(list)
+        folders, declared = collections.defaultdict(list), collections.defaultdict(dict)
+        for path in sorted((root / top).rglob("*.h")):
+            for name, (number, line) in names_in(path.read_text(encoding="utf-8"), own=False).items():
+                declared[path.parent][name] = (f"{path.relative_to(root)}:{number}", line)
         for path in sorted((root / top).rglob("*.cpp")):
             # Compiled alone: for another instruction set, or one binary each.
             if re.search(r"_avx(2|512)\.cpp$|^fuzz_|/main\.cpp$", path.name) or top == "bench":
                 continue
             folders[path.parent].append(path)
-        for paths in folders.values():
+        for folder, paths in folders.items():
             seen = collections.defaultdict(list)
             for path in paths:
-                for name, (number, line) in own_names(path.read_text(encoding="utf-8")).items():
+                for name, (number, line) in names_in(path.read_text(encoding="utf-8"), own=True).items():
                     seen[name].append((f"{path.relative_to(root)}:{number}", line))
-            for name, places in sorted(seen.items()):
+            for name in seen.keys() & declared[folder].keys():
+                seen[name].append(declared[folder][name])
+            for (_, name), places in sorted(seen.items()):
                 where = [place for place, _ in places]
                 same_alias = len({line for _, line in places}) == 1 and ALIAS.match(places[0][1])  # may be said twice
                 if len(where) > 1 and not same_alias:
@@ -97,8 +104,10 @@ def self_test() -> None:
         (root / "src/io/b.cpp").write_text(body % ("8_t", "b"))
         (root / "src/text/c.cpp").write_text(body % ("", "c"))
         (root / "tests/io/d_avx2.cpp").write_text(body % ("", "d"))
+        (root / "src/text/c.h").write_text("namespace riptide {\nvoid show(int n);\nvoid hide(int n);\n}  // namespace riptide\n")
         found = {problem.split(":")[0] for problem in check(root)}
         assert found == {"Row", "kMost", "show", "Clock", "values"}, found
+        assert any("src/text/c.h:2" in problem for problem in check(root))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ std::string note_preempted(int64_t preempted) {
 
 double ratio(double a, double b) { return b > 0 ? a / b : 0; }
 
-json::object to_json(const Percentiles& p) {
+json::object figures_json(const Percentiles& p) {
     return {{"count", p.count}, {"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"most", p.most}};
 }
 
-json::object to_json(const Repeats& r) {
+json::object figures_json(const Repeats& r) {
     return {{"median", r.median()}, {"spread", r.spread()}, {"values", json::array(r.values.begin(), r.values.end())}};
 }
 
@@ -116,10 +116,10 @@ json::object to_json(const ClosedLoad& load) {
     return {{"kind", "closed"},
             {"sequences", load.sequences},
             {"prompt", load.prompt},
-            {"tok_s", to_json(load.rates)},
+            {"tok_s", figures_json(load.rates)},
             {"context", load.context},
-            {"ttft", to_json(load.ttft)},
-            {"inter_token", to_json(load.gaps)},
+            {"ttft", figures_json(load.ttft)},
+            {"inter_token", figures_json(load.gaps)},
             {"steps", load.steps},
             {"step_seconds", load.step_seconds},
             {"host_seconds", load.host_seconds},
@@ -134,9 +134,9 @@ json::object to_json(const OpenLoad& load) {
             {"seconds", load.seconds},
             {"prompt_tokens", load.prompt_tokens},
             {"answer_tokens", load.answer_tokens},
-            {"ttft", to_json(load.ttft)},
-            {"inter_token", to_json(load.gaps)},
-            {"queue", to_json(load.queue)},
+            {"ttft", figures_json(load.ttft)},
+            {"inter_token", figures_json(load.gaps)},
+            {"queue", figures_json(load.queue)},
             {"most_at_once", load.most_at_once},
             {"preempted", load.preempted}};
 }
@@ -146,10 +146,10 @@ json::object to_json(const BesideLoad& load) {
             {"sequences", load.sequences},
             {"prompt", load.prompt},
             {"beside", load.beside},
-            {"alone", to_json(load.alone)},
-            {"together", to_json(load.together)},
-            {"p99_ratio", to_json(load.ratios)},
-            {"ttft", to_json(load.ttft)},
+            {"alone", figures_json(load.alone)},
+            {"together", figures_json(load.together)},
+            {"p99_ratio", figures_json(load.ratios)},
+            {"ttft", figures_json(load.ttft)},
             {"parts", load.parts}};
 }
 
@@ -161,10 +161,10 @@ json::object to_json(const AgentLoad& load) {
             {"turns", std::move(turns)},
             {"cached_share_of_known", load.known_share()},
             {"cached_share_of_prompts", load.prompt_share()},
-            {"ttft", to_json(load.ttft())},
-            {"again_ttft", to_json(load.again)},
+            {"ttft", figures_json(load.ttft())},
+            {"again_ttft", figures_json(load.again)},
             {"again_new", load.again_new},
-            {"side_ttft", to_json(load.side_ttft)},
+            {"side_ttft", figures_json(load.side_ttft)},
             {"side_prompt", load.side_prompt}};
 }
 

@@ -37,7 +37,7 @@ void refuse_unsupported(const ConfigReader& c) {
 }
 
 /// Flags per layer from an array of two words.
-std::vector<char> read_flags(const ConfigReader& c, std::string_view key, int64_t layers, std::string_view no,
+std::vector<char> read_word_flags(const ConfigReader& c, std::string_view key, int64_t layers, std::string_view no,
                              std::string_view yes) {
     const auto words = c.get<std::vector<std::string>>(key);
     RT_CHECK(std::ssize(words) == layers, "{} has {} values, expected one for each of {} layers", c.name_of(key),
@@ -70,7 +70,7 @@ std::vector<char> read_sparse(const ConfigReader& c, int64_t layers) {
         std::fill_n(listed.begin(), dense, 0);
     }
     if (!c.has("mlp_layer_types") && !listed.empty()) return listed;
-    std::vector<char> sparse = read_flags(c, "mlp_layer_types", layers, "dense", "sparse");
+    std::vector<char> sparse = read_word_flags(c, "mlp_layer_types", layers, "dense", "sparse");
     RT_CHECK(listed.empty() || listed == sparse, "{} and mlp_layer_types name different dense layers",
              c.name_of("mlp_only_layers"));
     return sparse;
@@ -100,7 +100,7 @@ LagunaConfig laguna_config_from_hf(const ConfigReader& c) {
     out.head_dim = c.get<int64_t>("head_dim");
     out.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
     if (c.has("layer_types"))
-        out.is_sliding = read_flags(c, "layer_types", layers, "full_attention", "sliding_attention");
+        out.is_sliding = read_word_flags(c, "layer_types", layers, "full_attention", "sliding_attention");
     else out.is_sliding.assign(static_cast<size_t>(layers), 0);  // as transformers: M.1 has no windows and no such key
     out.is_sparse = read_sparse(c, layers);
     out.intermediate_size = c.get<int64_t>("intermediate_size");

@@ -9,7 +9,7 @@ namespace riptide::ops {
 namespace {
 
 /// n rows through `copies` matrices like w, each row through `each` of them.
-void add(OpCost& cost, const Weight& w, double n, double copies = 1, double each = 1) {
+void add_product(OpCost& cost, const Weight& w, double n, double copies = 1, double each = 1) {
     cost.weight_bytes += copies * static_cast<double>(placed_bytes(w));
     cost.flops += 2 * n * each * static_cast<double>(w.rows) * static_cast<double>(w.cols);
 }
@@ -21,7 +21,7 @@ void announce(Context& ctx, std::string_view name, int64_t n, std::span<const We
     OpCost cost{.name = name, .rows = n};
     int64_t rows = 0;
     for (const Weight* w : weights) {
-        add(cost, *w, static_cast<double>(n));
+        add_product(cost, *w, static_cast<double>(n));
         if (w->cols == weights.front()->cols) rows += w->rows;  // of those that read the op's input
     }
     if (!weights.empty()) cost.shape = fmt::format("{} x {}", rows, weights.front()->cols);
@@ -66,11 +66,11 @@ void announce_experts(Context& ctx, std::string_view name, int64_t n, const Rout
                                      weights.gate.front().rows, weights.gate.front().cols),
                 .rows = n};
     const double distinct = experts * (1 - std::pow(1 - used / experts, rows));
-    add(cost, *router.w, rows);
+    add_product(cost, *router.w, rows);
     for (const auto* stack : {&weights.gate, &weights.up, &weights.down})
-        add(cost, stack->front(), rows, distinct, used);
+        add_product(cost, stack->front(), rows, distinct, used);
     if (shared.gate != nullptr)
-        for (const Weight* w : {shared.gate, shared.up, shared.down}) add(cost, *w, rows);
+        for (const Weight* w : {shared.gate, shared.up, shared.down}) add_product(cost, *w, rows);
     ctx.on_op(cost);
 }
 

@@ -142,7 +142,7 @@ void affine_block_codes(const float* source, const AffineBlock& block, uint8_t* 
             qs[32 * p + l] = static_cast<uint8_t>((codes[64 * p + l] & 15) | (codes[64 * p + 32 + l] & 15) << 4);
 }
 
-void encode_super(const float* source, BlockQ4K& b) {
+void encode_block(const float* source, BlockQ4K& b) {
     const AffineBlock block = fit_affine_block<15>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<15>(source, block, codes, b.qs);
@@ -151,7 +151,7 @@ void encode_super(const float* source, BlockQ4K& b) {
     b.dmin = block.dmin.bits;
 }
 
-void encode_super(const float* source, BlockQ5K& b) {
+void encode_block(const float* source, BlockQ5K& b) {
     const AffineBlock block = fit_affine_block<31>(source);
     uint8_t codes[kSuperBlock];
     affine_block_codes<31>(source, block, codes, b.qs);
@@ -236,7 +236,7 @@ SixBlock fit_six_block(const float* source) {
     return block;
 }
 
-void encode_super(const float* source, BlockQ6K& b) {
+void encode_block(const float* source, BlockQ6K& b) {
     const SixBlock block = fit_six_block(source);
     b = {};
     b.d = block.d.bits;
@@ -258,7 +258,7 @@ void encode_super(const float* source, BlockQ6K& b) {
 template <class Block>
 bool encode_all_super(const float* src, void* dst, int64_t n) {
     auto* blocks = static_cast<Block*>(dst);
-    for (int64_t i = 0; i < n / kSuperBlock; ++i) encode_super(src + i * kSuperBlock, blocks[i]);
+    for (int64_t i = 0; i < n / kSuperBlock; ++i) encode_block(src + i * kSuperBlock, blocks[i]);
     return true;
 }
 

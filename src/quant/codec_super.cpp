@@ -13,7 +13,7 @@ inline void two_bit_codes(const uint8_t* qs, uint8_t* __restrict q) {
             for (int l = 0; l < 32; ++l) q[128 * h + 32 * s + l] = qs[32 * h + l] >> (2 * s) & 3;
 }
 
-void decode_super(const BlockQ2K& b, float* __restrict y) {
+void decode_block(const BlockQ2K& b, float* __restrict y) {
     const float d = f16_to_f32(b.d), dmin = f16_to_f32(b.dmin);
     uint8_t q[kSuperBlock];
     two_bit_codes(b.qs, q);
@@ -23,7 +23,7 @@ void decode_super(const BlockQ2K& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockQ3K& b, float* __restrict y) {
+void decode_block(const BlockQ3K& b, float* __restrict y) {
     const float d = f16_to_f32(b.d);
     uint8_t q[kSuperBlock];
     int8_t scales[16];
@@ -39,7 +39,7 @@ void decode_super(const BlockQ3K& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockQ4K& b, float* __restrict y) {
+void decode_block(const BlockQ4K& b, float* __restrict y) {
     const float d = f16_to_f32(b.d), dmin = f16_to_f32(b.dmin);
     const KScales k = unpack_k_scales(b.scales);
     for (int p = 0; p < 4; ++p, y += 64) {
@@ -51,7 +51,7 @@ void decode_super(const BlockQ4K& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockQ5K& b, float* __restrict y) {
+void decode_block(const BlockQ5K& b, float* __restrict y) {
     const float d = f16_to_f32(b.d), dmin = f16_to_f32(b.dmin);
     const KScales k = unpack_k_scales(b.scales);
     for (int g = 0; g < 8; ++g, y += 32) {
@@ -65,7 +65,7 @@ void decode_super(const BlockQ5K& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockQ6K& b, float* __restrict y) {
+void decode_block(const BlockQ6K& b, float* __restrict y) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 16; ++g, y += 16) {
         const float scale = d * static_cast<float>(b.scales[g]);
@@ -80,7 +80,7 @@ void decode_super(const BlockQ6K& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockIQ4XS& b, float* __restrict y) {
+void decode_block(const BlockIQ4XS& b, float* __restrict y) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 8; ++g, y += 32) {
         const int low = b.scales_l[g / 2] >> (4 * (g % 2)) & 15, high = b.scales_h >> (2 * g) & 3;
@@ -92,7 +92,7 @@ void decode_super(const BlockIQ4XS& b, float* __restrict y) {
     }
 }
 
-void decode_super(const BlockTQ2_0& b, float* __restrict y) {
+void decode_block(const BlockTQ2_0& b, float* __restrict y) {
     const float d = f16_to_f32(b.d);
     uint8_t q[kSuperBlock];
     two_bit_codes(b.qs, q);
@@ -102,7 +102,7 @@ void decode_super(const BlockTQ2_0& b, float* __restrict y) {
 template <class Block>
 bool decode_all_super(const void* src, float* dst, int64_t n) {
     const auto* blocks = static_cast<const Block*>(src);
-    for (int64_t i = 0; i < n / kSuperBlock; ++i) decode_super(blocks[i], dst + i * kSuperBlock);
+    for (int64_t i = 0; i < n / kSuperBlock; ++i) decode_block(blocks[i], dst + i * kSuperBlock);
     return true;
 }
 
