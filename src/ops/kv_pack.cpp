@@ -89,11 +89,14 @@ void run_on_host(const PackJob& job) {
     for (size_t j = 0; j < job.items.size(); ++j)
         for (const PackArray& array : job.arrays) {
             std::byte* const item = array.base + job.items[j] * array.item_bytes;
-            std::byte* const packed = job.packed + static_cast<int64_t>(j) * job.packed_stride + array.packed;
+            const bool copies = job.move == PackJob::Move::copy;
+            const int64_t at = static_cast<int64_t>(j) * job.packed_stride + array.packed;
+            std::byte* const other =
+                copies ? array.base + job.to[j] * array.item_bytes : job.packed + at;  // copies have no packed memory
             for_each_part(array, [&](int64_t in_item, int64_t in_run, size_t bytes) {
-                if (job.move == PackJob::Move::pack) std::memcpy(packed + in_run, item + in_item, bytes);
-                else if (job.move == PackJob::Move::unpack) std::memcpy(item + in_item, packed + in_run, bytes);
-                else std::memcpy(array.base + job.to[j] * array.item_bytes + in_item, item + in_item, bytes);
+                std::byte* const there = other + (copies ? in_item : in_run);
+                if (job.move == PackJob::Move::unpack) std::memcpy(item + in_item, there, bytes);
+                else std::memcpy(there, item + in_item, bytes);
             });
         }
 }
