@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--tally", type=pathlib.Path)
-    parser.add_argument("--timeout", type=int, default=1500)
+    parser.add_argument("--timeout", type=int, default=2700)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
