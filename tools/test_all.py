@@ -29,7 +29,8 @@ LONG_TESTS = """All/Speculation*/demo_* All/SpeculationCrowd* SampledGuesses.* E
 EngineConstraint.a_hundred_schemas* FormedDraw.guesses* FormedDraw.answers_in_a_crowd* FormedDraw.a_session*
 scheduler.random_scenarios* SessionTest.sampled_answers* Sampler.draws_follow* All/DraftRoundsTest.the_device_accepts*
 All/DraftRoundsTest.chains_and_trees*/dflash_* EngineLaw.ten_thousand* FormedDraw.a_lone*
-SampleMask.masked_logits_are_impossible_in_a_large* EngineCompression.whoever*""".split()
+SampleMask.masked_logits_are_impossible_in_a_large* EngineCompression.whoever*
+All/HybridLoop.a_device_that_runs_ahead*/q4_k_m""".split()
 
 
 class Run:
