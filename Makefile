@@ -1,5 +1,5 @@
 # The two commands that a newcomer needs: `make demo` and `make test`. Both install what they need.
-.PHONY: demo test quick build asan matrix format clean help
+.PHONY: demo test quick build matrix format clean help
 .DEFAULT_GOAL := help
 
 help:

@@ -38,7 +38,7 @@ void score(const MassJob& job, int64_t kv_head, int64_t first, int64_t count, fl
             if (!job.sees(i, first + j)) s[i * kAttentionSplit + j] = -INFINITY;
 }
 
-/// MassBuffers of one item of work, aligned for the kernels.
+/// Buffers of one item of work, aligned for the kernels.
 struct MassBuffers {
     float *block, *s;
     MassBuffers(float* memory, const MassJob& job, int thread) {
