@@ -30,7 +30,7 @@ EngineConstraint.a_hundred_schemas* FormedDraw.guesses* FormedDraw.answers_in_a_
 scheduler.random_scenarios* SessionTest.sampled_answers* Sampler.draws_follow* All/DraftRoundsTest.the_device_accepts*
 All/DraftRoundsTest.chains_and_trees*/dflash_* EngineLaw.ten_thousand* FormedDraw.a_lone*
 SampleMask.masked_logits_are_impossible_in_a_large* EngineCompression.whoever*
-All/HybridLoop.a_device_that_runs_ahead*/q4_k_m""".split()
+All/HybridLoop.a_device_that_runs_ahead*/q4_k_m window_mass.stays_within* attention.long_contexts*""".split()
 
 
 class Run:

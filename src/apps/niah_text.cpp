@@ -83,8 +83,10 @@ std::string code(Draw& d) {
 
 std::string log(Draw& d) {
     const std::string_view a = d.pick(kNouns), b = d.pick(kNouns), verb = d.pick(kVerbs), kind = d.pick(kAdjectives);
-    const std::string at = fmt::format("2031-{:02}-{:02} {:02}:{:02}:{:02}", 1 + d.below(12), 1 + d.below(28),
-                                       d.below(24), d.below(60), d.below(60));
+    // One draw a statement: compilers differ in the order in which they compute arguments.
+    const int64_t second = d.below(60), minute = d.below(60), hour = d.below(24), day = d.below(28), month = d.below(12);
+    const std::string at =
+        fmt::format("2031-{:02}-{:02} {:02}:{:02}:{:02}", 1 + month, 1 + day, hour, minute, second);
     const int64_t n = d.below(1000);
     const std::string_view level = d.pick(kLevels);
     switch (d.below(5)) {

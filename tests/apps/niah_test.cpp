@@ -8,6 +8,7 @@
 #include "apps/niah_report.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/sha256.h"
 
 namespace riptide::apps {
 namespace {
@@ -38,6 +39,17 @@ int count_of(std::string_view text, std::string_view part) {
 
 NiahCase made(NiahTask task, int64_t tokens, double depth, uint64_t seed) {
     return make_niah_case({.task = task, .tokens = tokens, .depth = depth, .seed = seed}, counter());
+}
+
+TEST(NiahCases, are_the_same_whichever_compiler_built_them) {
+    std::string all;
+    for (const NiahTask task : kNiahTasks)
+        for (uint64_t seed = 0; seed < 10; ++seed) {
+            const NiahCase c = made(task, 1500, 0.5, seed);
+            all += all_text(c.messages) + c.question;
+        }
+    EXPECT_EQ(to_hex(sha256(std::as_bytes(std::span(all)))),
+              "23c30f8b3b65440e1893e62550e0c79439663cf069a72b57f1a87fa59765a5d0");
 }
 
 TEST(NiahCases, each_line_that_answers_stands_in_the_text_once) {

@@ -41,7 +41,8 @@ double expected(const DraftTree& tree) {
 TEST(DraftTree, no_tree_of_so_many_nodes_expects_more) {
     std::mt19937 random(3);
     for (int round = 0; round < 200; ++round) {
-        const Draft draft = random_draft(random, 1 + random() % 4, 1 + random() % 4);
+        const auto wide = 1 + random() % 4, deep = 1 + random() % 4;
+        const Draft draft = random_draft(random, deep, wide);
         std::vector<double> all;  // the probability of every prefix: the best n of them are a tree
         std::vector<double> prefixes = {0};
         for (const auto& slot : draft.slots) {

@@ -63,7 +63,8 @@ TEST_P(HybridAhead, company_that_comes_and_goes_and_guesses_change_nothing) {
         if (answers.size() < 2 || (answers.size() < 3 && any(8) == 0)) {
             answers.push_back(
                 {SequenceState(world.cache()), SequenceState(lone.cache()), static_cast<int32_t>(any(512))});
-            const std::vector<int32_t> prompt = some_tokens(1 + any(40), random());
+            const auto seed = random();
+            const std::vector<int32_t> prompt = some_tokens(1 + any(40), seed);
             world.prefill(answers.back().state, prompt);
             lone.prefill(answers.back().alone, prompt);
         }

@@ -180,7 +180,8 @@ TEST(scheduler, admission_by_the_worst_case_preempts_nobody) {
     o.scheduler.optimistic = false;
     SchedulerWorld world(o, 8);
     for (uint64_t i = 0; i < 40; ++i) {
-        world.submit(request(world.invent(1 + world.pick(20)), static_cast<int64_t>(1 + world.pick(30)), i % 3));
+        const auto tokens = static_cast<int64_t>(1 + world.pick(30));
+        world.submit(request(world.invent(1 + world.pick(20)), tokens, i % 3));
         world.propose(4);
         world.step();
     }
@@ -335,8 +336,10 @@ TEST(scheduler, equal_calls_give_equal_plans) {
         for (int i = 0; i < 300; ++i) {
             if (world.pick(3) == 0) {
                 try {
-                    world.submit(request(world.invent(1 + world.pick(20)), static_cast<int64_t>(1 + world.pick(20)),
-                                         world.pick(3), static_cast<int>(world.pick(3))));
+                    const auto priority = static_cast<int>(world.pick(3));
+                    const uint64_t session = world.pick(3);
+                    const auto tokens = static_cast<int64_t>(1 + world.pick(20));
+                    world.submit(request(world.invent(1 + world.pick(20)), tokens, session, priority));
                 } catch (const QueueFull& full) {
                     decisions.push_back(full.retry_after_us);
                 }
@@ -358,7 +361,8 @@ TEST(scheduler, steps_run_ahead_leave_what_single_steps_leave) {
     SchedulerWorld world(small(60, 5), 21);
     int64_t ahead = 0;
     for (uint64_t i = 0; i < 40; ++i) {
-        world.submit(request(world.invent(1 + world.pick(12)), static_cast<int64_t>(1 + world.pick(30)), i % 3));
+        const auto tokens = static_cast<int64_t>(1 + world.pick(30));
+        world.submit(request(world.invent(1 + world.pick(12)), tokens, i % 3));
         for (int s = 0; s < 4; ++s) ahead += world.step_ahead(9) > 1;
         if (i % 7 == 0) world.cancel(static_cast<RequestId>(1 + i / 2));
     }

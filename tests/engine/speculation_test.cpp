@@ -307,7 +307,8 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
     const auto any = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
     int64_t tokens = 0, accepted = 0;
     while (tokens < wanted) {
-        GenerateRequest r = request(20 + any(180), any(2) == 0 ? 0.0 : 0.7);
+        const double temperature = any(2) == 0 ? 0.0 : 0.7;
+        GenerateRequest r = request(20 + any(180), temperature);
         std::vector<int32_t> start(prompt.begin(), prompt.end() - any(3));
         for (int32_t i = any(20); i > 0; --i) start.push_back(any(static_cast<uint32_t>(vocab)));
         r.prompt = start;
@@ -317,7 +318,7 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
         const GenerationResult truth = plain(r);
         std::vector<int32_t> whole = start;
         whole.insert(whole.end(), truth.tokens.begin(), truth.tokens.end());
-        const int32_t width = 1 + any(15), tree = any(2) * (1 + any(64)), wrong = 1 + any(6);
+        const int32_t width = 1 + any(15), with_tree = any(2), tree = with_tree * (1 + any(64)), wrong = 1 + any(6);
         const int kind = any(4);
         const auto right = [&](int32_t) { return any(static_cast<uint32_t>(wrong + 1)) == 0 ? 1 + any(3) : 0; };
         const GenerationResult result = drafted(r,

@@ -248,7 +248,8 @@ TEST_P(ScorerTest, a_growing_prompt_has_the_bits_of_a_whole_one) {
             tokens.resize(tokens.size() - std::min<size_t>(tokens.size() - 1, rng() % 500));
             tokens[tokens.size() / 2 + rng() % (tokens.size() / 2)] ^= 1;
         }
-        const auto more = some_tokens(static_cast<int64_t>(turn == 7 ? 1 : 30 + rng() % 400), rng());
+        const auto seed = rng();
+        const auto more = some_tokens(static_cast<int64_t>(turn == 7 ? 1 : 30 + rng() % 400), seed);
         tokens.insert(tokens.end(), more.begin(), more.end());
         const int64_t n = std::ssize(tokens);
         std::erase_if(windows, [&](const QueryWindow& w) { return w.end > n - 8; });

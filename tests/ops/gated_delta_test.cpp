@@ -178,7 +178,8 @@ TEST(gated_delta, committing_random_trees_for_long_is_plain_decoding) {
         const int rounds = full_counts() ? 1500 : fewer(30, 2);  // 10,500 trees over all shapes
         for (int round = 0; round < rounds; ++round) {
             const std::vector<DeltaToken> tree = delta_tree(1 + rng() % 24, 0.5, rng);
-            const std::vector<DeltaToken> chain = delta_chain(delta_ids(1 + rng() % 5, rng()));
+            const auto seed = rng();
+            const std::vector<DeltaToken> chain = delta_chain(delta_ids(1 + rng() % 5, seed));
             const DeltaRowsOut rows = world.step({&a, &b}, {tree, chain}, DeltaMode::stash);
             const auto first_b = static_cast<int32_t>(tree.size());
             const std::vector<int32_t> path_a = delta_path(tree, static_cast<int32_t>(rng() % tree.size()));

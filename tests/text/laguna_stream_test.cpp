@@ -96,7 +96,8 @@ TEST(laguna_stream, any_bytes_give_sound_events_however_they_are_cut) {
         for (unsigned k = random() % 24; k > 0; --k)
             pieces.push_back({parts[random() % std::size(parts)], random() % 2 == 0});
         for (const bool strict : {true, false}) {
-            const auto options = laguna_options(random() % 2 == 0, random() % 2 == 0, strict);
+            const bool second = random() % 2 == 0, first = random() % 2 == 0;
+            const auto options = laguna_options(first, second, strict);
             const StreamEvents events = parse_laguna(options, pieces);
             expect_sound(events);
             if (strict) {

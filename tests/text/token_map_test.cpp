@@ -74,9 +74,14 @@ std::string random_text(std::mt19937_64& rng, size_t bytes) {
     std::string out;
     while (out.size() < bytes) {
         const uint64_t pick = rng() % 100;
-        if (pick == 0) out += static_cast<char>(0x80 + rng() % 0x80);  // no UTF-8
-        else if (pick == 1) out += std::string(20 + rng() % 200, static_cast<char>('a' + rng() % 26));
-        else out += kPieces[rng() % kPieces.size()];
+        if (pick == 0) {
+            out += static_cast<char>(0x80 + rng() % 0x80);  // no UTF-8
+        } else if (pick == 1) {
+            const char letter = static_cast<char>('a' + rng() % 26);
+            out += std::string(20 + rng() % 200, letter);
+        } else {
+            out += kPieces[rng() % kPieces.size()];
+        }
     }
     return out;
 }
