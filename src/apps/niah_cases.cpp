@@ -111,7 +111,10 @@ Hidden hide_facts(Haystack text, Draw& draw, int64_t values, int64_t decoys) {
         h.expected.push_back(fresh.value());
         h.evidence.push_back(fact(text, thing, name, h.expected.back()));
     }
-    for (int64_t i = 0; i < decoys; ++i) h.decoys.push_back(fact(text, thing, fresh.name(), fresh.value()));
+    for (int64_t i = 0; i < decoys; ++i) {
+        const std::string decoy = fresh.value(), owner = fresh.name();
+        h.decoys.push_back(fact(text, thing, owner, decoy));
+    }
     h.question = values == 1 ? fmt::format("What is the {} of {}?", thing, name)
                              : fmt::format("What are all the {}s of {}? List every one.", thing, name);
     h.how = values == 1 ? Judge::contains : Judge::all_of;
@@ -125,7 +128,10 @@ Hidden hide_variables(Draw& draw) {
     Hidden h;
     for (size_t i = 0; i < names.size(); ++i)
         h.evidence.push_back(fmt::format("VAR {} = {}", names[i], i == 0 ? value : names[i - 1]));
-    for (int i = 0; i < 3; ++i) h.decoys.push_back(fmt::format("VAR {} = {}", fresh.name(), fresh.value()));
+    for (int i = 0; i < 3; ++i) {
+        const std::string decoy = fresh.value(), owner = fresh.name();
+        h.decoys.push_back(fmt::format("VAR {} = {}", owner, decoy));
+    }
     h.question = fmt::format("What is the value of {}? Follow the assignments to the number.", names.back());
     h.expected = {value};
     h.names = names;
@@ -152,11 +158,17 @@ Hidden hide_function(Draw& draw) {
         return fmt::format("def {}(value):\n    result = {}\n    return result", name, expression);
     };
     const std::string name = fresh.name();
-    const auto expression = [&] { return fmt::format("value * {} + {}", draw.digits(2), fresh.value()); };
+    const auto expression = [&] {
+        const std::string addend = fresh.value();
+        return fmt::format("value * {} + {}", draw.digits(2), addend);
+    };
     Hidden h;
     h.expected = {expression()};
     h.evidence = {body(name, h.expected[0])};
-    for (int i = 0; i < 3; ++i) h.decoys.push_back(body(fresh.name(), expression()));
+    for (int i = 0; i < 3; ++i) {
+        const std::string other = expression();
+        h.decoys.push_back(body(fresh.name(), other));
+    }
     h.question = fmt::format("Show the function {} as it stands in the text.", name);
     h.names = {name};
     return h;

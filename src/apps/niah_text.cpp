@@ -83,7 +83,6 @@ std::string code(Draw& d) {
 
 std::string log(Draw& d) {
     const std::string_view a = d.pick(kNouns), b = d.pick(kNouns), verb = d.pick(kVerbs), kind = d.pick(kAdjectives);
-    // One draw a statement: compilers differ in the order in which they compute arguments.
     const int64_t second = d.below(60), minute = d.below(60), hour = d.below(24), day = d.below(28), month = d.below(12);
     const std::string at =
         fmt::format("2031-{:02}-{:02} {:02}:{:02}:{:02}", 1 + month, 1 + day, hour, minute, second);
@@ -112,8 +111,13 @@ std::string Draw::name() {
     constexpr std::string_view kVowels[] = {"a"sv, "e"sv, "i"sv, "o"sv, "u"sv};
     constexpr std::string_view kEnds[] = {""sv, "n"sv, "r"sv, "s"sv, "l"sv, "x"sv, "m"sv};
     std::string out;
-    for (int64_t left = 3 + below(2); left > 0; --left) out += std::string(pick(kStarts)) + std::string(pick(kVowels));
-    return out + std::string(pick(kEnds));
+    for (int64_t left = 3 + below(2); left > 0; --left) {
+        const std::string_view vowel = pick(kVowels), start = pick(kStarts);
+        out += start;
+        out += vowel;
+    }
+    out += pick(kEnds);
+    return out;
 }
 
 std::string Draw::digits(int64_t count) {

@@ -9,7 +9,8 @@
 
 namespace riptide::apps {
 
-/// Draws that depend on the seed alone. Not thread-safe.
+/// Draws that depend on the seed alone. Two never stand in one call: compilers differ in which argument they compute
+/// first. Not thread-safe.
 class Draw {
   public:
     explicit Draw(uint64_t seed) : rng_(seed) {}
