@@ -70,15 +70,18 @@ void bench_reads(ThreadPool& threads, const std::byte* memory) {
                measure_read_bandwidth(threads, int64_t{1} << 30) * 1e-9, "streams", "prefetch", "GB/s");
     const int64_t share = kMemory / threads.size() / 4096 * 4096;
     std::atomic<uint64_t> sink{0};
-    for (const auto& [ahead, locality] : {std::pair{0, 0}, std::pair{1024, 3}, std::pair{4096, 3}, std::pair{4096, 2}})
+    struct Prefetch {
+        int ahead, locality;
+    };
+    for (const Prefetch p : {Prefetch{0, 0}, {1024, 3}, {4096, 3}, {4096, 2}})
         for (const int64_t streams : {1, 2, 4, 8}) {
             const double time = fastest(4, [&] {
                 threads.parallel_for(threads.size(), 1, [&](int64_t begin, int64_t, int) {
-                    sink += read_streams(memory + begin * share, share, streams, ahead, locality);
+                    sink += read_streams(memory + begin * share, share, streams, p.ahead, p.locality);
                 });
             });
             fmt::print("{:>8} {:>10} {:>10.1f}\n", streams,
-                       ahead == 0 ? "none" : fmt::format("{} L{}", ahead, locality == 3 ? 1 : 2),
+                       p.ahead == 0 ? "none" : fmt::format("{} L{}", p.ahead, p.locality == 3 ? 1 : 2),
                        static_cast<double>(share * threads.size()) / time * 1e-9);
         }
 }

@@ -59,8 +59,7 @@ double visible_keys(const Case& c) {
 
 class Setup {
   public:
-    Setup(Gpu& gpu, const Case& c)
-        : gpu_(gpu), case_(c), arena_(int64_t{1} << 20, &gpu), inputs_(int64_t{1} << 20, &gpu) {
+    Setup(Gpu& gpu, const Case& c) : gpu_(gpu), arena_(int64_t{1} << 20, &gpu), inputs_(int64_t{1} << 20, &gpu) {
         std::mt19937 rng(1);
         const int64_t keys = c.committed + c.rows, pages = (keys + kPageRows - 1) / kPageRows;
         const int64_t ring = kWindow - 1 + c.rows;
@@ -135,7 +134,6 @@ class Setup {
     }
 
     Gpu& gpu_;
-    Case case_;
     Arena arena_, inputs_;
     DeviceMemory k_, v_;
     KvView view_;
