@@ -36,6 +36,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES
   COMPILE_DEFINITIONS "${demo_definitions}" OBJECT_DEPENDS "${demo_files}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES COMPILE_OPTIONS "-Wno-pedantic")
 target_include_directories(riptide_apps PUBLIC ${CMAKE_SOURCE_DIR}/src)
+target_compile_definitions(riptide_apps PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:RIPTIDE_VERSION=\"${PROJECT_VERSION}\">")
 if(curl)
   target_link_libraries(riptide_apps PUBLIC CURL::libcurl OpenSSL::Crypto)
 endif()

@@ -39,7 +39,7 @@ int report(const std::string& message, ErrorKind kind) {
 int run_command(int argc, const char* const* argv) {
     Command app(kDescription, "riptide");
     app.footer(kExamples);
-    app.set_version_flag("--version", "riptide 0.1.0");
+    app.set_version_flag("--version", "riptide " RIPTIDE_VERSION);
     app.require_subcommand(0, 1);
     Action action;
     add_run(app, action);
