@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import cli_test
 from cli_test import bad, expect, good, riptide, work
@@ -67,6 +68,17 @@ def disk_cache():
         expect(b'"text_completion"' in done.stdout, f"the cache stops no answer: {done}")
     said = re.findall("^cache .*cannot be written.*", first.rest, re.MULTILINE)
     expect(len(said) in [1, 2] and "more like it" in said[-1], f"what cannot be saved is said, once and then as a number: {first.rest}")
+
+
+def stray_words():
+    """A command's name where a model belongs: an error at once, in little memory."""
+    for command in ["ab", "run", "bench", "niah", "inspect", "serve"]:
+        for word in ["run", "ab"]:
+            begun = time.monotonic()
+            done = shell(f"cd {work} && ulimit -v 2000000 && exec timeout 20 $R {command} {word}"
+                         + (" --prompt x" if command == "run" else " --port 1" if command == "serve" else ""))
+            expect(done.returncode not in (0, 124) and time.monotonic() - begun < 20, f"riptide {command} {word} is refused at once: {done}")
+            expect(word.encode() in done.stderr + done.stdout, f"riptide {command} {word} names the word: {done}")
 
 
 def outputs():
@@ -218,6 +230,7 @@ def messages():
 
 if __name__ == "__main__":
     disk_cache()
+    stray_words()
     outputs()
     empty_values()
     key_files()

@@ -1,13 +1,10 @@
 #!/usr/bin/env python3
-"""The commands round a server: launch, ps, doctor, pull, completion, systemd's protocol, and several replicas behind
-HAProxy. usage: serve_test.py RIPTIDE. Agents are fakes on PATH; the hub is a small server here; nothing leaves loopback.
+"""The commands round a server: launch, ps, doctor, completion, systemd's protocol, and several replicas behind
+HAProxy. usage: serve_test.py RIPTIDE. Agents are fakes on PATH; nothing leaves loopback.
 """
-import hashlib
-import http.server
 import json
 import os
 import pathlib
-import random
 import re
 import resource
 import shutil
@@ -17,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 
@@ -215,87 +211,6 @@ def ps_and_doctor():
         expect(done.returncode == 69 and "another program has it" in done.stdout, f"doctor on a port in use: {done.stdout}")
 
 
-class FakeHub(http.server.BaseHTTPRequestHandler):
-    files, sums, log, cut = {}, {}, [], 0
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        cls = type(self)
-        cls.log.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
-        if self.path == "/api/models/owner/name/tree/main?recursive=true":
-            listing = [{"type": "directory", "path": "folder"}]
-            for path, data in cls.files.items():
-                listing.append({"type": "file", "path": path, "size": 134, "lfs": {"oid": cls.sums[path], "size": len(data)}})
-            return self.answer(200, json.dumps(listing).encode())
-        prefix = "/owner/name/resolve/main/"
-        data = cls.files.get(self.path[len(prefix):]) if self.path.startswith(prefix) else None
-        if data is None:
-            return self.answer(404, b"{}")
-        begin = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
-        self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("Content-Length", str(len(data) - begin))
-        if "Range" in self.headers:
-            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
-        end = begin + cls.cut if cls.cut else len(data)
-        self.wfile.write(data[begin:end])
-        if cls.cut:
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def answer(self, status, body):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def pull():
-    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    threading.Thread(target=hub.serve_forever, daemon=True).start()
-    endpoint, models = f"http://127.0.0.1:{hub.server_address[1]}", work / "models"
-    FakeHub.files = {f"laguna-{kind}.gguf": random.Random(kind).randbytes(300_000) for kind in ["q4_k_m", "q8_0"]}
-    FakeHub.files |= {f"big-BF16-0000{i}-of-00002.gguf": bytes([i]) * 5000 for i in [1, 2]}
-    FakeHub.sums = {path: hashlib.sha256(data).hexdigest() for path, data in FakeHub.files.items()}
-    (work / "token").write_text("hf_secret\n")
-    flags = ["--endpoint", endpoint, "--to", str(models)]
-    target = models / "owner/name/laguna-q4_k_m.gguf"
-
-    FakeHub.cut = 100_000
-    done = run("pull", "owner/name:Q4_K_M", *flags)
-    expect(done.returncode == 69, f"a transfer that breaks off is an error: {done.returncode} {done.stderr}")
-    part = target.with_name(target.name + ".part")
-    expect(part.stat().st_size == 100_000 and not target.exists(), "what came is kept under another name")
-    FakeHub.cut = 0
-    FakeHub.log.clear()
-    done = run("pull", "owner/name", *flags, "--token-file", work / "token")
-    expect(done.returncode == 0 and done.stdout.strip() == str(target), f"pull goes on: {done.stdout}{done.stderr}")
-    expect(target.read_bytes() == FakeHub.files[target.name] and not part.exists(), "and the file is whole")
-    expect(FakeHub.log[-1][1] == "bytes=100000-", f"from where it stopped: {FakeHub.log}")
-    expect(all(entry[2] == "Bearer hf_secret" for entry in FakeHub.log), "with the token")
-    FakeHub.log.clear()
-    run("pull", "owner/name", *flags)
-    expect(len(FakeHub.log) == 1, "what is there is not fetched again")
-    done = run("pull", "owner/name:bf16", *flags)
-    expect(done.stdout.strip().endswith("big-BF16-00001-of-00002.gguf"), f"shards belong together: {done.stdout}{done.stderr}")
-    expect((models / "owner/name/big-BF16-00002-of-00002.gguf").exists(), "and all come")
-
-    FakeHub.sums["laguna-q8_0.gguf"] = "0" * 64
-    done = run("pull", "owner/name:q8_0", *flags)
-    expect(done.returncode == 65 and "SHA-256" in done.stderr, f"a wrong checksum: {done.returncode} {done.stderr}")
-    expect(not list((models / "owner/name").glob("*q8_0*")), "leaves nothing")
-    done = run("pull", "owner/name:Q3_X", *flags)
-    expect(done.returncode == 66 and "laguna-q4_k_m.gguf" in done.stderr, f"an unknown variant: {done.stderr}")
-    expect(run("pull", "owner/other", *flags).returncode == 66, "an unknown repository")
-    expect(run("pull", "name", *flags).returncode == 64, "no repository at all")
-    FakeHub.files["../../escape.gguf"] = b"x"
-    FakeHub.sums["../../escape.gguf"] = hashlib.sha256(b"x").hexdigest()
-    expect(run("pull", "owner/name:escape", *flags).returncode == 65, "a path that leads out of the folder")
-    expect(not (work / "escape.gguf").exists() and not list(work.glob("*/escape.gguf")), "is not followed")
-    hub.shutdown()
-
-
 def systemd():
     path = work / "notify"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -442,7 +357,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [readme, launch, ps_and_doctor, pull, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
+for part in [readme, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
     try:
         part()
     except Exception as error:

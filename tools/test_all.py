@@ -146,6 +146,7 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     run.stage("command line", "tools/cli_test.py", riptide)
     run.stage("command line, its edges", "tools/cli_edges_test.py", riptide)
     run.stage("an installed program", "tools/install_test.sh", "build/cpu")
+    run.stage("models from a hub, and the terminal", "tools/hub_test.py", riptide)
     run.stage("commands round a server", "tools/serve_test.py", riptide)
     run.stage("streams that last", "tools/soak.py", "build/cpu/tests/script_server", "--seconds", "20")
     for process in fetching:

@@ -116,10 +116,10 @@ struct CompressedRow {
 
 void print_compressed_row(const CompressedRow& row) {
     const Turn& last = row.turns.back();
-    fmt::print("{:<18} {:>8} {:>8} {:>8} {:>8} {:>10.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>7.1f}%\n", row.what, row.tokens,
-               last.compression.scored, last.usage.prompt, last.usage.cached, 1e3 * row.median(&Turn::first),
-               1e3 * row.median(&Turn::submit), 1e3 * row.median(&Turn::scoring), 1e3 * row.median(&Turn::prefill),
-               100 * row.spread());
+    tell("{:<18} {:>8} {:>8} {:>8} {:>8} {:>10.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>7.1f}%\n", row.what, row.tokens,
+         last.compression.scored, last.usage.prompt, last.usage.cached, 1e3 * row.median(&Turn::first),
+         1e3 * row.median(&Turn::submit), 1e3 * row.median(&Turn::scoring), 1e3 * row.median(&Turn::prefill),
+         100 * row.spread());
     std::fflush(stdout);
 }
 
@@ -184,10 +184,11 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
     compressed.keep = flags.keep;
     whole.mode = CompressMode::off;
     if (!as_json)
-        fmt::print("{} scores, {} answers · keep {} · context {} · {}\n{}\n{:<18} {:>8} {:>8} {:>8} {:>8} {:>10} {:>9} "
-                   "{:>9} {:>9} {:>8}\n",
-                   scorer.name, info.model.name, flags.keep, info.context_length, info.device, info.memory, "ms",
-                   "tokens", "scored", "read", "cached", "1st token", "(submit", "scoring", "prefill)", "spread");
+        tell(
+            "{} scores, {} answers · keep {} · context {} · {}\n{}\n{:<18} {:>8} {:>8} {:>8} {:>8} {:>10} {:>9} "
+            "{:>9} {:>9} {:>8}\n",
+            scorer.name, info.model.name, flags.keep, info.context_length, info.device, info.memory, "ms", "tokens",
+            "scored", "read", "cached", "1st token", "(submit", "scoring", "prefill)", "spread");
     std::vector<CompressedRow> rows;
     for (const int64_t tokens : prompts)
         for (const bool dense : {false, true}) {
@@ -206,21 +207,19 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
         }
     const int64_t scorer_peak = scorer.device_bytes ? scorer.device_bytes() : 0, peak = engine.stats().device_peak;
     if (!as_json) {
-        if (peak > 0)
-            fmt::print("most device memory: scorer {}, model {}\n", human_bytes(scorer_peak), human_bytes(peak));
+        if (peak > 0) tell("most device memory: scorer {}, model {}\n", human_bytes(scorer_peak), human_bytes(peak));
         return 0;
     }
     json::array list;
     for (const CompressedRow& row : rows) list.push_back(compressed_row_json(row));
-    std::puts(json::serialize(json::object{{"scorer", scorer.name},
-                                           {"model", info.model.name},
-                                           {"device", info.device},
-                                           {"keep", flags.keep},
-                                           {"memory", info.memory},
-                                           {"scorer_peak_bytes", scorer_peak},
-                                           {"model_peak_bytes", peak},
-                                           {"rows", std::move(list)}})
-                  .c_str());
+    tell("{}\n", json::serialize(json::object{{"scorer", scorer.name},
+                                              {"model", info.model.name},
+                                              {"device", info.device},
+                                              {"keep", flags.keep},
+                                              {"memory", info.memory},
+                                              {"scorer_peak_bytes", scorer_peak},
+                                              {"model_peak_bytes", peak},
+                                              {"rows", std::move(list)}}));
     return 0;
 }
 

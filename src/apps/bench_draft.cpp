@@ -188,19 +188,17 @@ DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<
 }
 
 void print_draft(const DraftBench& bench) {
-    fmt::print("{} · blocks of {} rows · {} of weights a block\n{:<26} {:>12} {:>12} {:>12} {:>8}\n", bench.name,
-               bench.block, human_bytes(bench.bytes), "", "drafter", "round", "without it", "spread");
+    tell("{} · blocks of {} rows · {} of weights a block\n{:<26} {:>12} {:>12} {:>12} {:>8}\n", bench.name, bench.block,
+         human_bytes(bench.bytes), "", "drafter", "round", "without it", "spread");
     for (const DraftRow& row : bench.rows) {
         if (row.without.empty()) continue;
-        fmt::print("{:<26} {:>9.1f} us {:>9.1f} us {:>9.1f} us {:>7.1f}%\n",
-                   fmt::format("draft, check {} at {}", row.rows, row.depth), 1e6 * row.drafting(),
-                   1e6 * median(row.with), 1e6 * median(row.without),
-                   100 * (row.with.back() - row.with.front()) / median(row.with));
+        tell("{:<26} {:>9.1f} us {:>9.1f} us {:>9.1f} us {:>7.1f}%\n",
+             fmt::format("draft, check {} at {}", row.rows, row.depth), 1e6 * row.drafting(), 1e6 * median(row.with),
+             1e6 * median(row.without), 100 * (row.with.back() - row.with.front()) / median(row.with));
         for (const OpProfile::Line& line : row.ops)
-            fmt::print("  {:<18} {:<34} {:>5} {:>9.1f} us {:>6.1f}% {:>9.1f} GB/s\n", line.op, line.shape, line.calls,
-                       1e6 * line.seconds, 100 * line.seconds / row.ops_seconds,
-                       line.weight_bytes / line.seconds * 1e-9);
-        if (!row.ops.empty()) fmt::print("  all of them, one after the other: {:.1f} us\n", 1e6 * row.ops_seconds);
+            tell("  {:<18} {:<34} {:>5} {:>9.1f} us {:>6.1f}% {:>9.1f} GB/s\n", line.op, line.shape, line.calls,
+                 1e6 * line.seconds, 100 * line.seconds / row.ops_seconds, line.weight_bytes / line.seconds * 1e-9);
+        if (!row.ops.empty()) tell("  all of them, one after the other: {:.1f} us\n", 1e6 * row.ops_seconds);
     }
     std::fflush(stdout);
 }

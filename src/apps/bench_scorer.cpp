@@ -89,15 +89,15 @@ ScorerRow measure_scoring(Bench& bench, const ScorerFlags& flags, const BenchOpt
 }
 
 void print_scorer_row(const ScorerRow& row) {
-    fmt::print("{:<6} {:>8} {:>8} {:>10.1f} ms {:>12.0f} {:>7.1f}% {:>12}\n", row.what, row.tokens, row.fresh,
-               1e3 * row.median(), static_cast<double>(row.fresh) / row.median(),
-               100 * (row.seconds.back() - row.seconds.front()) / row.median(),
-               row.prefix_bytes > 0 ? human_bytes(row.prefix_bytes) : "");
+    tell("{:<6} {:>8} {:>8} {:>10.1f} ms {:>12.0f} {:>7.1f}% {:>12}\n", row.what, row.tokens, row.fresh,
+         1e3 * row.median(), static_cast<double>(row.fresh) / row.median(),
+         100 * (row.seconds.back() - row.seconds.front()) / row.median(),
+         row.prefix_bytes > 0 ? human_bytes(row.prefix_bytes) : "");
     double all = 0;
     for (const OpProfile::Line& line : row.ops) all += line.seconds;
     for (const OpProfile::Line& line : row.ops)
-        fmt::print("  {:<20} {:<34} {:>5} {:>9.1f} ms {:>6.1f}% {:>9.1f} TFLOP/s\n", line.op, line.shape, line.calls,
-                   1e3 * line.seconds, 100 * line.seconds / all, line.flops / line.seconds * 1e-12);
+        tell("  {:<20} {:<34} {:>5} {:>9.1f} ms {:>6.1f}% {:>9.1f} TFLOP/s\n", line.op, line.shape, line.calls,
+             1e3 * line.seconds, 100 * line.seconds / all, line.flops / line.seconds * 1e-12);
     std::fflush(stdout);
 }
 
@@ -119,7 +119,7 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
     const ModelInfo& info = bench.scorer->info();
     json::array rows;
     if (!as_json)
-        fmt::print(
+        tell(
             "{} as scorer{} · {} of {} layers score, the last is {} · at most {} blocks of keys, alpha {} · {}\n"
             "{:<6} {:>8} {:>8} {:>13} {:>12} {:>8} {:>12}\n",
             info.name, model.random_weights.empty() ? "" : " (random weights)",
@@ -138,11 +138,10 @@ int bench_scorer(const ModelFlags& model, const ScorerFlags& flags, const BenchO
         }
     }
     if (as_json)
-        std::puts(json::serialize(json::object{{"model", info.name},
-                                               {"random_weights", !model.random_weights.empty()},
-                                               {"device", bench.gpu ? bench.gpu->info().name : "cpu"},
-                                               {"rows", rows}})
-                      .c_str());
+        tell("{}\n", json::serialize(json::object{{"model", info.name},
+                                                  {"random_weights", !model.random_weights.empty()},
+                                                  {"device", bench.gpu ? bench.gpu->info().name : "cpu"},
+                                                  {"rows", rows}}));
     return 0;
 }
 

@@ -44,16 +44,16 @@ std::string where(Session& session) {
 
 int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
-    fmt::print("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
-               o.acceptance, o.draft_ms, prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms)));
+    tell("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
+         o.acceptance, o.draft_ms, Lines{prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms))});
     if (o.others.empty()) return 0;
     std::vector<double> choices = {o.acceptance};
     choices.insert(choices.end(), o.others.begin(), o.others.end());
     double sum = 0;
     for (const double choice : choices) sum += choice;
     RT_CHECK(sum <= 1, ErrorKind::usage, "--acceptance and --other-choices add up to {}, expected at most 1", sum);
-    fmt::print("\ntrees, whose other choices are right with probability {}\n\n{}", fmt::join(o.others, ", "),
-               prediction_table(costs, predict_trees(costs, choices, o.draft_ms)));
+    tell("\ntrees, whose other choices are right with probability {}\n\n{}", fmt::join(o.others, ", "),
+         Lines{prediction_table(costs, predict_trees(costs, choices, o.draft_ms))});
     return 0;
 }
 
@@ -82,9 +82,9 @@ int ab(AbFlags o) {
                             {"kv", kv_name(*session)},
                             {"temperature", options.sampling.temperature}};
         for (auto& [key, value] : ab_json(result)) out[key] = value;
-        std::puts(json::serialize(out).c_str());
+        tell("{}\n", json::serialize(out));
     } else {
-        fmt::print("{}, {} prompts\n\n{}", title, result.prompts.size(), ab_table(result));
+        tell("{}, {} prompts\n\n{}", title, result.prompts.size(), Lines{ab_table(result)});
     }
     if (!o.plot.empty()) write_plot(o.plot, ab_svg(result, title));
     if (interrupted()) return 130;
@@ -100,8 +100,10 @@ void add_ab(Command& app, Action& action) {
     auto options = std::make_shared<AbFlags>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
-    cmd->add_option("--drafter", options->drafter, "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
-                    "out: demo for the demo model, else ngram");
+    cmd->add_option(
+        "--drafter", options->drafter,
+        "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
+        "out: demo for the demo model, else ngram");
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")

@@ -75,15 +75,14 @@ std::vector<int64_t> frontiers(const std::string& list, int64_t context) {
 void print_header(Session& session, const Roof& roof) {
     const ModelInfo& info = session.model().info();
     const Gpu* gpu = session.gpu();
-    fmt::print("{} · {} · {} weights ({} a token) · K/V {} · {} · {:.1f} GB/s read bandwidth measured{}\n", info.name,
-               info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), kv_name(session),
-               gpu != nullptr ? gpu->info().name : fmt::format("{} threads", session.threads()),
-               roof.bytes_per_second * 1e-9,
-               roof.flops_per_second > 0 ? fmt::format(" · {:.0f} TFLOP/s of bf16 tensor cores at {:.0f} MHz",
-                                                       roof.flops_per_second * 1e-12, gpu->info().clock_hz * 1e-6)
-                                         : "");
-    fmt::print("{:<22} {:>7} {:>12} {:>8} {:>11} {:>11} {:>9} {:>9} {:>8}\n", "", "tokens", "tok/s median", "spread",
-               "time", "read", "GB/s", "TFLOP/s", "of roof");
+    tell("{} · {} · {} weights ({} a token) · K/V {} · {} · {:.1f} GB/s read bandwidth measured{}\n", info.name,
+         info.architecture, human_bytes(info.weight_bytes), human_bytes(info.bytes_per_token), kv_name(session),
+         gpu != nullptr ? gpu->info().name : fmt::format("{} threads", session.threads()), roof.bytes_per_second * 1e-9,
+         roof.flops_per_second > 0 ? fmt::format(" · {:.0f} TFLOP/s of bf16 tensor cores at {:.0f} MHz",
+                                                 roof.flops_per_second * 1e-12, gpu->info().clock_hz * 1e-6)
+                                   : "");
+    tell("{:<22} {:>7} {:>12} {:>8} {:>11} {:>11} {:>9} {:>9} {:>8}\n", "", "tokens", "tok/s median", "spread", "time",
+         "read", "GB/s", "TFLOP/s", "of roof");
 }
 
 constexpr double kLeastSeconds = 1;  // of a repeat whose energy is measured
@@ -96,30 +95,29 @@ void print_row(const BenchRow& row, const Roof& roof) {
     const double seconds = row.seconds();
     if (seconds == 0) return;
     const double share = roof.share(row);
-    fmt::print("{:<22} {:>7} {:>12.1f} {:>7.1f}% {:>11} {:>11} {:>9.1f} {:>9.2f} {:>8}\n", row.name(), row.tokens,
-               row.median(), 100 * row.spread(), duration(seconds), human_bytes(static_cast<int64_t>(row.bytes)),
-               row.bytes / seconds * 1e-9, row.flops / seconds * 1e-12,
-               share > 0 ? fmt::format("{:.0f}%", 100 * share) : "");
-    if (row.experts > 0) fmt::print("  {:.1f} different experts a layer\n", row.experts);
+    tell("{:<22} {:>7} {:>12.1f} {:>7.1f}% {:>11} {:>11} {:>9.1f} {:>9.2f} {:>8}\n", row.name(), row.tokens,
+         row.median(), 100 * row.spread(), duration(seconds), human_bytes(static_cast<int64_t>(row.bytes)),
+         row.bytes / seconds * 1e-9, row.flops / seconds * 1e-12, share > 0 ? fmt::format("{:.0f}%", 100 * share) : "");
+    if (row.experts > 0) tell("  {:.1f} different experts a layer\n", row.experts);
     if (!row.joules.empty())
-        fmt::print("  energy: {:.4g} J a token ({:.4g} .. {:.4g}), {:.0f} W{}\n", row.joules_each(), row.joules.front(),
-                   row.joules.back(), row.joules_each() * row.median(),
-                   static_cast<double>(row.tokens) / row.median() < kLeastSeconds
-                       ? "; repeats of less than a second say little, because the driver counts in steps"
-                       : "");
+        tell("  energy: {:.4g} J a token ({:.4g} .. {:.4g}), {:.0f} W{}\n", row.joules_each(), row.joules.front(),
+             row.joules.back(), row.joules_each() * row.median(),
+             static_cast<double>(row.tokens) / row.median() < kLeastSeconds
+                 ? "; repeats of less than a second say little, because the driver counts in steps"
+                 : "");
     std::fflush(stdout);
 }
 
 void print_profile(const BenchRow& row) {
     if (row.ops.empty()) return;
-    fmt::print("  {:<18} {:<34} {:>5} {:>11} {:>7} {:>9} {:>9}\n", "op", "", "calls",
-               row.kind == BenchRow::Kind::prefill ? "per prompt" : "per step", "share", "GB/s", "TFLOP/s");
+    tell("  {:<18} {:<34} {:>5} {:>11} {:>7} {:>9} {:>9}\n", "op", "", "calls",
+         row.kind == BenchRow::Kind::prefill ? "per prompt" : "per step", "share", "GB/s", "TFLOP/s");
     for (const OpProfile::Line& line : row.ops)
-        fmt::print("  {:<18} {:<34} {:>5} {:>11} {:>6.1f}% {:>9.1f} {:>9.2f}\n", line.op, line.shape, line.calls,
-                   duration(line.seconds), 100 * line.seconds / row.ops_seconds, line.bytes() / line.seconds * 1e-9,
-                   line.flops / line.seconds * 1e-12);
-    fmt::print("  {:<59} {:>11}; without the profile {}\n\n", "all ops, one after the other", duration(row.ops_seconds),
-               duration(row.seconds()));
+        tell("  {:<18} {:<34} {:>5} {:>11} {:>6.1f}% {:>9.1f} {:>9.2f}\n", line.op, line.shape, line.calls,
+             duration(line.seconds), 100 * line.seconds / row.ops_seconds, line.bytes() / line.seconds * 1e-9,
+             line.flops / line.seconds * 1e-12);
+    tell("  {:<59} {:>11}; without the profile {}\n\n", "all ops, one after the other", duration(row.ops_seconds),
+         duration(row.seconds()));
 }
 
 json::object bench_row_json(const BenchRow& row, const Roof& roof) {
@@ -173,7 +171,7 @@ void print_bench_json(Session& session, const Roof& roof, const std::vector<Benc
                         {"tensor_tflop_s", roof.flops_per_second * 1e-12},
                         {"rows", list}};
     if (drafts) out["drafter"] = draft_json(*drafts);
-    std::puts(json::serialize(out).c_str());
+    tell("{}\n", json::serialize(out));
 }
 
 int bench(const BenchFlags& o) {
@@ -225,7 +223,7 @@ int bench(const BenchFlags& o) {
     }
     if (o.as_json) print_bench_json(*session, roof, rows, drafts);
     else if (o.bench.profile)
-        fmt::print(
+        tell(
             "Ops: from the start of one to the start of the next; programmatic launches overlap inside an op, not "
             "between ops{}.\n",
             session->gpu() != nullptr ? ", and kernels are launched one by one, not as a graph" : "");

@@ -108,9 +108,9 @@ int bench_serve(const ModelFlags& model, const ServeFlags& flags, const LoadOpti
                                   {"seed", load.seed},
                                   {"temperature", load.temperature},
                                   {"results", results}};
-        std::puts(json::serialize(out).c_str());
+        tell("{}\n", json::serialize(out));
     } else if (closed) {
-        fmt::print(
+        tell(
             "tok/s, gaps (inter-token times), step and host/step: while all answers decode, {} stretches of {} tokens; "
             "context: the mean there. TTFT: all prompts at once.\n",
             load.repeat, load.gen);

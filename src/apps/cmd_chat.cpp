@@ -54,7 +54,7 @@ class Printer {
     void put(const std::string& text, bool dim) {
         if (dim != dim_ && stdout_is_terminal()) std::fputs(dim ? "\033[2m" : "\033[0m\n", stdout);
         dim_ = dim;
-        std::fwrite(text.data(), 1, text.size(), stdout);
+        put_text(text);
         std::fflush(stdout);
     }
     bool dim_ = false;
@@ -80,7 +80,7 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
         messages, tools, think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
         &interrupted());
     messages.push_back(answer.message);
-    if (o.as_json) std::puts(json::serialize(chat_answer_json(chat.session(), answer)).c_str());
+    if (o.as_json) tell("{}\n", json::serialize(chat_answer_json(chat.session(), answer)));
     else say("{}\n", closing_line(chat.session(), answer.result));
     return answer.result.reason != FinishReason::cancelled;
 }
@@ -89,10 +89,10 @@ bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools,
 int converse(ChatModel& chat, json::array messages, const json::array& tools, const ChatFlags& o, bool think,
              const SamplingParams& params) {
     const json::array beginning = messages;
-    fmt::print("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
+    tell("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
     std::string line;
     while (!interrupted()) {
-        fmt::print("\n> ");
+        tell("\n> ");
         std::fflush(stdout);
         if (!std::getline(std::cin, line)) break;
         if (line.empty()) continue;
@@ -101,7 +101,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
             messages = beginning;
         } else if (line == "/think") {
             think = !think;
-            fmt::print("thinking {}\n", think ? "on" : "off");
+            tell("thinking {}\n", think ? "on" : "off");
         } else {
             messages.push_back(chat_message("user", line));
             try {

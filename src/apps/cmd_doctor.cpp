@@ -38,7 +38,7 @@ class Report {
   public:
     void add(Verdict verdict, const std::string& what, const std::string& found) {
         const char* mark = verdict == Verdict::fine ? "ok  " : verdict == Verdict::note ? "note" : "BAD ";
-        fmt::print("{}  {:<8} {}\n", mark, what, found);
+        tell("{}  {:<8} {}\n", mark, what, found);
         wrong_ += verdict == Verdict::wrong;
     }
     /// A check that says by its error what is wrong.

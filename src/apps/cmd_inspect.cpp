@@ -74,7 +74,7 @@ void print_checkpoint_json(const Checkpoint& checkpoint, const InspectFlags& opt
                             {"shape", json::value_from(tensor.shape)},
                             {"bytes", tensor.bytes.size()}});
     }
-    std::puts(json::serialize(out).c_str());
+    tell("{}\n", json::serialize(out));
 }
 
 void print_metadata(const json::object& metadata, const std::string& indent, bool all) {
@@ -83,10 +83,10 @@ void print_metadata(const json::object& metadata, const std::string& indent, boo
         const bool bulky = name.rfind("tokenizer", 0) == 0 || name == "chat_template";
         if (bulky && !all) continue;
         if (value.is_object()) {
-            fmt::print("{}{}:\n", indent, name);
+            tell("{}{}:\n", indent, name);
             print_metadata(value.get_object(), indent + "  ", all);
         } else {
-            fmt::print("{}{:<44} {}\n", indent, name, shown(value));
+            tell("{}{:<44} {}\n", indent, name, shown(value));
         }
     }
 }
@@ -94,22 +94,22 @@ void print_metadata(const json::object& metadata, const std::string& indent, boo
 void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
     int64_t parameters = 0;
     for (const TensorInfo& tensor : checkpoint.tensors()) parameters += elements(tensor);
-    fmt::print("{}\n  {} · {} tensors · {} values · {} bytes of tensor data ({})\n", checkpoint.path(),
-               checkpoint.format() == Checkpoint::Format::gguf ? "GGUF" : "safetensors",
-               grouped(static_cast<int64_t>(checkpoint.tensors().size())), grouped(parameters),
-               grouped(checkpoint.tensor_bytes()), human_bytes(checkpoint.tensor_bytes()));
-    fmt::print("\nconfig\n");
+    tell("{}\n  {} · {} tensors · {} values · {} bytes of tensor data ({})\n", checkpoint.path(),
+         checkpoint.format() == Checkpoint::Format::gguf ? "GGUF" : "safetensors",
+         grouped(static_cast<int64_t>(checkpoint.tensors().size())), grouped(parameters),
+         grouped(checkpoint.tensor_bytes()), human_bytes(checkpoint.tensor_bytes()));
+    tell("\nconfig\n");
     print_metadata(checkpoint.metadata(), "  ", options.metadata);
-    fmt::print("\ntypes\n");
+    tell("\ntypes\n");
     for (const auto& [name, total] : totals_by_type(checkpoint))
-        fmt::print("  {:<10} {:>6} tensors  {:>12}\n", name, total.count, human_bytes(total.bytes));
+        tell("  {:<10} {:>6} tensors  {:>12}\n", name, total.count, human_bytes(total.bytes));
     const std::string chat = chat_template_source(checkpoint);
-    fmt::print("\nchat template\n  {}\n", chat.empty() ? "none" : template_summary(chat));
+    tell("\nchat template\n  {}\n", chat.empty() ? "none" : template_summary(chat));
     if (!options.tensors) return;
-    fmt::print("\ntensors\n");
+    tell("\ntensors\n");
     for (const TensorInfo& tensor : checkpoint.tensors())
-        fmt::print("  {:<52} {:<8} [{}]  {}\n", tensor.name, dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "),
-                   human_bytes(static_cast<int64_t>(tensor.bytes.size())));
+        tell("  {:<52} {:<8} [{}]  {}\n", tensor.name, dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "),
+             human_bytes(static_cast<int64_t>(tensor.bytes.size())));
 }
 
 }  // namespace

@@ -90,13 +90,15 @@ int niah(const NiahFlags& o) {
     const std::unique_ptr<Engine> engine = open_engine(o.model, engine_options);
     const EngineInfo info = engine->info();
     const std::string kv = kv_name(info.k_dtype, info.v_dtype);
-    const json::object settings =
-        niah_settings({{"model", info.model.name}, {"device", info.device}, {"kv", kv}, {"scorer", o.compress.scorer},
-                                                {"positions", o.compress.positions},
-                                                {"score_layers", json::value_from(o.compress.score_layers)},
-                                                {"alpha", o.compress.alpha},
-                                                {"blocks", o.compress.blocks}},
-                                               options);
+    const json::object settings = niah_settings({{"model", info.model.name},
+                                                 {"device", info.device},
+                                                 {"kv", kv},
+                                                 {"scorer", o.compress.scorer},
+                                                 {"positions", o.compress.positions},
+                                                 {"score_layers", json::value_from(o.compress.score_layers)},
+                                                 {"alpha", o.compress.alpha},
+                                                 {"blocks", o.compress.blocks}},
+                                                options);
     std::vector<NiahAnswer> answers;
     if (o.resume && std::filesystem::exists(o.json_file))
         answers = niah_answers(parse_json(read_file(o.json_file, kMaxAnswers), o.json_file), settings, o.json_file);
@@ -112,7 +114,7 @@ int niah(const NiahFlags& o) {
             interrupted());
     }
     const std::string title = fmt::format("{}, {}, K/V {}", info.model.name, info.device, kv);
-    fmt::print("{}\n\n{}", title, niah_table(answers, options));
+    tell("{}\n\n{}", title, Lines{niah_table(answers, options)});
     if (!o.json_file.empty())
         write_file_atomic(o.json_file, json::serialize(niah_json(settings, answers, options)) + "\n");
     if (!o.plot.empty()) write_file_atomic(o.plot, niah_svg(answers, options, title));

@@ -85,10 +85,10 @@ int compare_kv_types(const PplFlags& o) {
         pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     }
     const std::vector<KvQuality> rows = measure_kv_quality(o.model, pieces, needles, o.kv_types);
-    if (o.as_json) std::puts(json::serialize(to_json(rows)).c_str());
+    if (o.as_json) tell("{}\n", json::serialize(to_json(rows)));
     else
-        fmt::print("{} tokens in {} windows of at most {}; needles: {}\n\n{}", rows.front().tokens, pieces.size(),
-                   pieces.front().size(), needles.size(), markdown(rows, std::ssize(needles)));
+        tell("{} tokens in {} windows of at most {}; needles: {}\n\n{}", rows.front().tokens, pieces.size(),
+             pieces.front().size(), needles.size(), Lines{markdown(rows, std::ssize(needles))});
     return 0;
 }
 
@@ -110,15 +110,14 @@ int ppl(const PplFlags& o) {
     RT_CHECK(sum.tokens > 0, ErrorKind::io, "interrupted before the first window was done");
     const double value = std::exp(sum.mean()), error = value * sum.error();
     if (o.as_json)
-        std::puts(json::serialize(json::object{{"perplexity", value},
-                                               {"standard_error", error},
-                                               {"tokens", sum.tokens},
-                                               {"window", window},
-                                               {"kv", kv_name(*session)}})
-                      .c_str());
+        tell("{}\n", json::serialize(json::object{{"perplexity", value},
+                                                  {"standard_error", error},
+                                                  {"tokens", sum.tokens},
+                                                  {"window", window},
+                                                  {"kv", kv_name(*session)}}));
     else
-        fmt::print("perplexity {:.4f} +- {:.4f} over {} tokens, windows of {}, K/V {}\n", value, error, sum.tokens,
-                   window, kv_name(*session));
+        tell("perplexity {:.4f} +- {:.4f} over {} tokens, windows of {}, K/V {}\n", value, error, sum.tokens, window,
+             kv_name(*session));
     return interrupted() ? 130 : 0;
 }
 

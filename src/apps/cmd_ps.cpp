@@ -35,23 +35,22 @@ int ps(const PsFlags& o) {
     const json::object props = ask_server(o.server, "/props"), live = ask_server(o.server, "/v1/requests");
     const json::array& requests = live.at("data").as_array();
     if (o.as_json) {
-        fmt::print("{}\n", json::serialize(json::object{{"server", props}, {"requests", requests}}));
+        tell("{}\n", json::serialize(json::object{{"server", props}, {"requests", requests}}));
         return 0;
     }
     const auto count = [](const json::value& value) { return grouped(value.to_number<int64_t>()); };
-    fmt::print("{}  on {}  context {}  {} of {} answers running, {} waiting\n", props.at("model").as_string().c_str(),
-               props.at("device").as_string().c_str(), count(props.at("context_length")),
-               count(props.at("now").at("running")), count(props.at("max_running")),
-               count(props.at("now").at("waiting")));
+    tell("{}  on {}  context {}  {} of {} answers running, {} waiting\n", props.at("model").as_string().c_str(),
+         props.at("device").as_string().c_str(), count(props.at("context_length")),
+         count(props.at("now").at("running")), count(props.at("max_running")), count(props.at("now").at("waiting")));
     if (requests.empty()) return 0;
-    fmt::print("{:<34} {:<10} {:>8} {:>16} {:>10} {:>8}  {}\n", "REQUEST", "STATE", "SECONDS", "PROMPT READ", "CACHED",
-               "PIECES", "SESSION");
+    tell("{:<34} {:<10} {:>8} {:>16} {:>10} {:>8}  {}\n", "REQUEST", "STATE", "SECONDS", "PROMPT READ", "CACHED",
+         "PIECES", "SESSION");
     for (const json::value& request : requests)
-        fmt::print("{:<34} {:<10} {:>8.1f} {:>16} {:>10} {:>8}  {}\n", request.at("id").as_string().c_str(),
-                   request.at("state").as_string().c_str(), request.at("seconds").to_number<double>(),
-                   count(request.at("prompt_read")) + "/" + count(request.at("prompt_tokens")),
-                   count(request.at("prompt_cached")), count(request.at("pieces")),
-                   request.at("session").as_string().c_str());
+        tell("{:<34} {:<10} {:>8.1f} {:>16} {:>10} {:>8}  {}\n", request.at("id").as_string().c_str(),
+             request.at("state").as_string().c_str(), request.at("seconds").to_number<double>(),
+             count(request.at("prompt_read")) + "/" + count(request.at("prompt_tokens")),
+             count(request.at("prompt_cached")), count(request.at("pieces")),
+             request.at("session").as_string().c_str());
     return 0;
 }
 

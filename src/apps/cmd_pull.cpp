@@ -24,6 +24,22 @@ std::string first_line(const std::string& text) {
     return text.substr(0, std::min(text.find_first_of("\r\n"), text.size()));
 }
 
+/// Fetches a file unless it is there and right.
+void get_file(const Hub& hub, const std::string& repository, const HubFile& file, const std::string& path) {
+    const auto with_progress = [&](const std::string& label, const auto& work) {
+        Progress progress(label, "B");
+        return work([&](int64_t done) {
+            if (interrupted()) fail(ErrorKind::unavailable, "{}: interrupted; pull again to go on", path);
+            progress.update(done, file.size);
+        });
+    };
+    if (std::filesystem::exists(path)) {
+        if (with_progress("checking " + file.path, [&](const auto& on) { return is_fetched(file, path, on); })) return;
+        say("{}: is not what the hub has: fetched again\n", path);
+    }
+    with_progress(file.path, [&](const auto& on) { fetch_file(hub, repository, file, path, on); });
+}
+
 int pull(PullFlags o) {
     catch_interrupts();
     const std::size_t colon = o.what.rfind(':');
@@ -34,18 +50,10 @@ int pull(PullFlags o) {
     if (!o.token_file.empty()) o.hub.token = first_line(read_file(o.token_file, 1 << 16));
     while (o.hub.endpoint.ends_with('/')) o.hub.endpoint.pop_back();
     const std::vector<HubFile> files = choose_files(list_files(o.hub, repository), variant);
-    const std::string folder = (o.folder.empty() ? models_folder() : o.folder) + "/" + repository;
-    for (const HubFile& file : files) {
-        const std::string path = folder + "/" + file.path;
-        std::error_code ec;
-        if (static_cast<int64_t>(std::filesystem::file_size(path, ec)) == file.size && !ec) continue;
-        Progress progress(file.path, "B");
-        fetch_file(o.hub, repository, file, path, [&](int64_t done) {
-            if (interrupted()) fail(ErrorKind::unavailable, "{}: interrupted; pull again to go on", path);
-            progress.update(done, file.size);
-        });
-    }
-    fmt::print("{}\n", variant == "safetensors" ? folder : folder + "/" + files.front().path);
+    const std::string folder = fmt::format("{}/{}{}", o.folder.empty() ? models_folder() : o.folder, repository,
+                                           o.hub.revision == "main" ? "" : "@" + o.hub.revision);
+    for (const HubFile& file : files) get_file(o.hub, repository, file, folder + "/" + file.path);
+    put_text((variant == "safetensors" ? folder : folder + "/" + files.front().path) + "\n");
     return 0;
 }
 
@@ -57,12 +65,16 @@ void add_pull(Command& app, Action& action) {
     cmd->add_option("REPO", options->what,
                     "OWNER/NAME[:VARIANT]; VARIANT: a GGUF type (Q4_K_M if left out), a file, or safetensors")
         ->required();
+    cmd->add_option("--revision", options->hub.revision,
+                    "A branch, tag or commit; another than main has a folder of its own, NAME@REVISION")
+        ->capture_default_str();
     cmd->add_option("--to", options->folder, "Where models belong; left out: ~/.cache/riptide/models");
     cmd->add_option("--endpoint", options->hub.endpoint, "The hub")->capture_default_str();
     cmd->add_option("--token-file", options->token_file, "A file with an access token, for private repositories");
     cmd->footer(
-        "Prints the path. What is there already is not fetched again; what was broken off goes on.\n"
-        "Examples:\n  riptide serve $(riptide pull poolside/Laguna-XS.2-GGUF:Q4_K_M)");
+        "Prints the path. What is there already is checked, and fetched again only if it is wrong; what was broken off "
+        "goes on.\n"
+        "Examples:\n  riptide serve \"$(riptide pull poolside/Laguna-XS.2-GGUF:Q4_K_M)\"");
     cmd->callback([options, &action] { action = [options] { return pull(*options); }; });
 }
 

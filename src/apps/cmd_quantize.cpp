@@ -240,7 +240,7 @@ void print_fallbacks(const std::vector<Job>& jobs, const std::string& mix) {
     };
     add(narrow, "rows are no whole blocks");
     add(precise, "a drafter's fc and head keep precision");
-    if (all > 0) fmt::print("{} of {} tensors in other types than {} asks for: {}\n", all, jobs.size(), mix, reasons);
+    if (all > 0) tell("{} of {} tensors in other types than {} asks for: {}\n", all, jobs.size(), mix, reasons);
 }
 
 int quantize_file(const QuantizeFlags& options) {
@@ -262,9 +262,8 @@ int quantize_file(const QuantizeFlags& options) {
         checkpoint->check_intact();
     }
     writer.finish();
-    fmt::print("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(),
-               grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()),
-               human_bytes(checkpoint->tensor_bytes()));
+    tell("{}: {} tensors, {} bytes of tensor data ({}), from {}\n", options.out, jobs.size(),
+         grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()), human_bytes(checkpoint->tensor_bytes()));
     print_fallbacks(jobs, options.type);
     if (const json::object variables = generation_defaults(*checkpoint).template_kwargs; !variables.empty())
         say("not in the file, for GGUF has no key for it: default_chat_template_kwargs {}\n",

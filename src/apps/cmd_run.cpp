@@ -68,7 +68,7 @@ void print_completion_json(Session& session, const GenerationResult& result, con
     out["tokens"] = json::value_from(result.tokens);
     if (has_text) out["text"] = result.text;
     out["finish_reason"] = finish_reason_name(result.reason);
-    std::puts(json::serialize(out).c_str());
+    tell("{}\n", json::serialize(out));
 }
 
 EncodeOptions encode_options(const RunFlags& o) {
@@ -89,8 +89,7 @@ int print_kept(const RunFlags& o) {
     shortener.shorten(tokenizer.encode(text, encode_options(o)));
     if (interrupted()) return 130;
     const std::string shown = shortener.last() != nullptr ? show_kept(*shortener.last()) : text;
-    std::fwrite(shown.data(), 1, shown.size(), stdout);
-    std::puts("");
+    put_text(shown + "\n");
     return 0;
 }
 
@@ -133,10 +132,10 @@ int run(const RunFlags& o) {
     Progress progress("reading the prompt", "tok");
     request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
     if (!o.as_json) {
-        if (o.echo) std::fwrite(text.data(), 1, text.size(), stdout);
+        if (o.echo) put_text(text);
         if (tokenizer)  // else ids are printed in the end
             request.on_text = [](std::string_view piece) {
-                std::fwrite(piece.data(), 1, piece.size(), stdout);
+                put_text(piece);
                 std::fflush(stdout);
             };
     }
@@ -144,8 +143,8 @@ int run(const RunFlags& o) {
     if (o.as_json) {
         print_completion_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
     } else {
-        if (!tokenizer) fmt::print("{}", json::serialize(json::value_from(result.tokens)));
-        std::puts("");
+        if (!tokenizer) tell("{}", json::serialize(json::value_from(result.tokens)));
+        put_text("\n");
         say("{}\n", closing_line(*session, result));
     }
     return result.reason == FinishReason::cancelled ? 130 : 0;

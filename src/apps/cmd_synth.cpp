@@ -103,8 +103,8 @@ int synth(const SynthFlags& options) {
         }
     }
     writer.finish();
-    fmt::print("{}: {} tensors, {} bytes of tensor data ({}), random weights, seed {}\n", options.out, tensors.size(),
-               grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()), options.seed);
+    tell("{}: {} tensors, {} bytes of tensor data ({}), random weights, seed {}\n", options.out, tensors.size(),
+         grouped(writer.tensor_bytes()), human_bytes(writer.tensor_bytes()), options.seed);
     return 0;
 }
 

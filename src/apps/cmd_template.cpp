@@ -4,6 +4,7 @@
 
 #include "apps/commands.h"
 #include "apps/flags.h"
+#include "apps/terminal.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "text/jinja.h"
@@ -31,12 +32,12 @@ int render(const TemplateFlags& options) {
     }
     const jinja::Rendered rendered = program.render(variables);
     if (!options.show_trusted) {
-        std::fwrite(rendered.text.data(), 1, rendered.text.size(), stdout);
+        put_text(rendered.text);
         return 0;
     }
     json::array spans;
     for (const TextSpan& span : rendered.trusted) spans.push_back({span.begin, span.end});
-    std::puts(json::serialize(json::object{{"text", rendered.text}, {"trusted", spans}}).c_str());
+    tell("{}\n", json::serialize(json::object{{"text", rendered.text}, {"trusted", spans}}));
     return 0;
 }
 

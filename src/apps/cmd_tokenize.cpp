@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/demo_model.h"
 #include "apps/flags.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -38,11 +39,11 @@ int tokenize(const TokenizeFlags& options) {
     encode.parse_special = options.parse_special;
     const std::vector<int32_t> ids = tokenizer.encode(text_of(options), encode);
     if (options.as_json) {
-        std::puts(json::serialize(json::object{{"tokens", json::value_from(ids)}}).c_str());
+        tell("{}\n", json::serialize(json::object{{"tokens", json::value_from(ids)}}));
         return 0;
     }
-    for (int32_t id : ids) fmt::print("{:>7}  {}\n", id, json::serialize(json::string(tokenizer.piece(id))));
-    fmt::print("{} tokens\n", ids.size());
+    for (int32_t id : ids) tell("{:>7}  {}\n", id, json::serialize(json::string(tokenizer.piece(id))));
+    tell("{} tokens\n", ids.size());
     return 0;
 }
 

@@ -83,20 +83,20 @@ Difference difference_of(const Recorder::Entry& ours, const TensorInfo& theirs) 
 int compare_all(const TraceFlags& o, const std::vector<Recorder::Entry>& entries) {
     const auto expected = open_checkpoint(o.against);
     int compared = 0;
-    fmt::print("{:<24} {:>14} {:>12} {:>12}\n", "tensor", "shape", "max error", "relative");
+    tell("{:<24} {:>14} {:>12} {:>12}\n", "tensor", "shape", "max error", "relative");
     for (const Recorder::Entry& e : entries) {
         const TensorInfo* theirs = expected->find(e.name == "logits" ? fmt::format("logits.{}", o.prompt) : e.name);
         if (theirs == nullptr || theirs->dtype != DType::f32 || theirs->shape != std::vector<int64_t>{e.rows, e.cols})
             continue;
         const Difference d = difference_of(e, *theirs);
         const bool good = d.relative <= o.bound;
-        fmt::print("{:<24} {:>14} {:>12.3e} {:>12.3e}{}\n", e.name, fmt::format("[{}, {}]", e.rows, e.cols), d.largest,
-                   d.relative, good ? "" : "  <- beyond the bound");
+        tell("{:<24} {:>14} {:>12.3e} {:>12.3e}{}\n", e.name, fmt::format("[{}, {}]", e.rows, e.cols), d.largest,
+             d.relative, good ? "" : "  <- beyond the bound");
         ++compared;
         if (!good) return static_cast<int>(ErrorKind::data);
     }
     RT_CHECK(compared > 0, "{}: no tensor fits these tokens (is --prompt {} right?)", o.against, o.prompt);
-    fmt::print("{} tensors within {:.0e}\n", compared, o.bound);
+    tell("{} tensors within {:.0e}\n", compared, o.bound);
     return 0;
 }
 

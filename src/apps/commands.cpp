@@ -5,7 +5,6 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include "apps/flags.h"
 #include "apps/terminal.h"
@@ -32,7 +31,7 @@ constexpr const char* kExamples =
 int report(const std::string& message, ErrorKind kind) {
     std::string line = message;
     std::replace(line.begin(), line.end(), '\n', ' ');
-    std::fprintf(stderr, "error: %s\n", line.c_str());
+    say("error: {}\n", line);
     return static_cast<int>(kind);
 }
 
@@ -70,9 +69,6 @@ int run_command(int argc, const char* const* argv) {
         return report(e.what(), e.kind());
     } catch (const std::bad_alloc&) {
         return report("out of memory", ErrorKind::system);
-    } catch (const std::system_error& e) {
-        if (std::ferror(stdout) != 0) return 0;  // {fmt} throws where puts() does not; finish_output() says what it is
-        return report(e.what(), ErrorKind::system);
     } catch (const std::exception& e) {
         return report(e.what(), ErrorKind::system);
     }

@@ -87,23 +87,10 @@ class Transfer {
     std::exception_ptr thrown_;
 };
 
-/// Path and name of a file must stay in the folder that they are meant for.
-void check_path(const std::string& path) {
-    const bool strange = path.empty() || path.front() == '/' || path.find('\\') != std::string::npos ||
-                         path.find('\0') != std::string::npos;
-    bool up = false;
-    for (const auto& part : std::filesystem::path(path)) up = up || part == ".." || part == ".";
-    RT_CHECK(!strange && !up, "the hub names a file '{}', which is no plain path", path.substr(0, 200));
-}
-
-/// Everything but what may stand in a path.
-std::string escaped(const std::string& path) {
+/// Of a text that is no more than [A-Za-z0-9._/-]: as one part of an address.
+std::string as_part(const std::string& text) {
     std::string out;
-    for (const char c : path) {
-        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                           std::strchr("-._~/", c) != nullptr;
-        out += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-    }
+    for (const char c : text) out += c == '/' ? "%2F" : std::string(1, c);
     return out;
 }
 
@@ -114,20 +101,29 @@ HubFile file_of(const json::object& entry) {
     if (const json::value* lfs = entry.if_contains("lfs"); lfs != nullptr && lfs->is_object()) {
         file.sha256 = lfs->at("oid").as_string();
         file.size = lfs->at("size").to_number<int64_t>();
+    } else if (const json::value* blob = entry.if_contains("oid"); blob != nullptr && blob->is_string()) {
+        file.blob = blob->get_string();
     }
-    check_path(file.path);
     RT_CHECK(file.size >= 0, "{}: a size of {}", file.path, file.size);
     return file;
 }
 
-std::string sha256_of(const std::string& path) {
+/// What the hub would call what is at `path`, by SHA-256 or as git does; "" if it calls it nothing.
+std::string digest_of_file(const HubFile& as, const std::string& path, const std::function<void(int64_t)>& progress) {
+    if (as.sha256.empty() && as.blob.empty()) return {};
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
     RT_CHECK(file != nullptr, ErrorKind::io, "{}: {}", path, std::strerror(errno));
     const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
-    EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
+    EVP_DigestInit_ex(context.get(), as.sha256.empty() ? EVP_sha1() : EVP_sha256(), nullptr);
+    const std::string head = as.sha256.empty() ? fmt::format("blob {}", as.size) : "";
+    if (!head.empty()) EVP_DigestUpdate(context.get(), head.c_str(), head.size() + 1);
     std::vector<char> piece(1 << 20);
-    for (std::size_t got = 0; (got = std::fread(piece.data(), 1, piece.size(), file.get())) > 0;)
+    int64_t done = 0;
+    for (std::size_t got = 0; (got = std::fread(piece.data(), 1, piece.size(), file.get())) > 0;) {
         EVP_DigestUpdate(context.get(), piece.data(), got);
+        progress(done += static_cast<int64_t>(got));
+    }
+    RT_CHECK(std::ferror(file.get()) == 0, ErrorKind::io, "{}: cannot be read to its end", path);
     unsigned char digest[EVP_MAX_MD_SIZE];
     unsigned size = 0;
     EVP_DigestFinal_ex(context.get(), digest, &size);
@@ -135,6 +131,9 @@ std::string sha256_of(const std::string& path) {
     for (unsigned i = 0; i < size; ++i) out += fmt::format("{:02x}", digest[i]);
     return out;
 }
+
+/// What the hub calls the content.
+const std::string& digest_of(const HubFile& file) { return file.sha256.empty() ? file.blob : file.sha256; }
 
 /// Appends what is missing of `part`.
 void fetch_part(const Hub& hub, const std::string& url, const std::string& part, int64_t size,
@@ -171,8 +170,10 @@ void fetch_part(const Hub& hub, const std::string& url, const std::string& part,
 }  // namespace
 
 std::vector<HubFile> list_files(const Hub& hub, const std::string& repository) {
-    check_path(repository);
-    const std::string url = hub.endpoint + "/api/models/" + escaped(repository) + "/tree/main?recursive=true";
+    check_hub_name(repository);
+    check_hub_name(hub.revision);
+    const std::string url =
+        fmt::format("{}/api/models/{}/tree/{}?recursive=true", hub.endpoint, repository, as_part(hub.revision));
     std::string text;
     Transfer transfer(hub, url);
     transfer.sink = [&](std::string_view bytes) {
@@ -191,18 +192,24 @@ std::vector<HubFile> list_files(const Hub& hub, const std::string& repository) {
     return files;
 }
 
+bool is_fetched(const HubFile& file, const std::string& path, const std::function<void(int64_t)>& progress) {
+    std::error_code ec;
+    return static_cast<int64_t>(std::filesystem::file_size(path, ec)) == file.size && !ec &&
+           digest_of_file(file, path, progress) == digest_of(file);
+}
+
 void fetch_file(const Hub& hub, const std::string& repository, const HubFile& file, const std::string& path,
                 const std::function<void(int64_t)>& progress) {
-    const std::string url = hub.endpoint + "/" + escaped(repository) + "/resolve/main/" + escaped(file.path);
+    const std::string url =
+        fmt::format("{}/{}/resolve/{}/{}", hub.endpoint, repository, as_part(hub.revision), file.path);
     const std::string part = path + ".part";
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     fetch_part(hub, url, part, file.size, progress);
-    if (!file.sha256.empty()) {
-        const std::string found = sha256_of(part);
-        if (found != file.sha256) {
-            std::filesystem::remove(part);
-            fail("{}: SHA-256 is {}, expected {}: removed; pull again", path, found, file.sha256);
-        }
+    const std::string found = digest_of_file(file, part, [](int64_t) {});
+    if (found != digest_of(file)) {
+        std::filesystem::remove(part);
+        fail("{}: {} is {}, expected {}: removed; pull again", path, file.sha256.empty() ? "git's SHA-1" : "SHA-256",
+             found, digest_of(file));
     }
     std::filesystem::rename(part, path);
 }

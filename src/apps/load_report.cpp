@@ -40,7 +40,7 @@ json::object figures_json(const Repeats& r) {
 }  // namespace
 
 void print_engine(const EngineInfo& info) {
-    fmt::print(
+    tell(
         "{} · {} · {} weights ({} a token) · K/V {} for {} tokens · context {} · up to {} requests · {} prompt rows a "
         "step · {}\n",
         info.model.name, info.model.architecture, human_bytes(info.model.weight_bytes),
@@ -49,32 +49,32 @@ void print_engine(const EngineInfo& info) {
 }
 
 void print_closed_header() {
-    fmt::print("{:<20} {:>12} {:>7} {:>8} | {:>9} {:>9} {:>9} | {:>9} {:>9} {:>9} | {:>9} {:>10}\n", "", "tok/s median",
-               "spread", "context", "TTFT P50", "P90", "P99", "gap P50", "P90", "P99", "step", "host/step");
+    tell("{:<20} {:>12} {:>7} {:>8} | {:>9} {:>9} {:>9} | {:>9} {:>9} {:>9} | {:>9} {:>10}\n", "", "tok/s median",
+         "spread", "context", "TTFT P50", "P90", "P99", "gap P50", "P90", "P99", "step", "host/step");
 }
 
 void print(const ClosedLoad& load) {
     if (load.rates.values.empty()) return;
-    fmt::print("{:<20} {:>12.1f} {:>6.1f}% {:>8} | {:>9} {:>9} {:>9} | {:>9} {:>9} {:>9} | {:>9} {:>7.1f} us\n{}",
-               fmt::format("{} x {}", load.sequences, load.prompt), load.rates.median(), 100 * load.rates.spread(),
-               grouped(static_cast<int64_t>(load.context)), time(load.ttft.p50), time(load.ttft.p90),
-               time(load.ttft.p99), time(load.gaps.p50), time(load.gaps.p90), time(load.gaps.p99),
-               time(load.step_seconds), load.host_seconds * 1e6, note_preempted(load.preempted));
+    tell("{:<20} {:>12.1f} {:>6.1f}% {:>8} | {:>9} {:>9} {:>9} | {:>9} {:>9} {:>9} | {:>9} {:>7.1f} us\n{}",
+         fmt::format("{} x {}", load.sequences, load.prompt), load.rates.median(), 100 * load.rates.spread(),
+         grouped(static_cast<int64_t>(load.context)), time(load.ttft.p50), time(load.ttft.p90), time(load.ttft.p99),
+         time(load.gaps.p50), time(load.gaps.p90), time(load.gaps.p99), time(load.step_seconds),
+         load.host_seconds * 1e6, Lines{note_preempted(load.preempted)});
 }
 
 void print(const OpenLoad& load) {
-    fmt::print(
+    tell(
         "{} requests at {} a second ({} refused), {:.1f} s: {:.1f} answer tok/s, {:.1f} prompt tok/s, at most {} at a "
         "time\n  TTFT         {}\n  inter-token  {}\n  queued       {}\n{}",
         load.requests, load.rate, load.refused, load.seconds,
         ratio(static_cast<double>(load.answer_tokens), load.seconds),
         ratio(static_cast<double>(load.prompt_tokens), load.seconds), load.most_at_once, times(load.ttft),
-        times(load.gaps), times(load.queue), note_preempted(load.preempted));
+        times(load.gaps), times(load.queue), Lines{note_preempted(load.preempted)});
 }
 
 void print(const BesideLoad& load) {
     if (load.ratios.values.empty()) return;
-    fmt::print(
+    tell(
         "{} answers (prompts of {} tokens), and a prompt of {} tokens read beside them\n  inter-token alone   {}\n"
         "  inter-token beside  {}\n  P99 beside / alone  {:.2f} (median of {}, {:.2f} to {:.2f})\n"
         "  TTFT of the prompt  {}, {:.0f} tok/s, in {} parts\n",
@@ -85,8 +85,8 @@ void print(const BesideLoad& load) {
 
 void print(const AgentLoad& load) {
     if (load.turns.empty()) return;
-    fmt::print("{:>5} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10}\n", "turn", "prompt", "new", "cached", "of known",
-               "of prompt", "TTFT");
+    tell("{:>5} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10}\n", "turn", "prompt", "new", "cached", "of known", "of prompt",
+         "TTFT");
     for (size_t t = 0; t < load.turns.size(); ++t) {
         const AgentTurn& turn = load.turns[t];
         const auto percent = [&](int64_t of) {
@@ -94,22 +94,22 @@ void print(const AgentLoad& load) {
                            : fmt::format("{:.2f} %",
                                          100 * ratio(static_cast<double>(turn.cached), static_cast<double>(of)));
         };
-        fmt::print("{:>5} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10}\n", t + 1, grouped(turn.prompt),
-                   grouped(turn.prompt - turn.cached), grouped(turn.cached), percent(turn.known), percent(turn.prompt),
-                   time(turn.ttft));
+        tell("{:>5} {:>9} {:>9} {:>9} {:>12} {:>12} {:>10}\n", t + 1, grouped(turn.prompt),
+             grouped(turn.prompt - turn.cached), grouped(turn.cached), percent(turn.known), percent(turn.prompt),
+             time(turn.ttft));
     }
     const Repeats ttft = load.ttft();
     if (ttft.values.empty()) return;
-    fmt::print(
+    tell(
         "from turn 2: cached {:.2f} % of what was computed before, {:.2f} % of the prompts; TTFT median {}, worst "
         "{}\n",
         100 * load.known_share(), 100 * load.prompt_share(), time(ttft.median()), time(ttft.values.back()));
     if (!load.again.values.empty())
-        fmt::print("the last prompt again ({} tokens not cached): TTFT median {}, worst {}\n", load.again_new,
-                   time(load.again.median()), time(load.again.values.back()));
+        tell("the last prompt again ({} tokens not cached): TTFT median {}, worst {}\n", load.again_new,
+             time(load.again.median()), time(load.again.values.back()));
     if (!load.side_ttft.values.empty())
-        fmt::print("{} side requests of {} tokens: TTFT median {}, worst {}\n", load.side_ttft.values.size(),
-                   load.side_prompt, time(load.side_ttft.median()), time(load.side_ttft.values.back()));
+        tell("{} side requests of {} tokens: TTFT median {}, worst {}\n", load.side_ttft.values.size(),
+             load.side_prompt, time(load.side_ttft.median()), time(load.side_ttft.values.back()));
 }
 
 json::object to_json(const ClosedLoad& load) {

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "apps/terminal.h"
+
 namespace riptide::apps {
 
 namespace {
@@ -42,13 +44,13 @@ LogWriter::~LogWriter() {
     thread_.join();
 }
 
-void LogWriter::write(std::string line) {
+void LogWriter::write(const std::string& line) {
     const std::lock_guard lock(mutex_);
     if (lines_.size() >= kMostLines) {
         ++dropped_;
         return;
     }
-    lines_.push_back(std::move(line) + '\n');
+    lines_.push_back(visible(line) + '\n');
     news_.notify_one();
 }
 

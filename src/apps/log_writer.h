@@ -20,7 +20,8 @@ class LogWriter {
     LogWriter(const LogWriter&) = delete;
     LogWriter& operator=(const LogWriter&) = delete;
 
-    void write(std::string line);
+    /// The line as visible() shows it.
+    void write(const std::string& line);
 
   private:
     void run();

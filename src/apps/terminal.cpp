@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "text/utf8.h"
 
 namespace riptide::apps {
 
@@ -28,14 +29,16 @@ std::string amount(double value, const std::string& unit) {
     return value < 10000 ? fmt::format("{:.0f} {}", value, unit) : fmt::format("{:.1f}K {}", value / 1000, unit);
 }
 
+/// C0, DEL, C1; marks, embeddings, overrides and isolates of direction; line and paragraph separators.
+bool is_hidden(char32_t c) {
+    return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
+           (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
 }  // namespace
 
-Progress::Progress(std::string label, std::string unit)
-    : label_(std::move(label)),
-      unit_(std::move(unit)),
-      start_(Clock::now()),
-      drawn_(start_),
-      enabled_(isatty(2) == 1) {}
+Progress::Progress(const std::string& label, std::string unit)
+    : label_(visible(label)), unit_(std::move(unit)), start_(Clock::now()), drawn_(start_), enabled_(isatty(2) == 1) {}
 
 Progress::~Progress() {
     if (visible_) std::fputs("\r\033[K", stderr);
@@ -87,6 +90,27 @@ void finish_output() {
     if (::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return;
     fail(ErrorKind::io, "standard output cannot be written{}{}: what came out is cut short", code != 0 ? ": " : "",
          code != 0 ? std::strerror(code) : "");
+}
+
+std::string visible(std::string_view text, bool lines) {
+    std::string out;
+    out.reserve(text.size());
+    for (std::size_t at = 0; at < text.size();) {
+        const Utf8Char c = utf8_at(text, at);
+        const std::string_view bytes = text.substr(at, static_cast<std::size_t>(c.length));
+        at += bytes.size();
+        if (c.kind != Utf8Char::Kind::character)
+            for (const char byte : bytes) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+        else if (is_hidden(c.code_point) && !(lines && (bytes == "\n" || bytes == "\t")))
+            out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c.code_point));
+        else out += bytes;
+    }
+    return out;
+}
+
+void put_text(std::string_view text) {
+    const std::string shown = stdout_is_terminal() ? visible(text, true) : std::string(text);
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
 }
 
 bool stdout_is_terminal() { return isatty(1) == 1; }

@@ -3,22 +3,13 @@
 #include <algorithm>
 #include <span>
 
+#include "server/authority.h"
+
 namespace riptide::server {
 
 namespace {
 
 Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text))); }
-
-/// "host:80" -> "host", "[::1]:80" -> "[::1]".
-std::string_view without_port(std::string_view authority) {
-    if (authority.starts_with('[')) return authority.substr(0, authority.find(']') + 1);
-    return authority.substr(0, authority.find(':'));
-}
-
-bool same_name(std::string_view a, std::string_view b) {
-    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
-}
 
 std::string_view given_key(const HttpRequest& request) {
     std::string_view value = request.header("authorization");
@@ -57,8 +48,9 @@ Access::Access(const std::vector<std::string>& keys, const std::string& host, st
 }
 
 bool Access::is_ours(std::string_view authority) const {
-    const std::string_view name = without_port(authority);
-    return std::any_of(names_.begin(), names_.end(), [&](const std::string& ours) { return same_name(ours, name); });
+    const auto name = host_of(authority);
+    return name &&
+           std::any_of(names_.begin(), names_.end(), [&](const std::string& ours) { return same_name(ours, *name); });
 }
 
 bool Access::is_invited(std::string_view origin) const {
@@ -83,9 +75,8 @@ void Access::check_origin(const HttpRequest& request) const {
         throw ApiError(403, "this server is not called by the name in the Host header; --allowed-host NAME allows it");
     const std::string_view origin = request.header("origin");
     if (origin.empty() || is_invited(origin)) return;
-    const std::size_t scheme = origin.find("://");
-    if (scheme == std::string_view::npos || !is_ours(origin.substr(scheme + 3)))
-        throw ApiError(403, "web pages of other origins may not use this server");
+    const auto authority = authority_of(origin);
+    if (!authority || !is_ours(*authority)) throw ApiError(403, "web pages of other origins may not use this server");
 }
 
 void Access::check_key(const HttpRequest& request) const {

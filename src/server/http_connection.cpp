@@ -35,6 +35,10 @@ HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
     using ssl = net::ssl::context;
     tls.emplace(ssl::tls_server);
     tls->set_options(ssl::default_workarounds | ssl::no_sslv2 | ssl::no_sslv3 | ssl::no_tlsv1 | ssl::no_tlsv1_1);
+    // TLS 1.2 with forward secrecy and authenticated ciphers, or 1.3, whose ciphers are all such.
+    const bool set = SSL_CTX_set_cipher_list(tls->native_handle(), "ECDHE+AESGCM:ECDHE+CHACHA20") == 1;
+    RT_CHECK(set, ErrorKind::system, "this OpenSSL has no cipher that is good enough for TLS 1.2");
+    SSL_CTX_set_options(tls->native_handle(), SSL_OP_NO_RENEGOTIATION);
     beast::error_code ec;
     tls->use_certificate_chain_file(o.tls_certificate, ec);
     RT_CHECK(!ec, ErrorKind::usage, "{}: not a certificate (PEM): {}", o.tls_certificate, ec.message());
@@ -98,20 +102,24 @@ net::awaitable<beast::error_code> Connection::read_some(std::size_t most, bool d
     co_return std::get<0>(got);
 }
 
-/// Feeds the parser until it has the header, or all of the request. This is Beast's async_read_header() and async_read()
-/// without an instance of them for each kind of stream, and with a floor for chunked bodies: see kLeastChunked.
-net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole) {
+/// Feeds the parser until it has the header, or all of the request; `head` gets the header's bytes. This is Beast's
+/// async_read_header() and async_read() without an instance of them for each kind of stream, and with a floor for
+/// chunked bodies: see kLeastChunked.
+net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole, std::string& head) {
     parser.eager(whole);
     const bool chunked = whole && parser.chunked();
     for (std::size_t least = 1; whole ? !parser.is_done() : !parser.is_header_done();) {
         beast::error_code ec;
         if (buffer_.size() >= least) {
-            buffer_.consume(parser.put(buffer_.data(), ec));
+            const auto used = parser.put(buffer_.data(), ec);
+            if (!whole) head.append(static_cast<const char*>(buffer_.data().data()), used);
+            buffer_.consume(used);
             if (ec && ec != http::error::need_more) co_return ec;
             least = ec && chunked ? kLeastChunked : 1;
             if (!ec) continue;
         }
-        if (chunked && buffer_.size() >= kReadAtOnce) co_return http::error::header_limit;  // of a chunk, or behind the last
+        if (chunked && buffer_.size() >= kReadAtOnce)
+            co_return http::error::header_limit;  // of a chunk, or behind the last
         ec = co_await read_some(whole && !chunked ? kReadOfBody : kReadAtOnce, tls_.has_value());
         if (ec == net::error::eof)
             co_return parser.got_some() ? http::error::partial_message : http::error::end_of_stream;
@@ -124,11 +132,12 @@ net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole) {
 net::awaitable<bool> Connection::read_request(Input& in) {
     const HttpOptions& options = shared_.options;
     Parser parser;
+    std::string head;
     parser.header_limit(options.header_bytes);
     parser.body_limit(options.body_bytes);
     in.unread = true;
     deadline(options.header_time);
-    const beast::error_code header_error = co_await feed(parser, false);
+    const beast::error_code header_error = co_await feed(parser, false, head);
     if (header_error) {
         in.problem = "not a valid HTTP request: " + header_error.message();
         in.status = why_unread(header_error, "header", in.problem);
@@ -136,7 +145,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     }
     in.http_1_0 = parser.get().version() < 11;
     in.keep_alive = parser.keep_alive();
-    in.status = check_header(parser, options, in.problem);
+    in.status = check_header(parser, head, options, in.problem);
     copy_header(parser, in.request);
     if (shared_.handlers.headers) in.also = shared_.handlers.headers(in.request);
     if (in.status == 0) in.reply = shared_.handlers.door(in.request);
@@ -149,7 +158,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
         !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
         co_return false;
     deadline(options.body_time);
-    const beast::error_code body_error = co_await feed(parser, true);
+    const beast::error_code body_error = co_await feed(parser, true, head);
     if (body_error) {
         in.problem = "the request's body: " + body_error.message();
         in.status = why_unread(body_error, "body", in.problem);

@@ -72,7 +72,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<bool> shake_hands();
     boost::asio::awaitable<bool> wait_for_bytes();
     boost::asio::awaitable<bool> read_request(Input& in);
-    boost::asio::awaitable<boost::beast::error_code> feed(Parser& parser, bool whole);
+    boost::asio::awaitable<boost::beast::error_code> feed(Parser& parser, bool whole, std::string& head);
     /// Into buffer_, at most `most` bytes; as they came through the socket unless `decrypted`.
     boost::asio::awaitable<boost::beast::error_code> read_some(std::size_t most, bool decrypted);
     boost::asio::awaitable<bool> serve(Input& in);

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/status.hpp>
 #include <cctype>
 #include <iterator>
+
+#include "server/authority.h"
 
 namespace riptide::server {
 
@@ -22,6 +26,16 @@ std::string lower(std::string_view text) {
 
 std::string string_from(beast::string_view view) { return {view.data(), view.size()}; }
 
+/// What decides where a request ends, whom it is for, or who asks: two readers could take a different one of two.
+constexpr std::array kOnce = {http::field::content_length, http::field::transfer_encoding,
+                              http::field::host,           http::field::origin,
+                              http::field::content_type,   http::field::content_encoding};
+
+/// The parser puts such lines together, others do not.
+bool has_folded_line(std::string_view head) {
+    return head.find("\n ") != std::string_view::npos || head.find("\n\t") != std::string_view::npos;
+}
+
 std::string_view reason_of(int status) {
     const auto reason = http::obsolete_reason(static_cast<http::status>(status));
     return {reason.data(), reason.size()};
@@ -37,7 +51,7 @@ int status_of(const beast::error_code& ec) {
     return ec.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
 }
 
-int check_header(const Parser& parser, const HttpOptions& options, std::string& problem) {
+int check_header(const Parser& parser, std::string_view head, const HttpOptions& options, std::string& problem) {
     const auto& message = parser.get();
     const auto refuse = [&](int status, std::string text) {
         problem = std::move(text);
@@ -49,12 +63,21 @@ int check_header(const Parser& parser, const HttpOptions& options, std::string& 
         return refuse(400, "the request target must be a path that starts with '/'");
     const auto fields = std::distance(message.begin(), message.end());
     if (fields > static_cast<std::ptrdiff_t>(options.header_fields)) return refuse(431, "too many header fields");
-    // The parser would take what follows for another request.
-    const auto codings = message.count(http::field::transfer_encoding);
-    if (codings > 1 || (codings == 1 && !beast::iequals(message[http::field::transfer_encoding], "chunked")))
-        return refuse(400, "the only Transfer-Encoding that is understood is chunked");
-    const auto hosts = message.count(http::field::host);
-    if (hosts > 1 || (hosts == 0 && message.version() >= 11)) return refuse(400, "expected one Host header");
+    if (has_folded_line(head)) return refuse(400, "a header line is continued on the next: not allowed any more");
+    for (const http::field name : kOnce)
+        if (message.count(name) > 1)
+            return refuse(400, fmt::format("expected one {} header", string_from(to_string(name))));
+    // The parser is content with "3, 3", other codings, and a coding in HTTP/1.0, which knows none.
+    const auto length = message[http::field::content_length];
+    if (!std::all_of(length.begin(), length.end(), [](char c) { return c >= '0' && c <= '9'; }))
+        return refuse(400, "Content-Length: expected one number");
+    if (message.count(http::field::transfer_encoding) > 0 &&
+        (message.version() < 11 || !beast::iequals(message[http::field::transfer_encoding], "chunked")))
+        return refuse(400, "the only Transfer-Encoding that is understood is chunked, in HTTP/1.1");
+    if (message.count(http::field::host) == 0 && message.version() >= 11)
+        return refuse(400, "expected one Host header");
+    const std::string_view host(message[http::field::host].data(), message[http::field::host].size());
+    if (!host.empty() && !host_of(host)) return refuse(400, "Host: expected a name or an address, and perhaps a port");
     if (const auto encoding = message[http::field::content_encoding]; !encoding.empty() && encoding != "identity")
         return refuse(415, "Content-Encoding is not supported: send the body as it is");
     return 0;

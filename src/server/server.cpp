@@ -6,6 +6,7 @@
 #include "server/access.h"
 #include "server/api.h"
 #include "server/routes.h"
+#include "text/utf8.h"
 
 namespace riptide::server {
 
@@ -19,8 +20,13 @@ ErrorShape shape_of(const Known& known) {
 std::string session_in_headers(const HttpRequest& request) {
     for (const char* name :
          {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
-        if (const std::string_view value = request.header(name); !value.empty())
-            return std::string(value.substr(0, 256));
+        if (const std::string_view value = request.header(name); !value.empty()) {
+            std::string session;  // valid UTF-8, as it is told in JSON
+            Utf8Stream stream;
+            stream.push(value.substr(0, 256), session);
+            stream.finish(session);
+            return session;
+        }
     return {};
 }
 

@@ -32,6 +32,7 @@ struct Read {
 Read read(std::string_view bytes, size_t piece, const HttpOptions& options) {
     Read out;
     Parser parser;
+    std::string head;
     parser.header_limit(options.header_bytes);
     parser.body_limit(options.body_bytes);
     parser.eager(false);
@@ -42,7 +43,9 @@ Read read(std::string_view bytes, size_t piece, const HttpOptions& options) {
         for (size_t least = 1; !enough();) {
             there = std::max(there, least);
             if (there > bytes.size()) return;
+            const bool in_head = !parser.is_header_done();
             const size_t used = parser.put(boost::asio::buffer(bytes.data(), there), ec);
+            if (in_head) head.append(bytes.substr(0, used));
             bytes.remove_prefix(used);
             there -= used;
             if (ec == boost::beast::http::error::need_more || (!ec && used == 0)) {
@@ -60,7 +63,7 @@ Read read(std::string_view bytes, size_t piece, const HttpOptions& options) {
     feed([&] { return parser.is_header_done(); });
     if (ec) out.status = status_of(ec);
     if (ec || !parser.is_header_done()) return out;
-    out.status = check_header(parser, options, out.problem);
+    out.status = check_header(parser, head, options, out.problem);
     copy_header(parser, out.request);
     require(out.status != 0 || out.request.path.starts_with('/') || out.request.path == "*");
     if (out.status != 0) return out;

@@ -111,6 +111,26 @@ TEST_F(ServerTransport, tls_carries_the_same_and_a_client_that_leaves_is_noticed
         EXPECT_EQ(reply.find("[DONE]") != std::string::npos, stream);
     }
     EXPECT_TRUE(Client(port()).ask("GET", "/health").status == 0) << "no plain HTTP";
+    const auto speaks = [&](int version, const char* ciphers) {
+        net::ssl::context other(net::ssl::context::tls_client);
+        SSL_CTX* const raw = other.native_handle();
+        SSL_CTX_set_security_level(raw, 0);
+        SSL_CTX_set_min_proto_version(raw, version);
+        SSL_CTX_set_max_proto_version(raw, version);
+        EXPECT_EQ(SSL_CTX_set_cipher_list(raw, ciphers), 1) << ciphers;
+        Stream to(io, other);
+        to.lowest_layer().connect({net::ip::address_v4::loopback(), static_cast<uint16_t>(port())});
+        boost::system::error_code ec;
+        to.handshake(net::ssl::stream_base::client, ec);
+        return !ec;
+    };
+    EXPECT_TRUE(speaks(TLS1_3_VERSION, "DEFAULT"));
+    for (const char* good :
+         {"ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-ECDSA-CHACHA20-POLY1305"})
+        EXPECT_TRUE(speaks(TLS1_2_VERSION, good)) << good;
+    for (const char* bad : {"ECDHE-ECDSA-AES128-SHA256", "ECDHE-ECDSA-AES256-SHA384", "ECDHE-ECDSA-AES128-SHA"})
+        EXPECT_FALSE(speaks(TLS1_2_VERSION, bad)) << bad << ": not authenticated with the data";
+    for (const int old : {TLS1_VERSION, TLS1_1_VERSION}) EXPECT_FALSE(speaks(old, "ALL:@SECLEVEL=0")) << old;
     engine->pause();
     auto leaving = connect();
     net::write(*leaving, net::buffer(completion_request(false)));

@@ -1,8 +1,8 @@
 // What comes over the wire that no client should send, who leaves when, and what a wrong key can find out.
 #include <random>
 
-#include "server/access.h"
 #include "base/json.h"
+#include "server/access.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {
@@ -47,6 +47,27 @@ TEST_F(ServerWire, framing_that_two_readers_could_take_differently_is_refused) {
         {"a length of 0x3", kPost + "Content-Length: 0x3\r\n\r\n{} "},
         {"a length beyond 2^64", kPost + "Content-Length: 99999999999999999999999\r\n\r\n{}"},
         {"two lengths in one", kPost + "Content-Length: 2, 3\r\n\r\n{} "},
+        {"one length twice", kPost + "Content-Length: 3\r\nContent-Length: 3\r\n\r\n{} "},
+        {"one length twice in one", kPost + "Content-Length: 3, 3\r\n\r\n{} "},
+        {"a length of nothing", kPost + "Content-Length:\r\n\r\n"},
+        {"a length and a coding", kPost + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n" + good},
+        {"a coding and a length", kPost + "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n" + good},
+        {"a coding of nothing behind chunked", chunked("chunked, identity", good)},
+        {"a coding of nothing", chunked("identity", good)},
+        {"a folded coding", chunked("\r\n chunked", good)},
+        {"a coding folded by a tab", chunked("\r\n\tchunked", good)},
+        {"a coding in HTTP/1.0",
+         "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+         "Transfer-Encoding: chunked\r\n\r\n" +
+             good},
+        {"two types", kPost + "Content-Type: text/plain\r\nContent-Length: 3\r\n\r\n{} "},
+        {"a folded line", "GET /health HTTP/1.1\r\n" + kHost + "X: a\r\n b\r\n\r\n"},
+        {"a folded line of nothing", "GET /health HTTP/1.1\r\n" + kHost + "X: a\r\n \r\n\r\n"},
+        {"a space before the first line's name", "GET /health HTTP/1.1\r\n " + kHost + "\r\n"},
+        {"LF within a line", "GET /health HTTP/1.1\r\n" + kHost + "X: a\nY: b\r\n\r\n"},
+        {"a tab before the colon", "GET /health HTTP/1.1\r\n" + kHost + "X\t: a\r\n\r\n"},
+        {"a target with a host", "GET http://localhost/health HTTP/1.1\r\n" + kHost + "\r\n"},
+        {"a target with a user", "GET http://localhost@evil/health HTTP/1.1\r\n" + kHost + "\r\n"},
         {"NUL in a value", "GET /health HTTP/1.1\r\n" + kHost + std::string("X: a\0b\r\n\r\n", 10)},
         {"a space before the colon", "GET /health HTTP/1.1\r\n" + kHost + "X : a\r\n\r\n"},
         {"a name of nothing", "GET /health HTTP/1.1\r\n" + kHost + ": a\r\n\r\n"},
@@ -68,14 +89,59 @@ TEST_F(ServerWire, framing_that_two_readers_could_take_differently_is_refused) {
         if (status < 400) continue;
         EXPECT_TRUE(client.closed()) << what << ": what follows could be read as another request";
     }
-    // Allowed, and read as it stands; a folded line is put together with a space (RFC 9112, 5.2).
-    EXPECT_EQ(Client(port()).ask("GET", "/health", "", "X: a\r\n b\r\n").status, 200);
+    // Allowed, and read as it stands.
     EXPECT_EQ(Client(port()).ask("GET", "/health", "", "X-Content-Length: 7\r\n").status, 200);
     EXPECT_EQ(Client(port()).ask("GET", "/health", "", "X: a%0d%0ab\r\n").status, 200);
     Client client(port());
     client.send(chunked("Chunked", good));
     EXPECT_EQ(client.receive().status, 200);
     expect_alive();
+}
+
+TEST_F(ServerWire, host_and_origin_are_a_name_and_a_port_and_nothing_beside) {
+    start(server_options());
+    const auto status_of_host = [&](const std::string& lines) {
+        return Client(port()).ask("GET", "/health", "", lines).status;
+    };
+    for (const char* good : {"localhost", "LOCALHOST:80", "127.0.0.1:65535", "[::1]", "[::1]:8080"}) {
+        EXPECT_EQ(status_of_host(fmt::format("Host: {}\r\n", good)), 200) << good;
+        EXPECT_EQ(status_of_host(fmt::format("Origin: http://{}\r\n", good)), 200) << good;
+    }
+    for (const char* bad : {"[::1].evil",
+                            "[::1]evil:80",
+                            "[::1",
+                            "[::1]]",
+                            "[]",
+                            "::1",
+                            "[::1%25lo]",
+                            "[::1%lo]",
+                            "[localhost]",
+                            "localhost:80@evil",
+                            "user@localhost",
+                            "user:pw@localhost",
+                            "localhost:",
+                            "localhost:http",
+                            "localhost:-1",
+                            "localhost:65536",
+                            "localhost:080808",
+                            "localhost:80:80",
+                            "localhost, evil",
+                            "localhost evil",
+                            "localhost/",
+                            "localhost#evil",
+                            "localhost?evil",
+                            "local%68ost",
+                            "localhost\\evil",
+                            ":80"}) {
+        EXPECT_EQ(status_of_host(fmt::format("Host: {}\r\n", bad)), 400) << bad;
+        EXPECT_EQ(status_of_host(fmt::format("Origin: http://{}\r\n", bad)), 403) << bad;
+    }
+    EXPECT_EQ(status_of_host("Host: localhost\r\nHost: localhost\r\n"), 400);
+    EXPECT_EQ(status_of_host("Origin: http://localhost\r\nOrigin: http://evil\r\n"), 400);
+    for (const char* bad :
+         {"localhost", "http:localhost", "://localhost", "http://", "http://a http://localhost", "1://localhost"})
+        EXPECT_EQ(status_of_host(fmt::format("Origin: {}\r\n", bad)), 403) << bad;
+    EXPECT_EQ(status_of_host("Host: evil\r\n"), 403);
 }
 
 TEST_F(ServerWire, headers_have_limits_in_size_and_number) {
