@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::size_t kReadAtOnce = 16384, kReadOfBody = 65536;
 constexpr std::chrono::milliseconds kNextLook{200};
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 using How = ReplyEnding::How;
 
@@ -154,8 +155,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
         in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
         co_return true;
     }
-    if (beast::iequals(parser.get()[http::field::expect], "100-continue") &&
-        !co_await write("HTTP/1.1 100 Continue\r\n\r\n"))
+    if (beast::iequals(parser.get()[http::field::expect], "100-continue") && !co_await write(kContinue))
         co_return false;
     deadline(options.body_time);
     const beast::error_code body_error = co_await feed(parser, true, head);
@@ -250,6 +250,8 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
         if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
         if (!co_await write(begin)) co_return false;
     }
+    may_half_close_ = !tls_ && !in.http_1_0;
+    half_closed_ = probe_ = false;
     watch();
     following_ = true;
     const bool usable = co_await follow(reply, in, ending.is);
@@ -269,9 +271,13 @@ net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, Re
         take_all(reply, items, out, ending);
         if (items.empty() && !stopping_) {
             const auto beat = last_write + shared_.options.heartbeat_time;
-            news_.expires_at(reply.stream ? beat : Clock::now() + std::chrono::hours(24));
-            co_await news_.async_wait(kAwait);
-            if (reply.stream && Clock::now() >= beat) reply.heartbeat(out);
+            news_.expires_at(reply.stream || half_closed_ ? beat : Clock::now() + std::chrono::hours(24));
+            if (!probe_) co_await news_.async_wait(kAwait);
+            const bool due = std::exchange(probe_, false) || Clock::now() >= beat;
+            if (due && reply.stream) reply.heartbeat(out);
+            const bool probing = due && !reply.stream && half_closed_;
+            if (probing && !co_await write(kContinue)) co_return false;
+            if (probing) last_write = Clock::now();
         }
         if (stopping_ && ending.how == How::client_gone) ending = {How::server_stops, "the server stops"};
         if (reply.stream) tell_ending(reply, ending, out);
@@ -345,16 +351,26 @@ void Connection::look(uint64_t number) {
     const auto got = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return watch();
     pollfd state{fd, POLLRDHUP, 0};
-    if (got > 0 && ::poll(&state, 1, 0) == 0) {
-        if (!tls_) return;
-        // With TLS that is most likely a farewell, and the end of the connection follows at once.
-        peek_.expires_after(kNextLook);
-        return peek_.async_wait([self = shared_from_this(), number](const beast::error_code& ec) {
-            if (!ec) self->look(number);
-        });
+    const bool closed = ::poll(&state, 1, 0) != 0;
+    if (got > 0 && !closed) {
+        if (tls_) look_again(number);  // most likely a farewell, and the end of the connection follows at once
+        return;
     }
-    gone_ = true;
+    if (got < 0 || !may_half_close_ || (state.revents & (POLLHUP | POLLERR)) != 0) {
+        gone_ = true;
+    } else {  // it may still read, or have closed all: what is written to it tells
+        probe_ = !std::exchange(half_closed_, true);
+        look_again(number);
+        if (!probe_) return;
+    }
     news_.cancel();
+}
+
+void Connection::look_again(uint64_t number) {
+    peek_.expires_after(kNextLook);
+    peek_.async_wait([self = shared_from_this(), number](const beast::error_code& ec) {
+        if (!ec) self->look(number);
+    });
 }
 
 void Connection::unwatch() {

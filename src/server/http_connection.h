@@ -86,6 +86,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     int why_unread(const boost::beast::error_code& ec, std::string_view part, std::string& problem) const;
     void watch();
     void look(uint64_t number);
+    void look_again(uint64_t number);
     void unwatch();
     void shut();
 
@@ -99,7 +100,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool idle_ = true, reading_ = false, following_ = false, stopping_ = false;
     uint64_t deadline_ = 0;  // number of the one that is on
     bool overdue_ = false;   // the request took too long
-    bool gone_ = false;      // the client has closed its side
+    bool gone_ = false;      // nobody reads the reply
+    /// The client has closed its side, and may still read. Whether it does shows in what is written to it: a heartbeat
+    /// or, where the reply is not a stream, 100 Continue. HTTP/1.0 has nothing to write, TLS clients end both sides.
+    bool half_closed_ = false, may_half_close_ = false;
+    bool probe_ = false;     // something is to be written now
     uint64_t watching_ = 0;  // number of the watch that is on
 };
 

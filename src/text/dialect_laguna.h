@@ -11,7 +11,12 @@
 // - `</arg_value>` ends a value if what follows, after white space, is `<arg_key>`, `</tool_call>`, `<tool_call>`,
 //   `</assistant>` or the end of the answer. Otherwise it belongs to the value.
 // - `</tool_call>` inside an open value belongs to the value, unless what follows, after white space, is `<tool_call>`,
-//   `</assistant>` or the end of the answer: then it closes the call. All other tags inside a value belong to it.
+//   `</assistant>` or the end of the answer: then it closes the call.
+// - A missing `</arg_value>` is supplied before `<arg_key>K</arg_key>`, if the tool has a parameter K and no value of
+// it
+//   has come (a newline before it is the template's, where it writes them); so is a missing `</arg_key>` before
+//   `<arg_value>`. All other tags inside a value belong to it.
+// - The NAME of a tool that is offered begins a further call behind `</arg_value>` and white space.
 // - NAME ends at a newline, `<arg_key>` or `</tool_call>`; white space round it is dropped. A "call" whose name never
 //   ends, or cannot be a tool's (SectionParser::is_tool_name), is text. Any other name is a call, whether or not a tool
 //   of that name was offered.

@@ -1,94 +1,65 @@
 // Qwen's stream parser: what happens inside a tool call. The rules stand in dialect_qwen.h.
-#include "text/dialect_qwen.h"
+#include "text/dialect_qwen_parser.h"
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
+#include "text/dialect_qwen.h"
 #include "text/dialect_qwen_tags.h"
-#include "text/json_call.h"
-#include "text/section_parser.h"
 
 namespace riptide {
+
 namespace {
 
 using namespace qwen;
 
-/// Where in a call the parser is.
-enum class QwenState {
-    open,            // behind <tool_call>
-    name,            // behind <function=
-    between,         // behind the name, before the first <parameter=
-    key,             // behind <parameter=
-    value,           // behind the > of a key
-    after_value,     // behind </parameter>, not yet sure that it ended the value
-    after_function,  // behind that and </function>, not yet sure either
-    lone_function,   // behind </function> in an open value
-    after_close,     // behind </tool_call> in an open value or string, not yet sure that it ended the call
-    object,          // in a JSON object
-    rest,            // the arguments are closed, </tool_call> is to come
-};
-
 constexpr std::array<std::string_view, 1> kOpenTags = {kFunction};
-constexpr std::array<std::string_view, 2> kBetweenTags = {kParameter, kEndFunction};
-constexpr std::array<std::string_view, 2> kQwenValueTags = {kEndParameter, kEndFunction};
+constexpr std::array<std::string_view, 2> kBareTags = {kParameter, kEndFunction};
+constexpr std::array<std::string_view, 3> kBetweenTags = {kParameter, kEndFunction, kFunction};
+constexpr std::array<std::string_view, 3> kQwenValueTags = {kEndParameter, kEndFunction, kParameter};
 
-constexpr int kFraming = 2;  // newlines round markup, at most
+constexpr int kFraming = 2;               // newlines round markup, at most
+constexpr std::size_t kLongestKey = 256;  // of one that ends a value
 
-class QwenParser final : public SectionParser {
-  public:
-    QwenParser(ParserOptions options, DeltaWriter writer)
-        : SectionParser(std::move(options), kEndTurn, std::move(writer), true) {}
+}  // namespace
 
-  private:
-    void on_open() override { state_ = QwenState::open; }
-    std::span<const std::string_view> tags() const override;
-    void on_tag(std::string_view tag) override;
-    std::size_t on_call_text(std::string_view text) override;
-    bool on_no_tag() override;
-    bool on_opening_marker(Marker marker) override;
-    void on_call_marker(Marker marker) override;
-    void on_cut() override;
-
-    std::size_t on_name(std::string_view text);
-    std::size_t on_key(std::string_view text);
-    std::size_t on_space(std::string_view text);
-    std::size_t on_open_text(std::string_view text);
-    std::size_t on_object(std::string_view text);
-    void on_held_marker(Marker marker);
-    bool is_held() const;
-    void write_value(std::string_view text);
-    void start_value();
-    void finish_arguments(bool complete);
-    void close(bool complete);
-    void leave(Marker marker);
-    void goes_on();
-
-    QwenState state_ = QwenState::open;
-    bool is_object_ = false;  // the call
-    CallName name_;
-    std::string key_;
-    bool lead_ = false;  // a newline now would be the one before the value
-    bool held_newline_ = false;
-    std::string hold_;      // what may have ended a value or the call
-    bool junk_ = false;     // text where none belongs
-    bool complete_ = true;  // in rest
-    ToolArguments arguments_;
-    JsonCall object_;
-};
+QwenParser::QwenParser(ParserOptions options)
+    : SectionParser(options, kEndTurn, DeltaWriter(kFraming, options.thinking ? kFraming : 0, options.call_id_prefix),
+                    true) {}
 
 bool QwenParser::is_held() const {
-    return state_ == QwenState::after_value || state_ == QwenState::after_function || state_ == QwenState::lone_function ||
-           state_ == QwenState::after_close;
+    return state_ == State::after_value || state_ == State::after_function || state_ == State::lone_function ||
+           state_ == State::after_close;
 }
+
+void QwenParser::on_open() {
+    state_ = State::open;
+    bare_ = false;
+}
+
+void QwenParser::on_bare_open() {
+    state_ = State::name;
+    name_ = {};
+    bare_ = true;
+}
+
+std::span<const std::string_view> QwenParser::bare_tags() const { return kOpenTags; }
 
 std::span<const std::string_view> QwenParser::tags() const {
     switch (state_) {
-        case QwenState::open:
+        case State::open:
+        case State::after_function:
+        case State::lone_function:
             return kOpenTags;
-        case QwenState::between:
-        case QwenState::after_value:
+        case State::rest:
+            return is_object_ ? std::span<const std::string_view>() : kOpenTags;
+        case State::bare:
+            return kBareTags;
+        case State::between:
+        case State::after_value:
             return kBetweenTags;
-        case QwenState::value:
+        case State::value:
             return kQwenValueTags;
         default:
             return {};
@@ -96,50 +67,81 @@ std::span<const std::string_view> QwenParser::tags() const {
 }
 
 void QwenParser::on_tag(std::string_view tag) {
-    std::string fragment;
-    if (tag == kFunction) {
-        raw_.append(tag);
-        state_ = QwenState::name;
-        name_ = {};
+    if (tag == kFunction) return on_function();
+    if (state_ == State::bare) begin_function();
+    if (tag == kParameter && state_ == State::value) {
+        hold_ = tag;
+        state_ = State::next_key;
+        if (!held_newline_) goes_on();
     } else if (tag == kParameter) {
-        if (state_ == QwenState::after_value) arguments_.end_value(fragment);
-        writer_.write_arguments(fragment);
-        state_ = QwenState::key;
-        key_.clear();
-        hold_.clear();
-    } else if (state_ == QwenState::between) {
+        start_key();
+    } else if (state_ == State::between || (bare_ && state_ == State::after_value)) {
         finish_arguments(true);
     } else if (tag == kEndParameter) {
-        state_ = QwenState::after_value;
+        state_ = State::after_value;
         hold_ = tag;
     } else {
-        state_ = state_ == QwenState::value ? QwenState::lone_function : QwenState::after_function;
+        state_ = state_ == State::value ? State::lone_function : State::after_function;
         hold_.append(tag);
     }
 }
 
+/// <function=
+void QwenParser::on_function() {
+    if (state_ == State::open) {
+        raw_.append(kFunction);
+        state_ = State::name;
+        name_ = {};
+        return;
+    }
+    back_ = state_;
+    state_ = State::next_name;
+    next_name_ = {};
+    hold_.append(kFunction);
+}
+
+/// What may have ended a value, if it was open, is over: a key follows.
+void QwenParser::start_key() {
+    std::string fragment;
+    if (state_ != State::between) arguments_.end_value(fragment);
+    writer_.write_arguments(fragment);
+    state_ = State::key;
+    key_.clear();
+    hold_.clear();
+}
+
 std::size_t QwenParser::on_call_text(std::string_view text) {
     switch (state_) {
-        case QwenState::open:
+        case State::open:
             return on_open_text(text);
-        case QwenState::name:
+        case State::name:
             return on_name(text);
-        case QwenState::key:
+        case State::bare:
+            return on_bare(text);
+        case State::next_name:
+            return on_next_name(text);
+        case State::key:
             return on_key(text);
-        case QwenState::value:
+        case State::next_key:
+            return on_next_key(text);
+        case State::value:
             write_value(text);
             return text.size();
-        case QwenState::object:
+        case State::object:
             return on_object(text);
-        case QwenState::between:
-        case QwenState::rest:
+        case State::between:
+        case State::rest:
             return on_space(text);
-        case QwenState::after_value:
-        case QwenState::after_function:
-        case QwenState::lone_function:
-        case QwenState::after_close:
+        case State::after_value:
+        case State::after_function:
+        case State::lone_function:
+        case State::after_close:
             break;
     }
+    return on_held(text);
+}
+
+std::size_t QwenParser::on_held(std::string_view text) {
     const std::size_t space = std::min(text.find_first_not_of(kCallSpace), text.size());
     hold_.append(text.substr(0, space));
     if (space < text.size()) goes_on();
@@ -147,7 +149,7 @@ std::size_t QwenParser::on_call_text(std::string_view text) {
 }
 
 bool QwenParser::on_no_tag() {
-    if (state_ != QwenState::after_value) return false;
+    if (!is_held() || state_ == State::after_close) return false;
     goes_on();
     return true;
 }
@@ -160,7 +162,7 @@ std::size_t QwenParser::on_open_text(std::string_view text) {
         abandon_call();
         return space;
     }
-    state_ = QwenState::object;
+    state_ = State::object;
     is_object_ = true;
     object_ = {};
     return space;
@@ -171,17 +173,56 @@ std::size_t QwenParser::on_name(std::string_view text) {
         raw_ += text[i];
         const CallName::Step step = name_.push(text[i], '>');
         if (step == CallName::Step::more) continue;
-        if (step == CallName::Step::wrong || !is_tool_name(name_.text())) {
-            abandon_call();
-        } else {
-            state_ = QwenState::between;
-            is_object_ = junk_ = false;
-            arguments_ = {};
-            begin_call(name_.text());
-        }
+        const bool known = bare_ ? options_.tools.offers(name_.text()) : is_tool_name(name_.text());
+        if (step == CallName::Step::wrong || !known) abandon_call();
+        else if (bare_) state_ = State::bare;
+        else begin_function();
         return i + 1;
     }
     return text.size();
+}
+
+std::size_t QwenParser::on_bare(std::string_view text) {
+    const std::size_t space = std::min(text.find_first_not_of(kCallSpace), text.size());
+    raw_.append(text.substr(0, space));
+    if (space < text.size()) abandon_call();
+    return space;
+}
+
+// The name of a tool that is offered begins a call; else nothing has ended.
+std::size_t QwenParser::on_next_name(std::string_view text) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const CallName::Step step = next_name_.push(text[i], '>');
+        if (step != CallName::Step::wrong) hold_ += text[i];
+        if (step == CallName::Step::more) continue;
+        if (step == CallName::Step::wrong || !options_.tools.offers(next_name_.text())) {
+            give_back();
+            return step == CallName::Step::wrong ? i : i + 1;
+        }
+        if (back_ != State::rest) finish_arguments(true);
+        end_call(complete_);
+        name_ = next_name_;
+        begin_function();
+        return i + 1;
+    }
+    return text.size();
+}
+
+// No further call after all.
+void QwenParser::give_back() {
+    state_ = back_;
+    if (is_held()) return goes_on();
+    junk_ = true;
+    writer_.write_verbatim(DeltaWriter::Channel::text, std::exchange(hold_, {}));
+    if (bare_ && state_ == State::rest) end_call(complete_);
+}
+
+void QwenParser::begin_function() {
+    state_ = State::between;
+    is_object_ = junk_ = false;
+    hold_.clear();
+    arguments_ = {};
+    begin_call(name_.text());
 }
 
 std::size_t QwenParser::on_key(std::string_view text) {
@@ -192,9 +233,37 @@ std::size_t QwenParser::on_key(std::string_view text) {
     return end + 1;
 }
 
+// Behind <parameter= at the beginning of a line of a value: where the tool has such a parameter and no value of it has
+// come, the end of the value is missing.
+std::size_t QwenParser::on_next_key(std::string_view text) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const bool ends = text[i] == '>';
+        const std::string key = ends ? hold_.substr(kParameter.size()) : "";
+        if (ends && options_.tools.declares(name_.text(), key) && !arguments_.has(key)) {
+            start_key();
+            key_ = key;
+            start_value();
+            return i + 1;
+        }
+        if (ends || text[i] == '\n' || text[i] == '<' || hold_.size() >= kLongestKey) {
+            goes_on();
+            return i;
+        }
+        hold_ += text[i];
+    }
+    return text.size();
+}
+
 // White space between the parts of a call, and what else comes there.
 std::size_t QwenParser::on_space(std::string_view text) {
     const std::size_t space = junk_ ? 0 : std::min(text.find_first_not_of(kCallSpace), text.size());
+    const bool over = state_ == State::rest && !junk_ && space < text.size();
+    if (over && (bare_ || (is_object_ && text[space] == '{'))) {
+        const bool next = !bare_;  // another object
+        end_call(complete_);
+        if (next) start_next_call();
+        return space;
+    }
     junk_ = space < text.size();
     writer_.write_verbatim(DeltaWriter::Channel::text, text.substr(space));
     return text.size();
@@ -239,14 +308,14 @@ void QwenParser::start_value() {
     std::string fragment;
     arguments_.begin_value(key, options_.tools.type_of(name_.text(), key), fragment);
     writer_.write_arguments(fragment);
-    state_ = QwenState::value;
+    state_ = State::value;
     lead_ = true;
     held_newline_ = false;
 }
 
 // What was held is part of the value or string.
 void QwenParser::goes_on() {
-    state_ = is_object_ ? QwenState::object : QwenState::value;
+    state_ = is_object_ ? State::object : State::value;
     std::string held;
     held.swap(hold_);
     on_call_text(held);
@@ -257,19 +326,19 @@ void QwenParser::finish_arguments(bool complete) {
     if (complete && is_object_) fragment = object_.end();
     else if (complete) arguments_.end(fragment);
     writer_.write_arguments(fragment);
-    state_ = QwenState::rest;
+    state_ = State::rest;
     complete_ = complete;
     junk_ = false;
     hold_.clear();
 }
 
 void QwenParser::close(bool complete) {
-    if (state_ != QwenState::rest) finish_arguments(complete);
+    if (state_ != State::rest) finish_arguments(complete);
     end_call(complete_);
 }
 
 bool QwenParser::on_opening_marker(Marker marker) {
-    if (state_ != QwenState::object || !object_.in_string()) return false;
+    if (state_ != State::object || !object_.in_string()) return false;
     const bool far = !object_.name().empty() || object_.has_arguments();  // else a quote is missing, most likely
     if (marker == Marker::end_turn || (marker == Marker::end_tool_call && !far)) return false;
     on_object(spelling_of(marker));
@@ -277,10 +346,12 @@ bool QwenParser::on_opening_marker(Marker marker) {
 }
 
 void QwenParser::on_call_marker(Marker marker) {
+    if (state_ == State::next_name) give_back();
+    if (state_ == State::next_key) goes_on();
     if (is_held()) return on_held_marker(marker);
-    const bool in_text = state_ == QwenState::value || (state_ == QwenState::object && object_.in_string());
+    const bool in_text = state_ == State::value || (state_ == State::object && object_.in_string());
     if (in_text && marker == Marker::end_tool_call) {
-        state_ = QwenState::after_close;
+        state_ = State::after_close;
         hold_ = spelling_of(marker);
     } else if (in_text && marker != Marker::end_turn) {
         on_call_text(spelling_of(marker));
@@ -291,12 +362,12 @@ void QwenParser::on_call_marker(Marker marker) {
 
 // Behind what may have been the end of a value or of the call.
 void QwenParser::on_held_marker(Marker marker) {
-    if (marker == Marker::end_tool_call && state_ == QwenState::lone_function) {
+    if (marker == Marker::end_tool_call && state_ == State::lone_function) {
         hold_.append(spelling_of(marker));
-        state_ = QwenState::after_close;
+        state_ = State::after_close;
     } else if (marker == Marker::think || marker == Marker::end_think ||
-               (marker == Marker::end_tool_call && state_ == QwenState::after_close) ||
-               (marker == Marker::tool_call && state_ == QwenState::lone_function)) {
+               (marker == Marker::end_tool_call && state_ == State::after_close) ||
+               (marker == Marker::tool_call && state_ == State::lone_function)) {
         goes_on();
         on_call_marker(marker);
     } else {
@@ -306,8 +377,8 @@ void QwenParser::on_held_marker(Marker marker) {
 
 // The marker ends the call.
 void QwenParser::leave(Marker marker) {
-    bool whole = marker == Marker::end_tool_call || state_ == QwenState::after_function || state_ == QwenState::after_close;
-    if (state_ == QwenState::between || state_ == QwenState::after_value) whole = true;
+    bool whole = marker == Marker::end_tool_call || state_ == State::after_function || state_ == State::after_close;
+    if (state_ == State::between || state_ == State::after_value) whole = true;
     if (is_object_) whole = object_.complete();
     close(whole);
     if (marker == Marker::tool_call) start_call();
@@ -315,15 +386,13 @@ void QwenParser::leave(Marker marker) {
 }
 
 void QwenParser::on_cut() {
-    const bool whole = state_ == QwenState::after_function || state_ == QwenState::after_close;
+    if (state_ == State::next_name) state_ = back_;
+    const bool whole = state_ == State::after_function || state_ == State::after_close;
     close(is_object_ ? object_.complete() : whole);
 }
 
-}  // namespace
-
 std::unique_ptr<StreamParser> make_qwen_parser(ParserOptions options) {
-    DeltaWriter writer(kFraming, options.thinking ? kFraming : 0, options.call_id_prefix);
-    return std::make_unique<QwenParser>(std::move(options), std::move(writer));
+    return std::make_unique<QwenParser>(std::move(options));
 }
 
 }  // namespace riptide

@@ -15,9 +15,15 @@
 // - `</parameter>` ends a value if what follows, after white space, is `<parameter=`, `</tool_call>`, `<tool_call>`,
 //   `<|im_end|>`, the end of the answer, or a `</function>` behind which, after white space, one of the last four
 //   comes. Otherwise it belongs to the value.
+// - A missing `</parameter>` is supplied before a `<parameter=KEY>` that begins a line, if the tool has a parameter KEY
+//   and no value of it has come. Other tags inside a value belong to it.
+// - `<function=NAME>` with the name of a tool that is offered begins a further call behind `</function>`, behind a
+//   `</parameter>` or where no argument has come; a missing `</function>` is supplied. So does a further object.
+// - `<function=NAME>` that begins a line of the text is a call whose `<tool_call>` is missing, if NAME is offered and
+//   `<parameter=` or `</function>` follows, after white space. `</parameter>` and `</function>` end it together.
 // - `</tool_call>` inside an open value, with or without `</function>` before it, belongs to the value, unless what
-//   follows, after white space, is `<tool_call>`, `<|im_end|>` or the end of the answer: then it closes the call. All
-//   other tags inside a value belong to it. The same holds of `</tool_call>` inside an open string of the object.
+//   follows, after white space, is `<tool_call>`, `<|im_end|>` or the end of the answer: then it closes the call. The
+//   same holds of `</tool_call>` inside an open string of the object.
 // - NAME ends at `>`; white space round it is dropped. A call without a NAME that can be a tool's
 //   (SectionParser::is_tool_name) is text. Any other NAME is a call, whether or not a tool of that name was offered.
 // - A missing `</function>` or `</tool_call>` before `<tool_call>` or `<|im_end|>` is supplied, unless a value is open.

@@ -45,6 +45,9 @@ void Parser::fail_at(const Token& token, const std::string& message) const {
 void Parser::fail_expected(std::string_view what) const {
     fail_at(now(), fmt::format("expected {}, found {}", what, describe(now())));
 }
+void Parser::note_unknown(const Token& token, const std::string& message) {
+    if (!soft_) unknown_.emplace_back(message, token.line, token.column);
+}
 bool Parser::skip_op(std::string_view op) {
     if (!is_op(op)) return false;
     ++at_;
@@ -92,6 +95,7 @@ Stmt* Parser::make(Act act, int line) {
 void Parser::parse() {
     program_.body = body({});
     if (now().type != Tok::end) fail_expected("the end of the template");
+    if (!unknown_.empty()) throw unknown_.front();
 }
 
 /// Statements up to a block that begins with one of `ends`, whose name is then the current token; or to the end.

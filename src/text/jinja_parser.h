@@ -52,6 +52,8 @@ class Parser {
     std::string expect_any_name(std::string_view what);
     [[noreturn]] void fail_at(const Token& token, const std::string& message) const;
     [[noreturn]] void fail_expected(std::string_view what) const;
+    /// Fails at the end, unless what was read turns out to be a part of an inline if.
+    void note_unknown(const Token& token, const std::string& message);
     Expr* make(Op op, int line);
     Stmt* make(Act act, int line);
     void count_node();
@@ -109,7 +111,8 @@ class Parser {
     std::size_t at_ = 0;
     int depth_ = 0;
     bool soft_ = false;
-    int loops_ = 0;  // open in this macro
+    std::vector<SourceFault> unknown_;  // filters and tests, where not soft
+    int loops_ = 0;                     // open in this macro
     std::vector<Macro*> macros_;
 };
 

@@ -28,9 +28,11 @@ Expr* Parser::tuple(bool with_condition, bool explicit_parentheses) {
 Expr* Parser::condition() {
     const Level level(*this);
     const int line = now().line;
+    const auto known = static_cast<std::ptrdiff_t>(unknown_.size());
     Expr* node = logic_or();
     while (is_name("if")) {
         const Soft soft(*this, true);
+        unknown_.erase(unknown_.begin() + known, unknown_.end());  // the first part was of an inline if
         ++at_;
         Expr* test = logic_or();
         Expr* other = skip_name("else") ? condition() : nullptr;

@@ -210,7 +210,7 @@ Expr* Parser::filter_chain(Expr* node, bool first) {
         out->text = dotted_name();
         out->parts = {node};
         out->filter = find_filter(out->text);
-        if (out->filter == nullptr && !soft_) fail_at(token, fmt::format("there is no filter '{}'", out->text));
+        if (out->filter == nullptr) note_unknown(token, fmt::format("there is no filter '{}'", out->text));
         if (is_op("(")) call_arguments(*out);
         node = out;
     }
@@ -225,7 +225,7 @@ Expr* Parser::test(Expr* node) {
     out->text = dotted_name();
     out->parts = {node};
     out->test = find_test(out->text);
-    if (out->test == nullptr && !soft_) fail_at(token, fmt::format("there is no test '{}'", out->text));
+    if (out->test == nullptr) note_unknown(token, fmt::format("there is no test '{}'", out->text));
     const Tok type = now().type;
     const bool operand = type == Tok::string || type == Tok::integer || type == Tok::floating || is_op("[") ||
                          is_op("{") || (type == Tok::name && !is_name("else") && !is_name("or") && !is_name("and"));

@@ -35,7 +35,6 @@ constexpr std::array kFamilies = {
     Family{"gpt2", "", kGpt2},
     Family{"phi-2", "", kGpt2},
     Family{"olmo", "", kGpt2},
-    Family{"mpt", "", kGpt2},
     Family{"llama-bpe", "", kLlama3},
     Family{"llama3", "", kLlama3},
     Family{"llama-v3", "", kLlama3},
@@ -148,7 +147,8 @@ PreTokenizer PreTokenizer::from_ggml(std::string_view name, std::string_view wha
     if (family == kFamilies.end()) {
         std::string known;
         for (const Family& f : kFamilies) known.append(known.empty() ? "" : ", ").append(f.name);
-        fail("{}: unknown pre-tokenizer {:?}; known are {}", what, name, known);
+        fail("{}: unknown pre-tokenizer {:?}; known are {} (a folder with tokenizer.json can stand in: --tokenizer)", what,
+             name, known);
     }
     PreTokenizer out;
     const bool breaks = family->first == kLineBreaks;

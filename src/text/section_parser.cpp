@@ -45,7 +45,10 @@ void SectionParser::finish(StreamEvents& out) {
         std::string characters;
         utf8_.finish(characters);
         on_characters(characters);
-        if (place_ == Place::section) flush_marker();  // in a call a half-written tag is dropped
+        if (place_ == Place::section) {  // in a call a half-written tag is dropped
+            flush_marker();
+            if (place_ == Place::section) flush_tag();
+        }
         if (place_ == Place::opening) drop_opening();
         if (place_ == Place::call) on_cut();
     }
@@ -87,7 +90,8 @@ void SectionParser::flush_marker() {
 // Plain text that spells no marker: finds the plain-text tags.
 void SectionParser::on_text(std::string_view text) {
     while (!text.empty()) {
-        const auto known = place_ == Place::section ? std::span<const std::string_view>() : tags();
+        const bool bare = place_ == Place::section && options_.calls && !in_reasoning_;
+        const auto known = bare ? bare_tags() : place_ == Place::section ? std::span<const std::string_view>() : tags();
         if (tag_.empty()) {
             const std::size_t plain = known.empty() ? text.size() : std::min(text.find('<'), text.size());
             if (plain > 0) {
@@ -104,7 +108,9 @@ void SectionParser::on_text(std::string_view text) {
         text.remove_prefix(1);
         if (step.complete < 0) continue;
         tag_.clear();
-        on_tag(known[static_cast<std::size_t>(step.complete)]);
+        const std::string_view tag = known[static_cast<std::size_t>(step.complete)];
+        if (place_ == Place::section) start_bare_call(tag);
+        else on_tag(tag);
     }
 }
 
@@ -176,10 +182,12 @@ void SectionParser::on_section_marker(Marker marker) {
 
 void SectionParser::enter(bool reasoning) {
     in_reasoning_ = reasoning;
+    line_begins_ = true;
     writer_.start_section();
 }
 
 void SectionParser::write(std::string_view text) {
+    if (!text.empty()) line_begins_ = text.back() == '\n';
     writer_.write(in_reasoning_ ? DeltaWriter::Channel::reasoning : DeltaWriter::Channel::text, text);
 }
 
@@ -198,6 +206,18 @@ void SectionParser::start_call() {
     on_open();
 }
 
+void SectionParser::start_next_call() {
+    start_call();
+    raw_.clear();
+}
+
+void SectionParser::start_bare_call(std::string_view tag) {
+    if (!line_begins_) return write(tag);
+    place_ = Place::opening;
+    raw_ = tag;
+    on_bare_open();
+}
+
 void SectionParser::begin_call(const std::string& name) {
     place_ = Place::call;
     raw_.clear();
@@ -210,6 +230,7 @@ void SectionParser::end_call(bool complete) {
     writer_.expect_newlines();
     place_ = Place::section;
     in_reasoning_ = false;
+    line_begins_ = true;
     tag_.clear();
 }
 

@@ -4,6 +4,8 @@
 // Rules outside calls:
 // - `<think>` is dropped at the start of reasoning, starts reasoning if nothing visible came before, and is text
 //   otherwise (as is then the `</think>` that goes with it). Any other `</think>` outside reasoning is dropped.
+// - A call whose `<tool_call>` is missing may be known by a tag at the beginning of a line of the text: the dialect
+//   says which, and what must follow.
 // - A `<tool_call>` inside reasoning ends the reasoning. A "call" that the dialect gives up before it has a name is
 //   text (reasoning, if it began there). If the answer is cut there, before that is known, what has come of the call is
 //   dropped. A `</tool_call>` that ends nothing is text. Where no tools are offered, both are text everywhere.
@@ -65,7 +67,8 @@ class SectionParser : public StreamParser {
           markers_(markers_with(end_turn)),
           writer_(std::move(writer)),
           keep_last_newlines_(keep_last_newlines),
-          in_reasoning_(options_.thinking) {
+          in_reasoning_(options_.thinking),
+          line_begins_(!options_.continues) {
         if (options_.continues) writer_.go_on();
     }
 
@@ -73,6 +76,10 @@ class SectionParser : public StreamParser {
 
     /// Behind <tool_call>.
     virtual void on_open() = 0;
+    /// Behind a tag of bare_tags(), with which a line of the text begins: a call, most likely, whose <tool_call> is
+    /// missing.
+    virtual void on_bare_open() {}
+    virtual std::span<const std::string_view> bare_tags() const { return {}; }
     /// The plain-text tags that mean something here; all begin with '<' and have no other.
     virtual std::span<const std::string_view> tags() const = 0;
     virtual void on_tag(std::string_view tag) = 0;
@@ -94,6 +101,8 @@ class SectionParser : public StreamParser {
     /// called. Other names are no calls: clients, and the APIs behind them, refuse whole conversations for one.
     bool is_tool_name(std::string_view name) const;
     void start_call();
+    /// The same, for what follows a call without a <tool_call> of its own.
+    void start_next_call();
     void begin_call(const std::string& name);
     void end_call(bool complete);
     /// No call after all: raw_ goes where it came from.
@@ -112,6 +121,7 @@ class SectionParser : public StreamParser {
     std::size_t on_plain(std::string_view text);
     void flush_tag();
     void drop_opening();
+    void start_bare_call(std::string_view tag);
     void on_marker(Marker marker);
     void on_section_marker(Marker marker);
     void enter(bool reasoning);
@@ -120,6 +130,7 @@ class SectionParser : public StreamParser {
     const bool keep_last_newlines_;
     Place place_ = Place::section;
     bool in_reasoning_;
+    bool line_begins_;   // of the section
     bool done_ = false;  // the end of the turn has come
     Utf8Stream utf8_;
     std::string marker_;      // start of a marker in plain text (strict_specials off)

@@ -44,8 +44,13 @@ struct Tokenizer::Impl {
     std::vector<std::string> pieces;
     std::vector<TokenKind> kinds;
     TextIndex normal_ids, added_ids;  // raw bytes -> id
-    AddedTokens raw_added;            // matched in the text as given
-    AddedTokens normalized_added;     // matched in what is left, after the normaliser
+    /// Added tokens. Those that spell nothing but white space (runs of spaces, in GPT-NeoX's family) are no markup that
+    /// a client could forge: they are found wherever they stand, as by everybody else.
+    struct Added {
+        AddedTokens all, blank;
+    };
+    Added raw_added;         // matched in the text as given
+    Added normalized_added;  // matched in what is left, after the normaliser
     PreTokenizer pre;
     std::unique_ptr<Bpe> bpe;
     bool nfc = false, ignore_merges = false;
@@ -67,7 +72,7 @@ struct Tokenizer::Impl {
     void encode_plain(std::string_view text, Work& work, std::vector<int32_t>& ids) const;
     void encode_section(std::string_view text, std::span<const TextSpan> trusted, Work& work,
                         std::vector<int32_t>& ids) const;
-    std::vector<AddedTokens::Found> find_added(const AddedTokens& tokens, std::string_view text,
+    std::vector<AddedTokens::Found> find_added(const Added& tokens, std::string_view text,
                                                std::span<const TextSpan> trusted) const;
 };
 
@@ -133,8 +138,16 @@ void Tokenizer::Impl::load_tokens(const TokenizerSpec& spec, TextIndex& by_spell
             (token.normalized ? normalized : raw).push_back({pieces[i], id, token.lstrip, token.rstrip});
         }
     }
-    raw_added = AddedTokens(std::move(raw));
-    normalized_added = AddedTokens(std::move(normalized));
+    const auto with_blank = [&](std::vector<AddedToken> all) {
+        std::vector<AddedToken> blank;
+        std::copy_if(all.begin(), all.end(), std::back_inserter(blank), [&](const AddedToken& token) {
+            return kinds[static_cast<std::size_t>(token.id)] == TokenKind::added &&
+                   token.text.find_first_not_of(" \t\r\n") == std::string::npos;
+        });
+        return Added{AddedTokens(std::move(all)), AddedTokens(std::move(blank))};
+    };
+    raw_added = with_blank(std::move(raw));
+    normalized_added = with_blank(std::move(normalized));
 }
 
 void Tokenizer::Impl::load_merges(const TokenizerSpec& spec, const TextIndex& by_spelling, Hash& hash) {
@@ -191,11 +204,17 @@ void Tokenizer::Impl::encode_plain(std::string_view text, Work& work, std::vecto
     }
 }
 
-std::vector<AddedTokens::Found> Tokenizer::Impl::find_added(const AddedTokens& tokens, std::string_view text,
+std::vector<AddedTokens::Found> Tokenizer::Impl::find_added(const Added& tokens, std::string_view text,
                                                             std::span<const TextSpan> trusted) const {
     std::vector<AddedTokens::Found> found;
-    if (tokens.empty()) return found;
-    for (const TextSpan& span : trusted) tokens.find(text, span, found);
+    if (tokens.all.empty()) return found;
+    int64_t at = 0;
+    for (const TextSpan& span : trusted) {
+        tokens.blank.find(text, {at, span.begin}, found);
+        tokens.all.find(text, span, found);
+        at = span.end;
+    }
+    tokens.blank.find(text, {at, static_cast<int64_t>(text.size())}, found);
     return found;
 }
 

@@ -20,6 +20,7 @@ struct EncodeOptions {
     /// BOS itself, so this is off by default.
     bool add_special = false;
     /// Recognise added tokens (`<think>`, `</assistant>`, `〈|EOS|〉`) anywhere in the text. For text that is all ours.
+    /// Those of white space alone, which some vocabularies have, are text like any other and recognised in any case.
     bool parse_special = false;
     /// Recognise added tokens only where they lie entirely inside one of these spans: the parts that the chat template
     /// wrote, not what the user wrote. In order, without overlap, inside the text. Ignored with parse_special.

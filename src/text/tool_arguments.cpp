@@ -83,6 +83,11 @@ ToolSchemas::ToolSchemas(const json::array& tools) {
 
 bool ToolSchemas::offers(std::string_view tool) const { return types_.contains(std::string(tool)); }
 
+bool ToolSchemas::declares(std::string_view tool, std::string_view parameter) const {
+    const auto types = types_.find(std::string(tool));
+    return types != types_.end() && types->second.contains(std::string(parameter));
+}
+
 Type ToolSchemas::type_of(std::string_view tool, std::string_view parameter) const {
     const auto types = types_.find(std::string(tool));
     if (types == types_.end()) return Type::any;

@@ -25,6 +25,8 @@ class ToolSchemas {
 
     /// Whether there is a tool of this name.
     bool offers(std::string_view tool) const;
+    /// Whether there is, and its schema names this parameter.
+    bool declares(std::string_view tool, std::string_view parameter) const;
     /// The type of a parameter; `any` for unknown tools and parameters.
     /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of
     /// strings only.
@@ -48,6 +50,8 @@ class ToolArguments {
     void end_value(std::string& fragment);
     /// Ends the object (and a value that is open).
     void end(std::string& fragment);
+    /// There was a value of this key.
+    bool has(std::string_view key) const { return keys_.contains(key); }
 
   private:
     std::set<std::string, std::less<>> keys_;

@@ -86,6 +86,8 @@ class Client {
         return boost::asio::read(socket_, boost::asio::buffer(&byte, 1), ec) == 0 && ec;
     }
     void close() { socket_.close(); }
+    /// Says that no more requests will come, and still reads.
+    void finish_sending() { socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_send); }
 
     Answer ask(const std::string& method, const std::string& target, const std::string& body = "",
                const std::string& headers = "Content-Type: application/json\r\n") {

@@ -115,6 +115,18 @@ TEST(tokenizer, added_tokens_are_found_only_in_trusted_text) {
     }
 }
 
+TEST(tokenizer, added_tokens_of_white_space_are_found_in_any_text) {
+    SmallVocabulary v;  // as vocabularies of GPT-NeoX's family have them
+    v.specials.insert(v.specials.end(), {{"  ", false}, {"    ", false}, {" \t", true}, {" x", false}});
+    const std::string text = "a     b  c \td x";
+    for (const Tokenizer& t : {v.tokenizer(), Tokenizer::from_hf(v.hf(), nullptr, "t")}) {
+        EXPECT_EQ(spell(t, text), "a|    | |b|  |c| |\t|d| |x") << "control tokens and words are markup";
+        EXPECT_EQ(spell(t, text, {.parse_special = true}), "a|    | |b|  |c| \t|d| x");
+        const TextSpan trusted[] = {{2, 4}};  // of the run of five
+        EXPECT_EQ(spell(t, text, {.trusted = trusted}), "a| |  |  |b|  |c| |\t|d| |x");
+    }
+}
+
 TEST(tokenizer, text_merges_across_the_borders_of_trusted_spans) {
     const Tokenizer t = kV.tokenizer();
     const std::string text = "<think>abc</think>";

@@ -588,6 +588,20 @@ b
 {% if false %}{{ x|nofilter }}{% endif %}ok
 {% if true %}{{ x|nofilter }}{% endif %}ok
 {{ 'a' if true else (x|nofilter) }}
+{{ x|nofilter if false else 'a' }}
+{{ (x|nofilter) if false else 'a' }}
+{{ [x|nofilter, x is notest] if false else 'a' }}
+{{ (x is notest) if false else 'a' }}
+{{ x|nofilter if true else 'a' }}
+{{ (x is notest) if true else 'a' }}
+{{ 'a' if x is notest else 'b' }}
+{{ ('a' if true) ~ (x|nofilter) }}
+{{ (x|nofilter) ~ ('a' if true) }}
+{{ (x|nofilter if false else 'a') ~ (x|nofilter) }}
+{{ x|nofilter if false else 'a' if false else 'b' }}
+{% set a = x|nofilter if x is string else x %}{{ a }}
+{% macro m() %}{{ x|nofilter if false else 'a' }}{% endmacro %}{{ m() }}
+{% for y in (x|nofilter if false else l) %}{{ y }}{% endfor %}
 {% for x in l %}{% if false %}{{ x|nofilter }}{% endif %}{% endfor %}ok
 {% if false %}{% for x in l %}{{ x|nofilter }}{% endfor %}{% endif %}ok
 {% set loop = 5 %}{{ loop }}
