@@ -1,6 +1,7 @@
 #include "text/chat_messages.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -89,22 +90,19 @@ void prepare_tool_calls(json::object& message, std::string_view role, const std:
     }
 }
 
-/// The content of `more`, a string or parts, behind that of `message`.
-void append_content(json::object& message, const json::value& more, const std::string& separator) {
+/// The content of `more`, a string or parts, behind that of `message`, of which nothing is copied.
+void append_content(json::object& message, json::value& more, std::string_view separator) {
     json::value& content = message["content"];
     if (content.is_string() && more.is_string()) {
-        content = json::string(std::string(content.get_string()) + separator + std::string(more.get_string()));
+        content.get_string().append(separator).append(more.get_string());
         return;
     }
-    json::array parts;
-    const auto add = [&](const json::value& from) {
-        if (from.is_array()) parts.insert(parts.end(), from.get_array().begin(), from.get_array().end());
-        else parts.push_back({{"type", "text"}, {"text", from}});
-    };
-    add(content);
-    parts.push_back({{"type", "text"}, {"text", separator}});
-    add(more);
-    content = std::move(parts);
+    const auto part = [](json::value text) { return json::object{{"type", "text"}, {"text", std::move(text)}}; };
+    if (content.is_string()) content = json::array{part(std::move(content))};
+    json::array& parts = content.get_array();
+    parts.push_back(part(json::string(separator)));
+    if (more.is_string()) parts.push_back(part(std::move(more)));
+    else std::move(more.get_array().begin(), more.get_array().end(), std::back_inserter(parts));
 }
 
 /// For templates that take one system message, at the beginning: those that follow it are joined to it, later ones to
@@ -118,7 +116,7 @@ json::array fold_system_messages(json::array&& messages) {
         at_start = at_start && system;
         const bool joins = system && !out.empty() && (at_start || out.back().at("role") == "user");
         if (joins) {
-            append_content(out.back().get_object(), object.at("content"), "\n\n");
+            append_content(out.back().get_object(), object["content"], "\n\n");
             continue;
         }
         if (system && !out.empty()) object["role"] = "user";

@@ -24,19 +24,20 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/work_budget.h"
 #include "text/text_span.h"
 
 namespace riptide::jinja {
 
-/// Budgets. Whatever goes beyond one is an Error that names the template, the line and the limit.
+/// Budgets, beside that of the work. Whatever goes beyond one is an Error that names the template, the line and the
+/// limit.
 struct Limits {
     int64_t source_bytes = int64_t{1} << 20;
-    int64_t nodes = 100'000;    // of the syntax tree
-    int depth = 100;            // brackets and blocks inside each other, in the source
-    int eval_depth = 400;       // expressions and blocks being evaluated inside each other, through macros too
-    int macro_depth = 32;       // macros (and recursive loops) running inside each other
-    int value_depth = 160;      // lists and dicts inside each other
-    int64_t steps = 2'000'000;  // nodes evaluated, items visited, KiB of text handled
+    int64_t nodes = 100'000;  // of the syntax tree
+    int depth = 100;          // brackets and blocks inside each other, in the source
+    int eval_depth = 400;     // expressions and blocks being evaluated inside each other, through macros too
+    int macro_depth = 32;     // macros (and recursive loops) running inside each other
+    int value_depth = 160;    // lists and dicts inside each other
     int64_t output_bytes = int64_t{16} << 20;  // of the output, and of any one string
     int64_t value_bytes = int64_t{64} << 20;   // all values alive at one time, approximately
     int64_t range_items = 100'000;
@@ -57,6 +58,8 @@ struct RenderOptions {
     std::vector<std::string> trusted_roles;
     /// What strftime_now shows; the local time if absent.
     std::optional<std::tm> now;
+    /// Counts nodes evaluated, items visited and text gone through; null: a budget of its own.
+    WorkBudget* work = nullptr;
 };
 
 /// The template called raise_exception (or a macro of it did): it refuses these variables. The message is the
@@ -81,8 +84,8 @@ class Template {
     /// Time linear in the source.
     static Template parse(std::string_view source, std::string name, const Limits& limits = {});
 
-    /// Throws RaisedError, or Error with the line, where Jinja2 would raise or a limit is reached. Deterministic unless
-    /// the template asks for the time. A step costs well below a microsecond. Needs less than 512 KiB of stack.
+    /// Throws RaisedError, or Error with the line, where Jinja2 would raise or a limit is reached (TooMuchWork if it is
+    /// the work's); WorkStopped. Deterministic unless the template asks for the time. Needs less than 512 KiB of stack.
     Rendered render(const json::object& variables, const RenderOptions& options = {}) const;
 
     const std::string& name() const;

@@ -118,11 +118,12 @@ struct Stmt {
 
 /// A parsed template.
 struct Program {
-    explicit Program(const Limits& all_limits) : limits(all_limits), heap(all_limits) {}
+    explicit Program(const Limits& all_limits) : limits(all_limits), heap(all_limits, work) {}
 
     std::string name;
     Limits limits;
-    Heap heap;  // of the constants; before the nodes, which it must outlive
+    WorkBudget work;  // of the parser
+    Heap heap;        // of the constants; before the nodes, which it must outlive
     std::vector<std::unique_ptr<Expr>> exprs;
     std::vector<std::unique_ptr<Stmt>> stmts;
     std::vector<std::string> symbols;

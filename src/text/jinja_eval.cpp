@@ -157,21 +157,21 @@ Slice resolve_slice(const Value bounds[3], int64_t length) {
 
 Value slice_text(Heap& heap, const StringObject& string, const Slice& slice) {
     const Text& text = string.text;
-    heap.step_bytes(text.size());
+    heap.step_chars(text.size());
     if (slice.step == 1) {
         if (slice.start >= slice.stop) return heap.text("", true);
         const int64_t begin = string.ascii() ? slice.start : byte_of_char(text.bytes(), slice.start);
         const int64_t end = string.ascii() ? slice.stop : byte_of_char(text.bytes(), slice.stop);
         return heap.text(text.part(begin, end), string.markup);
     }
-    std::vector<int64_t> starts;
-    for (int64_t at = 0; at < text.size(); at += char_at(text.bytes(), at).bytes) starts.push_back(at);
-    starts.push_back(text.size());
     TextBuilder out(heap);
     const int64_t count = slice.count();
-    heap.step(count);
-    for (int64_t i = 0, at = slice.start; i < count; ++i, at += i < count ? slice.step : 0) {
-        out.append(text, starts[static_cast<std::size_t>(at)], starts[static_cast<std::size_t>(at) + 1]);
+    int64_t at = byte_of_char(text.bytes(), slice.start);
+    for (int64_t i = 0; i < count; ++i) {
+        out.append(text, at, at + char_at(text.bytes(), at).bytes);
+        if (i + 1 == count) break;
+        for (int64_t to = 0; to < slice.step; ++to) at += char_at(text.bytes(), at).bytes;
+        for (int64_t to = 0; to > slice.step; --to) at = char_before(text.bytes(), at);
     }
     return heap.text(out.take(), string.markup);
 }

@@ -9,7 +9,8 @@ Interpreter::Interpreter(const Program& program, const json::object& variables, 
     : program_(program),
       variables_(variables),
       options_(options),
-      heap_(program.limits),
+      own_work_(options.work == nullptr ? std::optional(WorkBudget()) : std::nullopt),
+      heap_(program.limits, options.work == nullptr ? *own_work_ : *options.work),
       outside_(program.symbols.size()) {}
 
 Interpreter::~Interpreter() = default;
@@ -28,6 +29,8 @@ Rendered Interpreter::run() {
         const std::string message = std::string(raised.what()).substr(0, 1000);
         throw RaisedError(
             fmt::format("{}:{}: the template refuses this conversation: {}", program_.name, line_, message), message);
+    } catch (const TooMuchWork& found) {
+        throw TooMuchWork(fmt::format("{}:{}: {}", program_.name, line_, found.what()));
     } catch (const Fault& found) {
         throw Error(fmt::format("{}:{}: {}", program_.name, line_, std::string_view(found.what()).substr(0, 1000)));
     }
@@ -159,7 +162,6 @@ Interpreter::Flow Interpreter::run_stmt(const Stmt& stmt) {
 
 void Interpreter::print(const Value& value) {
     if (value.is_string()) {
-        heap_.step_bytes(value.text().size());
         out_->append(value.text());
     } else if (!value.is_undefined()) {
         out_->append(to_text(heap_, value));

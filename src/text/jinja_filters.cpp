@@ -39,16 +39,11 @@ Value f_center(Interpreter& in, const Value& input, Arguments& arguments) {
 Value f_title(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "title", {});
     const Value value = text_of(in, input);
-    const Text& text = value.text();
-    in.heap().step_bytes(text.size());
-    Text out;
     bool first = true;
-    for (int64_t at = 0; at < text.size();) {
-        const Char c = char_at(text.bytes(), at);
-        out.append(map_case(text.part(at, at + c.bytes), first ? Case::upper : Case::lower));
-        first = is_space(c.code) || c.code == '-' || c.code == '(' || c.code == '{' || c.code == '[' || c.code == '<';
-        at += c.bytes;
-    }
+    Text out = map_case(in.heap(), value.text(), [&](char32_t code) {
+        const bool begins = is_space(code) || code == '-' || code == '(' || code == '{' || code == '[' || code == '<';
+        return std::exchange(first, begins) ? Case::upper : Case::lower;
+    });
     return in.heap().text(std::move(out), value.string().markup);
 }
 
@@ -81,14 +76,13 @@ Value f_forceescape(Interpreter& in, const Value& input, Arguments& arguments) {
 }
 
 /// Where the characters that end a line begin.
-int64_t line_end(const Text& line) {
-    int64_t end = line.size();
-    while (end > 0) {
-        const int64_t at = char_before(line.bytes(), end);
-        if (!is_line_end(char_at(line.bytes(), at).code)) break;
-        end = at;
+int64_t line_end(const Text& text, TextSpan line) {
+    while (line.end > line.begin) {
+        const int64_t at = char_before(text.bytes(), line.end);
+        if (!is_line_end(char_at(text.bytes(), at).code)) break;
+        line.end = at;
     }
-    return end;
+    return line.end;
 }
 
 Value f_indent(Interpreter& in, const Value& input, Arguments& arguments) {
@@ -105,15 +99,14 @@ Value f_indent(Interpreter& in, const Value& input, Arguments& arguments) {
     const bool blank = args.flag(2, false);
     Text text = input.text();
     text.append("\n", true);  // so that a last empty line counts, as in Jinja
-    const std::vector<Text> lines = split_lines(in.heap(), text, true);
+    const std::vector<TextSpan> lines = split_lines(in.heap(), text, true);
     TextBuilder out(in.heap());
     if (args.flag(1, false)) out.append(indention);
     for (std::size_t i = 0; i < lines.size(); ++i) {
-        const Text& line = lines[i];
-        const int64_t end = line_end(line);
-        if (i > 0 && (blank || end > 0)) out.append(indention);
-        out.append(line, 0, end);
-        if (i + 1 < lines.size()) out.append("\n", line.trusted_at(end));
+        const int64_t begin = lines[i].begin, end = line_end(text, lines[i]);
+        if (i > 0 && (blank || end > begin)) out.append(indention);
+        out.append(text, begin, end);
+        if (i + 1 < lines.size()) out.append("\n", text.trusted_at(end));
     }
     return in.heap().text(out.take(), input.string().markup);
 }
@@ -121,7 +114,7 @@ Value f_indent(Interpreter& in, const Value& input, Arguments& arguments) {
 Value f_wordcount(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "wordcount", {});
     const Value text = text_of(in, input);
-    in.heap().step_bytes(text.text().size());
+    in.heap().step_chars(text.text().size());
     int64_t words = 0;
     bool inside = false;
     for (int64_t at = 0; at < text.text().size();) {
@@ -228,7 +221,7 @@ std::optional<int64_t> truncate(double value) {
     return static_cast<int64_t>(value);
 }
 
-Value f_int(Interpreter&, const Value& input, Arguments& arguments) {
+Value f_int(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "int", {"default", "base"});
     if (input.is_undefined()) throw Fault(input.undefined_message());
     const int64_t base = args.number(1, 10);
@@ -240,6 +233,7 @@ Value f_int(Interpreter&, const Value& input, Arguments& arguments) {
     } else if (input.is(Kind::floating)) {
         value = truncate(input.as_double());
     } else if (input.is_string()) {
+        in.heap().step_chars(input.text().size());
         value = parse_whole(input.bytes(), static_cast<int>(base));
         if (!value) {
             if (const auto real = parse_real(input.bytes())) value = truncate(*real);
@@ -248,11 +242,12 @@ Value f_int(Interpreter&, const Value& input, Arguments& arguments) {
     return value ? Value::integer(*value) : args.get(0, Value::integer(0));
 }
 
-Value f_float(Interpreter&, const Value& input, Arguments& arguments) {
+Value f_float(Interpreter& in, const Value& input, Arguments& arguments) {
     Bound args(arguments, "float", {"default"});
     if (input.is_undefined()) throw Fault(input.undefined_message());
     if (input.is_number()) return Value::floating(input.as_double());
     if (input.is_string()) {
+        in.heap().step_chars(input.text().size());
         if (const auto value = parse_real(input.bytes())) return Value::floating(*value);
     }
     return args.get(0, Value::floating(0));

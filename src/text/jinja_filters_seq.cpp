@@ -34,7 +34,7 @@ class Getter {
             value = in_.item(value, part);
             if (value.is_undefined() && fallback_ != nullptr) value = *fallback_;
         }
-        if (fold_case_ && value.is_string()) return in_.heap().text(map_case(value.text(), Case::lower));
+        if (fold_case_ && value.is_string()) return in_.heap().text(map_case(in_.heap(), value.text(), Case::lower));
         return value;
     }
 

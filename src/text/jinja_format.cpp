@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "text/jinja_interpreter.h"
+#include "text/jinja_search.h"
 #include "text/utf8.h"
 
 namespace riptide::jinja {
@@ -10,7 +11,7 @@ namespace {
 /// Python's repr of a string: 'quoted', with what cannot be shown escaped.
 void append_quoted(TextBuilder& out, const Text& text) {
     const std::string& bytes = text.bytes();
-    out.heap().step_bytes(text.size());
+    out.heap().step_chars(text.size());
     const bool doubled = bytes.find('\'') != std::string::npos && bytes.find('"') == std::string::npos;
     const char quote = doubled ? '"' : '\'';
     out.append({&quote, 1}, false);
@@ -155,14 +156,17 @@ Text to_text(Heap& heap, const Value& value) {
 
 Value to_string(Heap& heap, const Value& value) { return value.is_string() ? value : heap.text(to_text(heap, value)); }
 
-Text map_case(const Text& text, Case to) {
-    Text out;
+Text map_case(Heap& heap, const Text& text, const std::function<Case(char32_t)>& choose) {
+    TextBuilder out(heap);
+    std::string piece;
     for (int64_t at = 0; at < text.size();) {  // run by run of equal provenance
         const int64_t end = text.run_end(at);
         const bool trusted = text.trusted_at(at);
-        std::string piece;
+        piece.clear();
         while (at < end) {
             const Char c = char_at(text.bytes(), at);
+            heap.step_chars(4 * c.bytes);
+            const Case to = choose(c.code);
             if (c.code == 0xFFFD)
                 piece.append(text.bytes(), static_cast<std::size_t>(at), static_cast<std::size_t>(c.bytes));
             else append_case(piece, c.code, to);
@@ -170,11 +174,16 @@ Text map_case(const Text& text, Case to) {
         }
         out.append(piece, trusted);
     }
-    return out;
+    return out.take();
+}
+
+Text map_case(Heap& heap, const Text& text, Case to) {
+    return map_case(heap, text, [to](char32_t) { return to; });
 }
 
 Text escape_html(Heap& heap, const Text& text) {
     TextBuilder out(heap);
+    heap.step_chars(text.size());
     static constexpr std::string_view kChars = "&<>'\"";
     static constexpr std::string_view kNames[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
     std::size_t plain = 0;
@@ -189,8 +198,7 @@ Text escape_html(Heap& heap, const Text& text) {
 
 Text replace_all(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count) {
     TextBuilder out(heap);
-    heap.step_bytes(text.size());
-    const std::string& bytes = text.bytes();
+    const std::string_view bytes = text.bytes();
     int64_t plain = 0;
     if (from.empty()) {  // between all characters, and at both ends
         for (int64_t at = 0; count != 0; --count) {
@@ -202,22 +210,22 @@ Text replace_all(Heap& heap, const Text& text, const Text& from, const Text& to,
             plain = at = next;
         }
     }
-    for (std::size_t at = 0; count != 0 && !from.empty(); --count) {
-        at = bytes.find(from.bytes(), at);
-        if (at == std::string::npos) break;
+    for (TextFinder finder(heap, from.bytes()); count != 0 && !from.empty(); --count) {
+        const std::size_t found = finder.find(bytes.substr(static_cast<std::size_t>(plain)));
+        if (found == std::string_view::npos) break;
         heap.step();
-        out.append(text, plain, static_cast<int64_t>(at));
+        const int64_t at = plain + static_cast<int64_t>(found);
+        out.append(text, plain, at);
         out.append(to);
-        at += from.bytes().size();
-        plain = static_cast<int64_t>(at);
+        plain = at + from.size();
     }
     out.append(text, plain, text.size());
     return out.take();
 }
 
-std::vector<Text> split_lines(Heap& heap, const Text& text, bool keep_ends) {
-    std::vector<Text> out;
-    heap.step_bytes(text.size());
+std::vector<TextSpan> split_lines(Heap& heap, const Text& text, bool keep_ends) {
+    std::vector<TextSpan> out;
+    heap.step_chars(text.size());
     int64_t begin = 0;
     for (int64_t at = 0; at < text.size();) {
         const Char c = char_at(text.bytes(), at);
@@ -225,12 +233,12 @@ std::vector<Text> split_lines(Heap& heap, const Text& text, bool keep_ends) {
         if (is_line_end(c.code)) {
             if (c.code == '\r' && next < text.size() && text.bytes()[static_cast<std::size_t>(next)] == '\n') ++next;
             heap.step();
-            out.push_back(text.part(begin, keep_ends ? next : at));
+            out.push_back({begin, keep_ends ? next : at});
             begin = next;
         }
         at = next;
     }
-    if (begin < text.size()) out.push_back(text.part(begin, text.size()));
+    if (begin < text.size()) out.push_back({begin, text.size()});
     return out;
 }
 

@@ -137,6 +137,7 @@ class Interpreter {
     const Program& program_;
     const json::object& variables_;
     const RenderOptions& options_;
+    std::optional<WorkBudget> own_work_;  // if there is no other
     Heap heap_;
     std::deque<Space> spaces_;
     std::deque<std::unique_ptr<Scope>> scopes_;  // captured ones
@@ -174,14 +175,15 @@ Value format_percent(Heap& heap, const Value& format, const Value& value);
 Value format_braces(Interpreter& interpreter, const Value& format, Arguments& arguments);
 /// `text`, and markup if `self`, the string it was made of, is.
 Value text_like(Interpreter& interpreter, const Value& self, Text text);
-/// Letters mapped to a case; provenance follows the letters.
-Text map_case(const Text& text, Case to);
+/// Letters mapped to a case, which `choose` says for each character in turn; provenance follows the letters.
+Text map_case(Heap& heap, const Text& text, const std::function<Case(char32_t)>& choose);
+Text map_case(Heap& heap, const Text& text, Case to);
 /// & < > ' " as HTML entities.
 Text escape_html(Heap& heap, const Text& text);
 /// All occurrences of `from`, at most `count` if it is not negative.
 Text replace_all(Heap& heap, const Text& text, const Text& from, const Text& to, int64_t count);
-/// The lines without their ends (or with them).
-std::vector<Text> split_lines(Heap& heap, const Text& text, bool keep_ends = false);
+/// Where the lines lie, without their ends (or with them).
+std::vector<TextSpan> split_lines(Heap& heap, const Text& text, bool keep_ends = false);
 
 /// Bound methods of strings, containers, loops and the like; empty function if there is none.
 Method find_string_method(std::string_view name);

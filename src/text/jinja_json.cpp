@@ -54,7 +54,7 @@ std::string escape_code(uint32_t code) {
 }
 
 void append_json_string(TextBuilder& out, const Text& text, bool ensure_ascii) {
-    out.heap().step_bytes(text.size());
+    out.heap().step_chars(text.size());
     out.append("\"", false);
     int64_t plain = 0;
     const std::string& bytes = text.bytes();

@@ -10,29 +10,20 @@ namespace {
 
 Value s_upper(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "upper", {});
-    in.heap().step_bytes(self.text().size() * 8);
-    return text_like(in, self, map_case(self.text(), Case::upper));
+    return text_like(in, self, map_case(in.heap(), self.text(), Case::upper));
 }
 Value s_lower(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "lower", {});
-    in.heap().step_bytes(self.text().size() * 8);
-    return text_like(in, self, map_case(self.text(), Case::lower));
+    return text_like(in, self, map_case(in.heap(), self.text(), Case::lower));
 }
 
 /// Each character in a case that depends on it and on the one before.
 template <class Choose>
 Value by_character(Interpreter& in, const Value& self, Choose choose) {
-    const Text& text = self.text();
-    in.heap().step_bytes(text.size() * 8);
-    Text out;
     char32_t before = 0;
-    for (int64_t at = 0; at < text.size();) {
-        const Char c = char_at(text.bytes(), at);
-        out.append(map_case(text.part(at, at + c.bytes), choose(before, c.code)));
-        before = c.code;
-        at += c.bytes;
-    }
-    return text_like(in, self, std::move(out));
+    return text_like(in, self, map_case(in.heap(), self.text(), [&](char32_t code) {
+                         return choose(std::exchange(before, code), code);
+                     }));
 }
 
 bool is_cased(char32_t code) { return is_upper(code) || is_lower(code); }
@@ -60,7 +51,7 @@ Value all_are(Interpreter& in, const Value& self, Arguments& arguments, std::str
               Holds holds) {
     Bound args(arguments, name, {});
     const std::string& bytes = self.bytes();
-    in.heap().step_bytes(self.text().size());
+    in.heap().step_chars(self.text().size());
     if (bytes.empty()) return Value::boolean(if_empty);
     for (int64_t at = 0; at < self.text().size();) {
         const Char c = char_at(bytes, at);
@@ -103,7 +94,7 @@ Value s_isupper(Interpreter& in, const Value& self, Arguments& arguments) {
 
 Value s_istitle(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "istitle", {});
-    in.heap().step_bytes(self.text().size());
+    in.heap().step_chars(self.text().size());
     bool any = false, inside = false;
     for (int64_t at = 0; at < self.text().size();) {
         const Char c = char_at(self.bytes(), at);
@@ -161,6 +152,7 @@ Value s_expandtabs(Interpreter& in, const Value& self, Arguments& arguments) {
     in.heap().check_text(size);
     TextBuilder out(in.heap());
     int64_t column = 0;
+    in.heap().step_chars(self.text().size());
     for (int64_t at = 0; at < self.text().size();) {
         const Char c = char_at(self.bytes(), at);
         if (c.code == '\t') {

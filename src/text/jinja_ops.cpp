@@ -99,17 +99,23 @@ Value real_arithmetic(Sign sign, double a, double b) {
     }
 }
 
+Text repeat_text(Heap& heap, const Text& text, int64_t count) {
+    if (text.empty()) return {};
+    heap.check_text(count > INT64_MAX / text.memory() ? INT64_MAX : count * text.memory());
+    TextBuilder out(heap);
+    for (Text power = text; count > 0; count >>= 1) {  // of as many as the bit means
+        if ((count & 1) != 0) out.append(power);
+        if (count == 1) break;
+        Text twice = power;
+        twice.append(power);
+        power = std::move(twice);
+    }
+    return out.take();
+}
+
 Value repeat(Heap& heap, const Value& value, int64_t count) {
     count = std::max<int64_t>(count, 0);
-    if (value.is_string()) {
-        const int64_t size = value.text().size();
-        if (size == 0) count = 0;
-        if (size > 0) heap.check_text(count > INT64_MAX / size ? INT64_MAX : count * size);
-        TextBuilder out(heap);
-        for (int64_t i = 0; i < count; ++i) out.append(value.text());
-        heap.step(count >> 4);
-        return heap.text(out.take(), value.string().markup);
-    }
+    if (value.is_string()) return heap.text(repeat_text(heap, value.text(), count), value.string().markup);
     const SequenceObject& sequence = value.sequence();
     std::vector<Value> items;
     if (!sequence.items.empty()) {

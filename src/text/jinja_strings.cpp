@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "text/jinja_interpreter.h"
+#include "text/jinja_search.h"
 
 namespace riptide::jinja {
 
@@ -16,8 +17,8 @@ Value strip(Interpreter& in, const Value& self, Arguments& arguments, std::strin
     Bound args(arguments, name, {"chars"});
     const bool given = args.has(0) && !args[0].is(Kind::none);
     const std::string_view chars = given ? std::string_view(args.text(0).bytes()) : std::string_view();
-    in.heap().step_bytes(self.text().size() * (1 + static_cast<int64_t>(chars.size()) / 8));
-    const Kept kept = strip_range(self.bytes(), given ? &chars : nullptr, left, right);
+    const auto count = [&](int64_t bytes) { in.heap().step_chars(bytes); };
+    const Kept kept = strip_range(self.bytes(), given ? &chars : nullptr, left, right, count);
     if (kept.begin == 0 && kept.end == self.text().size()) return self;
     return text_like(in, self, self.text().part(kept.begin, kept.end));
 }
@@ -33,11 +34,13 @@ Value s_rstrip(Interpreter& in, const Value& self, Arguments& arguments) {
 
 Value s_removeprefix(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "removeprefix", {"prefix"});
+    in.heap().step_bytes(args.text(0).size());
     if (!self.bytes().starts_with(args.text(0).bytes())) return self;
     return text_like(in, self, self.text().part(args.text(0).size(), self.text().size()));
 }
 Value s_removesuffix(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "removesuffix", {"suffix"});
+    in.heap().step_bytes(args.text(0).size());
     if (!self.bytes().ends_with(args.text(0).bytes())) return self;
     return text_like(in, self, self.text().part(0, self.text().size() - args.text(0).size()));
 }
@@ -86,21 +89,22 @@ Value split(Interpreter& in, const Value& self, Arguments& arguments, bool right
     Bound args(arguments, right ? "rsplit" : "split", {"sep", "maxsplit"});
     int64_t limit = args.number(1, -1);
     const Text& text = self.text();
-    in.heap().step_bytes(text.size());
-    if (!args.has(0) || args[0].is(Kind::none))
+    if (!args.has(0) || args[0].is(Kind::none)) {
+        in.heap().step_chars(text.size());
         return right ? rsplit_space(in, self, limit) : split_space(in, self, limit);
+    }
     const std::string& separator = args.text(0).bytes();
     const auto size = static_cast<int64_t>(separator.size());
     if (size == 0) fault("empty separator");
     std::vector<Value> out;
+    TextFinder finder(in.heap(), separator, right ? TextFinder::From::back : TextFinder::From::front);
     int64_t begin = 0, end = text.size();
     while (limit-- != 0) {
         const std::size_t found =
-            right ? (end >= size ? text.bytes().rfind(separator, static_cast<std::size_t>(end - size))
-                                 : std::string::npos)
-                  : text.bytes().find(separator, static_cast<std::size_t>(begin));
-        if (found == std::string::npos) break;
-        const auto at = static_cast<int64_t>(found);
+            finder.find(std::string_view(text.bytes())
+                            .substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
+        if (found == std::string_view::npos) break;
+        const auto at = begin + static_cast<int64_t>(found);
         out.push_back(text_like(in, self, right ? text.part(at + size, end) : text.part(begin, at)));
         (right ? end : begin) = right ? at : at + size;
     }
@@ -116,8 +120,8 @@ Value partition(Interpreter& in, const Value& self, Arguments& arguments, bool r
     const std::string& separator = args.text(0).bytes();
     if (separator.empty()) fault("empty separator");
     const Text& text = self.text();
-    in.heap().step_bytes(text.size());
-    const std::size_t found = right ? text.bytes().rfind(separator) : text.bytes().find(separator);
+    const std::size_t found =
+        TextFinder(in.heap(), separator, right ? TextFinder::From::back : TextFinder::From::front).find(text.bytes());
     const Value empty = text_like(in, self, Text());
     if (found == std::string::npos) {
         return in.heap().sequence(
@@ -139,8 +143,8 @@ Value s_rpartition(Interpreter& in, const Value& self, Arguments& arguments) {
 Value s_splitlines(Interpreter& in, const Value& self, Arguments& arguments) {
     Bound args(arguments, "splitlines", {"keepends"});
     std::vector<Value> out;
-    for (Text& line : split_lines(in.heap(), self.text(), args.flag(0, false)))
-        out.push_back(text_like(in, self, std::move(line)));
+    for (const TextSpan& line : split_lines(in.heap(), self.text(), args.flag(0, false)))
+        out.push_back(text_like(in, self, self.text().part(line.begin, line.end)));
     return in.heap().sequence(std::move(out));
 }
 
@@ -169,7 +173,7 @@ struct Window {
         };
         first_char = place(1, 0);
         const int64_t last = std::min(place(2, count), count);
-        in.heap().step_bytes(self.text().size());
+        in.heap().step_bytes(2 * self.text().size());
         valid = first_char <= last;
         if (!valid) return;
         const bool ascii = self.string().ascii();
@@ -188,9 +192,9 @@ Value find(Interpreter& in, const Value& self, Arguments& arguments, std::string
     Bound args(arguments, name, {"sub", "start", "end"});
     const std::string& wanted = args.text(0).bytes();
     const Window window(in, self, args);
-    const std::size_t at = !window.valid ? std::string_view::npos
-                           : right       ? window.text.rfind(wanted)
-                                         : window.text.find(wanted);
+    std::size_t at = std::string_view::npos;
+    if (window.valid)
+        at = TextFinder(in.heap(), wanted, right ? TextFinder::From::back : TextFinder::From::front).find(window.text);
     if (at != std::string_view::npos) return Value::integer(window.first_char + count_chars(window.text.substr(0, at)));
     if (must) fault("substring not found");
     return Value::integer(-1);
@@ -215,9 +219,10 @@ Value s_count(Interpreter& in, const Value& self, Arguments& arguments) {
     if (!window.valid) return Value::integer(0);
     if (wanted.empty()) return Value::integer(count_chars(window.text) + 1);
     int64_t count = 0;
-    for (std::size_t at = window.text.find(wanted); at != std::string_view::npos;
-         at = window.text.find(wanted, at + wanted.size()))
-        ++count;
+    TextFinder finder(in.heap(), wanted);
+    std::string_view rest = window.text;
+    for (std::size_t at = 0; (at = finder.find(rest)) != std::string_view::npos; ++count)
+        rest.remove_prefix(at + wanted.size());
     return Value::integer(count);
 }
 
@@ -229,6 +234,7 @@ Value affix(Interpreter& in, const Value& self, Arguments& arguments, bool end) 
     for (const Value& text : wanted) {
         if (!text.is_string())
             fault("{} must be a str or a tuple of str, not {}", end ? "endswith()" : "startswith()", type_name(text));
+        in.heap().step_bytes(std::min<int64_t>(text.text().size(), self.text().size()));
         if (window.valid && (end ? window.text.ends_with(text.bytes()) : window.text.starts_with(text.bytes())))
             return Value::boolean(true);
     }

@@ -69,7 +69,7 @@ bool t_divisibleby(Interpreter& in, const Value& v, Arguments& a) {
 /// str.islower, str.isupper: cased letters, all of one case.
 bool all_cased(Interpreter& in, const Value& value, bool upper) {
     const Text text = to_text(in.heap(), value);
-    in.heap().step_bytes(text.size());
+    in.heap().step_chars(text.size());
     bool any = false;
     for (int64_t at = 0; at < text.size();) {
         const Char c = char_at(text.bytes(), at);

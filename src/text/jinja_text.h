@@ -19,6 +19,8 @@ class Text {
     const std::string& bytes() const { return bytes_; }
     int64_t size() const { return static_cast<int64_t>(bytes_.size()); }
     bool empty() const { return bytes_.empty(); }
+    /// Bytes, with those of the spans.
+    int64_t memory() const { return size() + static_cast<int64_t>(spans_.size() * sizeof(TextSpan)); }
 
     void append(std::string_view bytes, bool trusted);
     void append(const Text& other) { append(other, 0, other.size()); }

@@ -113,8 +113,10 @@ void append_case(std::string& out, char32_t code, Case to) {
     append_utf8(out, run == nullptr ? code : static_cast<char32_t>(static_cast<int64_t>(code) + run->delta));
 }
 
-Kept strip_range(std::string_view text, const std::string_view* chars, bool left, bool right) {
+Kept strip_range(std::string_view text, const std::string_view* chars, bool left, bool right,
+                 const std::function<void(int64_t)>& count) {
     const auto strips = [&](int64_t at, int bytes) {
+        if (count) count(bytes + (chars == nullptr ? 0 : static_cast<int64_t>(chars->size())));
         if (chars == nullptr) return is_space(char_at(text, at).code);
         const std::string_view c = text.substr(static_cast<std::size_t>(at), static_cast<std::size_t>(bytes));
         for (int64_t i = 0; i < static_cast<int64_t>(chars->size());) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -40,6 +41,8 @@ struct Kept {
     int64_t begin = 0;
     int64_t end = 0;
 };
-Kept strip_range(std::string_view text, const std::string_view* chars, bool left, bool right);
+/// `count`, if there is one, is told how many bytes each step looks at, before it does.
+Kept strip_range(std::string_view text, const std::string_view* chars, bool left, bool right,
+                 const std::function<void(int64_t)>& count = {});
 
 }  // namespace riptide::jinja

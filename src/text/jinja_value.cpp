@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "text/jinja_interpreter.h"
+#include "text/jinja_search.h"
 #include "text/jinja_unicode.h"
 
 namespace riptide::jinja {
@@ -50,8 +51,6 @@ std::string Value::undefined_message() const {
 
 // ---- Heap
 
-void Heap::too_many_steps() const { fault("takes more than {} steps", limits_.steps); }
-
 void Heap::check_text(int64_t bytes) const {
     if (bytes > limits_.output_bytes) fault("a text grows beyond {} bytes", limits_.output_bytes);
 }
@@ -61,9 +60,13 @@ void Heap::take(int64_t bytes) {
     live_ += bytes;
 }
 
+/// What making a value costs, in bytes copied.
+constexpr int64_t kMake = 512;
+
 template <class T>
 Value Heap::make(Kind kind, std::unique_ptr<T> object, int64_t bytes) {
     bytes += static_cast<int64_t>(sizeof(T)) + 48;  // with the control block
+    step_bytes(kMake);
     take(bytes);
     std::shared_ptr<const T> shared(object.release(), [this, bytes](const T* dead) {
         delete dead;
@@ -73,9 +76,9 @@ Value Heap::make(Kind kind, std::unique_ptr<T> object, int64_t bytes) {
 }
 
 Value Heap::text(Text text, bool markup) {
-    check_text(text.size());
-    step_bytes(text.size());
-    const int64_t bytes = text.size();
+    const int64_t bytes = text.memory();
+    check_text(bytes);
+    step_bytes(2 * bytes);
     auto object = std::make_unique<StringObject>();
     object->chars = count_chars(text.bytes());
     object->text = std::move(text);
@@ -279,8 +282,7 @@ std::vector<Value> iterate(Heap& heap, const Value& value) {
 bool contains(Heap& heap, const Value& container, const Value& item) {
     if (container.is_string()) {
         if (!item.is_string()) fault("'in <string>' requires string as left operand, not {}", type_name(item));
-        heap.step_bytes(container.text().size());
-        return container.bytes().find(item.bytes()) != std::string::npos;
+        return TextFinder(heap, item.bytes()).find(container.bytes()) != std::string::npos;
     }
     if (container.is(Kind::dict)) return container.dict().find(heap, item) != nullptr;
     if (!container.is(Kind::sequence) && !container.is_undefined()) {

@@ -163,22 +163,22 @@ struct CallableObject {
     Scope* scope = nullptr;  // where the macro was made
 };
 
-/// Counts memory, steps and sizes against the limits, and makes the values that need memory.
+/// Counts memory and sizes against the limits, work against its budget, and makes the values that need memory.
 /// Values made by a heap must not outlive it. Not thread-safe; but destroying values of an idle heap touches only
 /// counters.
 class Heap {
   public:
-    explicit Heap(const Limits& limits) : limits_(limits) {}
+    Heap(const Limits& limits, WorkBudget& work) : limits_(limits), work_(work) {}
     Heap(const Heap&) = delete;
     Heap& operator=(const Heap&) = delete;
 
     const Limits& limits() const { return limits_; }
-    /// Counts work; Fault beyond the budget.
-    void step(int64_t count = 1) {
-        if ((steps_ += count) > limits_.steps) too_many_steps();
-    }
-    /// Counts work on so many bytes.
-    void step_bytes(int64_t bytes) { step(bytes >> 10); }
+    /// Counts work; throws as WorkBudget does.
+    void step(int64_t count = 1) { work_.spend(count); }
+    /// Counts work on so many bytes that are copied or compared.
+    void step_bytes(int64_t bytes) { work_.spend_bytes(bytes); }
+    /// The same for bytes that are looked at character by character.
+    void step_chars(int64_t bytes) { work_.spend_bytes(bytes * 8); }
     /// Fault if a string of that size may not be made.
     void check_text(int64_t bytes) const;
     void take(int64_t bytes);
@@ -195,26 +195,25 @@ class Heap {
     Value loop(std::unique_ptr<Loop> loop);
 
   private:
-    [[noreturn]] void too_many_steps() const;
     template <class T>
     Value make(Kind kind, std::unique_ptr<T> object, int64_t bytes);
 
     Limits limits_;
-    int64_t steps_ = 0;
+    WorkBudget& work_;
     int64_t live_ = 0;
 };
 
-/// A text under construction, checked against the size limit as it grows.
+/// A text under construction, counted and checked against the size limit as it grows.
 class TextBuilder {
   public:
     explicit TextBuilder(Heap& heap) : heap_(heap) {}
     void append(std::string_view bytes, bool trusted) {
-        heap_.check_text(text_.size() + static_cast<int64_t>(bytes.size()));
+        count(static_cast<int64_t>(bytes.size()));
         text_.append(bytes, trusted);
     }
     void append(const Text& other) { append(other, 0, other.size()); }
     void append(const Text& other, int64_t begin, int64_t end) {
-        heap_.check_text(text_.size() + end - begin);
+        count(end - begin);
         text_.append(other, begin, end);
     }
     const Text& text() const { return text_; }
@@ -222,6 +221,12 @@ class TextBuilder {
     Heap& heap() { return heap_; }
 
   private:
+    void count(int64_t more) {
+        heap_.check_text(text_.memory() + more);
+        heap_.step_bytes(more + kAppend);
+    }
+    static constexpr int64_t kAppend = 32;  // what a call costs, in bytes copied
+
     Heap& heap_;
     Text text_;
 };

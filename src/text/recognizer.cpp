@@ -16,7 +16,7 @@ Recognizer::Recognizer(const Automaton& automaton)
 
 Recognizer::State Recognizer::compute(State state, uint16_t symbol) {
     begin_state();
-    work_ += std::ssize(at(state).kernel) + std::ssize(at(state).entered);
+    count(std::ssize(at(state).kernel) + std::ssize(at(state).entered));
     const auto take = [&](int32_t node, int32_t origin) {
         for (const Automaton::Edge& edge : automaton_.edges(node))
             if (edge.low <= symbol && symbol <= edge.high) add({edge.to, origin});
@@ -36,8 +36,7 @@ void Recognizer::begin_state() {
 
 /// An item of the state being made, once, unless it cannot end within the depth that is allowed.
 void Recognizer::add(Item item) {
-    work_ += 1 + std::ssize(items_);
-    if (work_ > kMostWork) throw GrammarError("too ambiguous: the next step takes too long");
+    count(1 + std::ssize(items_));
     if (frame(item.origin) + automaton_.need(item.node) > Automaton::kMostDepth) return;
     if (std::find(items_.begin(), items_.end(), item) != items_.end()) return;
     if (items_.size() >= kMostItems)

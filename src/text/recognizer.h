@@ -22,7 +22,8 @@ class Recognizer {
     using State = int32_t;
     static constexpr State kDead = 0;
     static constexpr std::size_t kMostItems = 4'000, kMostBytes = std::size_t{256} << 20;
-    static constexpr int64_t kMostWork = 30'000'000;  // items looked at between two calls of begin_work()
+    // Between two calls of begin_work(): items looked at, and kKnown (a load from far away) for each transition.
+    static constexpr int64_t kMostWork = 20'000'000, kKnown = 16;
 
     /// Where a rule was entered, if not in a state: the whole grammar's rule, or (local states) somewhere unknown.
     static constexpr int32_t kTop = -1, kUnknown = -2;
@@ -38,6 +39,7 @@ class Recognizer {
     /// What follows a byte or markup token of this class. Throws GrammarError beyond kMostItems items in one state (the
     /// grammar is too ambiguous), kMostWork, or kMostBytes.
     State advance(State state, uint16_t symbol) {
+        count(kKnown);
         const State known = rows_[static_cast<std::size_t>(state) * width_ + symbol];
         return known >= 0 ? known : compute(state, symbol);
     }
@@ -77,6 +79,9 @@ class Recognizer {
         int32_t depth = 0;
     };
 
+    void count(int64_t work) {
+        if ((work_ += work) > kMostWork) throw GrammarError("too ambiguous: the next step takes too long");
+    }
     const Data& at(State state) const { return states_[static_cast<std::size_t>(state)]; }
     State compute(State state, uint16_t symbol);
     void begin_state();

@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string_view input(reinterpret_cast<const char*>(data), size);
     const std::size_t cut = input.find('\0');
     jinja::Limits limits;
-    limits.steps = 20'000;
+    constexpr int64_t kSteps = 20'000;
     limits.output_bytes = 1 << 16;
     limits.value_bytes = 1 << 20;
     limits.range_items = 1000;
@@ -47,6 +47,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             if (given.is_object()) variables = given.get_object();
         }
         const jinja::Template parsed = jinja::Template::parse(input.substr(0, cut), "fuzz", limits);
+        WorkBudget work(kSteps), same_work(kSteps);
+        options.work = &work;
         const jinja::Rendered rendered = parsed.render(variables, options);
         int64_t last = -1;
         for (const TextSpan& span : rendered.trusted) {
@@ -54,6 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             last = span.end;
         }
         require(last <= static_cast<int64_t>(rendered.text.size()));
+        options.work = &same_work;
         const jinja::Rendered again = parsed.render(variables, options);
         require(again.text == rendered.text && again.trusted == rendered.trusted);
     } catch (const Error&) {

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "tests/text/jinja_cases.h"
+#include "text/chat_messages.h"
 
 namespace riptide {
 namespace {
@@ -308,6 +309,23 @@ TEST(Chat, nothing_that_a_client_writes_is_trusted) {
                             "|";
         EXPECT_EQ(trusted, calm_trusted);
         EXPECT_NE(trusted.find("<assistant>"), std::string::npos);
+    }
+}
+
+TEST(Chat, many_system_messages_are_joined_in_linear_time) {
+    const json::value text = json::string(std::string(8000, 's'));
+    const json::value parts = json::array{json::object{{"type", "text"}, {"text", text}}};
+    for (const json::value& content : {text, parts}) {
+        json::array messages(4096, json::object{{"role", "system"}, {"content", content}});
+        messages.push_back({{"role", "user"}, {"content", "u"}});
+        const auto begin = std::chrono::steady_clock::now();
+        const json::array joined = prepare_messages(messages, {.content_parts = true, .late_system = false});
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        ASSERT_EQ(joined.size(), 2u);
+        const json::value& whole = joined[0].at("content");
+        if (whole.is_string()) EXPECT_EQ(whole.get_string().size(), 4096u * 8000 + 4095 * 2);
+        else EXPECT_EQ(whole.get_array().size(), 2u * 4096 - 1);
+        EXPECT_LT(took.count(), 4.0);  // 67 GB are copied if each message copies those before it
     }
 }
 

@@ -1,4 +1,7 @@
 // Regular expressions and grammars: judged by PCRE2, by tables, and by hand.
+#include <filesystem>
+
+#include "io/checkpoint.h"
 #include "tests/text/constraint_world.h"
 #include "text/regex.h"
 #include "text/utf8.h"
@@ -172,6 +175,26 @@ TEST(Constraint, memory_stays_bounded_and_what_was_forgotten_is_found_again) {
     }
     for (const char* text : {"f", "d", "b"}) ASSERT_TRUE(kept.accept(crossing_tokenizer().id_of(text)));
     EXPECT_TRUE(kept.can_end());
+}
+
+TEST(Constraint, walking_a_vocabulary_again_and_again_is_an_error_and_walking_it_once_is_not) {
+    const std::string path = std::string(RIPTIDE_CONFORMANCE_DIR) + "/tokenizers/ggml-vocab-llama-bpe.gguf";
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no conformance data at " << path;
+    const Tokenizer tokenizer = Tokenizer::from_gguf(open_checkpoint(path)->metadata(), path);
+    const auto trie = std::make_shared<const TokenTrie>(tokenizer);
+    const auto masks = [&](std::string_view ebnf) {
+        Grammar grammar;
+        grammar.set_root(add_ebnf(grammar, ebnf));
+        ConstraintState state = Constraint::compile(grammar, trie)->start();
+        for (const int32_t id : tokenizer.encode("hello world this is a text")) {
+            EXPECT_TRUE(state.mask()->has(id));
+            EXPECT_TRUE(state.accept(id));
+        }
+    };
+    EXPECT_THROW(masks("root ::= x\nx ::= . x x | ."),
+                 GrammarError);  // in each place of the text, for each place before
+    EXPECT_NO_THROW(masks("root ::= .{0,500}"));
+    EXPECT_NO_THROW(masks("root ::= x\nx ::= . x | ."));
 }
 
 TEST(Constraint, hopeless_ambiguity_is_an_error_and_leaves_the_constraint_usable) {

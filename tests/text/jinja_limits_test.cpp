@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <random>
 
 #include "tests/text/jinja_cases.h"
 
@@ -114,6 +115,112 @@ TEST(JinjaLimits, work_is_counted) {
     expect_refused(grow + "{{ ns.a < ns.b }}", "takes more than");
     expect_refused(grow + "{{ ns.a }}", "more than");
     expect_refused(grow + "{{ ns.a|tojson }}", "more than");
+}
+
+TEST(JinjaLimits, work_is_counted_by_the_bytes_that_are_touched) {
+    const json::object variables = {{"s", std::string(1'000'000, 'a')}, {"ends", std::string(100'000, '\n')}};
+    for (const char* each : {"s|title",
+                             "s.title()",
+                             "s|upper",
+                             "s.swapcase()",
+                             "s|capitalize",
+                             "s.strip(s)",
+                             "s|wordcount",
+                             "s is lower",
+                             "s.isalpha()",
+                             "s|escape",
+                             "s|tojson",
+                             "[s]|string",
+                             "ends|indent",
+                             "ends.splitlines()|length",
+                             "s.split()",
+                             "s[::2]",
+                             "s|int",
+                             "s|float",
+                             "s in s",
+                             "s|replace('b', '')",
+                             "s.count('aa')",
+                             "s.removeprefix(s)",
+                             "[s, s, s]|map('lower')|list",
+                             "[s ~ 1, s ~ 2]|sort",
+                             "{s: 1}[s]",
+                             "(s * 8)|length",
+                             "'%s' % s",
+                             "'{}'.format(s)",
+                             "s.center(2000000)",
+                             "s.expandtabs()",
+                             "[s, s]|join(s)",
+                             "s.find('b')",
+                             "s.rfind('b')"}) {
+        const auto program = jinja::Template::parse(
+            fmt::format("{{% for i in range(500) %}}{{% set x = {} %}}{{% endfor %}}", each), "t");
+        WorkBudget work(100'000);
+        jinja::RenderOptions options;
+        options.work = &work;
+        const auto begin = std::chrono::steady_clock::now();
+        EXPECT_THROW(program.render(variables, options), TooMuchWork) << each;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        EXPECT_LT(took.count(), 5.0) << each;
+    }
+}
+
+TEST(JinjaLimits, substrings_are_found_in_linear_time) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(render("{{ ('a' * 7000000 ~ 'b') in ('a' * 15000000) }}").text, "False");
+    const json::object variables = {{"s", std::string(2'000'000, 'a')},
+                                    {"behind", std::string(1'000'000, 'a') + "b"},
+                                    {"before", "b" + std::string(1'000'000, 'a')}};
+    EXPECT_EQ(render("{{ s.find(behind) }} {{ s.rfind(before) }} {{ s.count(behind) }} {{ s.replace(behind, '')|length "
+                     "}} {{ s.split(behind)|length }} {{ s.rsplit(before)|length }} {{ s.partition(behind)|length }} "
+                     "{{ s.rpartition(before)|length }} {{ s|replace(behind, '')|length }}",
+                     variables)
+                  .text,
+              "-1 -1 0 2000000 1 1 3 3 2000000");
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(took.count(), 20.0);  // hours, if each place is compared anew
+}
+
+TEST(JinjaLimits, substrings_are_found_where_they_stand) {
+    std::mt19937 random(7);
+    const auto word = [&](std::size_t most) {
+        std::string out;
+        for (std::size_t size = 1 + random() % most; out.size() < size;) out += "aab"[random() % 3];
+        return out;
+    };
+    for (int i = 0; i < 300; ++i) {
+        const std::string s = word(40), w = word(6);
+        std::string replaced;
+        std::size_t at = 0;
+        int64_t count = 0;
+        for (std::size_t found = 0; (found = s.find(w, at)) != std::string::npos; at = found + w.size(), ++count)
+            replaced += s.substr(at, found - at) + "-";
+        replaced += s.substr(at);
+        const auto place = [](std::size_t found) { return found == std::string::npos ? -1 : int64_t(found); };
+        EXPECT_EQ(render("{{ s.find(w) }} {{ s.rfind(w) }} {{ s.count(w) }} {{ s.replace(w, '-') }} "
+                         "{{ s.split(w)|join('-') }} {{ w in s }} {{ s.rsplit(w, 1)[0]|length }}",
+                         {{"s", s}, {"w", w}})
+                      .text,
+                  fmt::format("{} {} {} {} {} {} {}", place(s.find(w)), place(s.rfind(w)), count, replaced, replaced,
+                              count > 0 ? "True" : "False", count > 0 ? s.rfind(w) : s.size()))
+            << s << " " << w;
+    }
+}
+
+TEST(JinjaLimits, one_budget_is_shared_and_a_stop_ends_the_work) {
+    const auto loops = jinja::Template::parse("{% for i in range(1000) %}{{ i }}{% endfor %}", "t");
+    WorkBudget work(20'000);
+    jinja::RenderOptions options;
+    options.work = &work;
+    loops.render({}, options);
+    EXPECT_GT(work.steps_spent(), 2000);
+    EXPECT_THROW(for (int i = 0; i < 20; ++i) loops.render({}, options), TooMuchWork);
+    EXPECT_THROW(loops.render({}, options), TooMuchWork) << "nothing is left";
+    std::stop_source stop;
+    WorkBudget stopped(WorkBudget::kSteps, stop.get_token());
+    options.work = &stopped;
+    loops.render({}, options);
+    stop.request_stop();
+    EXPECT_THROW(loops.render({}, options), WorkStopped);
 }
 
 TEST(JinjaLimits, sizes_are_bounded) {

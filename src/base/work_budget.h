@@ -1,0 +1,51 @@
+// What the work of one request may cost, and whether anybody still waits for it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stop_token>
+
+#include "base/error.h"
+
+namespace riptide {
+
+/// The work is beyond its budget: the request's own fault.
+class TooMuchWork : public Error {
+  public:
+    using Error::Error;
+};
+
+/// Nobody waits for the result any more.
+class WorkStopped : public Error {
+  public:
+    WorkStopped() : Error("the work was stopped: its client has gone, or the server ends", ErrorKind::unavailable) {}
+};
+
+/// Counts work in steps of well below a microsecond; 1 KiB of text that is gone through is a step. Whoever works counts
+/// as he goes, not at the end. Not thread-safe; the stop may be asked for by any thread.
+class WorkBudget {
+  public:
+    static constexpr int64_t kSteps = 2'000'000;
+
+    explicit WorkBudget(int64_t steps = kSteps, std::stop_token stop = {})
+        : steps_(steps), left_(steps * kStepBytes), next_look_(left_), stop_(std::move(stop)) {}
+
+    /// Throws TooMuchWork beyond the budget; WorkStopped, within a few hundred steps, once a stop is asked for.
+    void spend(int64_t steps = 1) { spend_bytes(std::min(steps, steps_ + 1) * kStepBytes); }
+    /// The same for so many bytes.
+    void spend_bytes(int64_t bytes) {
+        left_ -= bytes;
+        if (left_ <= next_look_) look();
+    }
+    /// What spend() does now and then.
+    void look();
+    int64_t steps_spent() const { return steps_ - left_ / kStepBytes; }
+
+  private:
+    static constexpr int64_t kStepBytes = 1024, kLookEvery = 128 * kStepBytes;
+
+    int64_t steps_, left_, next_look_;  // left_ and next_look_ in bytes
+    std::stop_token stop_;
+};
+
+}  // namespace riptide

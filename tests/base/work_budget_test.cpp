@@ -1,0 +1,41 @@
+#include "base/work_budget.h"
+
+#include <gtest/gtest.h>
+
+namespace riptide {
+namespace {
+
+TEST(WorkBudget, what_is_beyond_it_is_refused_and_stays_so) {
+    WorkBudget work(1000);
+    work.spend(900);
+    EXPECT_EQ(work.steps_spent(), 900);
+    work.spend_bytes(99 << 10);
+    try {
+        for (int i = 0; i < 1000; ++i) work.spend();
+        ADD_FAILURE() << "1999 of 1000 steps";
+    } catch (const TooMuchWork& error) {
+        EXPECT_STREQ(error.what(), "takes more than 1000 steps");
+        EXPECT_EQ(error.kind(), ErrorKind::data);
+    }
+    EXPECT_THROW(work.spend(), TooMuchWork);
+    WorkBudget other(1000);
+    EXPECT_THROW(other.spend(INT64_MAX), TooMuchWork);
+}
+
+TEST(WorkBudget, a_stop_is_heard_within_a_few_hundred_steps) {
+    std::stop_source stop;
+    WorkBudget work(WorkBudget::kSteps, stop.get_token());
+    work.spend(1000);
+    stop.request_stop();
+    int steps = 0;
+    try {
+        for (; steps < 100'000; ++steps) work.spend();
+    } catch (const WorkStopped& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::unavailable);
+    }
+    EXPECT_LT(steps, 300);
+    EXPECT_THROW(work.look(), WorkStopped);
+}
+
+}  // namespace
+}  // namespace riptide
