@@ -194,5 +194,15 @@ TEST(Constraint, hopeless_ambiguity_is_an_error_and_leaves_the_constraint_usable
     EXPECT_TRUE(again.can_end());
 }
 
+TEST(Constraint, steps_along_known_transitions_are_counted_too) {
+    Grammar grammar;
+    grammar.set_root(add_ebnf(grammar, "root ::= [a-z]*"));  // two transitions that are not known, hundreds of bytes
+    Constraint::Limits limits = kNoShortWalks;
+    limits.work = 200;
+    EXPECT_THROW(Constraint::compile(grammar, crossing_trie(), limits)->start().mask(), GrammarError);
+    limits.work = 10'000;
+    EXPECT_TRUE(Constraint::compile(grammar, crossing_trie(), limits)->start().mask()->any);
+}
+
 }  // namespace
 }  // namespace riptide::testing
