@@ -1,5 +1,9 @@
 #include "base/json.h"
 
+#include <boost/json/basic_parser_impl.hpp>
+#include <charconv>
+#include <cstdlib>
+
 #include "base/error.h"
 
 namespace riptide {
@@ -18,22 +22,64 @@ std::string describe(const json::error_code& ec, std::string_view before) {
                 : ec.message();
 }
 
+/// Makes values of what the parser finds. Doubles are read from their text: the parser's own are up to three units in
+/// the last place away.
+struct ValueBuilder {
+    static constexpr std::size_t max_object_size = json::object::max_size(), max_array_size = json::array::max_size(),
+                                 max_key_size = json::string::max_size(), max_string_size = json::string::max_size();
+    json::value_stack stack;
+    std::string number;  // the parts of one that have come
+
+    ValueBuilder() { stack.reset(); }
+    bool on_document_begin(json::error_code&) { return true; }
+    bool on_document_end(json::error_code&) { return true; }
+    bool on_object_begin(json::error_code&) { return true; }
+    bool on_object_end(std::size_t n, json::error_code&) { return stack.push_object(n), true; }
+    bool on_array_begin(json::error_code&) { return true; }
+    bool on_array_end(std::size_t n, json::error_code&) { return stack.push_array(n), true; }
+    bool on_key_part(std::string_view s, std::size_t, json::error_code&) { return stack.push_chars(s), true; }
+    bool on_key(std::string_view s, std::size_t, json::error_code&) { return stack.push_key(s), true; }
+    bool on_string_part(std::string_view s, std::size_t, json::error_code&) { return stack.push_chars(s), true; }
+    bool on_string(std::string_view s, std::size_t, json::error_code&) { return stack.push_string(s), true; }
+    bool on_number_part(std::string_view s, json::error_code&) { return number += s, true; }
+    bool on_int64(std::int64_t i, std::string_view, json::error_code&) {
+        number.clear();
+        return stack.push_int64(i), true;
+    }
+    bool on_uint64(std::uint64_t u, std::string_view, json::error_code&) {
+        number.clear();
+        return stack.push_uint64(u), true;
+    }
+    bool on_double(double, std::string_view s, json::error_code&) {
+        number += s;
+        double value = 0;
+        const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+        if (error == std::errc::result_out_of_range) value = std::strtod(number.c_str(), nullptr);
+        number.clear();
+        return stack.push_double(value), true;
+    }
+    bool on_bool(bool b, json::error_code&) { return stack.push_bool(b), true; }
+    bool on_null(json::error_code&) { return stack.push_null(), true; }
+    bool on_comment_part(std::string_view, json::error_code&) { return true; }
+    bool on_comment(std::string_view, json::error_code&) { return true; }
+};
+
 }  // namespace
 
 json::value parse_json(std::string_view text, std::string_view what, int max_depth) {
     json::parse_options options;
     options.max_depth = static_cast<std::size_t>(max_depth);
-    json::stream_parser parser({}, options);
+    json::basic_parser<ValueBuilder> parser(options);
     json::error_code ec;
-    const std::size_t used = parser.write_some(text.data(), text.size(), ec);
+    const std::size_t used = parser.write_some(true, text.data(), text.size(), ec);
     if (!ec && parser.done()) {
         const std::size_t rest = text.find_first_not_of(" \t\r\n", used);
         RT_CHECK(rest == std::string_view::npos, "{}: extra bytes after the JSON value at byte {}", what, rest);
     } else if (!ec) {
-        parser.finish(ec);
+        parser.write_some(false, nullptr, 0, ec);
     }
     RT_CHECK(!ec, "{}: not valid JSON at byte {}: {}", what, used, describe(ec, text.substr(0, used)));
-    return parser.release();
+    return parser.handler().stack.release();
 }
 
 std::string_view kind_of(const json::value& value) {

@@ -1,8 +1,8 @@
 // Calls between tags as grammars.
 #include <algorithm>
 
-#include "text/answer_grammar.h"
 #include "base/json.h"
+#include "text/answer_grammar.h"
 #include "text/grammar_regex.h"
 #include "text/json_schema.h"
 #include "text/section_parser.h"
@@ -129,14 +129,10 @@ class TagCallWriter {
         const CharWriter no_tags = [](Grammar& g, const CharSet& set) {
             return g.chars(intersection(set, without('<')));
         };
-        const json::value *pattern = schema.if_contains("pattern"), *format = schema.if_contains("format");
-        if (pattern != nullptr && pattern->is_string())
-            return closed_value(add_regex(g_, pattern->get_string(), true, no_tags));
-        if (format != nullptr && format->is_string())
-            return closed_value(add_regex(g_, regex_of_format(format->get_string()), false, no_tags));
-        const auto least = schema_count(schema, "minLength", place), most = schema_count(schema, "maxLength", place);
-        if (!most && least.value_or(0) <= 1) return raw_text(least.value_or(0) == 1);
-        return closed_value(g_.repeat(g_.chars(without('<')), least.value_or(0), most ? *most : Grammar::kUnbounded));
+        const TextRules rules = text_rules(schema, place);
+        const bool only_lengths = rules.patterns.empty() && rules.wholes.empty();
+        if (only_lengths && rules.most == Grammar::kUnbounded && rules.least <= 1) return raw_text(rules.least == 1);
+        return closed_value(add_text(g_, rules, no_tags));
     }
 
     /// Any text up to the first closing tag, and this. What begins like the tag and is none: either another character

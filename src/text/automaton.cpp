@@ -27,8 +27,8 @@ Automaton AutomatonBuilder::build() {
     for (int32_t r = 0; r < rules; ++r) add_rule(r, grammar_.bodies()[static_cast<std::size_t>(r)]);
     add_rule(rules, grammar_.root());
     for (std::size_t i = 0; i < extra_.size(); ++i) {
-        const Grammar::Expr body = extra_[i];
-        add_rule(rules + 1 + static_cast<int32_t>(i), body);
+        const auto [body, block] = extra_[i];
+        add_rule(rules + 1 + static_cast<int32_t>(i), body, block);
     }
     find_empty();
     take_out_skips();
@@ -56,7 +56,7 @@ void AutomatonBuilder::add_edge(int32_t from, int32_t low, int32_t high, int32_t
     }
 }
 
-void AutomatonBuilder::add_rule(int32_t rule, Grammar::Expr body) {
+void AutomatonBuilder::add_rule(int32_t rule, Grammar::Expr body, bool block) {
     const auto size = static_cast<std::size_t>(rule) + 1;
     if (starts_.size() < size) {
         starts_.resize(size, -1);
@@ -65,7 +65,7 @@ void AutomatonBuilder::add_rule(int32_t rule, Grammar::Expr body) {
     rule_ = rule;
     continuations_.clear();
     const int32_t start = add_node();
-    const int32_t end = body < 0 ? add_node() : add(body, start);
+    const int32_t end = body < 0 ? add_node() : block ? add_times(shared(body), kBlock, start) : add(body, start);
     // An end of its own: the way on from a loop must not start behind the end of the rule.
     const int32_t last = add_node();
     if (body >= 0) at(end).skips.push_back(last);
@@ -83,7 +83,7 @@ int32_t AutomatonBuilder::add(Grammar::Expr expr, int32_t from, int depth) {
         case Grammar::Kind::text:
             return add_text(node.text, from);
         case Grammar::Kind::chars:
-            return add_chars(node.chars, from);
+            return add_chars(node.chars, from, add_node());
         case Grammar::Kind::sequence:
             for (const Grammar::Expr part : node.parts) from = add(part, from, depth + 1);
             return from;
@@ -104,6 +104,8 @@ int32_t AutomatonBuilder::add(Grammar::Expr expr, int32_t from, int depth) {
         }
         case Grammar::Kind::token:
             return add_token(node.text, from);
+        case Grammar::Kind::network:
+            return add_network(node, from, depth);
     }
     return from;
 }
@@ -127,16 +129,61 @@ int32_t AutomatonBuilder::add_token(const std::string& spelling, int32_t from) {
     return to;
 }
 
-/// What is repeated more than once is a rule, so that each repetition costs one node.
-int32_t AutomatonBuilder::shared(Grammar::Expr expr) {
+int32_t AutomatonBuilder::add_network(const Grammar::Node& node, int32_t from, int depth) {
+    std::vector<int32_t> states;
+    for (int32_t i = 0; i < node.states; ++i) states.push_back(add_node());
+    const auto state = [&](int32_t i) { return states[static_cast<std::size_t>(i)]; };
+    const int32_t to = add_node();
+    at(from).skips.push_back(state(0));
+    for (const Grammar::Arc& arc : node.arcs) {
+        const Grammar::Node& by = grammar_.node(arc.expr);
+        const int32_t first = state(arc.from), next = state(arc.to);
+        if (by.kind == Grammar::Kind::chars) add_chars(by.chars, first, next);
+        else if (by.kind == Grammar::Kind::rule) at(first).calls.push_back({by.rule, next});
+        else at(add(arc.expr, first, depth + 1)).skips.push_back(next);
+    }
+    for (const int32_t last : node.finals) at(state(last)).skips.push_back(to);
+    return to;
+}
+
+/// What is repeated more than once is a rule, so that each repetition costs one node; so are kBlock of it.
+int32_t AutomatonBuilder::shared(Grammar::Expr expr, bool block) {
     const Grammar::Node& node = grammar_.node(expr);
-    if (node.kind == Grammar::Kind::rule) return node.rule;
-    const auto [found, is_new] = extra_rules_.try_emplace(expr, 0);
+    if (node.kind == Grammar::Kind::rule && !block) return node.rule;
+    const auto [found, is_new] = extra_rules_.try_emplace({expr, block}, 0);
     if (is_new) {
         found->second = static_cast<int32_t>(grammar_.bodies().size() + 1 + extra_.size());
-        extra_.push_back(expr);
+        extra_.push_back({expr, block});
     }
     return found->second;
+}
+
+/// `count` times what the rule matches and is not empty.
+int32_t AutomatonBuilder::add_times(int32_t rule, int64_t count, int32_t from) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t next = add_node();
+        at(from).solid.push_back({rule, next});
+        from = next;
+    }
+    return from;
+}
+
+/// From `from` to `to`: up to `most` times what the expression matches. First as many blocks as are full.
+void AutomatonBuilder::add_up_to(Grammar::Expr part, int64_t most, int32_t from, int32_t to) {
+    const int32_t rule = shared(part);
+    const int64_t blocks = most > kBlock ? most / kBlock : 0, singles = most - blocks * kBlock;
+    std::vector<int32_t> left = {to};  // by how many may still come
+    for (int64_t i = 1; i <= (blocks > 0 ? kBlock - 1 : singles); ++i) {
+        const int32_t node = add_node();
+        at(node).skips.push_back(to);
+        at(node).solid.push_back({rule, left.back()});
+        left.push_back(node);
+    }
+    for (int64_t i = 0; i < blocks; ++i) {
+        at(from).skips.push_back(left.back());
+        from = add_times(shared(part, true), 1, from);
+    }
+    at(from).skips.push_back(left[static_cast<std::size_t>(singles)]);
 }
 
 int32_t AutomatonBuilder::add_repeat(const Grammar::Node& node, int32_t from, int depth) {
@@ -156,17 +203,24 @@ int32_t AutomatonBuilder::add_repeat(const Grammar::Node& node, int32_t from, in
         at(from).skips.push_back(to);
         return to;
     }
-    // Each repetition takes something. If the part may be empty, so may all that are left, at once.
     const int32_t rule = shared(part);
-    const int64_t count = unbounded ? node.least : node.most;
-    for (int64_t i = 0; i < count; ++i) {
-        if (i >= node.least) at(from).skips.push_back(to);
-        else at(from).maybe.push_back({rule, to});
-        const int32_t next = add_node();
-        at(from).solid.push_back({rule, next});
-        from = next;
+    const auto add_rest = [&](int32_t first, int64_t most) {
+        if (unbounded) at(first).skips.push_back(to);
+        else add_up_to(part, most, first, to);
+    };
+    // Each repetition takes something. If the part may be empty, so may all that must still come, at once.
+    const int64_t blocks = node.least > kBlock ? node.least / kBlock : 0;
+    if (blocks > 0) {
+        const int32_t none_must = add_node();
+        at(from).maybe.push_back({rule, none_must});
+        add_rest(none_must, node.most);
+        from = add_times(shared(part, true), blocks, from);
     }
-    at(from).skips.push_back(to);
+    for (int64_t i = blocks * kBlock; i < node.least; ++i) {
+        if (blocks == 0) at(from).maybe.push_back({rule, to});
+        from = add_times(rule, 1, from);
+    }
+    add_rest(from, node.most - node.least);
     if (unbounded) at(to).solid.push_back({rule, to});
     return to;
 }
@@ -181,8 +235,7 @@ int32_t AutomatonBuilder::continuation(int32_t to, int length) {
     return node;
 }
 
-int32_t AutomatonBuilder::add_chars(const CharSet& set, int32_t from) {
-    const int32_t to = add_node();
+int32_t AutomatonBuilder::add_chars(const CharSet& set, int32_t from, int32_t to) {
     // A range never crosses a border where the encoded length changes.
     constexpr std::pair<char32_t, char32_t> kLengths[] = {
         {0, 0x7F}, {0x80, 0x7FF}, {0x800, 0xFFFF}, {0x10000, 0x10FFFF}};

@@ -1,6 +1,7 @@
 // How a grammar becomes an automaton. Private to automaton*.cpp.
 #pragma once
 
+#include <compare>
 #include <map>
 
 #include "text/automaton.h"
@@ -28,6 +29,7 @@ class AutomatonBuilder {
         int32_t need = kNever;
     };
     static constexpr int32_t kNever = 1 << 30;
+    static constexpr int64_t kBlock = 1000;  // repetitions that are counted one by one
 
     Node& at(int32_t node) { return nodes_[static_cast<std::size_t>(node)]; }
     int32_t add_node();
@@ -36,13 +38,16 @@ class AutomatonBuilder {
     // Construction: each gives the node where what it adds ends.
     int32_t add(Grammar::Expr expr, int32_t from, int depth = 0);
     int32_t add_text(const std::string& text, int32_t from);
-    int32_t add_chars(const CharSet& set, int32_t from);
+    int32_t add_chars(const CharSet& set, int32_t from, int32_t to);
     int32_t add_repeat(const Grammar::Node& node, int32_t from, int depth);
+    int32_t add_network(const Grammar::Node& node, int32_t from, int depth);
     int32_t add_token(const std::string& spelling, int32_t from);
-    void add_rule(int32_t rule, Grammar::Expr body);
+    void add_rule(int32_t rule, Grammar::Expr body, bool block = false);
     void add_range(int32_t from, int32_t to, char32_t low, char32_t high);
     int32_t continuation(int32_t to, int length);
-    int32_t shared(Grammar::Expr expr);
+    int32_t shared(Grammar::Expr expr, bool block = false);
+    int32_t add_times(int32_t rule, int64_t count, int32_t from);
+    void add_up_to(Grammar::Expr part, int64_t most, int32_t from, int32_t to);
 
     // What may be empty, what is of use, how deep it nests.
     void find_empty();
@@ -64,12 +69,18 @@ class AutomatonBuilder {
     int32_t rule_ = 0;                    // whose body is being added
     std::vector<int32_t> starts_, ends_;  // of each rule
     std::vector<uint8_t> empty_;          // rules that may be empty
-    std::vector<Grammar::Expr> extra_;    // bodies of rules that repetitions made
-    std::map<Grammar::Expr, int32_t> extra_rules_;
+    /// A rule that repetitions made: an expression, or (`block`) kBlock times what it matches, none of them empty.
+    struct Extra {
+        Grammar::Expr body;
+        bool block;
+        friend auto operator<=>(const Extra&, const Extra&) = default;
+    };
+    std::vector<Extra> extra_;
+    std::map<Extra, int32_t> extra_rules_;
     std::map<std::pair<int32_t, int>, int32_t> continuations_;
     std::vector<uint32_t> mark_;  // nodes in reached_ carry stamp_
     uint32_t stamp_ = 0;
-    int64_t work_ = 0;             // steps of compiling that may take longer than the grammar is large
+    int64_t work_ = 0;              // steps of compiling that may take longer than the grammar is large
     std::vector<int32_t> reached_;  // of the last spread()
 };
 

@@ -7,9 +7,10 @@
 namespace riptide {
 
 void AutomatonBuilder::count_work(std::size_t steps) {
-    constexpr int64_t kMostWork = 20'000'000;
+    constexpr int64_t kMostWork = 40'000'000;
     work_ += static_cast<int64_t>(steps);
-    if (work_ > kMostWork) throw GrammarError("too complex: compiling takes too long");
+    if (work_ > kMostWork)
+        throw GrammarError(fmt::format("too complex: compiling takes more than {} steps", kMostWork));
 }
 
 /// reached_: the nodes to be reached from `node` without taking anything, itself included.
@@ -62,6 +63,7 @@ void AutomatonBuilder::merge_reached(int32_t node, Node& out) {
     for (const int32_t r : reached_) {
         const Node& from = at(r);
         out.accepts = out.accepts || from.accepts;
+        count_work(from.edges.size() + from.calls.size() + from.solid.size());
         for (Edge edge : from.edges) {
             edge.to = behind_skips(edge.to);
             out.edges.push_back(edge);

@@ -19,11 +19,11 @@ constexpr std::size_t kMostMasks = 256;
 struct ConstraintState::Table {
     using State = Recognizer::State;
 
-    Table(const Automaton& automaton_, const TokenTrie& trie_, int64_t short_walk_)
+    Table(const Automaton& automaton_, const TokenTrie& trie_, const Constraint::Limits& limits)
         : automaton(automaton_),
           trie(trie_),
-          short_walk(short_walk_),
-          recognizer(automaton_),
+          short_walk(limits.short_walk),
+          recognizer(automaton_, limits.work),
           path(static_cast<std::size_t>(trie_.most_depth()) + 1) {
         for (std::size_t byte = 0; byte < 256; ++byte) class_of[byte] = automaton.class_of(static_cast<uint8_t>(byte));
         for (const std::string& spelling : automaton.token_spellings()) {
@@ -70,8 +70,9 @@ bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64
     const std::vector<TokenTrie::Node>& nodes = trie.nodes();
     path[nodes[static_cast<std::size_t>(top)].depth] = from;
     const int32_t end = nodes[static_cast<std::size_t>(top)].end;
+    int64_t steps = 0;
     for (int32_t i = top + 1; i < end;) {
-        if (--most < 0) return false;
+        if (++steps > most) return recognizer.count_work(steps * Recognizer::kKnown), false;
         const TokenTrie::Node& node = nodes[static_cast<std::size_t>(i)];
         const State next = recognizer.advance(path[node.depth - 1u], class_of[node.byte]);
         if (next == Recognizer::kDead) {
@@ -91,6 +92,7 @@ bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64
         }
         ++i;
     }
+    recognizer.count_work((1 + steps) * Recognizer::kKnown);
     return true;
 }
 
@@ -161,7 +163,7 @@ struct Constraint::Impl {
         : limits(limits_),
           vocabulary(std::move(trie)),
           automaton(grammar, vocabulary->single_bytes(), vocabulary->markup()),
-          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits.short_walk)) {}
+          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits)) {}
 
     const Limits limits;
     const std::shared_ptr<const TokenTrie> vocabulary;
@@ -195,7 +197,7 @@ ConstraintState::ConstraintState(std::shared_ptr<Constraint> constraint, std::sh
 void ConstraintState::follow() {
     Constraint::Impl& impl = *constraint_->impl_;
     if (impl.table->bytes() > impl.limits.bytes)
-        impl.table = std::make_shared<Table>(impl.automaton, *impl.vocabulary, impl.limits.short_walk);
+        impl.table = std::make_shared<Table>(impl.automaton, *impl.vocabulary, impl.limits);
     if (table_ == impl.table) return;
     state_ = impl.table->recognizer.import(table_->recognizer, state_);
     table_ = impl.table;

@@ -39,10 +39,12 @@ class ConstraintState;
 class Constraint : public std::enable_shared_from_this<Constraint> {
   public:
     /// `bytes`: beyond them what was found out is forgotten. `short_walk`: nodes of the vocabulary's tree up to which a
-    /// mask is found by walking it, without what is known of places in the grammar.
+    /// mask is found by walking it, without what is known of places in the grammar. `work`: steps that the mask or the
+    /// next state may take, along transitions known or new.
     struct Limits {
         std::size_t bytes = std::size_t{32} << 20;
         int64_t short_walk = 4000;
+        int64_t work = 20'000'000;
     };
 
     /// Throws GrammarError; see Automaton.

@@ -130,6 +130,14 @@ Grammar::Expr Grammar::repeat(Expr part, int64_t least, int64_t most) {
     return add(std::move(node));
 }
 
+Grammar::Expr Grammar::network(std::vector<Arc> arcs, std::vector<int32_t> finals, int32_t states) {
+    Node node{Kind::network};
+    node.arcs = std::move(arcs);
+    node.finals = std::move(finals);
+    node.states = states;
+    return add(std::move(node));
+}
+
 Grammar::Expr Grammar::token(std::string_view spelling) {
     Node node{Kind::token};
     node.text = spelling;

@@ -38,10 +38,15 @@ class Grammar {
     using Expr = int32_t;
     using Rule = int32_t;
     static constexpr int64_t kUnbounded = -1;
-    static constexpr int64_t kMostRepeats = 1000;  // finite bounds of repeat()
+    static constexpr int64_t kMostRepeats = 1'000'000;  // finite bounds of repeat()
     static constexpr std::size_t kMostExpressions = 200'000;
 
-    enum class Kind : uint8_t { empty, text, chars, sequence, choice, repeat, rule, token };
+    enum class Kind : uint8_t { empty, text, chars, sequence, choice, repeat, rule, token, network };
+    /// From one state of a network to another, by way of an expression.
+    struct Arc {
+        int32_t from, to;
+        Expr expr;
+    };
     struct Node {
         Kind kind = Kind::empty;
         int32_t rule = -1;            // rule
@@ -49,6 +54,9 @@ class Grammar {
         std::string text;             // text; token: its spelling
         CharSet chars;                // chars, normalized
         std::vector<Expr> parts;      // sequence, choice, repeat
+        std::vector<Arc> arcs;        // network
+        std::vector<int32_t> finals;  // network: its states that end it
+        int32_t states = 0;           // network
     };
 
     Grammar();
@@ -67,6 +75,8 @@ class Grammar {
     /// `least` to `most` (or kUnbounded) times. Throws GrammarError beyond kMostRepeats.
     Expr repeat(Expr part, int64_t least, int64_t most);
     Expr optional(Expr part) { return repeat(part, 0, 1); }
+    /// What is said on some way from state 0 to one of `finals`.
+    Expr network(std::vector<Arc> arcs, std::vector<int32_t> finals, int32_t states);
     /// One whole added token of the vocabulary, e.g. "<tool_call>": markup that no text can spell.
     Expr token(std::string_view spelling);
 

@@ -11,7 +11,7 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr std::string_view kEscaped = "\"\\\n\r\t", kEscapes = "\"\\nrt";
+constexpr std::string_view kEscaped = "\"\\\b\f\n\r\t", kEscapes = "\"\\bfnrt";
 const CharSet kHex = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
 const CharSet kDigit = {{'0', '9'}};
 
@@ -65,15 +65,17 @@ Expr JsonGrammar::make_string() {
     return g_.sequence({g_.text("\""), characters, g_.text("\"")});
 }
 
-Expr JsonGrammar::string_of_length(int64_t least, int64_t most) {
-    return g_.named(g_.sequence({g_.text("\""), g_.repeat(character(), least, most), g_.text("\"")}));
-}
-
 Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
     std::vector<Expr> ways = {g.chars(intersection(set, plain_characters()))};
     for (std::size_t i = 0; i < kEscaped.size(); ++i)
         if (!intersection(set, just(static_cast<char32_t>(kEscaped[i]))).empty())
             ways.push_back(g.text(std::string("\\") + kEscapes[i]));
+    std::vector<std::string> others;
+    for (char32_t c = 0; c < 0x20; ++c)
+        if (kEscaped.find(static_cast<char>(c)) == std::string_view::npos && !intersection(set, just(c)).empty())
+            others.push_back(fmt::format("\\u{:04x}", static_cast<uint32_t>(c)));
+    if (!others.empty()) ways.push_back(g.words(std::move(others)));
+    if (ways.size() > 1 && g.node(ways[0]).chars.empty()) ways.erase(ways.begin());
     return g.choice(std::move(ways));
 }
 
@@ -81,7 +83,7 @@ Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
     return g_.sequence({g_.text("\""), other_text(g_, texts, all_characters(), write_character, g_.text("\""))});
 }
 
-Expr JsonGrammar::make_integer() { return integer_between(std::nullopt, std::nullopt); }
+Expr JsonGrammar::make_integer() { return add_regex(g_, "0|-?[1-9]\\d{0,17}", false); }
 
 Expr JsonGrammar::make_number() {
     const Expr digit = g_.chars(kDigit);

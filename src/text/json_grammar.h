@@ -1,6 +1,7 @@
 // The parts of JSON as grammars.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,15 +12,9 @@
 
 namespace riptide {
 
-/// One end of a range of numbers, in decimal.
-struct NumberBound {
-    std::string whole = "0", fraction;      // digits; no leading zeros, no trailing ones
-    bool negative = false, strict = false;  // strict: the bound itself is outside
-};
-
-/// JSON, written so that every parser takes it: valid UTF-8, surrogates in pairs, numbers of at most 18 digits before
-/// the point and 16 behind it, exponents of two digits. Behind a colon stands a space or nothing; between other parts
-/// also a line's end with up to 64 spaces and tabs. Each part is made once and shared.
+/// JSON, written so that every parser takes it: valid UTF-8, surrogates in pairs, numbers without bounds of at most 18
+/// digits before the point and 16 behind it, exponents of two digits. Behind a colon stands a space or nothing; between
+/// other parts also a line's end with up to 64 spaces and tabs. Each part is made once and shared.
 class JsonGrammar {
   public:
     using Expr = Grammar::Expr;
@@ -37,20 +32,21 @@ class JsonGrammar {
 
     /// One character inside a string, in any way of writing it.
     Expr character();
-    /// A character of a set inside a string, in one way of writing it: as itself, or \" \\ \n \r \t.
+    /// A character of a set inside a string, in one way of writing it: as itself, \" \\ \b \f \n \r \t, or \u00XX.
     static Expr write_character(Grammar& grammar, const CharSet& set);
-    /// A string of `least` to `most` characters.
-    Expr string_of_length(int64_t least, int64_t most);
     /// A string that is none of `texts`, as append_json_escaped writes them; escapes as in write_character.
     Expr other_string(const std::vector<std::string>& texts);
     /// A value as it is, without spaces.
     Expr literal(const json::value& value);
 
-    /// Whole numbers between two, or of at most 18 digits.
-    Expr integer_between(std::optional<int64_t> low, std::optional<int64_t> high);
-    /// Numbers between two, without exponents, or of at most 18 digits before the point. Throws GrammarError if both
-    /// bounds lie strictly inside the same unit.
-    Expr number_between(const std::optional<NumberBound>& low, const std::optional<NumberBound>& high);
+    /// A number (`whole`: an integer, written without a point) by minimum, maximum, exclusiveMinimum, exclusiveMaximum
+    /// and multipleOf of a schema, all exact in decimal. What is let through is also valid where both it and the bound
+    /// are read as doubles. Between bounds, numbers have at most 18 digits before the point (integers: 40) and 16
+    /// behind it (40, if a bound does), or one digit before the point and an exponent of at most 307; with multipleOf
+    /// there are no exponents. Throws GrammarError that names the word.
+    Expr number_of(const json::object& schema, bool whole);
+    /// A string of characters written in any way, or (with patterns) as write_character does.
+    Expr string_of(const TextRules& rules);
 
     /// "{", members with commas between, "}": each a pair of its text (with key and colon) and whether it must be
     /// there; in this order; then any number of `more` (or none, if absent).
@@ -72,6 +68,7 @@ class JsonGrammar {
 
     Grammar& g_;
     std::optional<Expr> space_, string_, number_, integer_, any_, object_, array_, character_;
+    std::map<std::string, Expr, std::less<>> numbers_;  // with bounds: by what they are
 };
 
 /// A value as JSON text: keys in order, nothing between parts, whole doubles without exponent.

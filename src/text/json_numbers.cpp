@@ -1,7 +1,13 @@
-// JsonGrammar: numbers within bounds, digit by digit.
-#include <algorithm>
+// JsonGrammar: numbers within bounds, as regular expressions over their digits.
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "base/json.h"
+#include "text/decimal.h"
 #include "text/json_grammar.h"
+#include "text/text_automaton.h"
 
 namespace riptide {
 
@@ -9,139 +15,276 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr int64_t kDigits = 18, kDecimals = 16;
+constexpr std::size_t kWholeDigits = 18, kDecimals = 16, kMostDigits = 40;
+constexpr int64_t kMostExponent = 307;  // every mantissa then is a double that is neither 0 nor infinite
+constexpr std::string_view kNone = "[]";
 
-class NumberWriter {
-  public:
-    explicit NumberWriter(Grammar& g) : g_(g) {}
+std::string times(std::string_view one, std::size_t least, std::size_t most) {
+    if (most == 0) return "";
+    return least == 1 && most == 1 ? std::string(one) : fmt::format("{}{{{},{}}}", one, least, most);
+}
+std::string digit(char low, char high) { return low > high ? std::string(kNone) : fmt::format("[{}-{}]", low, high); }
+char above(char c) { return static_cast<char>(c + 1); }
+char below(char c) { return static_cast<char>(c - 1); }
 
-    /// Texts of the same length as `low` and `high`, between them.
-    Expr same_length(std::string_view low, std::string_view high) {
-        if (low.empty()) return g_.empty();
-        const bool all_low = low.find_first_not_of('0') == std::string_view::npos;
-        const bool all_high = high.find_first_not_of('9') == std::string_view::npos;
-        const auto rest = static_cast<int64_t>(low.size()) - 1;
-        if (all_low && all_high) return digits(rest + 1, rest + 1);
-        const std::string nines(low.size() - 1, '9'), zeros(low.size() - 1, '0');
-        if (low[0] == high[0])
-            return g_.sequence({g_.text(low.substr(0, 1)), same_length(low.substr(1), high.substr(1))});
-        std::vector<Expr> ways = {g_.sequence({g_.text(low.substr(0, 1)), same_length(low.substr(1), nines)}),
-                                  g_.sequence({g_.text(high.substr(0, 1)), same_length(zeros, high.substr(1))})};
-        if (low[0] + 1 < high[0])
-            ways.push_back(g_.sequence(
-                {digit(static_cast<char>(low[0] + 1), static_cast<char>(high[0] - 1)), digits(rest, rest)}));
-        return g_.choice(std::move(ways));
-    }
+std::string any_of(const std::vector<std::string>& ways) {
+    return ways.empty() ? std::string(kNone) : fmt::format("({})", fmt::join(ways, "|"));
+}
 
-    /// Whole numbers from low to high, 0 <= low; of at most kDigits digits.
-    Expr whole_between(int64_t low, int64_t high) {
-        std::vector<Expr> ways;
-        const std::string first = std::to_string(low), last = std::to_string(high);
-        for (std::size_t length = first.size(); low <= high && length <= last.size(); ++length) {
-            const std::string from = length == first.size() ? first : "1" + std::string(length - 1, '0');
-            const std::string to = length == last.size() ? last : std::string(length, '9');
-            ways.push_back(same_length(from, to));
-        }
-        return g_.choice(std::move(ways));
-    }
+/// Texts of the same length as `low` and `high`, between them.
+std::string same_length(std::string_view low, std::string_view high) {
+    const bool all_low = low.find_first_not_of('0') == std::string_view::npos;
+    const bool all_high = high.find_first_not_of('9') == std::string_view::npos;
+    if (all_low && all_high) return times("\\d", low.size(), low.size());
+    const std::size_t rest = low.size() - 1;
+    if (low[0] == high[0]) return low[0] + same_length(low.substr(1), high.substr(1));
+    const std::string nines(rest, '9'), zeros(rest, '0');
+    std::vector<std::string> ways = {low[0] + same_length(low.substr(1), nines),
+                                     high[0] + same_length(zeros, high.substr(1))};
+    if (above(low[0]) < high[0]) ways.push_back(digit(above(low[0]), below(high[0])) + times("\\d", rest, rest));
+    return any_of(ways);
+}
 
-    Expr digit(char low, char high) { return g_.chars({{static_cast<char32_t>(low), static_cast<char32_t>(high)}}); }
-    Expr digits(int64_t least, int64_t most) { return g_.repeat(digit('0', '9'), least, most); }
-    Expr any_fraction() { return g_.sequence({g_.text("."), digits(1, kDecimals)}); }
-    Expr not_zero() {
-        return g_.sequence({g_.repeat(g_.text("0"), 0, kDecimals - 1), digit('1', '9'), digits(0, kDecimals)});
-    }
-    /// Digits behind the point that make at least (strict: more than) `bound`.
-    Expr fraction_above(std::string_view bound, bool strict) {
-        if (bound.empty()) return strict ? not_zero() : digits(0, kDecimals);
-        std::vector<Expr> ways = {g_.sequence({g_.text(bound.substr(0, 1)), fraction_above(bound.substr(1), strict)})};
-        if (bound[0] < '9')
-            ways.push_back(g_.sequence({digit(static_cast<char>(bound[0] + 1), '9'), digits(0, kDecimals)}));
-        return g_.choice(std::move(ways));
-    }
-    /// Digits behind the point, at least one in all, that make at most (strict: less than) `bound`, which ends in none
-    /// but 1 ... 9.
-    Expr fraction_below(std::string_view bound, bool strict, bool may_end) {
-        std::vector<Expr> ways;
-        if (may_end && (!bound.empty() || !strict)) ways.push_back(g_.empty());
-        if (bound.empty()) {
-            if (!strict) ways.push_back(g_.repeat(g_.text("0"), 1, kDecimals));
-            return g_.choice(std::move(ways));
-        }
-        ways.push_back(g_.sequence({g_.text(bound.substr(0, 1)), fraction_below(bound.substr(1), strict, true)}));
-        if (bound[0] > '0')
-            ways.push_back(g_.sequence({digit('0', static_cast<char>(bound[0] - 1)), digits(0, kDecimals)}));
-        return g_.choice(std::move(ways));
-    }
+/// Whole numbers from low to high, 0 <= low.
+std::string whole_between(const std::string& low, const std::string& high) {
+    if (low.size() > high.size() || (low.size() == high.size() && low > high)) return std::string(kNone);
+    if (low.size() == high.size()) return same_length(low, high);
+    std::vector<std::string> ways = {same_length(low, std::string(low.size(), '9')),
+                                     same_length("1" + std::string(high.size() - 1, '0'), high)};
+    if (low.size() + 1 < high.size()) ways.push_back("[1-9]" + times("\\d", low.size(), high.size() - 2));
+    return any_of(ways);
+}
 
-    /// Numbers from low to high, neither negative; `high` absent: no end.
-    Expr magnitude(const NumberBound& low, const std::optional<NumberBound>& high) {
-        const int64_t most = high ? std::stoll(high->whole) : std::stoll(std::string(kDigits, '9'));
-        const int64_t least = std::stoll(low.whole);
-        const bool low_inside = !low.fraction.empty(), high_inside = high && !high->fraction.empty();
-        if ((low_inside || low.strict) && high_inside && least == most)
-            throw GrammarError("bounds of a number within one unit of each other are not supported");
-        const Expr point = g_.text(".");
-        std::vector<Expr> ways;
-        // Whole numbers.
-        const int64_t first = least + (low_inside || low.strict), last = most - (high && high->strict && !high_inside);
-        if (first <= last) ways.push_back(whole_between(first, last));
-        // Units that lie inside as a whole: n ... n + 1 with any decimals.
-        const int64_t first_unit = least + (low_inside || low.strict), last_unit = high ? most - 1 : most;
-        if (first_unit <= last_unit)
-            ways.push_back(g_.sequence({whole_between(first_unit, last_unit), any_fraction()}));
-        // The units that hold the bounds.
-        if ((low_inside || low.strict) && least <= last_unit)
-            ways.push_back(g_.sequence({g_.text(low.whole), point, fraction_above(low.fraction, low.strict)}));
-        if (high_inside && first_unit <= most)
-            ways.push_back(
-                g_.sequence({g_.text(high->whole), point, fraction_below(high->fraction, high->strict, false)}));
-        // A whole bound may be written with zeros behind the point.
-        if (high && !high_inside && !high->strict && first <= most)
-            ways.push_back(g_.sequence({g_.text(high->whole), point, g_.repeat(g_.text("0"), 1, kDecimals)}));
-        return g_.choice(std::move(ways));
-    }
+/// Digits behind the point, `left` at most, that make at least `bound`; `none`: there may be none if none are needed.
+std::string fraction_above(std::string_view bound, std::size_t left, bool none) {
+    if (bound.empty()) return times("\\d", none ? 0 : 1, left);
+    if (bound.size() == left && bound.find_first_not_of('0') == left - 1 && bound.back() == '1')  // anything but 0
+        return times("0", 0, left - 1) + "[1-9]" + times("\\d", 0, left - 1);
+    std::vector<std::string> ways = {bound[0] + fraction_above(bound.substr(1), left - 1, true)};
+    if (bound[0] < '9') ways.push_back(digit(above(bound[0]), '9') + times("\\d", 0, left - 1));
+    return any_of(ways);
+}
 
-  private:
-    Grammar& g_;
+/// The same, that make at most `bound`.
+std::string fraction_below(std::string_view bound, std::size_t left, bool none) {
+    if (bound.empty()) return times("0", none ? 0 : 1, left);
+    if (bound.size() == left && bound.find_first_not_of('9') == std::string_view::npos)
+        return times("\\d", none ? 0 : 1, left);
+    std::vector<std::string> ways = {bound[0] + fraction_below(bound.substr(1), left - 1, true)};
+    if (bound[0] > '0') ways.push_back(digit('0', below(bound[0])) + times("\\d", 0, left - 1));
+    return any_of(ways) + (none ? "?" : "");
+}
+
+/// The same, between two.
+std::string fraction_between(std::string_view low, std::string_view high, std::size_t left, bool none) {
+    if (low.empty()) return fraction_below(high, left, none);
+    if (high.empty() || low[0] > high[0]) return std::string(kNone);
+    const std::string_view low_rest = low.substr(1), high_rest = high.substr(1);
+    if (low[0] == high[0]) return low[0] + fraction_between(low_rest, high_rest, left - 1, true);
+    std::vector<std::string> ways = {low[0] + fraction_above(low_rest, left - 1, true),
+                                     high[0] + fraction_below(high_rest, left - 1, true)};
+    if (above(low[0]) < high[0]) ways.push_back(digit(above(low[0]), below(high[0])) + times("\\d", 0, left - 1));
+    return any_of(ways);
+}
+
+/// Without exponent, from low to high, neither negative; with at most `left` decimals.
+/// REQUIRES: so many are enough for both.
+std::string plain_between(const Decimal& low, const Decimal& high, std::size_t left) {
+    if (high < low) return std::string(kNone);
+    const auto with = [&](const std::string& whole, const std::string& fraction, bool none) {
+        return fmt::format("{}(\\.{}){}", whole, fraction, none ? "?" : "");
+    };
+    if (low.whole == high.whole)
+        return with(low.whole, fraction_between(low.fraction, high.fraction, left, false), low.is_whole());
+    const Decimal first = next_whole(low, true), last = next_whole(high, false);
+    std::vector<std::string> ways = {with(low.whole, fraction_above(low.fraction, left, false), low.is_whole()),
+                                     with(high.whole, fraction_below(high.fraction, left, false), true)};
+    if (const std::string middle = whole_between(first.whole, last.whole); middle != kNone)
+        ways.push_back(with(middle, times("\\d", 1, left), true));
+    return any_of(ways);
+}
+
+/// m times 10 to the exponent, 1 <= m < 10.
+struct Scientific {
+    Decimal mantissa;
+    int64_t exponent = 0;
 };
 
-bool is_zero(const NumberBound& bound) { return bound.whole == "0" && bound.fraction.empty(); }
+Scientific scientific_of(const Decimal& number) {
+    const std::string all = number.whole + number.fraction;
+    const std::size_t first = all.find_first_not_of('0');
+    const std::string text = fmt::format("{}.{}0", all[first], all.substr(first + 1));
+    return {decimal_of(text), std::ssize(number.whole) - 1 - static_cast<int64_t>(first)};
+}
+
+std::string exponent_between(int64_t low, int64_t high) {
+    const auto texts = [](int64_t from, int64_t to) { return whole_between(std::to_string(from), std::to_string(to)); };
+    std::vector<std::string> ways;
+    if (high >= 0) ways.push_back("\\+?0?" + texts(std::max<int64_t>(0, low), high));
+    if (low < 0) ways.push_back("-0?" + texts(std::max<int64_t>(1, -high), -low));
+    return "[eE]" + any_of(ways);
+}
+
+/// With exponents, from low to high, 0 < low.
+std::string scientific_between(const Decimal& low, const Decimal& high) {
+    const Decimal one = decimal_of("1"), most = decimal_of("9." + std::string(kDecimals, '9'));
+    Scientific first = scientific_of(low), last = scientific_of(high);
+    if (first.exponent < -kMostExponent) first = {one, -kMostExponent};
+    if (last.exponent > kMostExponent) last = {most, kMostExponent};
+    if (last.exponent < -kMostExponent || first.exponent > kMostExponent) return std::string(kNone);
+    const auto part = [&](const Decimal& from, const Decimal& to, int64_t exponent) {
+        const std::size_t left = std::max({kDecimals, from.fraction.size(), to.fraction.size()});
+        return plain_between(from, to, left) + exponent_between(exponent, exponent);
+    };
+    if (first.exponent == last.exponent) return part(first.mantissa, last.mantissa, first.exponent);
+    std::vector<std::string> ways = {part(first.mantissa, most, first.exponent),
+                                     part(one, last.mantissa, last.exponent)};
+    if (first.exponent + 1 < last.exponent)
+        ways.push_back(fmt::format("[1-9](\\.\\d{{1,{}}})?", kDecimals) +
+                       exponent_between(first.exponent + 1, last.exponent - 1));
+    return any_of(ways);
+}
+
+const Decimal kHuge = decimal_of("1e350"), kTiny = decimal_of("1e-350");
+
+/// How a number may be written.
+struct Form {
+    bool whole = false;  // without a point
+    bool exponents = true;
+    std::size_t digits = kWholeDigits;  // before the point, unless bounds ask for more
+    std::size_t decimals = kDecimals;
+};
+
+/// From low to high, neither negative.
+std::string magnitude(const Decimal& low, const Decimal& high, const Form& form) {
+    if (form.whole) {
+        Decimal first = rounded_up(low, 0), last = cut(high, 0);
+        const std::size_t most = std::clamp(first.whole.size() + 1, form.digits, kMostDigits);
+        if (first.whole.size() > kMostDigits)
+            throw GrammarError(fmt::format("whole numbers of more than {} digits are not supported", kMostDigits));
+        if (high == kHuge) last.whole = std::string(most, '9');
+        if (last.whole.size() > kMostDigits) last.whole = std::string(kMostDigits, '9');
+        return whole_between(first.whole, last.whole);
+    }
+    std::vector<std::string> ways;
+    std::size_t left = form.decimals;
+    for (const Decimal* bound : {&low, &high})
+        if (bound->fraction.size() <= kMostDigits) left = std::max(left, bound->fraction.size());
+    Decimal first = rounded_up(low, left), last = cut(high, left);
+    const bool reachable = !(high == kHuge) && last.whole.size() <= kMostDigits;
+    const std::size_t digits = reachable ? std::max(form.digits, last.whole.size()) : form.digits;
+    if (last.whole.size() > digits) last = {std::string(digits, '9'), std::string(left, '9')};
+    if (const std::string plain = plain_between(first, last, left); plain != kNone) ways.push_back(plain);
+    if (form.exponents && !high.is_zero() && !(high < low))
+        ways.push_back(scientific_between(low.is_zero() ? kTiny : low, high));
+    return any_of(ways);
+}
+
+/// From low to high.
+std::string range(const Decimal& low, const Decimal& high, const Form& form) {
+    const Decimal zero;
+    std::vector<std::string> ways;
+    if (high >= zero) ways.push_back(magnitude(std::max(low, zero), high, form));
+    // Below zero, as the mirror image.
+    if (low < zero) {
+        const Decimal nearest = form.whole ? decimal_of("1") : kTiny;
+        const Decimal from = high < zero ? negated(high) : nearest;
+        if (std::string text = magnitude(std::max(from, nearest), negated(low), form); text != kNone)
+            ways.push_back("-" + text);
+    }
+    return any_of(ways);
+}
+
+/// What takes the digits of multiples of a number, whether or not they are well written: the remainder so far, in the
+/// number's last decimal, and how many decimals have come.
+TextAutomaton multiples_of(const Decimal& number) {
+    constexpr std::size_t kMostRemainders = 8'000;
+    const std::size_t decimals = number.fraction.size(), phases = decimals + 2;  // before the point; behind it
+    const std::string digits = number.whole + number.fraction;
+    if (digits.size() > 9 || std::stoul(digits) * phases > kMostRemainders)
+        throw GrammarError(fmt::format("'multipleOf' needs a state for each remainder of {} and decimal, more than {}",
+                                       digits.substr(0, 40), kMostRemainders));
+    const std::size_t divisor = std::stoul(digits);
+    TextAutomaton out;
+    out.states.resize(divisor * phases);
+    for (std::size_t phase = 0; phase < phases; ++phase)
+        for (std::size_t rest = 0; rest < divisor; ++rest) {
+            TextAutomaton::State& state = out.states[phase * divisor + rest];
+            const std::size_t known = phase == 0 ? 0 : phase - 1;
+            std::size_t scaled = rest;
+            for (std::size_t i = known; i < decimals; ++i) scaled = scaled * 10 % divisor;
+            state.accepts = scaled == 0;
+            const auto go = [&](char c, std::size_t to_phase, std::size_t to) {
+                state.edges.push_back({{{static_cast<char32_t>(c), static_cast<char32_t>(c)}},
+                                       static_cast<int32_t>(to_phase * divisor + to)});
+            };
+            const bool last = phase + 1 == phases;
+            for (std::size_t d = 0; d < (last ? 1 : 10); ++d)
+                go(static_cast<char>('0' + d), phase == 0 ? 0 : phase + !last, last ? rest : (rest * 10 + d) % divisor);
+            if (phase == 0) go('-', 0, rest), go('.', 1, rest);
+        }
+    const TextCondition only{.automaton = &out};
+    return text_automaton({&only, 1});
+}
+
+struct Bounds {
+    std::optional<Decimal> low, high;
+};
+
+/// The bounds that a schema sets, themselves allowed.
+Bounds bounds_of(const json::object& schema, bool whole) {
+    Bounds out;
+    for (const std::string_view word : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}) {
+        const json::value* value = schema.if_contains(word);
+        if (value == nullptr) continue;
+        bool strict = word.starts_with("exclusive");
+        const bool is_low = word.ends_with("inimum");
+        if (strict && value->is_bool()) {  // draft 4
+            if (!value->get_bool()) continue;
+            value = schema.if_contains(is_low ? "minimum" : "maximum");
+            if (value == nullptr) continue;
+        }
+        if (!value->is_number()) throw GrammarError(fmt::format("'{}' is not a number", word));
+        Decimal bound = decimal_of(*value, is_low);
+        if (strict && !whole) bound = decimal_beside(bound, is_low);
+        else if (strict && bound.is_whole()) bound = next_whole(bound, is_low);
+        std::optional<Decimal>& known = is_low ? out.low : out.high;
+        if (!known) known = bound;
+        else known = is_low ? std::max(*known, bound) : std::min(*known, bound);
+    }
+    if (out.low && out.high && *out.low > *out.high)
+        throw GrammarError("the lowest number allowed is above the highest");
+    return out;
+}
 
 }  // namespace
 
-Expr JsonGrammar::integer_between(std::optional<int64_t> low, std::optional<int64_t> high) {
-    constexpr int64_t kMost = 999'999'999'999'999'999;
-    const int64_t first = std::max(low.value_or(-kMost), -kMost), last = std::min(high.value_or(kMost), kMost);
-    NumberWriter writer(g_);
-    std::vector<Expr> ways;
-    if (last >= 0) ways.push_back(writer.whole_between(std::max<int64_t>(0, first), last));
-    if (first < 0)
-        ways.push_back(g_.sequence({g_.text("-"), writer.whole_between(std::max<int64_t>(1, -last), -first)}));
-    if (first > last) ways.clear();
-    return g_.choice(std::move(ways));
-}
-
-Expr JsonGrammar::number_between(const std::optional<NumberBound>& low, const std::optional<NumberBound>& high) {
-    NumberWriter writer(g_);
-    std::vector<Expr> ways;
-    const auto mirrored = [](NumberBound bound) {
-        bound.negative = !bound.negative;
-        return bound;
-    };
-    // Zero and above.
-    if (!high || !high->negative) {
-        const NumberBound from = low && !low->negative ? *low : NumberBound{};
-        if (!(high && is_zero(*high) && high->strict)) ways.push_back(writer.magnitude(from, high));
+Expr JsonGrammar::number_of(const json::object& schema, bool whole) {
+    const Bounds bounds = bounds_of(schema, whole);
+    const json::value* multiple = schema.if_contains("multipleOf");
+    if (multiple == nullptr && !bounds.low && !bounds.high) return whole ? integer() : number();
+    Form form{.whole = whole};
+    std::string key;
+    std::optional<TextAutomaton> multiples;
+    if (multiple != nullptr) {
+        if (!multiple->is_number()) throw GrammarError("'multipleOf' is not a number");
+        const Decimal number = decimal_of(*multiple, false);
+        if (number.is_zero() || number.negative) throw GrammarError("'multipleOf' is not above 0");
+        key = "%" + number.whole + "." + number.fraction;
+        multiples = multiples_of(number);
+        // Each digit is counted for each remainder.
+        form.exponents = false;
+        form.digits = std::clamp<std::size_t>(6000 / multiples->states.size(), 6, kWholeDigits);
+        form.decimals = number.fraction.size() + 2;
     }
-    // Below zero, as the mirror image: from -high (or just above zero) to -low.
-    if (!low || (low->negative && !is_zero(*low))) {
-        NumberBound from{.strict = true};
-        if (high && high->negative) from = mirrored(*high);
-        const std::optional<NumberBound> to = low ? std::optional(mirrored(*low)) : std::nullopt;
-        ways.push_back(g_.sequence({g_.text("-"), writer.magnitude(from, to)}));
-    }
-    return g_.choice(std::move(ways));
+    const std::string text = range(bounds.low.value_or(negated(kHuge)), bounds.high.value_or(kHuge), form);
+    key = text + key;
+    const auto [known, is_new] = numbers_.try_emplace(key, 0);
+    if (!is_new) return known->second;
+    if (!multiples) return known->second = g_.named(add_regex(g_, text, false));
+    const Pattern within = parse_pattern(text);
+    const TextCondition both[] = {{.pattern = &within}, {.automaton = &*multiples}};
+    return known->second = g_.named(add_text_automaton(g_, text_automaton(both), 0, Grammar::kUnbounded, {}));
 }
 
 }  // namespace riptide

@@ -25,7 +25,7 @@ constexpr std::array kAnnotations = {"$schema",        "$id",       "$comment", 
 constexpr std::array kObjectWords = {"properties", "required", "additionalProperties"};
 constexpr std::array kArrayWords = {"items", "minItems", "maxItems"};
 constexpr std::array kStringWords = {"minLength", "maxLength", "pattern", "format"};
-constexpr std::array kNumberWords = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+constexpr std::array kNumberWords = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
 constexpr std::array kOtherWords = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"};
 constexpr std::array kTypes = {"object", "array", "string", "number", "integer", "boolean", "null"};
 

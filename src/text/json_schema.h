@@ -22,9 +22,8 @@ struct SchemaOptions {
 /// - objects: properties, required, additionalProperties. Members come in the order of `properties`, then required ones
 ///   that it does not name, then others. Without additionalProperties there are others only if there are no properties.
 /// - arrays: items, minItems, maxItems (at most 1000)
-/// - strings: minLength, maxLength (at most 1000), pattern (see add_regex), format (date-time, date, time, duration,
-///   email, hostname, ipv4, ipv6, uuid); one of lengths, pattern and format
-/// - integers and numbers: minimum, maximum, exclusiveMinimum, exclusiveMaximum
+/// - strings: minLength, maxLength (at most 1,000,000), pattern (see add_regex), format (see string_formats.cpp)
+/// - integers and numbers: minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf
 ///
 /// Words that say nothing about what is valid (title, description, default, ..., x-*) are ignored. Everything else is a
 /// GrammarError that names it and its place: "#/properties/a: 'uniqueItems' is not supported".
@@ -41,7 +40,13 @@ Grammar::Expr add_json_object(Grammar& grammar);
 /// A count: absent, or a whole number from 0 on. Throws GrammarError.
 std::optional<int64_t> schema_count(const json::object& schema, std::string_view word, const std::string& path);
 
-/// What a string of this format is: the whole of it. Throws GrammarError for a format that is not known.
-std::string regex_of_format(std::string_view format);
+/// What a string of this format is: the whole of it. What it matches is valid; of email, hostname (no A-labels),
+/// duration and regex it matches a part. Throws GrammarError for a format that is not known.
+/// `counted`: its states will be counted with lengths; fewer, for a part of what is valid.
+std::string regex_of_format(std::string_view format, bool counted = false);
+
+/// A schema's pattern, format, minLength and maxLength. A format that zod writes beside the pattern that says the same
+/// is left out there. Throws GrammarError with the place.
+TextRules text_rules(const json::object& schema, const std::string& path);
 
 }  // namespace riptide

@@ -4,8 +4,8 @@
 
 namespace riptide {
 
-Recognizer::Recognizer(const Automaton& automaton)
-    : automaton_(automaton), width_(static_cast<std::size_t>(automaton.classes())) {
+Recognizer::Recognizer(const Automaton& automaton, int64_t most_work)
+    : automaton_(automaton), most_work_(most_work), width_(static_cast<std::size_t>(automaton.classes())) {
     finish();  // the dead state
     std::fill(rows_.begin(), rows_.end(), kDead);
     made_.accepts = automaton.root_empty();
@@ -16,7 +16,7 @@ Recognizer::Recognizer(const Automaton& automaton)
 
 Recognizer::State Recognizer::compute(State state, uint16_t symbol) {
     begin_state();
-    count(std::ssize(at(state).kernel) + std::ssize(at(state).entered));
+    work_ += std::ssize(at(state).kernel) + std::ssize(at(state).entered);
     const auto take = [&](int32_t node, int32_t origin) {
         for (const Automaton::Edge& edge : automaton_.edges(node))
             if (edge.low <= symbol && symbol <= edge.high) add({edge.to, origin});
@@ -28,6 +28,12 @@ Recognizer::State Recognizer::compute(State state, uint16_t symbol) {
     return next;
 }
 
+void Recognizer::count_work(int64_t steps) {
+    work_ += steps;
+    if (work_ > most_work_)
+        throw GrammarError(fmt::format("too ambiguous: what may come next takes more than {} steps", most_work_));
+}
+
 /// Forgets what an error has left.
 void Recognizer::begin_state() {
     items_.clear();
@@ -36,7 +42,7 @@ void Recognizer::begin_state() {
 
 /// An item of the state being made, once, unless it cannot end within the depth that is allowed.
 void Recognizer::add(Item item) {
-    count(1 + std::ssize(items_));
+    count_work(1 + std::ssize(items_));
     if (frame(item.origin) + automaton_.need(item.node) > Automaton::kMostDepth) return;
     if (std::find(items_.begin(), items_.end(), item) != items_.end()) return;
     if (items_.size() >= kMostItems)

@@ -22,8 +22,7 @@ class Recognizer {
     using State = int32_t;
     static constexpr State kDead = 0;
     static constexpr std::size_t kMostItems = 4'000, kMostBytes = std::size_t{256} << 20;
-    // Between two calls of begin_work(): items looked at, and kKnown (a load from far away) for each transition.
-    static constexpr int64_t kMostWork = 20'000'000, kKnown = 16;
+    static constexpr int64_t kKnown = 16;  // what a known transition counts beside an item: a load from far away
 
     /// Where a rule was entered, if not in a state: the whole grammar's rule, or (local states) somewhere unknown.
     static constexpr int32_t kTop = -1, kUnknown = -2;
@@ -32,14 +31,13 @@ class Recognizer {
         friend auto operator<=>(const Item&, const Item&) = default;
     };
 
-    /// The automaton must outlive this.
-    explicit Recognizer(const Automaton& automaton);
+    /// The automaton must outlive this. `most_work`: items and transitions that may be looked at after begin_work().
+    explicit Recognizer(const Automaton& automaton, int64_t most_work);
 
     State start() const { return start_; }
     /// What follows a byte or markup token of this class. Throws GrammarError beyond kMostItems items in one state (the
-    /// grammar is too ambiguous), kMostWork, or kMostBytes.
+    /// grammar is too ambiguous), most_work, or kMostBytes.
     State advance(State state, uint16_t symbol) {
-        count(kKnown);
         const State known = rows_[static_cast<std::size_t>(state) * width_ + symbol];
         return known >= 0 ? known : compute(state, symbol);
     }
@@ -62,6 +60,8 @@ class Recognizer {
     State import(const Recognizer& other, State state);
 
     void begin_work() { work_ = 0; }
+    /// Steps that the caller takes along known transitions; they count as those that are computed. Throws GrammarError.
+    void count_work(int64_t steps);
     /// Memory, about.
     std::size_t bytes() const { return bytes_; }
 
@@ -79,9 +79,6 @@ class Recognizer {
         int32_t depth = 0;
     };
 
-    void count(int64_t work) {
-        if ((work_ += work) > kMostWork) throw GrammarError("too ambiguous: the next step takes too long");
-    }
     const Data& at(State state) const { return states_[static_cast<std::size_t>(state)]; }
     State compute(State state, uint16_t symbol);
     void begin_state();
@@ -94,6 +91,7 @@ class Recognizer {
     uint64_t hash_of(const Data& data) const;
 
     const Automaton& automaton_;
+    const int64_t most_work_;
     std::size_t width_;
     std::vector<Data> states_;
     std::vector<State> rows_;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <random>
+
 #include "base/error.h"
 
 namespace riptide {
@@ -26,6 +29,21 @@ TEST(Json, half_a_surrogate_pair_is_said_with_its_place) {
     EXPECT_EQ(problem_of(R"({"a":"\ud83d\ude00"})"), "");
     for (const char* other : {R"({"a":"\ue000")", R"(["\\ud800" x])", "]", "x"})
         EXPECT_EQ(problem_of(other).find("surrogate"), std::string::npos) << problem_of(other);
+}
+
+TEST(Json, numbers_are_read_as_the_nearest_double) {
+    std::mt19937 random(1);
+    for (int i = 0; i < 20'000; ++i) {
+        std::string text = i % 2 == 0 ? "" : "-";
+        text += std::to_string(1 + random() % 9) + ".";
+        for (std::size_t digits = 1 + random() % 17; digits > 0; --digits) text += std::to_string(random() % 10);
+        text += "e" + std::to_string(static_cast<int>(random() % 600) - 300);
+        ASSERT_EQ(parse_json("[" + text + "]", "it").at(0).as_double(), std::strtod(text.c_str(), nullptr)) << text;
+    }
+    EXPECT_EQ(parse_json("7.679126163740e-12", "it").as_double(), 7.679126163740e-12);
+    EXPECT_EQ(parse_json("[0.1, 12, 2.5e1]", "it"), json::value({0.1, 12, 25.0}));
+    EXPECT_EQ(parse_json("1e-400", "it").as_double(), 0);
+    EXPECT_TRUE(parse_json("18446744073709551615", "it").is_uint64());
 }
 
 }  // namespace

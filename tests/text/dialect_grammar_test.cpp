@@ -200,8 +200,8 @@ TEST_P(DialectGrammar, what_cannot_be_written_is_refused_with_the_tools_name) {
     refuses(R"({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"not": {}}}}}})",
             "tools: 'f': #/properties/x: 'not' is not supported");
     refuses(
-        R"json({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"type": "string", "pattern": "(?=a)"}}}}})json",
-        "look-ahead");
+        R"json({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"type": "string", "pattern": "(?<=a)"}}}}})json",
+        "look-behind");
     refuses(R"({"function": {"name": "f", "strict": true, "parameters": {"type": "array"}}})",
             "tools: 'f': #: the parameters are not the schema of an object");
     if (GetParam().json) return;

@@ -157,7 +157,7 @@ TEST(JsonSchema, what_is_not_supported_is_refused_with_its_name_and_place) {
         {R"({"type": "array", "uniqueItems": true})", "#: 'uniqueItems' is not supported"},
         {R"({"type": "object", "properties": {"a/b": {"not": {}}}})", "#/properties/a~1b: 'not' is not supported"},
         {R"({"type": "object", "patternProperties": {}})", "#: 'patternProperties' is not supported"},
-        {R"({"properties": {"a": {"type": "string", "pattern": "(?=x)y"}}})",
+        {R"({"properties": {"a": {"type": "string", "pattern": "(?<=x)y"}}})",
          "#/properties/a/pattern: regular expression, at byte"},
         {R"({"type": "string", "pattern": "*a"})", "#/pattern: regular expression, at byte 0: nothing to repeat"},
         {R"({"type": "string", "format": "color"})", "#: format 'color' is not supported"},
@@ -171,7 +171,7 @@ TEST(JsonSchema, what_is_not_supported_is_refused_with_its_name_and_place) {
         {R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})", "'oneOf': parts 0 and 1"},
         {R"({"allOf": [{"type": "integer"}, {"minimum": 3}]})", "'allOf' of more than one"},
         {R"({"type": "array", "minItems": 3, "maxItems": 2})", "'minItems' is more than 'maxItems'"},
-        {R"({"type": "array", "maxItems": 100000})", "of more than 1000"},
+        {R"({"type": "array", "maxItems": 10000000})", "of more than 1000000"},
         {R"({"type": "array", "maxItems": -1})", "'maxItems' is not a whole number"},
         {R"({"type": "integer", "minimum": 3, "maximum": 2})", "the lowest number allowed is above the highest"},
         {R"({"type": "integer", "enum": ["a"]})", "leave no value"},
@@ -192,7 +192,7 @@ TEST(JsonSchema, what_is_not_supported_is_refused_with_its_name_and_place) {
 TEST(JsonSchema, a_lenient_reading_keeps_what_it_understands) {
     const json::value schema = json_of(R"json({"type": "object", "properties": {
         "a": {"type": "array", "uniqueItems": true, "items": {"type": "integer"}},
-        "b": {"type": "string", "pattern": "(?=x)"}, "c": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+        "b": {"type": "string", "pattern": "(?<=x)"}, "c": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
         "required": ["a", "b"]})json");
     const auto constraint = schema_constraint(schema, {.lenient = true});
     EXPECT_TRUE(takes(constraint, R"({"a":[1,1],"b":"y","c":2})"));
