@@ -49,4 +49,7 @@ std::string model_name(const Checkpoint& checkpoint);
 /// 0 and 1 per layer, as numbers or as booleans. Throws Error that names the key.
 std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers);
 
+/// One number that must hold for all layers, be it written once or for each. Throws Error that names the key.
+int64_t read_uniform(const ConfigReader& keys, std::string_view key, int64_t layers);
+
 }  // namespace riptide
