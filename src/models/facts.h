@@ -33,6 +33,7 @@ struct TokenCost {
 /// What every model says of itself: sizes from its config, and what was bound and stored.
 template <class Config>
 void describe(ModelInfo& info, const Config& config, const Binder& bind, const WeightStore& store) {
+    info.config = config_text(config);
     info.num_hidden_layers = config.num_hidden_layers;
     info.hidden_size = config.hidden_size;
     info.vocab_size = config.vocab_size;

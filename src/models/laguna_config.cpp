@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "models/config_text.h"
 #include "models/facts.h"
 #include "models/unread_keys.h"
 
@@ -170,6 +171,15 @@ void check_laguna_config(const LagunaConfig& c, std::string_view source) {
              c.num_experts);
     RT_CHECK(c.moe_routed_scaling_factor > 0 && c.moe_routed_scaling_factor < 1e6,
              "{}: moe_routed_scaling_factor is {}, expected a positive number", source, c.moe_routed_scaling_factor);
+}
+
+std::string config_text(const LagunaConfig& config) {
+    const auto& [vocab, hidden, layers, heads, kv_heads, head_dim, positions, sliding, sparse, window, intermediate,
+                 moe_intermediate, shared_intermediate, experts, experts_per_tok, scaling, norm_topk, eps, tied, full,
+                 slides] = config;
+    return text_of_fields(vocab, hidden, layers, heads, kv_heads, head_dim, positions, sliding, sparse, window,
+                          intermediate, moe_intermediate, shared_intermediate, experts, experts_per_tok, scaling,
+                          norm_topk, eps, tied, full, slides);
 }
 
 LagunaConfig laguna_config(const Checkpoint& checkpoint) {

@@ -1,6 +1,7 @@
 #include "models/qwen35_config.h"
 
 #include "base/error.h"
+#include "models/config_text.h"
 #include "models/facts.h"
 #include "models/unread_keys.h"
 
@@ -173,6 +174,13 @@ Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::st
     }
     check_config(c, keys.name_of("*"));
     return c;
+}
+
+std::string config_text(const Qwen35Config& config) {
+    const auto& [vocab, hidden, layers, mtp, linear, heads, kv_heads, head_dim, positions, eps, tied, rope, delta,
+                 intermediate, experts, experts_per_tok, moe_intermediate, shared_intermediate] = config;
+    return text_of_fields(vocab, hidden, layers, mtp, linear, heads, kv_heads, head_dim, positions, eps, tied, rope,
+                          delta, intermediate, experts, experts_per_tok, moe_intermediate, shared_intermediate);
 }
 
 Qwen35Config qwen35_config(const Checkpoint& checkpoint) {

@@ -1,5 +1,5 @@
 #include "base/error.h"
-#include "base/json.h"
+#include "models/config_text.h"
 #include "models/qwen3.h"
 #include "models/unread_keys.h"
 
@@ -63,6 +63,11 @@ Qwen3Config qwen3_config_from_hf(const ConfigReader& c) {
     check_qwen3_config(out, "config.json");
     refuse_unread_keys(c);
     return out;
+}
+
+std::string config_text(const Qwen3Config& config) {
+    const auto& [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, positions, eps, tied, rope] = config;
+    return text_of_fields(vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, positions, eps, tied, rope);
 }
 
 Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys) {
