@@ -54,9 +54,10 @@ TEST(UnreadKeys, what_would_change_values_is_refused_by_name_wherever_it_stands)
         const json::object config = fixture_config(fixture);
         EXPECT_EQ(message_of([&] { parse_config(fixture, config); }), "no error") << fixture;
         for (const std::string& place : places_in(config))
-            for (const auto& [key, value] : changes) {
-                const std::string name = place.empty() ? key : place + "." + key;
-                EXPECT_SAYS(parse_config(fixture, with(config, place, key, value)), "config.json: " + name);
+            for (const auto& change : changes) {
+                const std::string name = place.empty() ? change.first : place + "." + change.first;
+                EXPECT_SAYS(parse_config(fixture, with(config, place, change.first, change.second)),
+                            "config.json: " + name);
             }
     }
 }
