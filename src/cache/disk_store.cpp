@@ -29,7 +29,7 @@ struct Header {
     uint32_t version = kStoreVersion;
     int32_t rank = 0;
     int32_t tag = 0;
-    uint32_t reserved = 0;
+    uint32_t naming = 0;
     Digest group{};
     uint64_t key_bytes = 0;
     uint64_t payload_bytes = 0;
@@ -140,12 +140,13 @@ int64_t file_bytes(const Record& record) {
 }
 
 /// Under its temporary name, then renamed. Gives errno.
-int write_file(const DiskWrite& write) {
+int write_file(const DiskWrite& write, uint32_t naming) {
     const Record& record = write.record;
     std::vector<std::span<const std::byte>> parts;
     for (const HostBytes& part : record.parts) parts.push_back(part->span());
     Header header{.rank = record.rank,
                   .tag = record.tag,
+                  .naming = naming,
                   .group = record.id.group,
                   .key_bytes = record.id.key.size(),
                   .payload_bytes = static_cast<uint64_t>(record.payload_bytes()),
@@ -165,7 +166,8 @@ int write_file(const DiskWrite& write) {
 
 }  // namespace
 
-DiskStore::DiskStore(std::string folder, int64_t budget) : folder_(std::move(folder)), budget_(budget) {
+DiskStore::DiskStore(std::string folder, int64_t budget, uint32_t naming)
+    : folder_(std::move(folder)), budget_(budget), naming_(naming) {
     std::error_code error;
     const std::filesystem::path parent = std::filesystem::path(folder_).parent_path();
     if (!parent.empty()) std::filesystem::create_directories(parent, error);
@@ -226,7 +228,7 @@ void DiskStore::scan() {
                          name,
                          {.group = header.group,
                           .key = std::move(key),
-                          .rank = header.rank,
+                          .rank = header.naming == naming_ ? header.rank : INT32_MIN,
                           .tag = header.tag,
                           .bytes = static_cast<int64_t>(status.st_size)}});
     }
@@ -301,7 +303,7 @@ bool DiskStore::put(const Record& record) {
     if (touch(record.id, record.rank)) return true;
     if (!make_room(record)) return false;
     DiskWrite write = write_of(record);
-    write.error = write_file(write);
+    write.error = write_file(write, naming_);
     if (write.error != 0) failed(write);
     else insert(record);
     return write.error == 0;
@@ -311,7 +313,9 @@ void DiskStore::put_later(Record record) {
     if (lock_ < 0) return;
     reap();
     if (touch(record.id, record.rank)) return;
-    if (writer_ == nullptr) writer_ = std::make_unique<DiskWriter>(write_file);
+    if (writer_ == nullptr)
+        writer_ = std::make_unique<DiskWriter>(
+            [naming = naming_](const DiskWrite& write) { return write_file(write, naming); });
     const int64_t pending = writer_->pending_bytes();
     if (pending > 0 && pending + record.payload_bytes() > kMostPending) {
         ++stats_.dropped;

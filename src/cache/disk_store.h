@@ -16,10 +16,14 @@
 
 namespace riptide {
 
+/// The rule by which names of records are made. One more with every change of what they cover (PrefixSalt).
+inline constexpr uint32_t kRecordNaming = 1;
+
 /// One file for each record, named by record_name: a checksummed header with the format's version, the key, the payload
 /// with its own checksum. A file is written under a temporary name and then renamed. It is not forced to disk: what a
 /// power cut leaves half-written fails its checksum and is a miss. A file that is cut, changed, misnamed or of another
-/// version is removed and never read as data; files that are not named as ours are left alone.
+/// version is removed and never read as data; files that are not named as ours are left alone. Records whose names were
+/// made by another rule stay until room is wanted, and go first.
 ///
 /// Checksums are of 64 bits and run at memory speed; only names, where collisions could be sought, are SHA-256.
 ///
@@ -40,7 +44,7 @@ class DiskStore {
 
     /// Reads the headers of all files in `folder` (made if it is missing), removes leftovers, damage, and the least
     /// recently used files beyond `budget` bytes.
-    DiskStore(std::string folder, int64_t budget);
+    DiskStore(std::string folder, int64_t budget, uint32_t naming = kRecordNaming);
     ~DiskStore();
     DiskStore(const DiskStore&) = delete;
     DiskStore& operator=(const DiskStore&) = delete;
@@ -99,6 +103,7 @@ class DiskStore {
 
     std::string folder_;
     int64_t budget_;
+    uint32_t naming_;
     int lock_ = -1;  // held while open; -1: the store is off
     int refusal_ = 0;
     int64_t written_ = 0;

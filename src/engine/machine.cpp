@@ -218,8 +218,10 @@ void Machine::make_runner() {
              [this] { decoder_->forward(); }, [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); },
              decoder_->follow_rows()});
     }
-    weights_name_ = fmt::format("{} {} {} numerics {}", checkpoint_ ? content_name(*checkpoint_) : info_.architecture,
-                                gpu_ ? gpu_->info().name : "cpu", options_.model.yarn_attention_factor, kNumerics);
+    weights_name_ = fmt::format("{} {} {} numerics {} {}", info_.architecture, info_.config,
+                                gpu_ ? gpu_->info().name : "cpu", kNumerics,
+                                checkpoint_ ? content_name(*checkpoint_) : "");
+    if (options_.model.delta_by_chunks) weights_name_ += " delta by chunks";
     if (gpu_ && gpu_->options().portable) weights_name_ += " portable";
     if (options_.model.prefill == PrefillKind::fp8) weights_name_ += " prefill fp8";
     if (reloads_ > 0 && file_facts(checkpoint_->path()).empty())  // no date tells images in memory apart

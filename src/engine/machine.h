@@ -66,8 +66,8 @@ class Machine {
     const DecodeDevice* decoder() const { return device_ ? &*device_ : nullptr; }
     void use_decoder(DecodeDevice device) { device_ = std::move(device); }
     KvCache& cache() { return *cache_; }
-    /// What the prefix cache knows these weights by: their content as far as a sample and the file's date tell, and the
-    /// numerics.
+    /// What the prefix cache knows these weights by: their content as far as a sample and the file's date tell, every
+    /// field of the model's config, and the numerics.
     const std::string& weights_name() const { return weights_name_; }
 
     /// Runs a step (Runner::step); on a GPU it may still run when this returns.

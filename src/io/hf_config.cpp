@@ -116,6 +116,7 @@ std::vector<T> per_layer(const ConfigReader& config, std::string_view key, int64
 }  // namespace
 
 const json::value* ConfigReader::lookup(std::string_view key) const {
+    read_->insert(fmt::format("{}{}{}", path_, prefix_, key));
     const json::value* value =
         prefix_.empty() ? object_->if_contains(key) : object_->if_contains(prefix_ + std::string(key));
     return value && !value->is_null() ? value : nullptr;
@@ -161,7 +162,22 @@ ConfigReader ConfigReader::child(std::string_view key) const {
     if (!value.is_object()) fail_type(key, value, "an object");
     ConfigReader nested(value.as_object(), source_);
     nested.path_ = fmt::format("{}{}{}.", path_, prefix_, key);
+    nested.read_ = read_;
     return nested;
+}
+
+std::vector<std::pair<std::string, const json::value*>> ConfigReader::unread() const {
+    std::vector<std::pair<std::string, const json::value*>> out;
+    for (const auto& [key, value] : *object_) {
+        if (value.is_null()) continue;
+        if (!read_->contains(fmt::format("{}{}", path_, std::string_view(key)))) {
+            out.emplace_back(key, &value);
+        } else if (value.is_object()) {
+            for (const auto& [inner, unread] : child(key).unread())
+                out.emplace_back(fmt::format("{}.{}", std::string_view(key), inner), unread);
+        }
+    }
+    return out;
 }
 
 const json::value& ConfigReader::raw(std::string_view key) const {

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json_fwd.h"
@@ -21,12 +25,16 @@ namespace riptide {
 /// throws Error with
 ///   "config.json: missing key rope_theta (expected a number)" or "config.json: rope_theta is \"abc\", expected a
 ///   number".
-/// The object must outlive the reader. Thread-safe.
+/// The object must outlive the reader. A reader, its copies and its children note together what they were asked for:
+/// one thread at a time.
 class ConfigReader {
   public:
     /// `source` names the file in messages.
     ConfigReader(const json::object& object, std::string source, std::string prefix = "")
-        : object_(&object), source_(std::move(source)), prefix_(std::move(prefix)) {}
+        : object_(&object),
+          source_(std::move(source)),
+          prefix_(std::move(prefix)),
+          read_(std::make_shared<std::set<std::string, std::less<>>>()) {}
 
     bool has(std::string_view key) const { return lookup(key) != nullptr; }
     /// The value under a key that must be there.
@@ -52,6 +60,9 @@ class ConfigReader {
     /// The name of a key in messages: "config.json: rope_theta".
     std::string name_of(std::string_view key) const;
     const json::object& object() const { return *object_; }
+    /// What is there and nobody has asked for, with its name below this object ("rope_parameters.mscale"); of an object
+    /// that was asked for, its members.
+    std::vector<std::pair<std::string, const json::value*>> unread() const;
 
   private:
     const json::value* lookup(std::string_view key) const;
@@ -59,8 +70,9 @@ class ConfigReader {
 
     const json::object* object_;
     std::string source_;
-    std::string prefix_;  // part of the key
-    std::string path_;    // of the nested object, for messages only
+    std::string prefix_;                                        // part of the key
+    std::string path_;                                          // of the nested object
+    std::shared_ptr<std::set<std::string, std::less<>>> read_;  // whole names of what was asked for
 };
 
 using HfConfig = ConfigReader;

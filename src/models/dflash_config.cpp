@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "models/facts.h"
+#include "models/unread_keys.h"
 
 namespace riptide {
 
@@ -89,6 +90,7 @@ std::vector<char> read_dflash_sliding(const ConfigReader& c, int64_t layers, boo
                  c.name_of("sliding_window"));
         return std::vector<char>(static_cast<size_t>(layers), all);
     }
+    (void)c.has("use_sliding_window");  // the list comes first
     const auto words = c.get<std::vector<std::string>>("layer_types");
     RT_CHECK(std::ssize(words) == layers, "{} has {} values, expected one for each of {} layers",
              c.name_of("layer_types"), words.size(), layers);
@@ -104,30 +106,25 @@ std::vector<char> read_dflash_sliding(const ConfigReader& c, int64_t layers, boo
 
 void read_causal(std::span<const ConfigReader* const> readers, const ConfigReader* dflash, DflashConfig& out) {
     std::optional<bool> all = find_one<bool>(readers, "is_causal");
-    if (!all && dflash != nullptr) all = dflash->find<bool>("causal");
+    const std::optional<bool> inner = dflash != nullptr ? dflash->find<bool>("causal") : std::nullopt;
+    if (!all) all = inner;
     const bool windows_see_all = find_one<bool>(readers, "sliding_window_non_causal").value_or(false);
     for (const char sliding : out.is_sliding) out.is_causal.push_back(all.value_or(sliding != 0 && !windows_see_all));
 }
 
-/// rope_parameters, flat or one for each kind of layer; before transformers 5 rope_theta and rope_scaling.
+/// rope_parameters with one object for each kind of layer, or as rope_of_model() has it.
 void read_dflash_rope(const ConfigReader& c, DflashConfig& out) {
     RT_CHECK(c.get_or<bool>("is_neox_style", true), "{} is false, which is not supported", c.name_of("is_neox_style"));
     const double partial = c.get_or<double>("partial_rotary_factor", 1.0);
-    if (c.has("rope_parameters")) {
-        const ConfigReader rope = c.child("rope_parameters");
-        if (!rope.has("full_attention") && !rope.has("sliding_attention")) {
-            out.rope = out.rope_sliding = rope_from_hf(rope, out.head_dim, partial);
-            return;
-        }
-        const bool full = std::find(out.is_sliding.begin(), out.is_sliding.end(), 0) != out.is_sliding.end();
-        if (out.has_sliding()) out.rope_sliding = rope_from_hf(rope.child("sliding_attention"), out.head_dim, partial);
-        out.rope = full ? rope_from_hf(rope.child("full_attention"), out.head_dim, partial) : out.rope_sliding;
+    const auto kind = [&](const char* key) { return c.has("rope_parameters") && c.child("rope_parameters").has(key); };
+    if (!kind("full_attention") && !kind("sliding_attention")) {
+        out.rope = out.rope_sliding = rope_of_model(c, out.head_dim, partial);
         return;
     }
-    json::object merged;
-    if (c.has("rope_scaling")) merged = c.child("rope_scaling").object();
-    merged["rope_theta"] = c.raw("rope_theta");
-    out.rope = out.rope_sliding = rope_from_hf(ConfigReader(merged, "config.json"), out.head_dim, partial);
+    const ConfigReader rope = c.child("rope_parameters");
+    const bool full = std::find(out.is_sliding.begin(), out.is_sliding.end(), 0) != out.is_sliding.end();
+    if (out.has_sliding()) out.rope_sliding = rope_from_hf(rope.child("sliding_attention"), out.head_dim, partial);
+    out.rope = full ? rope_from_hf(rope.child("full_attention"), out.head_dim, partial) : out.rope_sliding;
 }
 
 void read_layers(const ConfigReader& c, DflashConfig& out) {
@@ -158,7 +155,8 @@ void check_network(const ConfigReader& c, std::initializer_list<const char*> key
     }
 }
 
-constexpr std::string_view kDflashArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft", "dflash"};
+constexpr std::string_view kDflashArchitectures[] = {"dflash-draft", "qwen35-dflash-draft", "gemma4-dflash-draft",
+                                                     "dflash"};
 
 }  // namespace
 
@@ -235,12 +233,16 @@ DflashConfig dflash_config_from_hf(const ConfigReader& c) {
     read_causal(readers, inner ? &*inner : nullptr, out);
     read_dflash_rope(layer, out);
     check_dflash_config(out, "config.json");
+    for (const ConfigReader* reader : {&c, &layer})  // without windows the one means nothing; the head is the target's,
+        for (const char* key : {"sliding_window", "tie_word_embeddings"}) (void)reader->has(key);  // or its own tensor
+    refuse_unread_keys(c);
     return out;
 }
 
 DflashConfig dflash_config_from_gguf(const ConfigReader& keys, const ConfigReader& all) {
     check_network(keys, {"conv_kernel_size", "selector_rank"}, "DFlash2");
     check_network(keys, {"markov_rank", "dspark.enabled"}, "DSpark");
+    for (const char* below : {"", "dflash."}) refuse_scaled_gguf(keys, below);
     DflashConfig out;
     out.dialect = Dialect::gguf;
     const std::string source = keys.name_of("*");

@@ -30,6 +30,14 @@ std::string model_name(const Checkpoint& checkpoint) {
     return path.substr(path.rfind('/') + 1);
 }
 
+int64_t read_uniform(const ConfigReader& keys, std::string_view key, int64_t layers) {
+    const std::vector<int64_t> values = keys.get_per_layer(key, layers);
+    for (const int64_t value : values)
+        RT_CHECK(value == values[0], "{} differs between layers ({} and {}), expected one value", keys.name_of(key),
+                 values[0], value);
+    return values[0];
+}
+
 std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers) {
     const json::value& value = keys.raw(key);
     RT_CHECK(value.is_array() && std::ssize(value.as_array()) == layers, "{}: expected one value for each of {} layers",

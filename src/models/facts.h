@@ -33,6 +33,7 @@ struct TokenCost {
 /// What every model says of itself: sizes from its config, and what was bound and stored.
 template <class Config>
 void describe(ModelInfo& info, const Config& config, const Binder& bind, const WeightStore& store) {
+    info.config = config_text(config);
     info.num_hidden_layers = config.num_hidden_layers;
     info.hidden_size = config.hidden_size;
     info.vocab_size = config.vocab_size;
@@ -48,5 +49,8 @@ std::string model_name(const Checkpoint& checkpoint);
 
 /// 0 and 1 per layer, as numbers or as booleans. Throws Error that names the key.
 std::vector<char> read_flags(const ConfigReader& keys, std::string_view key, int64_t layers);
+
+/// One number that must hold for all layers, be it written once or for each. Throws Error that names the key.
+int64_t read_uniform(const ConfigReader& keys, std::string_view key, int64_t layers);
 
 }  // namespace riptide

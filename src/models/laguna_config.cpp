@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "models/config_text.h"
 #include "models/facts.h"
+#include "models/unread_keys.h"
 
 namespace riptide {
 
@@ -38,7 +40,7 @@ void refuse_unsupported(const ConfigReader& c) {
 
 /// Flags per layer from an array of two words.
 std::vector<char> read_word_flags(const ConfigReader& c, std::string_view key, int64_t layers, std::string_view no,
-                             std::string_view yes) {
+                                  std::string_view yes) {
     const auto words = c.get<std::vector<std::string>>(key);
     RT_CHECK(std::ssize(words) == layers, "{} has {} values, expected one for each of {} layers", c.name_of(key),
              words.size(), layers);
@@ -113,8 +115,7 @@ LagunaConfig laguna_config_from_hf(const ConfigReader& c) {
     }
     out.rms_norm_eps = c.get<double>("rms_norm_eps");
     out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
-    // The top-level partial_rotary_factor stands in for the full layers' own; it must not reach the sliding ones. Some
-    // releases put original_max_position_embeddings between the two nested objects, where nothing reads it.
+    // The top-level partial_rotary_factor stands in for the full layers' own; it must not reach the sliding ones.
     const ConfigReader rope = c.child("rope_parameters");
     check_size(out.head_dim, "head_dim", "config.json");
     out.rope_full =
@@ -124,6 +125,16 @@ LagunaConfig laguna_config_from_hf(const ConfigReader& c) {
         out.rope_sliding = rope_from_hf(rope.child("sliding_attention"), out.head_dim, 1.0);
     }
     check_laguna_config(out, "config.json");
+    // Overruled by the lists of each layer, or without meaning where there are no windows and no experts, or (the last)
+    // between the two nested objects, where nothing reads it.
+    for (const char* key :
+         {"num_attention_heads", "sliding_window", "moe_intermediate_size", "shared_expert_intermediate_size",
+          "num_experts", "num_experts_per_tok", "moe_routed_scaling_factor"})
+        (void)c.has(key);
+    for (const char* key : {"original_max_position_embeddings", "sliding_attention"}) (void)rope.has(key);
+    if (!out.has_sliding() && rope.has("sliding_attention"))
+        (void)rope_from_hf(rope.child("sliding_attention"), out.head_dim, 1.0);
+    refuse_unread_keys(c);
     return out;
 }
 
@@ -160,6 +171,15 @@ void check_laguna_config(const LagunaConfig& c, std::string_view source) {
              c.num_experts);
     RT_CHECK(c.moe_routed_scaling_factor > 0 && c.moe_routed_scaling_factor < 1e6,
              "{}: moe_routed_scaling_factor is {}, expected a positive number", source, c.moe_routed_scaling_factor);
+}
+
+std::string config_text(const LagunaConfig& config) {
+    const auto& [vocab, hidden, layers, heads, kv_heads, head_dim, positions, sliding, sparse, window, intermediate,
+                 moe_intermediate, shared_intermediate, experts, experts_per_tok, scaling, norm_topk, eps, tied, full,
+                 slides] = config;
+    return text_of_fields(vocab, hidden, layers, heads, kv_heads, head_dim, positions, sliding, sparse, window,
+                          intermediate, moe_intermediate, shared_intermediate, experts, experts_per_tok, scaling,
+                          norm_topk, eps, tied, full, slides);
 }
 
 LagunaConfig laguna_config(const Checkpoint& checkpoint) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "io/checkpoint.h"
@@ -61,6 +62,9 @@ LagunaConfig laguna_config_from_gguf(const ConfigReader& keys);
 
 /// The one that fits the checkpoint's format.
 LagunaConfig laguna_config(const Checkpoint& checkpoint);
+
+/// Every field, as text that tells any two configs apart.
+std::string config_text(const LagunaConfig& config);
 
 /// Throws Error beginning with `source` if sizes are out of range or do not fit each other.
 void check_laguna_config(const LagunaConfig& config, std::string_view source);

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "models/facts.h"
 #include "models/laguna_config.h"
+#include "models/unread_keys.h"
 
 namespace riptide {
 
@@ -23,15 +24,6 @@ void refuse_unsupported_keys(const ConfigReader& keys) {
     RT_CHECK(gating == 2, "{} is {}, expected 2 (sigmoid)", keys.name_of("expert_gating_func"), gating);
     const int64_t shared = keys.get_or<int64_t>("expert_shared_count", 1);
     RT_CHECK(shared == 1, "{} is {}, expected 1", keys.name_of("expert_shared_count"), shared);
-}
-
-/// One number that must hold for all layers, however it is written.
-int64_t uniform(const ConfigReader& keys, std::string_view key, int64_t layers) {
-    const std::vector<int64_t> values = keys.get_per_layer(key, layers);
-    for (const int64_t value : values)
-        RT_CHECK(value == values[0], "{} differs between layers ({} and {}), expected one value", keys.name_of(key),
-                 values[0], value);
-    return values[0];
 }
 
 /// Window layers from a period whose first layer is full. The head counts must tell the same story.
@@ -92,7 +84,7 @@ void read_gguf_rope(const ConfigReader& keys, LagunaConfig& c) {
 void read_experts(const ConfigReader& keys, LagunaConfig& c) {
     c.num_experts = keys.get<int64_t>("expert_count");
     c.num_experts_per_tok = keys.get<int64_t>("expert_used_count");
-    c.moe_intermediate_size = keys.get<int64_t>("expert_feed_forward_length");
+    c.moe_intermediate_size = read_uniform(keys, "expert_feed_forward_length", c.num_hidden_layers);
     c.shared_expert_intermediate_size = keys.get<int64_t>("expert_shared_feed_forward_length");
     c.moe_routed_scaling_factor = keys.get<double>("expert_weights_scale");
     c.norm_topk_prob = keys.get_or<bool>("expert_weights_norm", true);
@@ -102,6 +94,7 @@ void read_experts(const ConfigReader& keys, LagunaConfig& c) {
 
 LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
     refuse_unsupported_keys(keys);
+    refuse_scaled_gguf(keys);
     LagunaConfig c;
     const std::string source = keys.name_of("*");
     c.num_hidden_layers = keys.get<int64_t>("block_count");
@@ -112,9 +105,9 @@ LagunaConfig laguna_config_from_gguf(const ConfigReader& keys) {
              keys.name_of("vocab_size"), c.vocab_size, 1 << 24);
     c.hidden_size = keys.get<int64_t>("embedding_length");
     c.max_position_embeddings = keys.get<int64_t>("context_length");
-    c.intermediate_size = uniform(keys, "feed_forward_length", c.num_hidden_layers);
+    c.intermediate_size = read_uniform(keys, "feed_forward_length", c.num_hidden_layers);
     c.num_attention_heads_per_layer = keys.get_per_layer("attention.head_count", c.num_hidden_layers);
-    c.num_key_value_heads = uniform(keys, "attention.head_count_kv", c.num_hidden_layers);
+    c.num_key_value_heads = read_uniform(keys, "attention.head_count_kv", c.num_hidden_layers);
     c.head_dim = keys.get<int64_t>("attention.key_length");
     const int64_t value_length = keys.get_or<int64_t>("attention.value_length", c.head_dim);
     RT_CHECK(value_length == c.head_dim, "{} is {}, expected key_length, {}", keys.name_of("attention.value_length"),

@@ -21,6 +21,7 @@ namespace riptide {
 struct ModelInfo {
     std::string architecture;    // "laguna", "qwen3"
     std::string name;            // general.name or the folder
+    std::string config;          // all that was read of the checkpoint's config: another config, another text
     int64_t num_hidden_layers = 0;
     int64_t hidden_size = 0;
     int64_t vocab_size = 0;

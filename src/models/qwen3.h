@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "models/binder.h"
@@ -29,6 +30,9 @@ struct Qwen3Config {
 Qwen3Config qwen3_config_from_hf(const ConfigReader& config);
 /// From GGUF metadata; `keys` has the prefix "qwen3.".
 Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys);
+
+/// Every field, as text that tells any two configs apart.
+std::string config_text(const Qwen3Config& config);
 
 /// Reference: transformers, models/qwen3/modeling_qwen3.py. Taps as Laguna's.
 class Qwen3 final : public Model {

@@ -1,12 +1,13 @@
 #include "models/qwen35_config.h"
 
 #include "base/error.h"
+#include "models/config_text.h"
 #include "models/facts.h"
+#include "models/unread_keys.h"
 
 namespace riptide {
 
 namespace {
-
 
 void check_range(int64_t value, std::string_view name, int64_t most, std::string_view source) {
     RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
@@ -62,6 +63,7 @@ std::vector<char> layer_types(const ConfigReader& c, int64_t layers) {
         RT_CHECK(interval >= 1, "{} is {}, expected at least 1", c.name_of("full_attention_interval"), interval);
         return every_nth_full(layers, interval);
     }
+    (void)c.has("full_attention_interval");  // the list comes first
     std::vector<char> linear;
     for (const std::string& type : c.get<std::vector<std::string>>("layer_types")) {
         RT_CHECK(type == "linear_attention" || type == "full_attention",
@@ -98,7 +100,7 @@ Qwen35Config read_text(const ConfigReader& c, bool experts) {
     out.delta.value_dim = c.get<int64_t>("linear_value_head_dim");
     out.delta.conv_width = c.get<int64_t>("linear_conv_kernel_dim");
     const double partial = c.get_or<double>("partial_rotary_factor", 0.25);  // transformers' default
-    out.rope = rope_from_hf(c.child("rope_parameters"), out.head_dim, partial);
+    out.rope = rope_of_model(c, out.head_dim, partial);
     if (!experts) {
         out.intermediate_size = c.get<int64_t>("intermediate_size");
         return out;
@@ -120,11 +122,13 @@ Qwen35Config qwen35_config_from_hf(const ConfigReader& c) {
     Qwen35Config out = read_text(text, type.find("moe") != std::string::npos);
     out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", text.get_or<bool>("tie_word_embeddings", false));
     check_config(out, "config.json");
+    refuse_unread_keys(c);
     return out;
 }
 
 Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::string& architecture) {
     const ConfigReader keys = gguf_config(checkpoint, architecture + ".");
+    refuse_scaled_gguf(keys);
     Qwen35Config c;
     c.vocab_size = keys.get_or<int64_t>("vocab_size", 0);
     c.hidden_size = keys.get<int64_t>("embedding_length");
@@ -162,7 +166,7 @@ Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::st
     if (architecture == "qwen35moe") {
         c.num_experts = keys.get<int64_t>("expert_count");
         c.num_experts_per_tok = keys.get<int64_t>("expert_used_count");
-        c.moe_intermediate_size = keys.get<int64_t>("expert_feed_forward_length");
+        c.moe_intermediate_size = read_uniform(keys, "expert_feed_forward_length", blocks);
         c.shared_expert_intermediate_size =
             keys.get_or<int64_t>("expert_shared_feed_forward_length", c.moe_intermediate_size);
     } else {
@@ -170,6 +174,13 @@ Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::st
     }
     check_config(c, keys.name_of("*"));
     return c;
+}
+
+std::string config_text(const Qwen35Config& config) {
+    const auto& [vocab, hidden, layers, mtp, linear, heads, kv_heads, head_dim, positions, eps, tied, rope, delta,
+                 intermediate, experts, experts_per_tok, moe_intermediate, shared_intermediate] = config;
+    return text_of_fields(vocab, hidden, layers, mtp, linear, heads, kv_heads, head_dim, positions, eps, tied, rope,
+                          delta, intermediate, experts, experts_per_tok, moe_intermediate, shared_intermediate);
 }
 
 Qwen35Config qwen35_config(const Checkpoint& checkpoint) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "io/checkpoint.h"
@@ -42,5 +43,8 @@ Qwen35Config qwen35_config(const Checkpoint& checkpoint);
 Qwen35Config qwen35_config_from_hf(const ConfigReader& config);
 /// `architecture`: qwen35 or qwen35moe; keys carry it as a prefix.
 Qwen35Config qwen35_config_from_gguf(const Checkpoint& checkpoint, const std::string& architecture);
+
+/// Every field, as text that tells any two configs apart.
+std::string config_text(const Qwen35Config& config);
 
 }  // namespace riptide

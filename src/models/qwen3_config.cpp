@@ -1,6 +1,7 @@
 #include "base/error.h"
-#include "base/json.h"
+#include "models/config_text.h"
 #include "models/qwen3.h"
+#include "models/unread_keys.h"
 
 namespace riptide {
 
@@ -28,20 +29,22 @@ void check_qwen3_config(const Qwen3Config& c, std::string_view source) {
     check_rope(c.rope, c.head_dim, fmt::format("{}: rope", source));
 }
 
-/// transformers 5 has rope_parameters; before, rope_theta stood alone and rope_scaling held the rest.
-RopeConfig read_qwen3_rope(const ConfigReader& c, int64_t head_dim) {
-    if (c.has("rope_parameters")) return rope_from_hf(c.child("rope_parameters"), head_dim, 1.0);
-    json::object merged;
-    if (c.has("rope_scaling")) merged = c.child("rope_scaling").object();
-    merged["rope_theta"] = c.raw("rope_theta");
-    return rope_from_hf(ConfigReader(merged, "config.json"), head_dim, 1.0);
+/// Layers with windows are another network.
+void refuse_windows(const ConfigReader& c) {
+    RT_CHECK(!c.get_or<bool>("use_sliding_window", false), "{} is true, which is not supported",
+             c.name_of("use_sliding_window"));
+    (void)c.has("sliding_window");  // means nothing then
+    if (!c.has("layer_types")) return;
+    for (const std::string& type : c.get<std::vector<std::string>>("layer_types"))
+        RT_CHECK(type == "full_attention", "{} holds \"{}\", expected full_attention", c.name_of("layer_types"), type);
 }
 
 }  // namespace
 
 Qwen3Config qwen3_config_from_hf(const ConfigReader& c) {
-    for (const char* key : {"attention_bias", "use_sliding_window"})
-        RT_CHECK(!c.get_or<bool>(key, false), "{} is true, which is not supported", c.name_of(key));
+    RT_CHECK(!c.get_or<bool>("attention_bias", false), "{} is true, which is not supported",
+             c.name_of("attention_bias"));
+    refuse_windows(c);
     const auto activation = c.get_or<std::string>("hidden_act", "silu");
     RT_CHECK(activation == "silu", "{} is \"{}\", expected silu", c.name_of("hidden_act"), activation);
     Qwen3Config out;
@@ -56,12 +59,19 @@ Qwen3Config qwen3_config_from_hf(const ConfigReader& c) {
     out.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
     out.rms_norm_eps = c.get<double>("rms_norm_eps");
     out.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
-    out.rope = read_qwen3_rope(c, out.head_dim);
+    out.rope = rope_of_model(c, out.head_dim, 1.0);
     check_qwen3_config(out, "config.json");
+    refuse_unread_keys(c);
     return out;
 }
 
+std::string config_text(const Qwen3Config& config) {
+    const auto& [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, positions, eps, tied, rope] = config;
+    return text_of_fields(vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, positions, eps, tied, rope);
+}
+
 Qwen3Config qwen3_config_from_gguf(const ConfigReader& keys) {
+    refuse_scaled_gguf(keys);
     Qwen3Config c;
     c.vocab_size = keys.get_or<int64_t>("vocab_size", 0);
     c.hidden_size = keys.get<int64_t>("embedding_length");

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace riptide {
 
@@ -12,8 +13,15 @@ namespace {
 
 constexpr double kBetaFast = 32, kBetaSlow = 1;  // of transformers and llama.cpp where a checkpoint does not say
 
+/// Zero would mean that there is no YaRN.
+double yarn_factor(const ConfigReader& from, const char* key) {
+    const double factor = from.get<double>(key);
+    RT_CHECK(std::isfinite(factor) && factor >= 1, "{} is {}, expected at least 1", from.name_of(key), factor);
+    return factor;
+}
+
 void read_hf_yarn(const ConfigReader& parameters, RopeConfig& rope) {
-    rope.factor = parameters.get<double>("factor");
+    rope.factor = yarn_factor(parameters, "factor");
     rope.original_context = parameters.get<double>("original_max_position_embeddings");
     rope.beta_fast = parameters.get_or<double>("beta_fast", kBetaFast);
     rope.beta_slow = parameters.get_or<double>("beta_slow", kBetaSlow);
@@ -31,11 +39,10 @@ double yarn_key(const ConfigReader& keys, const std::string& name, double otherw
     return keys.get_or<double>("rope.scaling.yarn_" + name, keys.get_or<double>("rope.scaling." + name, otherwise));
 }
 
-}  // namespace
-
-RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double partial) {
+/// What transformers puts beside theta.
+RopeConfig rope_with(double theta, const ConfigReader& parameters, int64_t head_dim, double partial) {
     RopeConfig rope;
-    rope.theta = parameters.get<double>("rope_theta");
+    rope.theta = theta;
     const double part = parameters.get_or<double>("partial_rotary_factor", partial);
     RT_CHECK(part > 0 && part <= 1, "{} is {}, expected more than 0 and at most 1",
              parameters.name_of("partial_rotary_factor"), part);
@@ -49,13 +56,32 @@ RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double
     return rope;
 }
 
+}  // namespace
+
+RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double partial) {
+    return rope_with(parameters.get<double>("rope_theta"), parameters, head_dim, partial);
+}
+
+RopeConfig rope_of_model(const ConfigReader& c, int64_t head_dim, double partial) {
+    const bool nested = c.has("rope_parameters");
+    const std::optional<double> beside = nested ? c.find<double>("rope_theta") : c.get<double>("rope_theta");
+    const json::object none;
+    const ConfigReader parameters = nested                  ? c.child("rope_parameters")
+                                    : c.has("rope_scaling") ? c.child("rope_scaling")
+                                                            : ConfigReader(none, "config.json");
+    const double theta = beside && !parameters.has("rope_theta") ? *beside : parameters.get<double>("rope_theta");
+    RT_CHECK(!beside || theta == *beside, "{} and {} differ", c.name_of("rope_theta"),
+             parameters.name_of("rope_theta"));
+    return rope_with(theta, parameters, head_dim, partial);
+}
+
 RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim) {
     RopeConfig rope;
     rope.theta = keys.get<double>("rope.freq_base");
     rope.rotary_dim = rotary_dim;
     const std::string type = keys.get_or<std::string>("rope.scaling.type", "none");
     if (type == "yarn") {
-        rope.factor = keys.get<double>("rope.scaling.factor");
+        rope.factor = yarn_factor(keys, "rope.scaling.factor");
         rope.original_context = keys.get<double>("rope.scaling.original_context_length");
         rope.beta_fast = yarn_key(keys, "beta_fast", kBetaFast);
         rope.beta_slow = yarn_key(keys, "beta_slow", kBetaSlow);
@@ -64,10 +90,12 @@ RopeConfig rope_from_gguf(const ConfigReader& keys, int64_t rotary_dim) {
         rope.magnitude = std::abs(stored - derived) <= 1e-3 ? stored : derived * stored;
         return rope;
     }
-    // "linear" with factor 1 is how some converters spell "no scaling".
-    const bool plain = type == "none" || type == "default" || type.empty() ||
-                       (type == "linear" && keys.get_or<double>("rope.scaling.factor", 1) == 1);
-    RT_CHECK(plain, "{} is \"{}\"; supported are none and yarn", keys.name_of("rope.scaling.type"), type);
+    // "linear" with factor 1 is how some converters spell "no scaling"; a factor without a type is linear.
+    const bool linear = type == "linear" || !keys.has("rope.scaling.type");
+    const double factor = keys.get_or<double>("rope.scaling.factor", keys.get_or<double>("rope.scale_linear", 1));
+    const bool plain = linear ? factor == 1 : type == "none" || type == "default" || type.empty();
+    RT_CHECK(plain, "{} is \"{}\" with factor {}; supported are none and yarn", keys.name_of("rope.scaling.type"), type,
+             factor);
     return rope;
 }
 

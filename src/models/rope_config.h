@@ -32,6 +32,10 @@ double yarn_magnitude(double factor);
 /// modeling_rope_utils.py, _compute_yarn_parameters.
 RopeConfig rope_from_hf(const ConfigReader& parameters, int64_t head_dim, double partial);
 
+/// From config.json: rope_parameters (transformers 5), or rope_theta and rope_scaling, which hold the same. Where theta
+/// stands in both places it must be the same.
+RopeConfig rope_of_model(const ConfigReader& config, int64_t head_dim, double partial);
+
 /// From GGUF's rope.freq_base and rope.scaling.* keys. `keys` has the architecture's prefix ("laguna.").
 /// Magnitude: yarn_magnitude(factor) * rope.scaling.attn_factor (1 if absent), except that an attn_factor which already
 /// equals yarn_magnitude(factor) within 1e-3 is final: converters of another school store it so.

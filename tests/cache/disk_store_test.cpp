@@ -104,7 +104,7 @@ TEST(disk_store, keeps_records_over_restarts) {
     int64_t bytes = 0;
     for (const fs::path& file : folder.files()) bytes += static_cast<int64_t>(fs::file_size(file));
     EXPECT_EQ(store.bytes(), bytes);
-    EXPECT_EQ(store.keys(record(3).id.group, "record").size(), 9u);  // 3, 10, ..., 59
+    EXPECT_EQ(store.keys(record(3).id.group, "record").size(), 9u);    // 3, 10, ..., 59
     EXPECT_EQ(store.keys(record(3).id.group, "record 3").size(), 3u);  // 3, 31, 38
     store.erase(record(3).id);
     EXPECT_FALSE(store.has(record(3).id));
@@ -150,6 +150,22 @@ TEST(disk_store, a_smaller_budget_at_the_next_start_is_kept) {
     EXPECT_LE(store.bytes(), 20000);
     EXPECT_GT(store.count(), 3);
     EXPECT_EQ(static_cast<int64_t>(folder.files().size()), store.count());
+}
+
+TEST(disk_store, records_named_by_an_older_rule_stay_until_room_is_wanted_and_go_first) {
+    const StoreFolder folder;
+    {
+        DiskStore older(folder.path, 1 << 20, kRecordNaming - 1);
+        for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(older.put(record(i, 2, 1000)));
+    }
+    { ASSERT_TRUE(DiskStore(folder.path, 1 << 20).put(record(3, 0, 1000))); }
+    const int64_t each = DiskStore(folder.path, 1 << 20).bytes() / 4;
+    DiskStore store(folder.path, 4 * each + 100);  // room for these four
+    EXPECT_EQ(store.count(), 4);
+    EXPECT_EQ(store.stats().damaged, 0);
+    for (uint32_t i = 4; i < 7; ++i) ASSERT_TRUE(store.put(record(i, 0, 1000)));
+    EXPECT_TRUE(store.has(record(3, 0, 1000).id)) << "unused for longest among its own, and of the lowest rank";
+    for (uint32_t i = 0; i < 3; ++i) EXPECT_FALSE(store.has(record(i, 2, 1000).id)) << i;
 }
 
 TEST(disk_store, a_file_cut_anywhere_is_removed_and_a_miss) {
