@@ -134,9 +134,11 @@ std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const 
     } catch (const GrammarError& error) {
         const std::string what = error.what();
         if (what.starts_with("tool")) throw;
-        const bool regex = request.format.kind == AnswerFormat::Kind::regex;
-        const bool grammar = request.format.kind == AnswerFormat::Kind::grammar;
-        throw GrammarError((regex ? "regex: " : grammar ? "grammar: " : "response_format: ") + what);
+        const AnswerFormat& format = request.format;
+        const bool unnamed = format.field == AnswerFormat().field;
+        const bool regex = unnamed && format.kind == AnswerFormat::Kind::regex;
+        const bool grammar = unnamed && format.kind == AnswerFormat::Kind::grammar;
+        throw GrammarError((regex ? "regex" : grammar ? "grammar" : format.field) + ": " + what);
     }
 }
 

@@ -207,6 +207,21 @@ void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatO
         out.thinking_budget = *tokens;
 }
 
+/// output_config.format, output_format (what it was called before), or a form as parse_format has it.
+AnswerFormat parse_output_format(const Fields& fields) {
+    AnswerFormat out = parse_format(fields);
+    const auto take = [&](const json::object* format, const std::string& where) {
+        if (format == nullptr) return;
+        if (out.kind != AnswerFormat::Kind::any)
+            refuse(where, "{}: the answer has a form already, of {}; expected one of the two", where, out.field);
+        out = parse_format_object(*format, where);
+    };
+    if (const json::object* config = fields.object("output_config"))
+        take(Fields(*config, "output_config.").object("format"), "output_config.format");
+    take(fields.object("output_format"), "output_format");
+    return out;
+}
+
 /// A last message of the assistant is what the answer begins with (prefill): the answer goes on behind it.
 bool ends_with_assistant(const ChatPrompt& prompt, const Fields& fields) {
     const json::object& last = prompt.messages.back().get_object();
@@ -232,7 +247,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     sampling.temperature = fields.number("temperature").value_or(sampling.temperature);
     sampling.top_p = fields.number("top_p").value_or(sampling.top_p);
     sampling.top_k = fields.integer("top_k", 0, std::numeric_limits<int32_t>::max()).value_or(sampling.top_k);
-    sampling.max_tokens = fields.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(-1);
+    sampling.max_tokens = parse_max_tokens(fields, {"max_tokens"}).value_or(-1);
     request.compression = parse_compression(fields);
     parse_stop_sequences(fields, sampling);
     out.stream = fields.boolean("stream").value_or(false);
@@ -255,11 +270,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     }
     const bool offered = parse_anthropic_tool_choice(fields, request.tool_choice);
     out.one_tool_call = request.tool_choice.single;
-    if (const json::object* config = fields.object("output_config"))
-        if (const json::object* format = Fields(*config, "output_config.").object("format"))
-            request.format = parse_format_object(*format, "output_config.format");
-    if (const json::object* format = fields.object("output_format"))  // what it was called before
-        request.format = parse_format_object(*format, "output_format");
+    request.format = parse_output_format(fields);
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));

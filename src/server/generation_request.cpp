@@ -209,6 +209,18 @@ json::object template_variables(const RequestDefaults& defaults, json::object ma
     return makers;
 }
 
+std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys) {
+    std::optional<int64_t> out;
+    for (const char* key : keys) {
+        const auto most = fields.integer(key, -1, kMostTokens);
+        if (most == 0)
+            refuse(fields.name(key), "{} is 0, expected 1 to {}, or -1: until the context ends", fields.name(key),
+                   kMostTokens);
+        if (most) out = most;
+    }
+    return out;
+}
+
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
     p.temperature = f.number("temperature").value_or(p.temperature);
@@ -221,8 +233,7 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
     p.repetition_penalty = f.number("repetition_penalty").value_or(p.repetition_penalty);
     if (const auto seed = f.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
         p.seed = static_cast<uint64_t>(*seed);
-    if (const auto most = f.integer("max_tokens", 1, kMostTokens)) p.max_tokens = *most;
-    if (const auto most = f.integer("max_completion_tokens", 1, kMostTokens)) p.max_tokens = *most;
+    p.max_tokens = parse_max_tokens(f, {"n_predict", "max_tokens", "max_completion_tokens"}).value_or(p.max_tokens);
     p.min_tokens = f.integer("min_tokens", 0, kMostTokens).value_or(0);
     p.ignore_eos = f.boolean("ignore_eos").value_or(false);
     parse_stop(f, p);
@@ -261,8 +272,12 @@ json::array prepare_tools(const json::array& tools) {
         if (!function) continue;  // web_search and the like: no model of ours has them
         const json::object* described = Fields(tool, where + ".").object("function");
         if (described == nullptr) refuse(where + ".function", "{}.function: missing", where);
-        (void)Fields(*described, where + ".function.").filled("name");
+        const Fields names(*described, where + ".function.");
+        (void)names.filled("name");
         out.push_back(tool);
+        const auto strict =
+            Fields(tool, where + ".").boolean("strict");  // beside the function, as some clients have it
+        if (strict && !names.boolean("strict")) out.back().at("function").as_object()["strict"] = *strict;
     }
     return out;
 }
@@ -290,10 +305,11 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     ChatPrompt prompt;
     prompt.options = parse_chat_options(fields, defaults);
     request.thinking_budget = parse_thinking_budget(fields, defaults);
-    const bool offered = parse_tool_choice(fields, request.tool_choice);
+    const ToolOffer offer = parse_tool_choice(fields, request.tool_choice);
     request.tool_choice.single = out.one_tool_call;
-    if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
+    if (const json::array* tools = fields.array("tools"); tools != nullptr && !offer.none)
         prompt.tools = prepare_tools(*tools);
+    keep_offered(offer, prompt.tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
     json::array& messages = body["messages"].get_array();
     prompt.options.continue_final_message = goes_on(fields, messages);
@@ -360,6 +376,14 @@ SamplingParams without_max_tokens(json::object body, const RequestDefaults& defa
     return parse_sampling(Fields(body), defaults);
 }
 
+/// OpenAI's default for this endpoint, where nothing says how long the answer may be.
+constexpr int64_t kTokensUnasked = 16;
+
+bool says_how_long(const Fields& fields) {
+    const auto given = [&](const char* key) { return fields.find(key) != nullptr; };
+    return given("max_tokens") || given("max_completion_tokens") || given("n_predict");
+}
+
 }  // namespace
 
 GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
@@ -371,7 +395,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     const json::value* most = fields.find("max_tokens");
     request.prompt_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want no more
     request.sampling = request.prompt_only ? without_max_tokens(body, defaults) : parse_sampling(fields, defaults);
-    if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
+    if (request.sampling.max_tokens < 0 && !says_how_long(fields)) request.sampling.max_tokens = kTokensUnasked;
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);
     if (echo && request.compression.mode == CompressMode::always)

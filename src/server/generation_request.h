@@ -39,6 +39,10 @@ json::object template_variables(const RequestDefaults& defaults, json::object ma
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
 
+/// How many tokens an answer may have by the last of the fields that are there; -1: until the context ends. Throws
+/// ApiError.
+std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys);
+
 /// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
 /// object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt with
 /// what was left out in marks). This server's own field. Throws ApiError.

@@ -217,35 +217,49 @@ json::value chat_tool_choice(const json::value& choice) {
 }
 
 /// Fields that mean the same here and there.
-constexpr std::array<std::string_view, 23> kSame = {"model",
-                                                    "compress",
-                                                    "stream",
-                                                    "temperature",
-                                                    "top_p",
-                                                    "top_k",
-                                                    "min_p",
-                                                    "seed",
-                                                    "stop",
-                                                    "frequency_penalty",
-                                                    "presence_penalty",
-                                                    "repetition_penalty",
-                                                    "logit_bias",
-                                                    "min_tokens",
-                                                    "ignore_eos",
-                                                    "parallel_tool_calls",
-                                                    "prompt_cache_key",
-                                                    "chat_template_kwargs",
-                                                    "thinking_budget",
-                                                    "thinking_token_budget",
-                                                    "priority",
-                                                    "cache_salt",
-                                                    "return_token_ids"};
+constexpr std::string_view kSame[] = {"model",
+                                      "compress",
+                                      "stream",
+                                      "temperature",
+                                      "top_p",
+                                      "top_k",
+                                      "min_p",
+                                      "seed",
+                                      "stop",
+                                      "frequency_penalty",
+                                      "presence_penalty",
+                                      "repetition_penalty",
+                                      "logit_bias",
+                                      "min_tokens",
+                                      "ignore_eos",
+                                      "parallel_tool_calls",
+                                      "prompt_cache_key",
+                                      "chat_template_kwargs",
+                                      "thinking_budget",
+                                      "thinking_token_budget",
+                                      "priority",
+                                      "cache_salt",
+                                      "return_token_ids",
+                                      "n_predict",
+                                      "max_tokens",
+                                      "regex",
+                                      "grammar",
+                                      "json_schema",
+                                      "guided_json",
+                                      "guided_regex",
+                                      "guided_choice",
+                                      "guided_grammar",
+                                      "guided_whitespace_pattern",
+                                      "structured_outputs",
+                                      "strict"};
 
 void refuse_unsupported_responses(const Fields& fields) {
     if (fields.boolean("background").value_or(false))
         refuse("background", "background: answers are not kept for later; ask without, or with \"stream\": true");
     if (fields.find("conversation") != nullptr)
         refuse("conversation", "conversation: not supported; send the items, or previous_response_id");
+    if (fields.find("response_format") != nullptr)
+        refuse("response_format", "response_format: expected text.format, where this API has it");
     if (fields.find("prompt") != nullptr) refuse("prompt", "prompt: there are no stored prompts here");
     if (fields.integer("top_logprobs", 0, 20).value_or(0) > 0)
         refuse("top_logprobs", "top_logprobs: not supported here; /v1/chat/completions has them");
