@@ -5,13 +5,14 @@
 
 #include "base/json.h"
 #include "server/constraint_fields.h"
+#include "server/history.h"
 #include "text/utf8.h"
 
 namespace riptide::server {
 
 namespace {
 
-constexpr std::size_t kMostMessages = 4096, kMostTools = 512, kMostBiases = 1024;
+constexpr std::size_t kMostTools = 512, kMostBiases = 1024;
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 
 void parse_stop(const Fields& fields, SamplingParams& out) {
@@ -43,61 +44,6 @@ void parse_logit_bias(const Fields& fields, SamplingParams& out) {
             refuse("logit_bias", "logit_bias: '{}' is not a token id", std::string_view(key).substr(0, 40));
         if (!value.is_number()) refuse("logit_bias", "logit_bias.{}: expected a number", id);
         out.logit_bias.emplace_back(id, value.to_number<double>());
-    }
-}
-
-void copy_reasoning(json::object& message) {
-    const json::value* text = nullptr;
-    for (const std::string_view key : {"reasoning_content", "reasoning"})
-        if (const json::value* found = message.if_contains(key);
-            text == nullptr && found != nullptr && found->is_string())
-            text = found;
-    if (text == nullptr) return;
-    const json::string reasoning = text->get_string();
-    message["reasoning_content"] = reasoning;
-    message["reasoning"] = reasoning;
-}
-
-void keep_text_of_parts(json::object& message, const std::string& where) {
-    json::value* content = message.if_contains("content");
-    if (content == nullptr || !content->is_array()) return;
-    json::array parts;
-    for (std::size_t i = 0; i < content->get_array().size(); ++i) {
-        const json::value& part = content->get_array()[i];
-        const std::string place = fmt::format("{}.content[{}]", where, i);
-        if (!part.is_object()) refuse(place, "{}: expected an object, found {}", place, kind_of(part));
-        const Fields fields(part.get_object(), place + ".");
-        const std::string_view type = fields.string("type").value_or("");
-        if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
-            refuse(place + ".type", "{}.type: '{}' is not supported: this model reads text only", place,
-                   type.substr(0, 40));
-        const auto text = fields.string(type == "refusal" ? "refusal" : "text");
-        if (!text) refuse(place + ".text", "{}.text: missing", place);
-        parts.push_back({{"type", "text"}, {"text", *text}});
-    }
-    *content = std::move(parts);
-}
-
-bool holds_object(const json::value& arguments) {
-    if (arguments.is_object() || arguments.is_null()) return true;
-    if (!arguments.is_string()) return true;  // the template's own check names it
-    const std::string_view text = arguments.get_string();
-    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return true;
-    try {
-        return parse_json(text, "arguments").is_object();
-    } catch (const Error&) {
-        return false;
-    }
-}
-
-void mend_arguments(json::object& message) {
-    json::value* calls = message.if_contains("tool_calls");
-    if (calls == nullptr || !calls->is_array()) return;
-    for (json::value& call : calls->get_array()) {
-        json::value* function = call.is_object() ? call.get_object().if_contains("function") : nullptr;
-        json::value* arguments =
-            function != nullptr && function->is_object() ? function->get_object().if_contains("arguments") : nullptr;
-        if (arguments != nullptr && !holds_object(*arguments)) *arguments = json::object{{"arguments", *arguments}};
     }
 }
 
@@ -243,21 +189,6 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
 
 void tell_effort(std::string_view effort, ChatOptions& options) {
     if (effort != "none") options.template_kwargs["reasoning_effort"] = effort;
-}
-
-json::array prepare_history(json::array messages) {
-    if (messages.empty()) refuse("messages", "messages: expected at least one message");
-    if (messages.size() > kMostMessages)
-        refuse("messages", "messages: {} messages, expected at most {}", messages.size(), kMostMessages);
-    for (std::size_t i = 0; i < messages.size(); ++i) {
-        const std::string where = fmt::format("messages[{}]", i);
-        if (!messages[i].is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(messages[i]));
-        json::object& message = messages[i].get_object();
-        keep_text_of_parts(message, where);
-        copy_reasoning(message);
-        mend_arguments(message);
-    }
-    return messages;
 }
 
 json::array prepare_tools(const json::array& tools) {

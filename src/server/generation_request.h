@@ -55,11 +55,6 @@ int64_t budget_of_effort(std::string_view effort, const std::string& field);
 /// An effort is also a variable of the template, which may know it or not: `reasoning_effort`.
 void tell_effort(std::string_view effort, ChatOptions& options);
 
-/// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
-/// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that
-/// a broken call in the history does not end the conversation. Throws ApiError naming the field.
-json::array prepare_history(json::array messages);
-
 /// The tools that are functions; others (web_search, ...) are of no use to a local model and are left out.
 /// Throws ApiError.
 json::array prepare_tools(const json::array& tools);
