@@ -144,6 +144,8 @@ void add_chat(Command& app, Action& action) {
     Command* cmd = app.add_subcommand("chat", "Talk to a model, with reasoning and tool calls");
     auto options = std::make_shared<ChatFlags>();
     add_model_flags(*cmd, options->model);
+    add_tokenizer_flag(*cmd, options->model);
+    add_template_flag(*cmd, options->model);
     cmd->add_option("-m,--message", options->message, "Ask this once; without it and --messages: a conversation");
     cmd->add_option("--messages", options->messages_file, "JSON array of OpenAI-style messages to answer");
     cmd->add_option("--system", options->system, "System message");

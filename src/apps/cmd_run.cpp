@@ -82,7 +82,7 @@ EncodeOptions encode_options(const RunFlags& o) {
 int print_kept(const RunFlags& o) {
     RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
              "--show-kept needs --scorer FILE, and a text");
-    const auto checkpoint = open_model_or_demo(o.model.model);
+    const auto checkpoint = open_model(o.model);
     const Tokenizer tokenizer = load_tokenizer(*checkpoint);
     PromptShortener shortener(o.compress, open_scorer(o.compress, o.model), tokenizer);
     const std::string text = prompt_text(o);
@@ -156,6 +156,7 @@ void add_run(Command& app, Action& action) {
     Command* cmd = app.add_subcommand("run", "Complete a prompt");
     auto options = std::make_shared<RunFlags>();
     add_model_flags(*cmd, options->model);
+    add_tokenizer_flag(*cmd, options->model);
     cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
     cmd->add_option("--tokens", options->tokens_file,

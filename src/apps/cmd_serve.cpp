@@ -143,7 +143,7 @@ EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, in
 }
 
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings) {
-    auto checkpoint = open_model_or_demo(o.model.model);
+    auto checkpoint = open_model(o.model);
     refuse_dflash(*checkpoint);
     RT_CHECK(has_tokenizer(*checkpoint),
              "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
@@ -201,6 +201,7 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
         describe(settle_sampling(options.defaults.sampling, options.sampling, info.makers)));
     if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
         say("chat    {} for the template, where a request does not say", variables);
+    if (!info.chat) say("chat    none: {}", info.no_chat);
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
     if (!options.http.unix_socket.empty()) return;
@@ -318,12 +319,14 @@ void add_serve(Command& app, Action& action) {
     options->server.http.port = 8484;
     cmd->wide_help(52);
     add_model_flags(*cmd, options->model);
+    add_tokenizer_flag(*cmd, options->model);
+    add_template_flag(*cmd, options->model);
     add_server_flags(*cmd, *options);
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions",
-                             "--repetition-penalty"})  // told by run, ppl
+                             "--repetition-penalty", "--chunk", "--draft-tree"})  // told by run, ppl, chat
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "io/replaced_text.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::apps {
@@ -64,6 +65,19 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
         ->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
                    "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
+}
+
+void add_tokenizer_flag(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("--tokenizer", flags.tokenizer, "Folder with a tokenizer.json to use instead of the model's own");
+}
+
+void add_template_flag(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("--chat-template", flags.chat_template,
+                   "File with a chat template (Jinja) to use instead of the model's own");
+}
+
+std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags) {
+    return replace_text(open_model_or_demo(flags.model), flags.tokenizer, flags.chat_template);
 }
 
 void add_draft_flags(Command& cmd, DraftFlags& flags) {
@@ -157,7 +171,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
         options.gpu->memory_budget = std::max<int64_t>(1, options.gpu->memory_budget - taken_bytes);
     options.speculation = speculation;
     auto checkpoint = flags.random_weights.empty()
-                          ? open_model_or_demo(flags.model)
+                          ? open_model(flags)
                           : random_checkpoint(flags.random_weights, flags.threads,
                                               flags.random_routing == "skewed"    ? RandomRouting::skewed
                                               : flags.random_routing == "uniform" ? RandomRouting::uniform
@@ -175,7 +189,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
 
 std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
     static_cast<SessionOptions&>(options) = session_options(flags);
-    auto checkpoint = open_model_or_demo(flags.model);
+    auto checkpoint = open_model(flags);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");

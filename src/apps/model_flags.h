@@ -26,8 +26,14 @@ struct ModelFlags {
     int chunk = 0;
     double yarn_attention_factor = -1;
     std::string delta = "rows";
+    std::string tokenizer, chat_template;  // folder and file instead of the model's own; empty: those
 };
 void add_model_flags(Command& cmd, ModelFlags& flags);
+/// --tokenizer, and --chat-template, for who uses them.
+void add_tokenizer_flag(Command& cmd, ModelFlags& flags);
+void add_template_flag(Command& cmd, ModelFlags& flags);
+/// MODEL (or the demo) with the tokenizer and template that the flags name. Throws Error.
+std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags);
 
 /// Who guesses tokens ahead, and how many.
 struct DraftFlags {

@@ -50,6 +50,7 @@ struct Engine::Impl {
         facts.v_dtype = o.v_dtype;
         facts.device = machine.device();
         facts.chat = text.chats();
+        facts.no_chat = text.why_no_chats();
         if (text.chats()) facts.chat_dialect = text.dialect()->name;
         if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
         facts.stop_ids = text.stop_ids();

@@ -57,6 +57,7 @@ struct EngineInfo {
     DType k_dtype = DType::f16, v_dtype = DType::f16;
     std::string device;  // "NVIDIA H200", "CPU, 8 threads"
     bool chat = false;   // there is a template in a dialect that the engine can parse
+    std::string no_chat;       // else why not
     std::string chat_dialect;  // its name, text/dialect.h
     ChatTraits chat_traits;
     std::vector<int32_t> stop_ids;

@@ -13,22 +13,33 @@ const json::value* metadata_field(const Checkpoint& checkpoint, const char* key)
 
 bool is_gguf(const Checkpoint& checkpoint) { return checkpoint.format() == Checkpoint::Format::gguf; }
 
+/// tokenizer.json; also of a GGUF whose text was replaced: io/replaced_text.h.
+const json::object* tokenizer_json(const Checkpoint& checkpoint) {
+    const json::value* found = metadata_field(checkpoint, "tokenizer");
+    return found != nullptr ? found->if_object() : nullptr;
+}
+
 }  // namespace
 
 bool has_tokenizer(const Checkpoint& checkpoint) {
-    return metadata_field(checkpoint, is_gguf(checkpoint) ? "tokenizer.ggml.tokens" : "tokenizer") != nullptr;
+    return tokenizer_json(checkpoint) != nullptr ||
+           (is_gguf(checkpoint) && metadata_field(checkpoint, "tokenizer.ggml.tokens") != nullptr);
 }
 
 Tokenizer load_tokenizer(const Checkpoint& checkpoint) {
     RT_CHECK(has_tokenizer(checkpoint), "{}: no tokenizer (expected {}); give token ids with --tokens",
              checkpoint.path(), is_gguf(checkpoint) ? "tokenizer.ggml.tokens" : "tokenizer.json");
-    if (is_gguf(checkpoint)) return Tokenizer::from_gguf(checkpoint.metadata(), checkpoint.path());
-    return Tokenizer::from_hf(*metadata_field(checkpoint, "tokenizer"), metadata_field(checkpoint, "tokenizer_config"), checkpoint.path());
+    if (tokenizer_json(checkpoint) == nullptr) return Tokenizer::from_gguf(checkpoint.metadata(), checkpoint.path());
+    return Tokenizer::from_hf(*metadata_field(checkpoint, "tokenizer"), metadata_field(checkpoint, "tokenizer_config"),
+                              checkpoint.path());
 }
 
 std::string chat_template_source(const Checkpoint& checkpoint) {
-    const json::value* source = metadata_field(checkpoint, is_gguf(checkpoint) ? "tokenizer.chat_template" : "chat_template");
-    return source != nullptr && source->is_string() ? std::string(source->get_string()) : "";
+    for (const char* key : {"chat_template", "tokenizer.chat_template"}) {  // the first also of a GGUF, if replaced
+        const json::value* source = metadata_field(checkpoint, key);
+        if (source != nullptr && source->is_string()) return std::string(source->get_string());
+    }
+    return "";
 }
 
 std::optional<ChatTemplate> load_chat_template(const Checkpoint& checkpoint, const Tokenizer& tokenizer,

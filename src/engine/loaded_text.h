@@ -15,7 +15,7 @@ namespace riptide {
 
 /// The checkpoint has a vocabulary that load_tokenizer can read.
 bool has_tokenizer(const Checkpoint& checkpoint);
-/// From tokenizer.ggml.* or tokenizer.json. Throws Error if the checkpoint has none.
+/// From tokenizer.json, or else tokenizer.ggml.*. Throws Error if the checkpoint has none.
 Tokenizer load_tokenizer(const Checkpoint& checkpoint);
 /// The chat template's source, or "" if the checkpoint has none.
 std::string chat_template_source(const Checkpoint& checkpoint);

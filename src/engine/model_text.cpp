@@ -54,7 +54,11 @@ ModelText::ModelText(const Checkpoint& checkpoint) : makers_(generation_defaults
     tokenizer_.emplace(load_tokenizer(checkpoint));
     constrainer_ = std::make_unique<Constrainer>();
     stop_ids_ = tokenizer_->stop_ids(makers_.eos_ids);
-    template_ = load_chat_template(checkpoint, *tokenizer_, makers_);
+    try {
+        template_ = load_chat_template(checkpoint, *tokenizer_, makers_);
+    } catch (const Error& error) {  // completions do without
+        chat_problem_ = error.what();
+    }
     if (template_) dialect_ = find_dialect(template_->traits(), *tokenizer_);
     if (dialect_ != nullptr) add_stops();
     std::string facts = fmt::format("{:016x} {}", tokenizer_->fingerprint(), chat_template_source(checkpoint));
@@ -87,12 +91,21 @@ EncodedPrompt ModelText::encode(const Prompt& prompt) const {
     return out;
 }
 
+std::string ModelText::why_no_chats() const {
+    if (chats()) return "";
+    const std::string_view takes = "it takes prompts as text or token ids only";
+    if (!chat_problem_.empty())
+        return fmt::format("this model's chat template cannot be used, so {}: {} (another comes with --chat-template)",
+                           takes, chat_problem_);
+    if (!template_) return fmt::format("this model has no chat template: {}", takes);
+    return fmt::format(
+        "no chat dialect fits this model's template and vocabulary, so its answers cannot be parsed: {}. Known "
+        "dialects, with the tokens that they need: {}",
+        takes, known_dialects());
+}
+
 void ModelText::require_chats() const {
-    RT_CHECK(template_, "this model has no chat template: it takes prompts as text or token ids only");
-    RT_CHECK(dialect_,
-             "no chat dialect fits this model's template and vocabulary, so its answers cannot be parsed: it takes "
-             "prompts as text or token ids only. Known dialects, with the tokens that they need: {}",
-             known_dialects());
+    if (!chats()) throw Error(why_no_chats());
 }
 
 EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
@@ -134,9 +147,11 @@ std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const 
     } catch (const GrammarError& error) {
         const std::string what = error.what();
         if (what.starts_with("tool")) throw;
-        const bool regex = request.format.kind == AnswerFormat::Kind::regex;
-        const bool grammar = request.format.kind == AnswerFormat::Kind::grammar;
-        throw GrammarError((regex ? "regex: " : grammar ? "grammar: " : "response_format: ") + what);
+        const AnswerFormat& format = request.format;
+        const bool unnamed = format.field == AnswerFormat().field;
+        const bool regex = unnamed && format.kind == AnswerFormat::Kind::regex;
+        const bool grammar = unnamed && format.kind == AnswerFormat::Kind::grammar;
+        throw GrammarError((regex ? "regex" : grammar ? "grammar" : format.field) + ": " + what);
     }
 }
 

@@ -40,7 +40,8 @@ class ModelText {
   public:
     /// A model without any.
     ModelText() = default;
-    /// Throws Error for a tokenizer, a template or defaults that are there but cannot be used.
+    /// Throws Error for a tokenizer or defaults that are there but cannot be used. With a template that cannot be used
+    /// there are no chats.
     explicit ModelText(const Checkpoint& checkpoint);
 
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -49,6 +50,8 @@ class ModelText {
     /// Error that says why.
     const Dialect* dialect() const { return dialect_; }
     bool chats() const { return dialect_ != nullptr; }
+    /// For people; "" if there are chats.
+    std::string why_no_chats() const;
     void require_chats() const;
     const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
     const GenerationDefaults& makers() const { return makers_; }
@@ -72,6 +75,7 @@ class ModelText {
     GenerationDefaults makers_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<ChatTemplate> template_;
+    std::string chat_problem_;  // why the template that is there cannot be used
     const Dialect* dialect_ = nullptr;
     std::vector<int32_t> stop_ids_;
     std::string fingerprint_;

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "server/constraint_fields.h"
+#include "server/history.h"
 
 namespace riptide::server {
 
@@ -22,10 +23,21 @@ const json::object& need_block(const json::value& block, const std::string& wher
     return block.get_object();
 }
 
-std::string text_in(const json::value& content, const std::string& where);
+/// What becomes of blocks that cannot be read.
+enum class Unread { refused, named };
 
-/// A document that is text, behind its title and what the client says of it, on lines of their own.
-std::string document_of(const Fields& block, const std::string& where) {
+std::string text_in(const json::value& content, const std::string& where, Unread unread);
+
+/// What a client says of a text, on lines of their own.
+std::string heading_of(const Fields& block, std::initializer_list<const char*> keys) {
+    std::string out;
+    for (const char* key : keys)
+        if (const auto words = block.string(key); words && !words->empty()) out += fmt::format("{}: {}\n", key, *words);
+    return out;
+}
+
+/// A document that is text, behind its title and what the client says of it.
+std::string document_of(const Fields& block, const std::string& where, Unread unread) {
     const json::object* object = block.object("source");
     if (object == nullptr) refuse(where + ".source", "{}.source: missing", where);
     const Fields source(*object, where + ".source.");
@@ -34,31 +46,48 @@ std::string document_of(const Fields& block, const std::string& where) {
     if (type == "text") {
         text = source.string("data").value_or("");
     } else if (type == "content" && source.find("content") != nullptr) {
-        text = text_in(*source.find("content"), where + ".source.content");
+        text = text_in(*source.find("content"), where + ".source.content", unread);
     } else {
         refuse(where + ".source.type",
                "{}.source.type: documents of type '{}' are not supported, only text and content: this model reads text "
                "only",
                where, type.substr(0, 40));
     }
-    std::string out;
-    for (const char* key : {"title", "context"})
-        if (const auto words = block.string(key); words && !words->empty()) out += fmt::format("{}: {}\n", key, *words);
-    return out + text;
+    return heading_of(block, {"title", "context"}) + text;
+}
+
+bool is_readable(const Fields& document) {
+    const json::object* source = document.object("source");
+    const std::string_view type = source != nullptr ? Fields(*source).string("type").value_or("") : "";
+    return type == "text" || type == "content";
+}
+
+/// What a search has found: title, source and text.
+std::string search_result_of(const Fields& block, const std::string& where) {
+    return heading_of(block, {"title", "source"}) + text_in(*block.find("content"), where + ".content", Unread::named);
+}
+
+/// Of a block that holds text, or text that names it.
+std::string text_of_block(const json::object& object, const std::string& where, Unread unread) {
+    const Fields block(object, where + ".");
+    const std::string_view type = block_type(block);
+    if (type == "text") return std::string(block.string("text").value_or(""));
+    if (type == "document" && (unread == Unread::refused || is_readable(block)))
+        return document_of(block, where, unread);
+    if (type == "search_result" && block.array("content") != nullptr) return search_result_of(block, where);
+    if (unread == Unread::refused && !is_trace(type)) refuse_type(where, type);
+    return named_block(object);
 }
 
 /// A string, or the texts of blocks with newlines between them.
-std::string text_in(const json::value& content, const std::string& where) {
+std::string text_in(const json::value& content, const std::string& where, Unread unread) {
     if (content.is_string()) return std::string(content.get_string());
     if (!content.is_array()) refuse(where, "{}: expected a string or an array, found {}", where, kind_of(content));
     std::string out;
     bool first = true;
     for (std::size_t i = 0; i < content.get_array().size(); ++i) {
         const std::string place = fmt::format("{}[{}]", where, i);
-        const Fields block(need_block(content.get_array()[i], place), place + ".");
-        const bool document = block_type(block) == "document";
-        if (block_type(block) != "text" && !document) refuse_type(place, block_type(block));
-        const std::string text = document ? document_of(block, place) : std::string(block.string("text").value_or(""));
+        const std::string text = text_of_block(need_block(content.get_array()[i], place), place, unread);
         if (text.starts_with(kBilling)) continue;
         if (!first) out += '\n';
         first = false;
@@ -70,18 +99,17 @@ std::string text_in(const json::value& content, const std::string& where) {
 /// Takes the blocks of one message apart.
 class MessageReader {
   public:
-    MessageReader(std::string role, json::array& out) : role_(std::move(role)), out_(out) {}
+    MessageReader(std::string role, Unread unread, json::array& out)
+        : role_(std::move(role)), unread_(unread), out_(out) {}
 
     void take(const json::object& object, const std::string& where) {
         const Fields block(object, where + ".");
         const std::string_view type = block_type(block);
-        if (type == "text") add_text(block.string("text").value_or(""));
-        else if (type == "document") add_text(document_of(block, where));
-        else if (type == "thinking") reasoning_ += block.string("thinking").value_or("");
+        if (type == "thinking") reasoning_ += block.string("thinking").value_or("");
         else if (type == "redacted_thinking") return;
         else if (type == "tool_use") add_call(block);
         else if (type == "tool_result") add_result(object, block, where);
-        else refuse_type(where, type);
+        else add_text(text_of_block(object, where, unread_));
     }
 
     /// What is left makes one message; an empty one only if there was nothing else.
@@ -118,11 +146,12 @@ class MessageReader {
         const bool there = content != nullptr && !content->is_null();
         out_.push_back({{"role", "tool"},
                         {"tool_call_id", block.string("tool_use_id").value_or("")},
-                        {"content", there ? text_in(*content, where + ".content") : std::string()}});
+                        {"content", there ? text_in(*content, where + ".content", Unread::named) : std::string()}});
         only_results_ = true;
     }
 
     std::string role_;
+    Unread unread_;
     json::array& out_;
     std::string text_, reasoning_;
     json::array calls_;
@@ -130,7 +159,7 @@ class MessageReader {
     bool only_results_ = false;  // there was a result
 };
 
-void add_message(const json::object& message, const std::string& where, json::array& out) {
+void add_message(const json::object& message, const std::string& where, Unread unread, json::array& out) {
     const Fields fields(message, where + ".");
     const std::string role(fields.string("role").value_or(""));
     if (role != "user" && role != "assistant" && role != "system")
@@ -139,11 +168,11 @@ void add_message(const json::object& message, const std::string& where, json::ar
     const json::value* content = fields.find("content");
     if (content == nullptr) refuse(where + ".content", "{}.content: missing", where);
     if (content->is_string() || role == "system") {
-        out.push_back({{"role", role}, {"content", text_in(*content, where + ".content")}});
+        out.push_back({{"role", role}, {"content", text_in(*content, where + ".content", unread)}});
         return;
     }
     const json::array* blocks = fields.array("content");
-    MessageReader reader(role, out);
+    MessageReader reader(role, unread, out);
     for (std::size_t i = 0; i < blocks->size(); ++i) {
         const std::string place = fmt::format("{}.content[{}]", where, i);
         reader.take(need_block((*blocks)[i], place), place);
@@ -207,10 +236,29 @@ void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatO
         out.thinking_budget = *tokens;
 }
 
+/// output_config.format, output_format (what it was called before), or a form as parse_format has it.
+AnswerFormat parse_output_format(const Fields& fields) {
+    AnswerFormat out = parse_format(fields);
+    const auto take = [&](const json::object* format, const std::string& where) {
+        if (format == nullptr) return;
+        if (out.kind != AnswerFormat::Kind::any)
+            refuse(where, "{}: the answer has a form already, of {}; expected one of the two", where, out.field);
+        out = parse_format_object(*format, where);
+    };
+    if (const json::object* config = fields.object("output_config"))
+        take(Fields(*config, "output_config.").object("format"), "output_config.format");
+    take(fields.object("output_format"), "output_format");
+    return out;
+}
+
+bool ends_with_assistant(const ChatPrompt& prompt) {
+    return prompt.messages.back().get_object().at("role") == "assistant";
+}
+
 /// A last message of the assistant is what the answer begins with (prefill): the answer goes on behind it.
-bool ends_with_assistant(const ChatPrompt& prompt, const Fields& fields) {
+bool goes_on_with_last(const ChatPrompt& prompt, const Fields& fields) {
+    if (!ends_with_assistant(prompt)) return false;
     const json::object& last = prompt.messages.back().get_object();
-    if (last.at("role") != "assistant") return false;
     const json::object* thinking = fields.object("thinking");
     if (thinking != nullptr && prompt.options.enable_thinking.value_or(false))
         refuse("thinking",
@@ -224,7 +272,7 @@ bool ends_with_assistant(const ChatPrompt& prompt, const Fields& fields) {
 
 }  // namespace
 
-GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults) {
+GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults, MessagesFor purpose) {
     const Fields fields(body);
     GenerationRequest out;
     Request& request = out.prompts.emplace_back();
@@ -232,7 +280,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     sampling.temperature = fields.number("temperature").value_or(sampling.temperature);
     sampling.top_p = fields.number("top_p").value_or(sampling.top_p);
     sampling.top_k = fields.integer("top_k", 0, std::numeric_limits<int32_t>::max()).value_or(sampling.top_k);
-    sampling.max_tokens = fields.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(-1);
+    sampling.max_tokens = parse_max_tokens(fields, {"max_tokens"}).value_or(-1);
     request.compression = parse_compression(fields);
     parse_stop_sequences(fields, sampling);
     out.stream = fields.boolean("stream").value_or(false);
@@ -246,24 +294,23 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     const json::array* messages = fields.array("messages");
     if (messages == nullptr || messages->empty()) refuse("messages", "messages: expected at least one message");
     if (const json::value* system = fields.find("system")) {
-        const std::string text = text_in(*system, "system");
+        const std::string text = text_in(*system, "system", Unread::refused);
         if (!text.empty()) prompt.messages.push_back({{"role", "system"}, {"content", text}});
     }
+    const std::size_t last = last_of_user(*messages);
     for (std::size_t i = 0; i < messages->size(); ++i) {
         const std::string where = fmt::format("messages[{}]", i);
-        add_message(need_block((*messages)[i], where), where, prompt.messages);
+        add_message(need_block((*messages)[i], where), where, i == last ? Unread::refused : Unread::named,
+                    prompt.messages);
     }
     const bool offered = parse_anthropic_tool_choice(fields, request.tool_choice);
     out.one_tool_call = request.tool_choice.single;
-    if (const json::object* config = fields.object("output_config"))
-        if (const json::object* format = Fields(*config, "output_config.").object("format"))
-            request.format = parse_format_object(*format, "output_config.format");
-    if (const json::object* format = fields.object("output_format"))  // what it was called before
-        request.format = parse_format_object(*format, "output_format");
+    request.format = parse_output_format(fields);
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));
-    prompt.options.continue_final_message = ends_with_assistant(prompt, fields);
+    if (purpose == MessagesFor::counting) prompt.options.add_generation_prompt = !ends_with_assistant(prompt);
+    else prompt.options.continue_final_message = goes_on_with_last(prompt, fields);
     prompt.tools = prepare_tools(prompt.tools);
     request.prompt = std::move(prompt);
     return out;

@@ -165,7 +165,7 @@ HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
 
 HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
     const ChatTemplate* chat = ctx.engine.chat_template();
-    if (chat == nullptr) throw ApiError(400, "this model has no chat template");
+    if (chat == nullptr) throw ApiError(400, ctx.engine.info().no_chat);
     GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
     const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
     return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options).text}});

@@ -202,13 +202,13 @@ Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
 }
 
 Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
-    GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx));
+    GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx), MessagesFor::answering);
     if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
     return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
 }
 
 HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
-    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults);
+    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults, MessagesFor::counting);
     const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
 }

@@ -5,13 +5,14 @@
 
 #include "base/json.h"
 #include "server/constraint_fields.h"
+#include "server/history.h"
 #include "text/utf8.h"
 
 namespace riptide::server {
 
 namespace {
 
-constexpr std::size_t kMostMessages = 4096, kMostTools = 512, kMostBiases = 1024;
+constexpr std::size_t kMostTools = 512, kMostBiases = 1024;
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 
 void parse_stop(const Fields& fields, SamplingParams& out) {
@@ -43,61 +44,6 @@ void parse_logit_bias(const Fields& fields, SamplingParams& out) {
             refuse("logit_bias", "logit_bias: '{}' is not a token id", std::string_view(key).substr(0, 40));
         if (!value.is_number()) refuse("logit_bias", "logit_bias.{}: expected a number", id);
         out.logit_bias.emplace_back(id, value.to_number<double>());
-    }
-}
-
-void copy_reasoning(json::object& message) {
-    const json::value* text = nullptr;
-    for (const std::string_view key : {"reasoning_content", "reasoning"})
-        if (const json::value* found = message.if_contains(key);
-            text == nullptr && found != nullptr && found->is_string())
-            text = found;
-    if (text == nullptr) return;
-    const json::string reasoning = text->get_string();
-    message["reasoning_content"] = reasoning;
-    message["reasoning"] = reasoning;
-}
-
-void keep_text_of_parts(json::object& message, const std::string& where) {
-    json::value* content = message.if_contains("content");
-    if (content == nullptr || !content->is_array()) return;
-    json::array parts;
-    for (std::size_t i = 0; i < content->get_array().size(); ++i) {
-        const json::value& part = content->get_array()[i];
-        const std::string place = fmt::format("{}.content[{}]", where, i);
-        if (!part.is_object()) refuse(place, "{}: expected an object, found {}", place, kind_of(part));
-        const Fields fields(part.get_object(), place + ".");
-        const std::string_view type = fields.string("type").value_or("");
-        if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
-            refuse(place + ".type", "{}.type: '{}' is not supported: this model reads text only", place,
-                   type.substr(0, 40));
-        const auto text = fields.string(type == "refusal" ? "refusal" : "text");
-        if (!text) refuse(place + ".text", "{}.text: missing", place);
-        parts.push_back({{"type", "text"}, {"text", *text}});
-    }
-    *content = std::move(parts);
-}
-
-bool holds_object(const json::value& arguments) {
-    if (arguments.is_object() || arguments.is_null()) return true;
-    if (!arguments.is_string()) return true;  // the template's own check names it
-    const std::string_view text = arguments.get_string();
-    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return true;
-    try {
-        return parse_json(text, "arguments").is_object();
-    } catch (const Error&) {
-        return false;
-    }
-}
-
-void mend_arguments(json::object& message) {
-    json::value* calls = message.if_contains("tool_calls");
-    if (calls == nullptr || !calls->is_array()) return;
-    for (json::value& call : calls->get_array()) {
-        json::value* function = call.is_object() ? call.get_object().if_contains("function") : nullptr;
-        json::value* arguments =
-            function != nullptr && function->is_object() ? function->get_object().if_contains("arguments") : nullptr;
-        if (arguments != nullptr && !holds_object(*arguments)) *arguments = json::object{{"arguments", *arguments}};
     }
 }
 
@@ -209,6 +155,18 @@ json::object template_variables(const RequestDefaults& defaults, json::object ma
     return makers;
 }
 
+std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys) {
+    std::optional<int64_t> out;
+    for (const char* key : keys) {
+        const auto most = fields.integer(key, -1, kMostTokens);
+        if (most == 0)
+            refuse(fields.name(key), "{} is 0, expected 1 to {}, or -1: until the context ends", fields.name(key),
+                   kMostTokens);
+        if (most) out = most;
+    }
+    return out;
+}
+
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
     p.temperature = f.number("temperature").value_or(p.temperature);
@@ -221,8 +179,7 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
     p.repetition_penalty = f.number("repetition_penalty").value_or(p.repetition_penalty);
     if (const auto seed = f.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
         p.seed = static_cast<uint64_t>(*seed);
-    if (const auto most = f.integer("max_tokens", 1, kMostTokens)) p.max_tokens = *most;
-    if (const auto most = f.integer("max_completion_tokens", 1, kMostTokens)) p.max_tokens = *most;
+    p.max_tokens = parse_max_tokens(f, {"n_predict", "max_tokens", "max_completion_tokens"}).value_or(p.max_tokens);
     p.min_tokens = f.integer("min_tokens", 0, kMostTokens).value_or(0);
     p.ignore_eos = f.boolean("ignore_eos").value_or(false);
     parse_stop(f, p);
@@ -232,21 +189,6 @@ SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) 
 
 void tell_effort(std::string_view effort, ChatOptions& options) {
     if (effort != "none") options.template_kwargs["reasoning_effort"] = effort;
-}
-
-json::array prepare_history(json::array messages) {
-    if (messages.empty()) refuse("messages", "messages: expected at least one message");
-    if (messages.size() > kMostMessages)
-        refuse("messages", "messages: {} messages, expected at most {}", messages.size(), kMostMessages);
-    for (std::size_t i = 0; i < messages.size(); ++i) {
-        const std::string where = fmt::format("messages[{}]", i);
-        if (!messages[i].is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(messages[i]));
-        json::object& message = messages[i].get_object();
-        keep_text_of_parts(message, where);
-        copy_reasoning(message);
-        mend_arguments(message);
-    }
-    return messages;
 }
 
 json::array prepare_tools(const json::array& tools) {
@@ -261,8 +203,12 @@ json::array prepare_tools(const json::array& tools) {
         if (!function) continue;  // web_search and the like: no model of ours has them
         const json::object* described = Fields(tool, where + ".").object("function");
         if (described == nullptr) refuse(where + ".function", "{}.function: missing", where);
-        (void)Fields(*described, where + ".function.").filled("name");
+        const Fields names(*described, where + ".function.");
+        (void)names.filled("name");
         out.push_back(tool);
+        const auto strict =
+            Fields(tool, where + ".").boolean("strict");  // beside the function, as some clients have it
+        if (strict && !names.boolean("strict")) out.back().at("function").as_object()["strict"] = *strict;
     }
     return out;
 }
@@ -290,10 +236,11 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     ChatPrompt prompt;
     prompt.options = parse_chat_options(fields, defaults);
     request.thinking_budget = parse_thinking_budget(fields, defaults);
-    const bool offered = parse_tool_choice(fields, request.tool_choice);
+    const ToolOffer offer = parse_tool_choice(fields, request.tool_choice);
     request.tool_choice.single = out.one_tool_call;
-    if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
+    if (const json::array* tools = fields.array("tools"); tools != nullptr && !offer.none)
         prompt.tools = prepare_tools(*tools);
+    keep_offered(offer, prompt.tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
     json::array& messages = body["messages"].get_array();
     prompt.options.continue_final_message = goes_on(fields, messages);
@@ -360,6 +307,14 @@ SamplingParams without_max_tokens(json::object body, const RequestDefaults& defa
     return parse_sampling(Fields(body), defaults);
 }
 
+/// OpenAI's default for this endpoint, where nothing says how long the answer may be.
+constexpr int64_t kTokensUnasked = 16;
+
+bool says_how_long(const Fields& fields) {
+    const auto given = [&](const char* key) { return fields.find(key) != nullptr; };
+    return given("max_tokens") || given("max_completion_tokens") || given("n_predict");
+}
+
 }  // namespace
 
 GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
@@ -371,7 +326,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     const json::value* most = fields.find("max_tokens");
     request.prompt_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want no more
     request.sampling = request.prompt_only ? without_max_tokens(body, defaults) : parse_sampling(fields, defaults);
-    if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
+    if (request.sampling.max_tokens < 0 && !says_how_long(fields)) request.sampling.max_tokens = kTokensUnasked;
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);
     if (echo && request.compression.mode == CompressMode::always)

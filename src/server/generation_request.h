@@ -39,6 +39,10 @@ json::object template_variables(const RequestDefaults& defaults, json::object ma
 /// temperature, top_p, ... in OpenAI's names, and those that vLLM and llama.cpp have added. Throws ApiError.
 SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defaults);
 
+/// How many tokens an answer may have by the last of the fields that are there; -1: until the context ends. Throws
+/// ApiError.
+std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys);
+
 /// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
 /// object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt with
 /// what was left out in marks). This server's own field. Throws ApiError.
@@ -50,11 +54,6 @@ int64_t budget_of_effort(std::string_view effort, const std::string& field);
 
 /// An effort is also a variable of the template, which may know it or not: `reasoning_effort`.
 void tell_effort(std::string_view effort, ChatOptions& options);
-
-/// Makes what clients send as history into what the chat template takes: reasoning under any of its names goes to all
-/// of them, content parts keep nothing but their text, arguments that are not the JSON of an object become one, so that
-/// a broken call in the history does not end the conversation. Throws ApiError naming the field.
-json::array prepare_history(json::array messages);
 
 /// The tools that are functions; others (web_search, ...) are of no use to a local model and are left out.
 /// Throws ApiError.

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "server/api.h"
+#include "server/responses_tools.h"
 
 namespace riptide::server {
 
@@ -29,6 +30,7 @@ ResponseReply::ResponseReply(ReplyFacts facts, const ResponsesRequest& request, 
     : facts_(std::move(facts)),
       echo_(request.echo),
       namespaces_(request.namespaces),
+      custom_(request.custom),
       keep_(std::move(keep)),
       stream_(request.generation.stream),
       one_tool_call_(request.generation.one_tool_call),
@@ -148,10 +150,15 @@ void ResponseReply::open_parts(std::string& out) {
 
 void ResponseReply::open_call(const ToolCallBegin& call, std::string& out) {
     close(true, out);
-    kind_ = Kind::call;
+    const bool custom = custom_.contains(call.name);
+    kind_ = custom ? Kind::custom_call : Kind::call;
     text_.clear();
-    item_ = {{"id", random_id("fc_")},        {"type", "function_call"}, {"status", "in_progress"},
-             {"call_id", random_id("call_")}, {"name", call.name},       {"arguments", ""}};
+    if (custom)
+        item_ = {{"id", random_id("ctc_")},       {"type", "custom_tool_call"}, {"status", "in_progress"},
+                 {"call_id", random_id("call_")}, {"name", call.name},          {"input", ""}};
+    else
+        item_ = {{"id", random_id("fc_")},        {"type", "function_call"}, {"status", "in_progress"},
+                 {"call_id", random_id("call_")}, {"name", call.name},       {"arguments", ""}};
     if (const auto found = namespaces_.find(call.name); found != namespaces_.end()) item_["namespace"] = found->second;
     delta_head_ = delta_head("response.function_call_arguments.delta", item_, output_.size(), "");
     emit("response.output_item.added", {{"output_index", output_.size()}, {"item", item_}}, out);
@@ -161,6 +168,14 @@ void ResponseReply::close_message(std::string& out) {
     part_event("response.output_text.done", "content_index", {{"text", text_}, {"logprobs", json::array()}}, out);
     part_event("response.content_part.done", "content_index", {{"part", text_part(text_)}}, out);
     item_["content"] = json::array{text_part(text_)};
+}
+
+/// Its text comes in one piece, when the JSON that holds it is over.
+void ResponseReply::close_custom_call(std::string& out) {
+    const std::string input = text_of_input(text_);
+    part_event("response.custom_tool_call_input.delta", "", {{"delta", input}}, out);
+    part_event("response.custom_tool_call_input.done", "", {{"input", input}}, out);
+    item_["input"] = input;
 }
 
 void ResponseReply::close_reasoning(std::string& out) {
@@ -180,6 +195,7 @@ void ResponseReply::close(bool complete, std::string& out) {
     if (kind_ == Kind::none) return;
     if (kind_ == Kind::message) close_message(out);
     if (kind_ == Kind::reasoning) close_reasoning(out);
+    if (kind_ == Kind::custom_call) close_custom_call(out);
     if (kind_ == Kind::call) {
         item_["arguments"] = text_;
         part_event("response.function_call_arguments.done", "", {{"name", item_.at("name")}, {"arguments", text_}},
@@ -218,7 +234,7 @@ void ResponseReply::take_body(const EventBody& body, std::string& out) {
     } else if (const auto* part = std::get_if<ToolCallArguments>(&body)) {
         if (dropping_) return;
         text_ += part->json_fragment;
-        if (stream_) delta(delta_head_, part->json_fragment, "", out);
+        if (stream_ && kind_ == Kind::call) delta(delta_head_, part->json_fragment, "", out);
     } else if (const auto* end = std::get_if<ToolCallEnd>(&body)) {
         if (!dropping_) close(end->complete, out);
         dropping_ = false;

@@ -30,7 +30,7 @@ class ResponseReply {
     HttpReply finish() const;
 
   private:
-    enum class Kind { none, reasoning, message, call };
+    enum class Kind { none, reasoning, message, call, custom_call };
 
     json::object response(std::string_view status, const json::object& also) const;
     void emit(std::string_view type, json::object fields, std::string& out);
@@ -42,6 +42,7 @@ class ResponseReply {
     void open_call(const ToolCallBegin& call, std::string& out);
     void close(bool complete, std::string& out);
     void close_message(std::string& out);
+    void close_custom_call(std::string& out);
     void close_reasoning(std::string& out);
     void part_event(std::string_view type, std::string_view index_name, json::object fields, std::string& out);
     void take_body(const EventBody& body, std::string& out);
@@ -51,6 +52,7 @@ class ResponseReply {
     ReplyFacts facts_;
     json::object echo_;
     std::map<std::string, std::string, std::less<>> namespaces_;
+    std::set<std::string, std::less<>> custom_;
     json::array conversation_;
     Keep keep_;
     json::value temperature_, top_p_;

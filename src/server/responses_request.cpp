@@ -1,10 +1,9 @@
 #include "server/responses_request.h"
 
 #include "base/json.h"
+#include "server/responses_tools.h"
 
 #include <algorithm>
-#include <array>
-#include <set>
 #include <utility>
 
 namespace riptide::server {
@@ -14,11 +13,6 @@ namespace {
 constexpr std::string_view kSeal = "riptide:";
 constexpr std::size_t kMostItems = 8192;
 constexpr std::string_view kBefore = "previous_response_id";
-
-std::string_view item_type(const json::object& item) {
-    const json::value* type = item.if_contains("type");
-    return type != nullptr && type->is_string() ? std::string_view(type->get_string()) : "message";
-}
 
 /// The texts of parts, joined; "" for what has none.
 std::string texts_of(const json::value* content) {
@@ -31,11 +25,6 @@ std::string texts_of(const json::value* content) {
         if (text != nullptr && text->is_string()) out += std::string_view(text->get_string());
     }
     return out;
-}
-
-std::string string_of(const json::object& item, std::string_view key) {
-    const json::value* value = item.if_contains(key);
-    return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
 }
 
 /// The same text may stand in a reasoning item up to three times.
@@ -147,60 +136,6 @@ class ItemReader {
     bool said_ = false;  // the turn has its text
 };
 
-/// {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}
-json::object chat_function(const json::object& tool) {
-    if (tool.contains("function")) return tool;
-    json::object function;
-    for (const std::string_view key : {"name", "description", "parameters", "strict"})
-        if (const json::value* value = tool.if_contains(key); value != nullptr && !value->is_null())
-            function[key] = *value;
-    return {{"type", "function"}, {"function", std::move(function)}};
-}
-
-/// The model knows tools by their names alone: a call to one of two that a namespace tells apart could go to the wrong
-/// one.
-void refuse_namesakes(const json::array& functions, const ResponsesRequest& out) {
-    std::set<std::string, std::less<>> names;
-    for (const json::value& each : functions) {
-        const json::value* function = each.is_object() ? each.get_object().if_contains("function") : nullptr;
-        const std::string name =
-            function != nullptr && function->is_object() ? string_of(function->get_object(), "name") : "";
-        if (!names.insert(name).second && out.namespaces.contains(name))
-            refuse("tools",
-                   "tools: two are called '{}', one of them in the namespace '{}'; expected names of their own",
-                   name.substr(0, 80), out.namespaces.at(name).substr(0, 80));
-    }
-}
-
-json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
-    json::array functions;
-    const auto add = [&](const json::object& tool, const std::string& where) {
-        functions.push_back(chat_function(tool));
-        out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
-    };
-    for (std::size_t i = 0; i < tools.size(); ++i) {
-        const std::string where = fmt::format("tools[{}]", i);
-        if (!tools[i].is_object()) {
-            functions.push_back(tools[i]);  // refused by name
-            out.origins.tools.push_back({where, where});
-            continue;
-        }
-        const json::object& tool = tools[i].get_object();
-        if (item_type(tool) == "function") add(tool, where);
-        if (item_type(tool) != "namespace") continue;
-        const json::value* inner = tool.if_contains("tools");
-        if (inner == nullptr || !inner->is_array()) continue;
-        for (std::size_t j = 0; j < inner->get_array().size(); ++j) {
-            const json::value& each = inner->get_array()[j];
-            if (!each.is_object() || item_type(each.get_object()) != "function") continue;
-            add(each.get_object(), fmt::format("{}.tools[{}]", where, j));
-            out.namespaces.emplace(string_of(each.get_object(), "name"), string_of(tool, "name"));
-        }
-    }
-    refuse_namesakes(functions, out);
-    return functions;
-}
-
 /// The format as response_format has it.
 json::value chat_format(const json::object& format) {
     if (item_type(format) != "json_schema") return format;
@@ -210,42 +145,50 @@ json::value chat_format(const json::object& format) {
     return json::object{{"type", "json_schema"}, {"json_schema", std::move(schema)}};
 }
 
-/// {"type": "function", "name"} -> {"type": "function", "function": {"name"}}
-json::value chat_tool_choice(const json::value& choice) {
-    if (!choice.is_object() || item_type(choice.get_object()) != "function") return choice;
-    return json::object{{"type", "function"}, {"function", {{"name", string_of(choice.get_object(), "name")}}}};
-}
-
 /// Fields that mean the same here and there.
-constexpr std::array<std::string_view, 23> kSame = {"model",
-                                                    "compress",
-                                                    "stream",
-                                                    "temperature",
-                                                    "top_p",
-                                                    "top_k",
-                                                    "min_p",
-                                                    "seed",
-                                                    "stop",
-                                                    "frequency_penalty",
-                                                    "presence_penalty",
-                                                    "repetition_penalty",
-                                                    "logit_bias",
-                                                    "min_tokens",
-                                                    "ignore_eos",
-                                                    "parallel_tool_calls",
-                                                    "prompt_cache_key",
-                                                    "chat_template_kwargs",
-                                                    "thinking_budget",
-                                                    "thinking_token_budget",
-                                                    "priority",
-                                                    "cache_salt",
-                                                    "return_token_ids"};
+constexpr std::string_view kSame[] = {"model",
+                                      "compress",
+                                      "stream",
+                                      "temperature",
+                                      "top_p",
+                                      "top_k",
+                                      "min_p",
+                                      "seed",
+                                      "stop",
+                                      "frequency_penalty",
+                                      "presence_penalty",
+                                      "repetition_penalty",
+                                      "logit_bias",
+                                      "min_tokens",
+                                      "ignore_eos",
+                                      "parallel_tool_calls",
+                                      "prompt_cache_key",
+                                      "chat_template_kwargs",
+                                      "thinking_budget",
+                                      "thinking_token_budget",
+                                      "priority",
+                                      "cache_salt",
+                                      "return_token_ids",
+                                      "n_predict",
+                                      "max_tokens",
+                                      "regex",
+                                      "grammar",
+                                      "json_schema",
+                                      "guided_json",
+                                      "guided_regex",
+                                      "guided_choice",
+                                      "guided_grammar",
+                                      "guided_whitespace_pattern",
+                                      "structured_outputs",
+                                      "strict"};
 
 void refuse_unsupported_responses(const Fields& fields) {
     if (fields.boolean("background").value_or(false))
         refuse("background", "background: answers are not kept for later; ask without, or with \"stream\": true");
     if (fields.find("conversation") != nullptr)
         refuse("conversation", "conversation: not supported; send the items, or previous_response_id");
+    if (fields.find("response_format") != nullptr)
+        refuse("response_format", "response_format: expected text.format, where this API has it");
     if (fields.find("prompt") != nullptr) refuse("prompt", "prompt: there are no stored prompts here");
     if (fields.integer("top_logprobs", 0, 20).value_or(0) > 0)
         refuse("top_logprobs", "top_logprobs: not supported here; /v1/chat/completions has them");

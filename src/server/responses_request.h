@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 
 #include "server/generation_request.h"
@@ -15,6 +16,7 @@ struct ResponsesRequest {
     /// What the reply repeats: instructions, tools, reasoning, ... as they were sent.
     json::object echo;
     std::map<std::string, std::string, std::less<>> namespaces;  // of functions that came in one: name -> namespace
+    std::set<std::string, std::less<>> custom;                   // tools that take free text, by name
     bool summary = false;                                        // the reasoning is wanted as a summary too
     bool sealed = false;                                         // and as encrypted_content
     bool store = true;                                           // later requests may refer to this one
@@ -25,8 +27,8 @@ struct ResponsesRequest {
 /// Turns the body into one of /v1/chat/completions, and reads that as parse_chat does: `input` (a string, or items:
 /// messages, reasoning, function calls and their outputs, references to stored items) and `instructions` become
 /// messages, where what the model said in one go is one message again. Items and tools of types that are of no use to a
-/// local model are left out; functions in a namespace are functions. `store` may be null: then references are refused.
-/// Throws ApiError that names the field.
+/// local model are left out; functions in a namespace are functions, custom tools functions of one text. `store` may be
+/// null: then references are refused. Throws ApiError that names the field.
 ResponsesRequest parse_responses(json::object body, const RequestDefaults& defaults, const ResponseStore* store,
                                  const std::string& isolation);
 

@@ -16,10 +16,12 @@ struct AnswerFormat {
         json_schema,  // `schema`: see add_json_schema
         regex,        // `text` matches the whole answer: see add_regex
         grammar,      // `text`: see add_ebnf
+        choice,       // one of the strings in `schema`, an array
     };
     Kind kind = Kind::any;
     json::value schema = {};
     std::string text = {};
+    std::string field = "response_format";  // what the request calls it, for errors
 };
 
 /// Whether tools are called.

@@ -37,7 +37,7 @@ TEST_F(ServerBehaviour, a_bad_field_is_named) {
         {{{"messages", {{{"role", "user"}, {"content", 5}}}}}, "messages[0].content"},
         {{{"messages", {{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}}}, "messages[0].content[0].type"},
         {with("max_tokens", 0), "max_tokens"},
-        {with("max_tokens", -1), "max_tokens"},
+        {with("max_tokens", -2), "max_tokens"},
         {with("max_tokens", 4294967297), "max_tokens"},
         {with("max_tokens", 1.9), "max_tokens"},
         {with("max_tokens", "5"), "max_tokens"},

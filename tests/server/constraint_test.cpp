@@ -186,5 +186,168 @@ TEST_F(ServerConstraint, tool_choices_that_cannot_be_kept_are_refused) {
     expect_alive();
 }
 
+std::string without_spaces(std::string text) {
+    std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
+    return text;
+}
+
+TEST_F(ServerConstraint, other_engines_names_for_a_form_are_obeyed) {
+    const json::object team = {{"type", "object"},
+                               {"properties", {{"team", {{"const", "a"}}}}},
+                               {"required", {"team"}},
+                               {"additionalProperties", false}};
+    const std::string grammar = "root ::= \"<\" [a-c]{3} \">\"";
+    const auto says = [&](const char* path, json::object more) {
+        more["max_tokens"] = 400;
+        more["temperature"] = 0;
+        if (std::string_view(path) == "/v1/completions") more["prompt"] = "x";
+        else if (std::string_view(path) == "/v1/responses") more["input"] = "x";
+        else more["messages"] = user_says("go");
+        const Answer answer = post(path, more);
+        EXPECT_EQ(answer.status, 200) << path << json::serialize(more) << answer.body;
+        if (answer.status != 200) return std::string();
+        const json::object reply = answer.object();
+        if (const json::value* output = reply.if_contains("output"))
+            return std::string(output->as_array().back().at("content").at(0).at("text").as_string());
+        if (const json::value* content = reply.if_contains("content"))
+            return std::string(content->as_array().back().at("text").as_string());
+        const json::object& choice = reply.at("choices").at(0).as_object();
+        return std::string(choice.contains("text") ? choice.at("text").as_string()
+                                                   : choice.at("message").at("content").as_string());
+    };
+    for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}) {
+        for (const json::object& asked : {json::object{{"json_schema", team}}, json::object{{"guided_json", team}},
+                                          json::object{{"guided_json", json::serialize(team)}},
+                                          json::object{{"structured_outputs", {{"json", team}, {"backend", "auto"}}}}})
+            EXPECT_EQ(without_spaces(says(path, asked)), R"({"team":"a"})") << path << json::serialize(asked);
+        for (const json::object& asked : {json::object{{"guided_regex", "(red|green)-\\d"}},
+                                          json::object{{"structured_outputs", {{"regex", "(red|green)-\\d"}}}}}) {
+            const std::string text = says(path, asked);
+            EXPECT_TRUE(text.starts_with("red-") || text.starts_with("green-")) << text;
+        }
+        for (const json::object& asked : {json::object{{"guided_choice", {"a.b", "c|d"}}},
+                                          json::object{{"structured_outputs", {{"choice", {"a.b", "c|d"}}}}}}) {
+            const std::string text = says(path, asked);
+            EXPECT_TRUE(text == "a.b" || text == "c|d") << text;
+        }
+        for (const json::object& asked :
+             {json::object{{"guided_grammar", grammar}}, json::object{{"structured_outputs", {{"grammar", grammar}}}}})
+            EXPECT_EQ(says(path, asked).size(), 5u);
+        EXPECT_EQ(says(path, {{"structured_outputs", {{"json_object", true}}}}).front(), '{');
+    }
+    const json::object format = {{"type", "json_object"}, {"schema", team}};
+    EXPECT_EQ(without_spaces(says("/v1/chat/completions", {{"response_format", format}})), R"({"team":"a"})");
+}
+
+TEST_F(ServerConstraint, a_form_that_cannot_be_obeyed_is_refused_by_its_field) {
+    const json::object object = {{"type", "json_object"}};
+    const std::vector<std::pair<json::object, std::string>> cases = {
+        {{{"response_format", {{"type", "json_object"}, {"schema", {{"not", true}}}}}}, "response_format"},
+        {{{"guided_json", {{"not", true}}}}, "guided_json"},
+        {{{"guided_json", "{"}}, "guided_json"},
+        {{{"json_schema", {{"type", "nonsense"}}}}, "json_schema"},
+        {{{"guided_regex", "(?=a)"}}, "guided_regex"},
+        {{{"guided_choice", json::array()}}, "guided_choice"},
+        {{{"guided_choice", {"a", 1}}}, "guided_choice"},
+        {{{"guided_grammar", "start: \"a\""}}, "guided_grammar"},
+        {{{"guided_whitespace_pattern", " "}}, "guided_whitespace_pattern"},
+        {{{"structured_outputs", {{"structural_tag", "{}"}}}}, "structured_outputs.structural_tag"},
+        {{{"structured_outputs", {{"regex", "(?=a)"}}}}, "structured_outputs"},
+        {{{"structured_outputs", {{"regex", "a"}, {"choice", {"a"}}}}}, "structured_outputs.choice"},
+        {{{"response_format", object}, {"guided_regex", "a"}}, "guided_regex"},
+        {{{"guided_regex", "a"}, {"structured_outputs", {{"regex", "a"}}}}, "structured_outputs.regex"},
+        {{{"strict", true}}, "strict"},
+        {{{"n_predict", 0}}, "n_predict"},
+        {{{"n_predict", -2}}, "n_predict"},
+    };
+    for (const auto& [more, field] : cases) {
+        json::object asked = body(0);
+        for (const auto& [key, value] : more) asked[key] = value;
+        const Answer answer = post("/v1/chat/completions", asked);
+        EXPECT_EQ(answer.status, 400) << json::serialize(more) << answer.body;
+        if (answer.status != 400) continue;
+        EXPECT_EQ(answer.param(), field) << answer.body;
+    }
+    EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"response_format", object}}).param(), "response_format");
+    expect_alive();
+}
+
+TEST_F(ServerConstraint, allowed_tools_are_all_that_is_offered) {
+    const auto function = [](const char* name) {
+        return json::object{{"name", name}, {"parameters", {{"type", "object"}, {"properties", json::object()}}}};
+    };
+    const auto tool = [&](const char* name) {
+        return json::object{{"type", "function"}, {"function", function(name)}};
+    };
+    const auto allowed = [](const char* mode, const json::array& names) {
+        return json::object{{"type", "allowed_tools"}, {"allowed_tools", {{"mode", mode}, {"tools", names}}}};
+    };
+    const json::array tools = {tool("first"), tool("second"), tool("third")};
+    const json::object second = {{"type", "function"}, {"function", {{"name", "second"}}}};
+    const auto prompt = [&](json::object more) {
+        more["messages"] = user_says("Hi");
+        more["tools"] = tools;
+        return std::string(post("/apply-template", more).object().at("prompt").as_string());
+    };
+    const std::string offered = prompt({{"tool_choice", allowed("auto", {second})}});
+    EXPECT_NE(offered.find("second"), std::string::npos);
+    EXPECT_EQ(offered.find("first"), std::string::npos);
+    EXPECT_NE(prompt({}).find("first"), std::string::npos);
+    json::object asked = body(3);
+    asked["tools"] = tools;
+    asked["tool_choice"] = allowed("required", {second});
+    const Answer answer = post("/v1/chat/completions", asked);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const json::array calls = message_of(answer).at("tool_calls").as_array();
+    for (const json::value& call : calls) EXPECT_EQ(call.at("function").at("name").as_string(), "second");
+    json::object flat = function("second");  // as the other API writes it
+    flat["type"] = "function";
+    const json::object choice = {
+        {"type", "allowed_tools"}, {"mode", "required"}, {"tools", {{{"type", "function"}, {"name", "second"}}}}};
+    json::object other = function("first");
+    other["type"] = "function";
+    const json::object items =
+        post("/v1/responses",
+             {{"input", "Hi"}, {"tools", {other, flat}}, {"tool_choice", choice}, {"max_output_tokens", 200}})
+            .object();
+    EXPECT_EQ(items.at("output").as_array().back().at("name").as_string(), "second");
+    for (const json::object& wrong : {allowed("auto", {{{"type", "function"}, {"function", {{"name", "none"}}}}}),
+                                      allowed("auto", {}), allowed("never", {second})}) {
+        asked["tool_choice"] = wrong;
+        EXPECT_EQ(post("/v1/chat/completions", asked).param(), "tool_choice") << json::serialize(wrong);
+    }
+}
+
+TEST_F(ServerConstraint, strict_counts_beside_the_function_too) {
+    const json::object schema = {{"type", "object"},
+                                 {"properties", {{"code", {{"type", "string"}, {"pattern", "^[A-Z]{2}$"}}}}},
+                                 {"required", {"code"}},
+                                 {"additionalProperties", false}};
+    json::object asked = body(4);
+    asked["tools"] = {
+        {{"type", "function"}, {"strict", true}, {"function", {{"name", "look_up"}, {"parameters", schema}}}}};
+    asked["tool_choice"] = "required";
+    asked["parallel_tool_calls"] = false;
+    const json::value call = message_of(post("/v1/chat/completions", asked)).at("tool_calls").at(0);
+    const json::value arguments = parse_json(std::string(call.at("function").at("arguments").as_string()), "arguments");
+    EXPECT_EQ(arguments.at("code").as_string().size(), 2u) << json::serialize(arguments);
+}
+
+TEST_F(ServerConstraint, an_answer_may_last_until_the_context_ends) {
+    const auto tokens = [&](const json::object& more) {
+        json::object asked = {{"prompt", "x"}, {"ignore_eos", true}};
+        for (const auto& [key, value] : more) asked[key] = value;
+        const Answer answer = post("/v1/completions", asked);
+        EXPECT_EQ(answer.status, 200) << answer.body;
+        return answer.object().at("usage").at("completion_tokens").to_number<int64_t>();
+    };
+    EXPECT_EQ(tokens({}), 16);
+    EXPECT_EQ(tokens({{"n_predict", 3}}), 3);
+    EXPECT_EQ(tokens({{"n_predict", 3}, {"max_tokens", 2}}), 2) << "the name of this API comes first";
+    for (const char* name : {"max_tokens", "n_predict"}) EXPECT_GT(tokens({{name, -1}}), 900) << name;
+    const json::object draft = {{"type", "content"}, {"content", "abc"}};
+    EXPECT_EQ(tokens({{"cache_prompt", false}, {"prediction", draft}, {"max_tokens", 2}}), 2);
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -328,7 +328,7 @@ TEST_F(ServerResponses, reasoning_comes_back_under_every_name) {
 }
 
 TEST_F(ServerResponses, a_bad_field_is_named_as_the_client_wrote_it) {
-    const json::object user = {{"role", "user"}, {"content", "a"}}, image = {{"type", "input_image"}};
+    const json::object user = {{"role", "user"}, {"content", "a"}}, bare = {{"type", "input_text"}};
     const json::object web = {{"type", "web_search"}};
     const auto said = [](const char* text) {
         return json::object{{"type", "reasoning"}, {"content", {{{"type", "reasoning_text"}, {"text", text}}}}};
@@ -346,8 +346,8 @@ TEST_F(ServerResponses, a_bad_field_is_named_as_the_client_wrote_it) {
         {{{"input", {{{"type", "function_call_output"}, {"call_id", "x"}}}}}, "input[0].output"},
         {{{"input", {{{"type", "function_call"}, {"call_id", "x"}, {"arguments", "{}"}}}}}, "input[0].name"},
         {{{"input", {user, {{"type", "function_call"}, {"name", ""}}}}}, "input[1].name"},
-        {{{"input", {said("thinks"), {{"role", "assistant"}, {"content", {image}}}}}}, "input[1].content[0].type"},
-        {{{"input", {user, {{"type", "function_call_output"}, {"output", {image}}}}}}, "input[1].output[0].type"},
+        {{{"input", {said("thinks"), {{"role", "assistant"}, {"content", {bare}}}}}}, "input[1].content[0].text"},
+        {{{"input", {user, {{"type", "function_call_output"}, {"output", {bare}}}}}}, "input[1].output[0].text"},
         {{{"instructions", "Be brief."}, {"input", {user, {{"role", "user"}, {"content", 5}}}}}, "input[1].content"},
         {{{"input", "x"}, {"tools", {web, {{"type", "function"}}}}}, "tools[1].name"},
         {{{"input", "x"}, {"tools", {web, 5}}}, "tools[1]"},
