@@ -282,9 +282,10 @@ Expr JsonGrammar::number_of(const json::object& schema, bool whole) {
     const auto [known, is_new] = numbers_.try_emplace(key, 0);
     if (!is_new) return known->second;
     if (!multiples) return known->second = g_.named(add_regex(g_, text, false));
-    const Pattern within = parse_pattern(text);
-    const TextCondition both[] = {{.pattern = &within}, {.automaton = &*multiples}};
-    return known->second = g_.named(add_text_automaton(g_, text_automaton(both), 0, Grammar::kUnbounded, {}));
+    const Pattern read = parse_pattern(text);
+    const TextCondition within{.pattern = &read};
+    const TextAutomaton both = intersection(text_automaton({&within, 1}), *multiples);
+    return known->second = g_.named(add_text_automaton(g_, both, 0, Grammar::kUnbounded, {}));
 }
 
 }  // namespace riptide

@@ -62,8 +62,8 @@ std::string ipv6_regex() {
     return out + fmt::format("|(({0}:){{0,5}}{0})?::{0}|(({0}:){{0,6}}{0})?::)", group);
 }
 
-/// RFC 3986; with `more` characters besides (RFC 3987). `relative`: also without scheme. `counted`: without addresses
-/// in brackets, which are most of its states.
+/// RFC 3986, something behind the scheme's colon; with `more` characters besides (RFC 3987). `relative`: also without
+/// scheme. `counted`: without addresses in brackets, which are most of its states.
 std::string uri_regex(std::string_view more, bool relative, bool counted) {
     const auto of = [&](std::string_view also) {
         return fmt::format("([A-Za-z0-9._~!$&'()*+,;={}{}-]|{})", also, more, kEscapedByte);
@@ -75,7 +75,7 @@ std::string uri_regex(std::string_view more, bool relative, bool counted) {
     const std::string rooted =
         fmt::format("//({}*@)?{}(:\\d{{0,5}})?{}|/({}+{})?", of(":"), host, segments, of(":@"), segments);
     const std::string tail = fmt::format(R"((\?{0}*)?(#{0}*)?)", of(":@/?"));
-    const std::string absolute = fmt::format("[A-Za-z][A-Za-z0-9+.-]*:({}|{}+{})?", rooted, of(":@"), segments);
+    const std::string absolute = fmt::format("[A-Za-z][A-Za-z0-9+.-]*:({}|{}+{})", rooted, of(":@"), segments);
     if (!relative) return absolute + tail;
     return fmt::format("({}|{}|{}+{})?{}", absolute, rooted, of("@"), segments, tail);
 }
@@ -83,10 +83,12 @@ std::string uri_regex(std::string_view more, bool relative, bool counted) {
 const std::string kUcsCharacters =
     R"(\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF\u{10000}-\u{1FFFD}\u{20000}-\u{2FFFD}\u{30000}-\u{3FFFD})";
 
-/// Of the web: a name with a dot in it.
+/// Of the web: a name with a dot in it, and no two hyphens together, as ajv has it.
 std::string url_regex() {
-    return "(https?|ftp)://(" + label_regex(32) + R"(\.){1,4}[A-Za-z]{2,20}(:[1-9]\d{1,3})?)" +
-           fmt::format("([/?]{0}*)?(#{0}*)?", R"(([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2}))");
+    const std::string label = "([A-Za-z0-9]{1,12}-){0,3}[A-Za-z0-9]{1,20}";
+    const std::string one = R"(([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2}))";
+    return fmt::format(R"((https?|ftp)://({}\.){{1,4}}[A-Za-z]{{2,20}}(:[1-9]\d{{1,3}})?(/{}*(#{}*)?)?)", label, one,
+                       one);
 }
 
 /// RFC 6570.

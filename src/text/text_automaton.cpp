@@ -242,4 +242,31 @@ class Determiniser {
 
 TextAutomaton text_automaton(std::span<const TextCondition> conditions) { return Determiniser(conditions).build(); }
 
+TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
+    TextAutomaton out;
+    std::map<std::pair<int32_t, int32_t>, int32_t> numbers;
+    std::vector<std::pair<int32_t, int32_t>> pairs;
+    const auto number = [&](int32_t in_a, int32_t in_b) {
+        const auto [found, is_new] = numbers.try_emplace({in_a, in_b}, static_cast<int32_t>(pairs.size()));
+        if (is_new) pairs.emplace_back(in_a, in_b);
+        return found->second;
+    };
+    number(0, 0);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        if (pairs.size() > TextAutomaton::kMostStates)
+            throw GrammarError(
+                fmt::format("the conditions on a text need more than {} states", TextAutomaton::kMostStates));
+        const TextAutomaton::State& from_a = a.states[static_cast<std::size_t>(pairs[i].first)];
+        const TextAutomaton::State& from_b = b.states[static_cast<std::size_t>(pairs[i].second)];
+        TextAutomaton::State state{.accepts = from_a.accepts && from_b.accepts};
+        for (const TextAutomaton::Edge& x : from_a.edges)
+            for (const TextAutomaton::Edge& y : from_b.edges)
+                if (CharSet both = intersection(x.chars, y.chars); !both.empty())
+                    state.edges.push_back({std::move(both), number(x.to, y.to)});
+        out.states.push_back(std::move(state));
+    }
+    const TextCondition only{.automaton = &out};
+    return text_automaton({&only, 1});
+}
+
 }  // namespace riptide

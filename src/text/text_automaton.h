@@ -38,6 +38,10 @@ struct TextCondition {
 /// Source: Rabin & Scott 1959; look-ahead as in Chandra, Kozen & Stockmeyer 1981 (alternation).
 TextAutomaton text_automaton(std::span<const TextCondition> conditions);
 
+/// The texts that both take, minimal. Quicker than two conditions where both automata have many edges.
+/// Throws GrammarError beyond TextAutomaton::kMostStates pairs of states.
+TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b);
+
 /// A grammar of an automaton's texts that have `least` to `most` (or Grammar::kUnbounded) characters. `write`: empty
 /// for UTF-8. A length that the automaton does not keep by itself is counted: states times counts, up to 50,000, beyond
 /// which it throws GrammarError; what repeats one set of characters to the end costs nothing.

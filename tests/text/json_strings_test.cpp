@@ -94,7 +94,7 @@ TEST(JsonStrings, formats_are_what_their_standards_say) {
          {"http://foo.bar/?baz=qux#quux", "urn:oasis:names", "http://[2001:db8::7]:80/c?d", "mailto:a@b.org",
           "file:/etc", "http://-.~_!$&'()*+,;=:%40:80%2f::::::@example.com"},
          {"//foo.bar/", "abc", "http:// a", ":// a", "https://[@example.org/", "http://a/%6G", "1http://a",
-          "http://a:b/c"}},
+          "http://a:b/c", "a:", "a:?b"}},
         {R"("format": "uri-reference")",
          {"", "/abc", "//foo/bar", "a/b:c", "./a:b", "#f"},
          {"1:b", "\\a", "#a\\b", "/%zz"}},
@@ -109,7 +109,7 @@ TEST(JsonStrings, formats_are_what_their_standards_say) {
         {R"("format": "cidrv4")", {"10.0.0.0/8", "1.2.3.4/32"}, {"10.0.0.0", "1.2.3.4/33", "1.2.3.4/08"}},
         {R"("format": "url")",
          {"https://a.org/b?c=d#e", "http://a.b.co:80"},
-         {"https://localhost", "ftp:a", "a.org", "http://a.1"}},
+         {"https://localhost", "ftp:a", "a.org", "http://a.1", "http://a.org?b", "http://a--b.org"}},
     };
     check_strings(cases);
 }

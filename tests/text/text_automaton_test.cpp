@@ -100,10 +100,13 @@ TEST(TextAutomaton, all_conditions_hold_at_once) {
         const TextAutomaton whole_b = automaton_of(b, false);
         const TextCondition conditions[] = {{.pattern = &read_a, .search = true}, {.automaton = &whole_b}};
         const TextAutomaton both = text_automaton(conditions), one = automaton_of(a), other = automaton_of(b, false);
+        const TextAutomaton crossed = intersection(one, other);
         for (int i = 0; i < 40; ++i) {
             const std::string text = random_text(random, 5);
             const bool expected = accepted(one, text) && accepted(other, text);
             taken += expected;
+            ASSERT_EQ(accepted(crossed, text), expected)
+                << "seed " << seed << ": " << a << " and " << b << " on " << text;
             ASSERT_EQ(accepted(both, text), expected) << "seed " << seed << ": " << a << " and " << b << " on " << text;
         }
     }
