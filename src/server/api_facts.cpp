@@ -125,14 +125,14 @@ HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
     const Fields fields(body);
     std::vector<int32_t> ids;
     if (fields.find("messages") != nullptr) {
-        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt);
+        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt, &ctx.work);
     } else {
         const auto text = text_field(fields);
         if (!text) refuse("content", "content: missing (a string; or messages)");
         TextPrompt prompt{.text = std::string(*text)};
         prompt.add_special = fields.boolean("add_special").value_or(false);
         prompt.parse_special = fields.boolean("parse_special").value_or(true);
-        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt);
+        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt, &ctx.work);
     }
     json::object out = {
         {"tokens", json::value_from(ids)}, {"count", ids.size()}, {"max_model_len", ctx.engine.info().context_length}};
@@ -168,7 +168,7 @@ HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request)
     if (chat == nullptr) throw ApiError(400, "this model has no chat template");
     GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
     const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
-    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options).text}});
+    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options, &ctx.work).text}});
 }
 
 }  // namespace riptide::server

@@ -200,18 +200,28 @@ net::awaitable<bool> Connection::serve(Input& in) {
         if (in.unread) in.keep_alive = false;
         co_return co_await write_reply(*in.reply, in);
     }
-    // The handler runs elsewhere; this coroutine goes on here.
     const bool is_head = in.request.method == "HEAD";
-    HttpShared& shared = shared_;
     HttpRequest request = std::move(in.request);
     in.request = {};
     in.request.method = is_head ? "HEAD" : "";
-    auto work = [&shared, &request]() -> net::awaitable<Outcome> {
-        co_return shared.handlers.handle(std::move(request));
-    };
-    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    Outcome outcome = co_await handle(std::move(request));
     if (auto* reply = std::get_if<HttpReply>(&outcome)) co_return co_await write_reply(*reply, in);
     co_return co_await answer(std::get<PendingReply>(outcome), in);
+}
+
+/// The handler runs on a worker thread; a client that leaves meanwhile stops it.
+net::awaitable<Outcome> Connection::handle(HttpRequest request) {
+    work_ = std::stop_source();
+    request.stop = work_.get_token();
+    auto work = [&shared = shared_, &request]() -> net::awaitable<Outcome> {
+        co_return shared.handlers.handle(std::move(request));
+    };
+    working_ = true;
+    watch();
+    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    unwatch();
+    working_ = false;
+    co_return outcome;
 }
 
 net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
@@ -345,6 +355,7 @@ void Connection::look(uint64_t number) {
         });
     }
     gone_ = true;
+    work_.request_stop();
     news_.cancel();
 }
 
@@ -365,8 +376,9 @@ void Connection::close_when_idle() {
 
 void Connection::stop() {
     stopping_ = true;
+    work_.request_stop();
     if (following_) news_.cancel();
-    else shut();
+    else if (!working_) shut();
 }
 
 void Connection::shut() {
