@@ -355,11 +355,6 @@ void refuse_unsupported(const Fields& fields) {
         refuse("best_of", "best_of: more answers than n are not supported");
 }
 
-SamplingParams without_max_tokens(json::object body, const RequestDefaults& defaults) {
-    body.erase("max_tokens");
-    return parse_sampling(Fields(body), defaults);
-}
-
 }  // namespace
 
 GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
@@ -370,7 +365,8 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     Request request;
     const json::value* most = fields.find("max_tokens");
     request.prompt_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want no more
-    request.sampling = request.prompt_only ? without_max_tokens(body, defaults) : parse_sampling(fields, defaults);
+    if (request.prompt_only) body.erase("max_tokens");
+    request.sampling = parse_sampling(fields, defaults);
     if (request.sampling.max_tokens < 0) request.sampling.max_tokens = 16;  // OpenAI's default for this endpoint
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);

@@ -18,7 +18,7 @@ struct AnswerFormat {
         grammar,      // `text`: see add_ebnf
     };
     Kind kind = Kind::any;
-    json::value schema = {};
+    SharedJson schema = {};
     std::string text = {};
 };
 

@@ -1,4 +1,4 @@
-// What one request may cost others: its work can be stopped.
+// What one request may cost others: its work can be stopped, its memory has a limit.
 #include "tests/server/http_client.h"
 
 #include "base/json.h"
@@ -38,6 +38,46 @@ TEST_F(ServerBounds, a_server_that_ends_stops_its_workers_and_says_so) {
     server->drain(std::chrono::milliseconds(500));
     EXPECT_EQ(busy.receive().status, 503);
     server.reset();
+}
+
+TEST_F(ServerBounds, a_body_whose_values_need_far_more_memory_is_refused) {
+    start();
+    std::string body = "{\"tokens\":[";
+    for (int i = 0; i < (4 << 20); ++i) body += "1,";
+    const Answer refused = Client(port()).ask("POST", "/detokenize", body + "1]}");
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_NE(refused.body.find("the body: its values need more than"), std::string::npos) << refused.body;
+    expect_alive();
+}
+
+TEST_F(ServerBounds, tokens_that_spell_far_more_than_they_take_are_refused) {
+    start();
+    const Tokenizer& tokenizer = *engine->tokenizer();
+    int32_t longest = 0;
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+        if (tokenizer.piece(id).size() > tokenizer.piece(longest).size()) longest = id;
+    const std::size_t size = tokenizer.piece(longest).size();
+    const std::string id = std::to_string(longest) + ",";
+    std::string body = "{\"tokens\":[";
+    for (std::size_t bytes = 0; bytes < (std::size_t{17} << 20) + 8 * body.size(); bytes += size) body += id;
+    body.back() = ']';
+    const Answer answer = Client(port()).ask("POST", "/detokenize", body + "}");
+    EXPECT_EQ(answer.status, 400) << size;
+    EXPECT_NE(answer.body.find("spell more than"), std::string::npos) << answer.body.substr(0, 200);
+}
+
+TEST_F(ServerBounds, tokens_and_their_texts_come_back_as_they_went) {
+    start();
+    const std::string text = "Hello \"world\"\n\u00e4\u20ac \xF0\x9F\x98\x80 12";
+    for (const char* each : {"", text.c_str()}) {
+        const json::object reply = post("/tokenize", {{"content", each}, {"with_pieces", true}}).object();
+        EXPECT_EQ(reply.at("count").to_number<std::size_t>(), reply.at("tokens").as_array().size());
+        EXPECT_EQ(reply.at("pieces").as_array().size(), reply.at("tokens").as_array().size());
+        EXPECT_GT(reply.at("max_model_len").to_number<int64_t>(), 0);
+        const json::object back = post("/detokenize", {{"tokens", reply.at("tokens")}}).object();
+        EXPECT_EQ(back.at("content"), json::value(each));
+        EXPECT_EQ(back.at("prompt"), json::value(each));
+    }
 }
 
 }  // namespace
