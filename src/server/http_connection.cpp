@@ -29,20 +29,6 @@ using How = ReplyEnding::How;
 
 }  // namespace
 
-HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
-    : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)) {
-    if (o.tls_certificate.empty()) return;
-    using ssl = net::ssl::context;
-    tls.emplace(ssl::tls_server);
-    tls->set_options(ssl::default_workarounds | ssl::no_sslv2 | ssl::no_sslv3 | ssl::no_tlsv1 | ssl::no_tlsv1_1);
-    beast::error_code ec;
-    tls->use_certificate_chain_file(o.tls_certificate, ec);
-    RT_CHECK(!ec, ErrorKind::usage, "{}: not a certificate (PEM): {}", o.tls_certificate, ec.message());
-    const std::string& key = o.tls_key.empty() ? o.tls_certificate : o.tls_key;
-    tls->use_private_key_file(key, ssl::pem, ec);
-    RT_CHECK(!ec, ErrorKind::usage, "{}: not the private key (PEM) of {}: {}", key, o.tls_certificate, ec.message());
-}
-
 Connection::Connection(Socket socket, HttpShared& shared)
     : shared_(shared),
       stream_(std::move(socket)),
@@ -98,8 +84,9 @@ net::awaitable<beast::error_code> Connection::read_some(std::size_t most, bool d
     co_return std::get<0>(got);
 }
 
-/// Feeds the parser until it has the header, or all of the request. This is Beast's async_read_header() and async_read()
-/// without an instance of them for each kind of stream, and with a floor for chunked bodies: see kLeastChunked.
+/// Feeds the parser until it has the header, or all of the request. This is Beast's async_read_header() and
+/// async_read() without an instance of them for each kind of stream, and with a floor for chunked bodies: see
+/// kLeastChunked.
 net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole) {
     parser.eager(whole);
     const bool chunked = whole && parser.chunked();
@@ -111,7 +98,8 @@ net::awaitable<beast::error_code> Connection::feed(Parser& parser, bool whole) {
             least = ec && chunked ? kLeastChunked : 1;
             if (!ec) continue;
         }
-        if (chunked && buffer_.size() >= kReadAtOnce) co_return http::error::header_limit;  // of a chunk, or behind the last
+        if (chunked && buffer_.size() >= kReadAtOnce)
+            co_return http::error::header_limit;  // of a chunk, or behind the last
         ec = co_await read_some(whole && !chunked ? kReadOfBody : kReadAtOnce, tls_.has_value());
         if (ec == net::error::eof)
             co_return parser.got_some() ? http::error::partial_message : http::error::end_of_stream;
@@ -143,6 +131,13 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     if (in.status != 0 || in.reply) {
         in_time();
         in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
+        co_return true;
+    }
+    const auto size = static_cast<int64_t>(parser.content_length().value_or(options.body_bytes));
+    if (!in.room.take(shared_.room, size * HttpOptions::kBytesOfBody)) {
+        in.problem = fmt::format("the requests that are being read need more than {} bytes of memory: try again later",
+                                 shared_.room.most());
+        in.status = 503;
         co_return true;
     }
     if (beast::iequals(parser.get()[http::field::expect], "100-continue") &&
@@ -193,7 +188,8 @@ void Connection::in_time() {
 net::awaitable<bool> Connection::serve(Input& in) {
     if (in.status != 0) {
         in.keep_alive = in.keep_alive && !in.unread;
-        const HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        if (in.status == 503) refusal.headers.emplace_back("Retry-After", "1");
         co_return co_await write_reply(refusal, in);
     }
     if (in.reply) {
@@ -205,6 +201,8 @@ net::awaitable<bool> Connection::serve(Input& in) {
     in.request = {};
     in.request.method = is_head ? "HEAD" : "";
     Outcome outcome = co_await handle(std::move(request));
+    const auto* whole = std::get_if<HttpReply>(&outcome);
+    in.room.become(whole != nullptr ? std::ssize(whole->body) : 0);
     if (auto* reply = std::get_if<HttpReply>(&outcome)) co_return co_await write_reply(*reply, in);
     co_return co_await answer(std::get<PendingReply>(outcome), in);
 }

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "server/http_head.h"
+#include "server/http_room.h"
 #include "server/http_server.h"
 
 namespace riptide::server {
@@ -36,6 +37,7 @@ struct HttpShared {
     HttpHandlers handlers;
     boost::asio::thread_pool workers;
     std::atomic<bool> draining = false;
+    HttpRoom room;
 
     /// Throws Error (usage): certificate or key cannot be used.
     HttpShared(const HttpOptions& o, HttpHandlers h);
@@ -65,6 +67,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         int status = 0;       // not 0: the request is refused
         std::string problem;
         std::optional<HttpReply> reply;  // of the door
+        HttpRoom::Share room;
     };
 
     using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;

@@ -40,6 +40,26 @@ TEST_F(ServerBounds, a_server_that_ends_stops_its_workers_and_says_so) {
     server.reset();
 }
 
+TEST_F(ServerBounds, bodies_beyond_the_room_for_all_are_told_to_come_back) {
+    server::ServerOptions options = server_options();
+    options.http.inflight_bytes = 48 << 20;
+    start(options);
+    const std::string body = json::serialize(json::object{{"content", std::string(1 << 20, 'a')}});
+    Client slow(port());
+    slow.send(
+        fmt::format("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    "Content-Length: {}\r\nExpect: 100-continue\r\n\r\n",
+                    body.size()));
+    EXPECT_EQ(slow.receive_header().status, 100);
+    const Answer refused = Client(port()).ask("POST", "/tokenize", body);
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_GE(std::stoi(refused.headers.at("Retry-After")), 1);
+    EXPECT_NE(refused.body.find("50331648 bytes"), std::string::npos) << refused.body;
+    EXPECT_EQ(post("/tokenize", {{"content", "small"}}).status, 200);
+    slow.close();
+    EXPECT_TRUE(becomes([&] { return Client(port()).ask("POST", "/tokenize", body).status == 200; }));
+}
+
 TEST_F(ServerBounds, a_body_whose_values_need_far_more_memory_is_refused) {
     start();
     std::string body = "{\"tokens\":[";
