@@ -36,7 +36,7 @@ struct ServerFlags {
     EngineOptions engine;
     server::ServerOptions server;
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
-    int64_t cache_ram_mib = 4096, cache_disk_gib = 64;
+    int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
     int grace_seconds = 30;
     bool allow_no_auth = false, quiet = false;
 };
@@ -118,6 +118,7 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         out.http.host);
     if (out.model.empty()) out.model = default_name(o.model.model);
     out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
+    out.http.inflight_bytes = o.inflight_mib << 20;
     if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
     out.defaults.sampling = usual_sampling();
     if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
@@ -255,6 +256,11 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--tls-key", o.server.http.tls_key, "Its private key; left out: in the same file");
     cmd.add_option("--cors-origin", o.server.cors_origins, "Let web pages of this origin ask (repeatable)")
         ->allow_extra_args(false);
+    cmd.add_option("--max-inflight", o.inflight_mib,
+                   "MiB of memory for requests that are being read (32 times their size) and for replies; more get "
+                   "status 503; 0: a quarter of the machine's")
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
+        ->capture_default_str();
     cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
         ->check(Range(0, 86400))
         ->capture_default_str();

@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <atomic>
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
 #include <cstdlib>
@@ -30,7 +31,7 @@ struct ValueBuilder {
     json::value_stack stack;
     std::string number;  // the parts of one that have come
 
-    ValueBuilder() { stack.reset(); }
+    explicit ValueBuilder(const json::storage_ptr& memory) { stack.reset(memory); }
     bool on_document_begin(json::error_code&) { return true; }
     bool on_document_end(json::error_code&) { return true; }
     bool on_object_begin(json::error_code&) { return true; }
@@ -64,12 +65,35 @@ struct ValueBuilder {
     bool on_comment(std::string_view, json::error_code&) { return true; }
 };
 
-}  // namespace
+/// The heap, up to a limit.
+class CountedMemory final : public json::memory_resource {
+  public:
+    CountedMemory(std::string_view what, int64_t most) : what_(what), most_(most) {}
 
-json::value parse_json(std::string_view text, std::string_view what, int max_depth) {
+  private:
+    void* do_allocate(std::size_t bytes, std::size_t align) override {
+        const auto more = static_cast<int64_t>(bytes);
+        if ((taken_ += more) > most_) {
+            taken_ -= more;
+            fail("{}: its values need more than {} bytes of memory", what_, most_);
+        }
+        return ::operator new(bytes, std::align_val_t(align));
+    }
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t align) override {
+        taken_ -= static_cast<int64_t>(bytes);
+        ::operator delete(memory, std::align_val_t(align));
+    }
+    bool do_is_equal(const json::memory_resource& other) const noexcept override { return this == &other; }
+
+    const std::string what_;
+    const int64_t most_;
+    std::atomic<int64_t> taken_ = 0;
+};
+
+json::value parse_into(const json::storage_ptr& memory, std::string_view text, std::string_view what, int max_depth) {
     json::parse_options options;
     options.max_depth = static_cast<std::size_t>(max_depth);
-    json::basic_parser<ValueBuilder> parser(options);
+    json::basic_parser<ValueBuilder> parser(options, memory);
     json::error_code ec;
     const std::size_t used = parser.write_some(true, text.data(), text.size(), ec);
     if (!ec && parser.done()) {
@@ -80,6 +104,21 @@ json::value parse_json(std::string_view text, std::string_view what, int max_dep
     }
     RT_CHECK(!ec, "{}: not valid JSON at byte {}: {}", what, used, describe(ec, text.substr(0, used)));
     return parser.handler().stack.release();
+}
+
+}  // namespace
+
+json::value parse_json(std::string_view text, std::string_view what, int max_depth) {
+    return parse_into({}, text, what, max_depth);
+}
+
+json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes, int max_depth) {
+    return parse_into(json::make_shared_resource<CountedMemory>(what, max_bytes), text, what, max_depth);
+}
+
+const json::value& SharedJson::operator*() const {
+    static const json::value null;
+    return value_ ? *value_ : null;
 }
 
 std::string_view kind_of(const json::value& value) {

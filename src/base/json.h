@@ -2,8 +2,11 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/json_fwd.h"
 
@@ -12,6 +15,20 @@ namespace riptide {
 /// Parses one JSON text (RFC 8259, UTF-8). `what` names the source in errors ("config.json").
 /// Throws Error with the byte offset on malformed text, trailing bytes, or nesting deeper than `max_depth`.
 json::value parse_json(std::string_view text, std::string_view what, int max_depth = 128);
+/// The same for a stranger's text: throws Error as soon as the values need more than `max_bytes` of memory, while they
+/// are parsed or, where they grow, later.
+json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes, int max_depth = 128);
+
+/// A value that its copies share; null unless given.
+class SharedJson {
+  public:
+    SharedJson() = default;
+    SharedJson(json::value value) : value_(std::make_shared<const json::value>(std::move(value))) {}
+    const json::value& operator*() const;
+
+  private:
+    std::shared_ptr<const json::value> value_;
+};
 
 /// "null", "a string", ...: what was found, for errors.
 std::string_view kind_of(const json::value& value);

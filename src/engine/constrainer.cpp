@@ -10,7 +10,7 @@ namespace riptide {
 namespace {
 
 std::string key_of(const AnswerFormat& format) {
-    return fmt::format("{} {} {}", static_cast<int>(format.kind), json::serialize(format.schema), format.text);
+    return fmt::format("{} {} {}", static_cast<int>(format.kind), json::serialize(*format.schema), format.text);
 }
 
 }  // namespace

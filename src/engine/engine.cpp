@@ -33,8 +33,7 @@ struct Engine::Impl {
           machine(std::move(source), options),
           loop(machine, [this] { return news.load(); }),
           compressor(make_compressor(text, options)),
-          maker(text, machine.options(), machine.model().info(), machine.context_length(),
-                compressor.get()) {
+          maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
         const EngineOptions& o = machine.options();
         facts.scorer = compressor ? o.scorer.name : "";
         if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
@@ -330,8 +329,8 @@ Engine::~Engine() {
     impl_->thread.join();
 }
 
-RequestId Engine::submit(Request request, Sink sink) {
-    return impl_->enqueue(impl_->maker.make(std::move(request), std::move(sink)));
+RequestId Engine::submit(Request request, Sink sink, WorkBudget* work) {
+    return impl_->enqueue(impl_->maker.make(std::move(request), std::move(sink), work));
 }
 
 void Engine::cancel(RequestId id) {
@@ -358,7 +357,9 @@ EngineInfo Engine::info() const {
 
 const Tokenizer* Engine::tokenizer() const { return impl_->text.tokenizer(); }
 const ChatTemplate* Engine::chat_template() const { return impl_->text.chat_template(); }
-std::vector<int32_t> Engine::tokenize(const Prompt& prompt) const { return impl_->text.encode(prompt).tokens; }
+std::vector<int32_t> Engine::tokenize(const Prompt& prompt, WorkBudget* work) const {
+    return impl_->text.encode(prompt, work).tokens;
+}
 
 void Engine::pause() {
     impl_->refuse_in_sink("pause");

@@ -105,8 +105,8 @@ class Engine {
     /// Loads the model and starts. Throws Error; see open_checkpoint, load_model, plan_gpu_memory.
     static std::unique_ptr<Engine> open(const std::string& path, const EngineOptions& options = {});
     explicit Engine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& options = {});
-    /// A model without checkpoint, on the CPU. For tests. `text`: whose tokenizer and template it has; null: TokenPrompt
-    /// only.
+    /// A model without checkpoint, on the CPU. For tests. `text`: whose tokenizer and template it has; null:
+    /// TokenPrompt only.
     explicit Engine(std::unique_ptr<Model> model, const EngineOptions& options, const Checkpoint* text = nullptr);
     /// Cancels what is left, writes the cache to the disk tier, stops.
     ~Engine();
@@ -118,7 +118,8 @@ class Engine {
     /// QueueFull, PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that
     /// names the field, its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages
     /// that the template refuses, parameters out of range, stop strings or text without a tokenizer.
-    RequestId submit(Request request, Sink sink);
+    /// `work` counts what is done before it returns; null: budgets of their own.
+    RequestId submit(Request request, Sink sink, WorkBudget* work = nullptr);
     /// Ends a request within one step, also one that is being scored: Done with reason cancelled for each answer not
     /// complete. An id that has ended is
     /// ignored.
@@ -130,7 +131,7 @@ class Engine {
     const Tokenizer* tokenizer() const;
     const ChatTemplate* chat_template() const;
     /// The tokens that submit would feed if it compressed no prompts.
-    std::vector<int32_t> tokenize(const Prompt& prompt) const;
+    std::vector<int32_t> tokenize(const Prompt& prompt, WorkBudget* work = nullptr) const;
 
     /// Stops between two steps; requests keep their K/V and their place. Returns when no step runs.
     void pause();

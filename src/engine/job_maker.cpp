@@ -28,8 +28,8 @@ uint64_t key_number(const std::string& isolation, const std::string& key, uint64
 
 }  // namespace
 
-JobMaker::JobMaker(const ModelText& text, const EngineOptions& options, const ModelInfo& model,
-                   int64_t context_length, Compressor* compressor)
+JobMaker::JobMaker(const ModelText& text, const EngineOptions& options, const ModelInfo& model, int64_t context_length,
+                   Compressor* compressor)
     : text_(text),
       options_(options),
       vocab_(model.vocab_size),
@@ -49,12 +49,12 @@ void JobMaker::check(const Request& request) const {
              "stop strings need a tokenizer, and this model has none");
 }
 
-std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink) const {
+std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* work) const {
     RT_CHECK(sink, "a request without a sink");
     check(request);
     auto job = std::make_unique<Job>();
     job->sink = std::move(sink);
-    job->prompt = text_.encode(request.prompt);
+    job->prompt = text_.encode(request.prompt, work);
     job->constraint = text_.constraint(request, job->prompt);
     RT_CHECK(!job->constraint || request.sampling.min_tokens == 0,
              "min_tokens is {}, expected 0 where the form of the answer is given", request.sampling.min_tokens);

@@ -21,7 +21,7 @@ class JobMaker {
 
     /// Renders, tokenises and checks; see Engine::submit. If the prompt is to be compressed, and a scorer must be asked
     /// for it, job.plan says so: then the job is incomplete until complete().
-    std::unique_ptr<Job> make(Request&& request, Sink&& sink) const;
+    std::unique_ptr<Job> make(Request&& request, Sink&& sink, WorkBudget* work = nullptr) const;
     /// Makes the answers; of a job with a plan first the shorter prompt, if the plan's tokens have been chosen.
     void complete(Job& job, bool chosen) const;
     /// For whom the scheduler counts a request without a session.

@@ -75,8 +75,8 @@ void ModelText::add_stops() {
     std::sort(stop_ids_.begin(), stop_ids_.end());
 }
 
-EncodedPrompt ModelText::encode(const Prompt& prompt) const {
-    if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) return encode_chat(*chat);
+EncodedPrompt ModelText::encode(const Prompt& prompt, WorkBudget* work) const {
+    if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) return encode_chat(*chat, work);
     EncodedPrompt out;
     if (const auto* tokens = std::get_if<TokenPrompt>(&prompt)) {
         out.tokens = *tokens;
@@ -87,6 +87,7 @@ EncodedPrompt ModelText::encode(const Prompt& prompt) const {
     EncodeOptions options;
     options.add_special = text.add_special;
     options.parse_special = text.parse_special;
+    options.work = work;
     out.tokens = tokenizer_->encode(text.text, options);
     return out;
 }
@@ -108,13 +109,14 @@ void ModelText::require_chats() const {
     if (!chats()) throw Error(why_no_chats());
 }
 
-EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat) const {
+EncodedPrompt ModelText::encode_chat(const ChatPrompt& chat, WorkBudget* work) const {
     require_chats();
     EncodedPrompt out;
-    out.rendered = std::make_shared<jinja::Rendered>(template_->render(chat.messages, chat.tools, chat.options));
+    out.rendered = std::make_shared<jinja::Rendered>(template_->render(chat.messages, chat.tools, chat.options, work));
     const jinja::Rendered& rendered = *out.rendered;
     EncodeOptions options;
     options.trusted = rendered.trusted;
+    options.work = work;
     out.tokens = tokenizer_->encode(rendered.text, options);
     out.message_ends =
         token_ends(*tokenizer_, out.tokens, message_ends(rendered), static_cast<int64_t>(rendered.text.size()));

@@ -59,8 +59,9 @@ class ModelText {
     /// variables.
     const std::string& fingerprint() const { return fingerprint_; }
 
-    /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw.
-    EncodedPrompt encode(const Prompt& prompt) const;
+    /// Throws Error (data) if the model cannot read such a prompt, or what the template and the tokenizer throw. `work`
+    /// counts what is done; null: budgets of their own.
+    EncodedPrompt encode(const Prompt& prompt, WorkBudget* work = nullptr) const;
     /// What the tokens of a chat's prompt are; empty for other prompts. Throws Error where token_spans does.
     std::vector<ChatPart> parts(const EncodedPrompt& prompt) const;
     /// What holds the answers of a request to their form; null if nothing does. Those that have been made lately are
@@ -69,7 +70,7 @@ class ModelText {
 
   private:
     void add_stops();
-    EncodedPrompt encode_chat(const ChatPrompt& chat) const;
+    EncodedPrompt encode_chat(const ChatPrompt& chat, WorkBudget* work) const;
     std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
 
     GenerationDefaults makers_;

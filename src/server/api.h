@@ -26,6 +26,7 @@ struct ApiContext {
     std::string session;     // from headers; may be empty
     std::string_view route;  // Known::label
     const std::string& body;
+    WorkBudget& work;  // of the whole request
 };
 
 // All throw ApiError, or Error as Engine::submit does.

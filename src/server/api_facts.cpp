@@ -77,6 +77,34 @@ void describe_defaults(const ApiContext& ctx, const GenerationDefaults& makers, 
     out["default_chat_template_kwargs_from"] = std::move(variables_from);
 }
 
+/// As JSON.
+void append_quoted(std::string_view text, std::string& out) {
+    json::serializer serializer;
+    serializer.reset(text);
+    for (char piece[4096]; !serializer.done();) out += serializer.read(piece);
+}
+
+/// Written at once: a tree of values would take many times the memory. With the tokens' texts if there is a tokenizer.
+std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenizer, const ApiContext& ctx) {
+    constexpr int64_t kBytesOfWork = 16;  // of each
+    std::string out = "{\"tokens\":[";
+    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
+    if (!ids.empty()) out.pop_back();
+    out += fmt::format("],\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
+    if (tokenizer != nullptr) {
+        out += ",\"pieces\":[";
+        for (const int32_t id : ids) {
+            ctx.work.spend_bytes(kBytesOfWork);
+            append_quoted(token_text(tokenizer, id), out);
+            out += ',';
+        }
+        if (!ids.empty()) out.pop_back();
+        out += ']';
+    }
+    out += '}';
+    return out;
+}
+
 }  // namespace
 
 HttpReply get_models(const ApiContext& ctx) {
@@ -125,23 +153,17 @@ HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
     const Fields fields(body);
     std::vector<int32_t> ids;
     if (fields.find("messages") != nullptr) {
-        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt);
+        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt, &ctx.work);
     } else {
         const auto text = text_field(fields);
         if (!text) refuse("content", "content: missing (a string; or messages)");
         TextPrompt prompt{.text = std::string(*text)};
         prompt.add_special = fields.boolean("add_special").value_or(false);
         prompt.parse_special = fields.boolean("parse_special").value_or(true);
-        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt);
+        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt, &ctx.work);
     }
-    json::object out = {
-        {"tokens", json::value_from(ids)}, {"count", ids.size()}, {"max_model_len", ctx.engine.info().context_length}};
-    if (fields.boolean("with_pieces").value_or(false)) {
-        json::array pieces;
-        for (const int32_t id : ids) pieces.emplace_back(token_text(&tokenizer, id));
-        out["pieces"] = std::move(pieces);
-    }
-    return reply_of(out);
+    const bool pieces = fields.boolean("with_pieces").value_or(false);
+    return {200, tokens_reply(ids, pieces ? &tokenizer : nullptr, ctx)};
 }
 
 HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
@@ -149,18 +171,29 @@ HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
     const json::object body = parse_body(request.body);
     const json::array* list = Fields(body).array("tokens");
     if (list == nullptr) refuse("tokens", "tokens: missing");
-    std::vector<int32_t> ids;
-    for (const json::value& id : *list) {
-        if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= tokenizer.vocab_size())
-            refuse("tokens", "tokens[{}] is {}, expected 0 to {}", ids.size(), json::serialize(id).substr(0, 40),
-                   tokenizer.vocab_size() - 1);
-        ids.push_back(static_cast<int32_t>(id.get_int64()));
-    }
+    const std::size_t most = (std::size_t{8} << 20) + 4 * request.body.size();
     std::string text;
     Utf8Stream stream;
-    stream.push(tokenizer.decode(ids), text);
+    for (std::size_t i = 0; i < list->size(); ++i) {
+        const json::value& id = (*list)[i];
+        if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= tokenizer.vocab_size())
+            refuse("tokens", "tokens[{}] is {}, expected 0 to {}", i, json::serialize(id).substr(0, 40),
+                   tokenizer.vocab_size() - 1);
+        const std::string_view piece = tokenizer.piece(static_cast<int32_t>(id.get_int64()));
+        ctx.work.spend_bytes(static_cast<int64_t>(piece.size()) + 16);
+        stream.push(piece, text);
+        if (text.size() > most) refuse("tokens", "tokens: the first {} spell more than {} bytes", i + 1, most);
+    }
     stream.finish(text);
-    return reply_of({{"content", text}, {"prompt", text}});
+    std::string out = "{\"content\":";
+    const std::size_t begin = out.size();
+    append_quoted(text, out);
+    text = {};
+    const std::size_t size = out.size() - begin;
+    out += ",\"prompt\":";
+    out.append(out, begin, size);
+    out += '}';
+    return {200, std::move(out)};
 }
 
 HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
@@ -168,7 +201,7 @@ HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request)
     if (chat == nullptr) throw ApiError(400, ctx.engine.info().no_chat);
     GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
     const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
-    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options).text}});
+    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options, &ctx.work).text}});
 }
 
 }  // namespace riptide::server

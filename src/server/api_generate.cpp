@@ -140,7 +140,8 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
             Request& request = asked.prompts[i];
             request.isolation = salted(ctx.isolation, asked.cache_salt);
             request.session = live->session;
-            ids->push_back(ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i))));
+            ids->push_back(
+                ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i)), &ctx.work));
             follower->submitted(ids->back());
         }
     } catch (const Error& error) {
@@ -209,7 +210,7 @@ Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
 
 HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
     const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults, MessagesFor::counting);
-    const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt));
+    const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt, &ctx.work));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
 }
 

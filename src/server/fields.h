@@ -37,7 +37,8 @@ class Fields {
     std::string where_;
 };
 
-/// The object that a request's body must be. Throws ApiError(400) with the byte offset of what is not JSON.
+/// The object that a request's body must be. Throws ApiError(400) with the byte offset of what is not JSON, and if its
+/// values need more memory than 24 times the body and 48 MiB.
 json::object parse_body(std::string_view body);
 
 }  // namespace riptide::server

@@ -302,11 +302,6 @@ void refuse_unsupported(const Fields& fields) {
         refuse("best_of", "best_of: more answers than n are not supported");
 }
 
-SamplingParams without_max_tokens(json::object body, const RequestDefaults& defaults) {
-    body.erase("max_tokens");
-    return parse_sampling(Fields(body), defaults);
-}
-
 /// OpenAI's default for this endpoint, where nothing says how long the answer may be.
 constexpr int64_t kTokensUnasked = 16;
 
@@ -325,7 +320,8 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
     Request request;
     const json::value* most = fields.find("max_tokens");
     request.prompt_only = echo && most != nullptr && *most == 0;  // evaluation harnesses want no more
-    request.sampling = request.prompt_only ? without_max_tokens(body, defaults) : parse_sampling(fields, defaults);
+    if (request.prompt_only) body.erase("max_tokens");
+    request.sampling = parse_sampling(fields, defaults);
     if (request.sampling.max_tokens < 0 && !says_how_long(fields)) request.sampling.max_tokens = kTokensUnasked;
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);

@@ -30,24 +30,6 @@ using How = ReplyEnding::How;
 
 }  // namespace
 
-HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
-    : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)) {
-    if (o.tls_certificate.empty()) return;
-    using ssl = net::ssl::context;
-    tls.emplace(ssl::tls_server);
-    tls->set_options(ssl::default_workarounds | ssl::no_sslv2 | ssl::no_sslv3 | ssl::no_tlsv1 | ssl::no_tlsv1_1);
-    // TLS 1.2 with forward secrecy and authenticated ciphers, or 1.3, whose ciphers are all such.
-    const bool set = SSL_CTX_set_cipher_list(tls->native_handle(), "ECDHE+AESGCM:ECDHE+CHACHA20") == 1;
-    RT_CHECK(set, ErrorKind::system, "this OpenSSL has no cipher that is good enough for TLS 1.2");
-    SSL_CTX_set_options(tls->native_handle(), SSL_OP_NO_RENEGOTIATION);
-    beast::error_code ec;
-    tls->use_certificate_chain_file(o.tls_certificate, ec);
-    RT_CHECK(!ec, ErrorKind::usage, "{}: not a certificate (PEM): {}", o.tls_certificate, ec.message());
-    const std::string& key = o.tls_key.empty() ? o.tls_certificate : o.tls_key;
-    tls->use_private_key_file(key, ssl::pem, ec);
-    RT_CHECK(!ec, ErrorKind::usage, "{}: not the private key (PEM) of {}: {}", key, o.tls_certificate, ec.message());
-}
-
 Connection::Connection(Socket socket, HttpShared& shared)
     : shared_(shared),
       stream_(std::move(socket)),
@@ -155,6 +137,13 @@ net::awaitable<bool> Connection::read_request(Input& in) {
         in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
         co_return true;
     }
+    const auto size = static_cast<int64_t>(parser.content_length().value_or(options.body_bytes));
+    if (!in.room.take(shared_.room, size * HttpOptions::kBytesOfBody)) {
+        in.problem = fmt::format("the requests that are being read need more than {} bytes of memory: try again later",
+                                 shared_.room.most());
+        in.status = 503;
+        co_return true;
+    }
     if (beast::iequals(parser.get()[http::field::expect], "100-continue") && !co_await write(kContinue))
         co_return false;
     deadline(options.body_time);
@@ -202,25 +191,40 @@ void Connection::in_time() {
 net::awaitable<bool> Connection::serve(Input& in) {
     if (in.status != 0) {
         in.keep_alive = in.keep_alive && !in.unread;
-        const HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        if (in.status == 503) refusal.headers.emplace_back("Retry-After", "1");
         co_return co_await write_reply(refusal, in);
     }
     if (in.reply) {
         if (in.unread) in.keep_alive = false;
         co_return co_await write_reply(*in.reply, in);
     }
-    // The handler runs elsewhere; this coroutine goes on here.
     const bool is_head = in.request.method == "HEAD";
-    HttpShared& shared = shared_;
     HttpRequest request = std::move(in.request);
     in.request = {};
     in.request.method = is_head ? "HEAD" : "";
-    auto work = [&shared, &request]() -> net::awaitable<Outcome> {
-        co_return shared.handlers.handle(std::move(request));
-    };
-    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    may_half_close_ = !tls_ && !in.http_1_0;
+    half_closed_ = probe_ = false;
+    Outcome outcome = co_await handle(std::move(request));
+    const auto* whole = std::get_if<HttpReply>(&outcome);
+    in.room.become(whole != nullptr ? std::ssize(whole->body) : 0);
     if (auto* reply = std::get_if<HttpReply>(&outcome)) co_return co_await write_reply(*reply, in);
     co_return co_await answer(std::get<PendingReply>(outcome), in);
+}
+
+/// The handler runs on a worker thread; a client that leaves meanwhile stops it.
+net::awaitable<Outcome> Connection::handle(HttpRequest request) {
+    work_ = std::stop_source();
+    request.stop = work_.get_token();
+    auto work = [&shared = shared_, &request]() -> net::awaitable<Outcome> {
+        co_return shared.handlers.handle(std::move(request));
+    };
+    working_ = true;
+    watch();
+    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    unwatch();
+    working_ = false;
+    co_return outcome;
 }
 
 net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
@@ -250,7 +254,6 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
         if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
         if (!co_await write(begin)) co_return false;
     }
-    may_half_close_ = !tls_ && !in.http_1_0;
     half_closed_ = probe_ = false;
     watch();
     following_ = true;
@@ -358,8 +361,10 @@ void Connection::look(uint64_t number) {
     }
     if (got < 0 || !may_half_close_ || (state.revents & (POLLHUP | POLLERR)) != 0) {
         gone_ = true;
+        work_.request_stop();
     } else {  // it may still read, or have closed all: what is written to it tells
         probe_ = !std::exchange(half_closed_, true);
+        if (probe_ && working_) (void)::send(fd, kContinue.data(), kContinue.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
         look_again(number);
         if (!probe_) return;
     }
@@ -390,8 +395,9 @@ void Connection::close_when_idle() {
 
 void Connection::stop() {
     stopping_ = true;
+    work_.request_stop();
     if (following_) news_.cancel();
-    else shut();
+    else if (!working_) shut();
 }
 
 void Connection::shut() {

@@ -14,10 +14,12 @@
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
 #include "server/http_head.h"
+#include "server/http_room.h"
 #include "server/http_server.h"
 
 namespace riptide::server {
@@ -35,6 +37,7 @@ struct HttpShared {
     HttpHandlers handlers;
     boost::asio::thread_pool workers;
     std::atomic<bool> draining = false;
+    HttpRoom room;
 
     /// Throws Error (usage): certificate or key cannot be used.
     HttpShared(const HttpOptions& o, HttpHandlers h);
@@ -64,6 +67,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         int status = 0;       // not 0: the request is refused
         std::string problem;
         std::optional<HttpReply> reply;  // of the door
+        HttpRoom::Share room;
     };
 
     using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
@@ -76,6 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     /// Into buffer_, at most `most` bytes; as they came through the socket unless `decrypted`.
     boost::asio::awaitable<boost::beast::error_code> read_some(std::size_t most, bool decrypted);
     boost::asio::awaitable<bool> serve(Input& in);
+    boost::asio::awaitable<Outcome> handle(HttpRequest request);
     boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
     boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, ReplyEnding& ending);
     boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
@@ -97,7 +102,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     /// Of reading a request; then of waiting for the engine: cancelled when there is something to do.
     boost::asio::steady_timer news_;
     boost::asio::steady_timer peek_;  // until the next look() at a client that has sent something
-    bool idle_ = true, reading_ = false, following_ = false, stopping_ = false;
+    bool idle_ = true, reading_ = false, working_ = false, following_ = false, stopping_ = false;
+    std::stop_source work_;  // of the handler that is at work
     uint64_t deadline_ = 0;  // number of the one that is on
     bool overdue_ = false;   // the request took too long
     bool gone_ = false;      // nobody reads the reply

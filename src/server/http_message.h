@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@ struct HttpRequest {
     std::string method, path, query;  // path and query as sent, without the '?'
     Headers headers;                  // names in lower case
     std::string body;
+    std::stop_token stop;  // asked for once nobody waits for the reply
 
     /// The first field of this (lower-case) name, or "".
     std::string_view header(std::string_view name) const {
@@ -77,7 +79,7 @@ struct HttpHandlers {
     /// From the header alone, on the I/O thread, so it must be quick: a refusal, or a reply that needs no body.
     /// nullopt: read the body and call `handle`.
     std::function<std::optional<HttpReply>(const HttpRequest&)> door;
-    /// On a worker thread, several at a time. Must not throw.
+    /// On a worker thread, several at a time. Must not throw, and should end soon once HttpRequest::stop asks for it.
     std::function<Outcome(HttpRequest&&)> handle;
     /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
     std::function<Headers(const HttpRequest&)> headers;

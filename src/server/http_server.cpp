@@ -40,7 +40,31 @@ tcp::endpoint address_of(const HttpOptions& o) {
     return {address, static_cast<net::ip::port_type>(o.port)};
 }
 
+int64_t inflight_bytes(const HttpOptions& o) {
+    if (o.inflight_bytes > 0) return o.inflight_bytes;
+    const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+    return std::max(memory / 4, 2 * HttpOptions::kBytesOfBody * static_cast<int64_t>(o.body_bytes));
+}
+
 }  // namespace
+
+HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
+    : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)), room(inflight_bytes(o)) {
+    if (o.tls_certificate.empty()) return;
+    using ssl = net::ssl::context;
+    tls.emplace(ssl::tls_server);
+    tls->set_options(ssl::default_workarounds | ssl::no_sslv2 | ssl::no_sslv3 | ssl::no_tlsv1 | ssl::no_tlsv1_1);
+    // TLS 1.2 with forward secrecy and authenticated ciphers, or 1.3, whose ciphers are all such.
+    const bool set = SSL_CTX_set_cipher_list(tls->native_handle(), "ECDHE+AESGCM:ECDHE+CHACHA20") == 1;
+    RT_CHECK(set, ErrorKind::system, "this OpenSSL has no cipher that is good enough for TLS 1.2");
+    SSL_CTX_set_options(tls->native_handle(), SSL_OP_NO_RENEGOTIATION);
+    boost::system::error_code ec;
+    tls->use_certificate_chain_file(o.tls_certificate, ec);
+    RT_CHECK(!ec, ErrorKind::usage, "{}: not a certificate (PEM): {}", o.tls_certificate, ec.message());
+    const std::string& key = o.tls_key.empty() ? o.tls_certificate : o.tls_key;
+    tls->use_private_key_file(key, ssl::pem, ec);
+    RT_CHECK(!ec, ErrorKind::usage, "{}: not the private key (PEM) of {}: {}", key, o.tls_certificate, ec.message());
+}
 
 struct HttpServer::Impl {
     Impl(const HttpOptions& options, HttpHandlers handlers)

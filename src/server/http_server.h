@@ -19,6 +19,10 @@ struct HttpOptions {
     int worker_threads = 2;          // parse, render and tokenise requests
     int64_t max_connections = 16384;
     uint64_t body_bytes = uint64_t{32} << 20;
+    /// Memory of all requests at one time: kBytesOfBody for each byte of a body until it has been parsed, rendered and
+    /// tokenised, then the reply's. 0: a quarter of the machine's, and room for two of the largest bodies.
+    int64_t inflight_bytes = 0;
+    static constexpr int64_t kBytesOfBody = 32;
     uint32_t header_bytes = 32 << 10;
     std::size_t header_fields = 100;
     std::size_t target_bytes = 4096;

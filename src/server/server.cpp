@@ -65,7 +65,7 @@ struct Server::Impl {
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
-    ApiContext context(Engine& on, const HttpRequest& request, const Known& known) {
+    ApiContext context(Engine& on, const HttpRequest& request, const Known& known, WorkBudget& work) {
         return {on,
                 options,
                 defaults,
@@ -76,7 +76,8 @@ struct Server::Impl {
                 access.isolation(request),
                 session_in_headers(request),
                 known.label,
-                request.body};
+                request.body,
+                work};
     }
     bool broken() const;
     HttpReply health() const;
@@ -151,7 +152,8 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::metrics)
         return {200, metrics.page(loaded, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
     if (loaded == nullptr) throw not_ready("the model is being loaded");
-    const ApiContext ctx = context(*loaded, request, known);
+    WorkBudget work;
+    const ApiContext ctx = context(*loaded, request, known, work);
     if (known.route == Route::models) return get_models(ctx);
     if (known.route == Route::model) return get_model(ctx, rest_of(request.path, known));
     if (known.route == Route::requests) return get_requests(ctx);
@@ -185,7 +187,9 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
 }
 
 Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
-    const ApiContext ctx = context(*engine, request, known);
+    WorkBudget work(WorkBudget::kSteps, request.stop);
+    work.look();  // it may have waited for a worker longer than its client did
+    const ApiContext ctx = context(*engine, request, known, work);
     switch (known.route) {
         case Route::chat:
             return post_chat(ctx, request);

@@ -19,7 +19,7 @@ struct AnswerFormat {
         choice,       // one of the strings in `schema`, an array
     };
     Kind kind = Kind::any;
-    json::value schema = {};
+    SharedJson schema = {};
     std::string text = {};
     std::string field = "response_format";  // what the request calls it, for errors
 };

@@ -35,20 +35,20 @@ bool Bpe::add(int32_t left, int32_t right, int32_t result) {
 
 Bpe::Merge Bpe::find(int32_t left, int32_t right) const { return table_[slot_of(pair_of(left, right))].merge; }
 
-bool Bpe::offer(Scratch& scratch, int32_t at) const {
+void Bpe::offer(Scratch& scratch, int32_t at) const {
     const Scratch::Symbol& left = scratch.symbols[static_cast<std::size_t>(at)];
-    if (left.next < 0) return false;
+    if (left.next < 0) return;
     const Merge merge = find(left.id, scratch.symbols[static_cast<std::size_t>(left.next)].id);
-    if (merge.rank < 0) return false;
+    if (merge.rank < 0) return;
     scratch.heap.push_back(pair_of(merge.rank, at));
-    return true;
+    std::push_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
 }
 
-void Bpe::merge_all(Scratch& scratch) const {
+void Bpe::merge_all(Scratch& scratch, WorkBudget* work) const {
     auto& symbols = scratch.symbols;
     auto& heap = scratch.heap;
-    std::make_heap(heap.begin(), heap.end(), std::greater<>());
     while (!heap.empty()) {
+        if (work != nullptr) work->spend_bytes(kBytesOfWork);
         std::pop_heap(heap.begin(), heap.end(), std::greater<>());
         const auto at = static_cast<int32_t>(heap.back() & 0xFFFFFFFFu);
         const auto rank = static_cast<int32_t>(heap.back() >> 32);
@@ -63,24 +63,28 @@ void Bpe::merge_all(Scratch& scratch) const {
         left.next = right.next;
         if (left.next >= 0) symbols[static_cast<std::size_t>(left.next)].previous = at;
         for (const int32_t side : {left.previous, at}) {
-            if (side >= 0 && offer(scratch, side)) std::push_heap(heap.begin(), heap.end(), std::greater<>());
+            if (side >= 0) offer(scratch, side);
         }
     }
 }
 
-void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, WorkBudget* work) const {
     auto& symbols = scratch.symbols;
     symbols.clear();
     scratch.heap.clear();
     RT_CHECK(piece.size() < 0x7FFFFFFF, "a piece of text of {} bytes is too long", piece.size());
     const auto n = static_cast<int32_t>(piece.size());
+    symbols.reserve(piece.size());
     for (int32_t i = 0; i < n; ++i) {
         const auto byte = static_cast<unsigned char>(piece[static_cast<std::size_t>(i)]);
         RT_CHECK(byte_ids_[byte] >= 0, "the vocabulary has no token for byte 0x{:02X}", byte);
         symbols.push_back({byte_ids_[byte], i - 1, i + 1 < n ? i + 1 : -1});
     }
-    for (int32_t i = 0; i + 1 < n; ++i) offer(scratch, i);
-    merge_all(scratch);
+    for (int32_t i = 0; i + 1 < n; ++i) {
+        if (work != nullptr) work->spend_bytes(kBytesOfWork);
+        offer(scratch, i);
+    }
+    merge_all(scratch, work);
     for (int32_t at = n > 0 ? 0 : -1; at >= 0; at = symbols[static_cast<std::size_t>(at)].next) {
         ids.push_back(symbols[static_cast<std::size_t>(at)].id);
     }

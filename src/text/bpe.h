@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/work_budget.h"
+
 namespace riptide {
 
 /// The merge rules of a vocabulary, by token id. Filled once, then immutable and shareable between threads.
@@ -34,8 +36,9 @@ class Bpe {
 
     /// Appends the tokens of `piece`: from single bytes, the pair of lowest rank is merged, leftmost first, until no
     /// pair has a rule. Time n log n in the bytes of the piece. Throws Error naming the byte if a byte has no token, or
-    /// if the piece has 2^31 bytes or more.
-    void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
+    /// if the piece has 2^31 bytes or more. `work`, unless null, counts kBytesOfWork for each pair.
+    void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, WorkBudget* work = nullptr) const;
+    static constexpr int64_t kBytesOfWork = 16;
 
     const std::array<int32_t, 256>& byte_ids() const { return byte_ids_; }
 
@@ -48,8 +51,8 @@ class Bpe {
 
     Merge find(int32_t left, int32_t right) const;
     std::size_t slot_of(uint64_t pair) const;
-    bool offer(Scratch& scratch, int32_t at) const;  // appends the pair at `at` to the heap's array, if it has a rule
-    void merge_all(Scratch& scratch) const;
+    void offer(Scratch& scratch, int32_t at) const;  // puts the pair at `at` into the heap, if it has a rule
+    void merge_all(Scratch& scratch, WorkBudget* work) const;
 
     std::array<int32_t, 256> byte_ids_;
     std::vector<Entry> table_;  // open addressing, a power of two at least twice the rules

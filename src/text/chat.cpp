@@ -123,8 +123,8 @@ void ChatTemplate::probe(std::string_view source) {
     traits_.thinking = thinking && thinking != try_render(template_, variant, options);
 }
 
-jinja::Rendered ChatTemplate::render(const json::array& messages, const json::array& tools,
-                                     const ChatOptions& options) const {
+jinja::Rendered ChatTemplate::render(const json::array& messages, const json::array& tools, const ChatOptions& options,
+                                     WorkBudget* work) const {
     check_tools(tools);
     check_template_kwargs(options.template_kwargs);
     json::object variables = options.template_kwargs;
@@ -142,6 +142,7 @@ jinja::Rendered ChatTemplate::render(const json::array& messages, const json::ar
     render_options.trusted_variables = {{"bos_token", bos_}, {"eos_token", eos_}};
     render_options.trusted_roles = {"system", "developer", "user", "assistant", "tool"};
     render_options.now = options.now;
+    render_options.work = work;
     jinja::Rendered out = template_.render(variables, render_options);
     if (!mark.empty()) cut_at(out, mark);
     return out;

@@ -65,7 +65,9 @@ class ChatTemplate {
     /// object; other fields are passed on as they are. Tools are {"type": "function", "function": {"name", ...}},
     /// passed on as they are. Throws Error that names the field ("messages[2].content: ..."); jinja::RaisedError if the
     /// template refuses.
-    jinja::Rendered render(const json::array& messages, const json::array& tools, const ChatOptions& options) const;
+    /// `work` counts what is done; null: a budget of its own.
+    jinja::Rendered render(const json::array& messages, const json::array& tools, const ChatOptions& options,
+                           WorkBudget* work = nullptr) const;
 
     const ChatTraits& traits() const { return traits_; }
 

@@ -54,48 +54,47 @@ struct RegexStretch {
     bool match;
 };
 
-std::vector<RegexStretch> regex_stretches(std::string_view text, const Regex& regex, Regex::Scratch& scratch) {
-    std::vector<RegexStretch> out;
+template <class Emit>
+void regex_stretches(std::string_view text, const Regex& regex, Regex::Scratch& scratch, WorkBudget* work, Emit emit) {
+    constexpr int64_t kBytesOfMatch = 16;
     const auto span = [](std::size_t b, std::size_t e) { return TextSpan{int64_t(b), int64_t(e)}; };
     std::size_t done = 0;
     std::size_t from = 0;
     bool any = false;
     Regex::Match match;
     while (from <= text.size() && regex.find(text, from, scratch, match)) {
+        if (work != nullptr) work->spend_bytes(kBytesOfMatch + static_cast<int64_t>(match.end - from));
         const bool empty = match.begin == match.end;
         if (!(empty && any && match.begin == done)) {  // an empty match right behind a match does not count
-            if (match.begin > done) out.push_back({span(done, match.begin), false});
-            out.push_back({span(match.begin, match.end), true});
+            if (match.begin > done) emit({span(done, match.begin), false});
+            emit({span(match.begin, match.end), true});
             done = match.end;
             any = true;
         }
         from = match.end;
         if (empty) from += from < text.size() ? static_cast<std::size_t>(utf8_at(text, from).length) : 1;
     }
-    if (done < text.size()) out.push_back({span(done, text.size()), false});
-    return out;
+    if (done < text.size()) emit({span(done, text.size()), false});
 }
 
 // Maximal runs of \n and \r\n. By hand, since a regex engine needs stack for each repeat of the group.
-std::vector<RegexStretch> line_break_stretches(std::string_view text) {
-    std::vector<RegexStretch> out;
+template <class Emit>
+void line_break_stretches(std::string_view text, Emit emit) {
     std::size_t done = 0;
     for (std::size_t at = text.find('\n'); at != std::string_view::npos; at = text.find('\n', done)) {
         const std::size_t begin = at > done && text[at - 1] == '\r' ? at - 1 : at;
         std::size_t end = at + 1;
         while (end < text.size() && (text[end] == '\n' || text.substr(end, 2) == "\r\n"))
             end += text[end] == '\n' ? 1 : 2;
-        if (begin > done) out.push_back({{int64_t(done), int64_t(begin)}, false});
-        out.push_back({{int64_t(begin), int64_t(end)}, true});
+        if (begin > done) emit({{int64_t(done), int64_t(begin)}, false});
+        emit({{int64_t(begin), int64_t(end)}, true});
         done = end;
     }
-    if (done < text.size()) out.push_back({{int64_t(done), int64_t(text.size())}, false});
-    return out;
+    if (done < text.size()) emit({{int64_t(done), int64_t(text.size())}, false});
 }
 
-// Joins stretches as the behaviour says. `removed` and `isolated` need no joining.
+// Joins stretches as the behaviour says; not for `removed` and `isolated`.
 std::vector<RegexStretch> join(std::vector<RegexStretch> in, SplitBehaviour behaviour) {
-    if (behaviour == SplitBehaviour::isolated || behaviour == SplitBehaviour::removed) return in;
     const bool backwards = behaviour == SplitBehaviour::merged_with_next;
     if (backwards) std::reverse(in.begin(), in.end());
     std::vector<RegexStretch> out;
@@ -118,17 +117,23 @@ std::vector<RegexStretch> join(std::vector<RegexStretch> in, SplitBehaviour beha
 }  // namespace
 
 void PreTokenizer::Rule::apply(std::string_view text, TextSpan piece, Regex::Scratch& scratch,
-                               std::vector<TextSpan>& out) const {
+                               std::vector<TextSpan>& out, WorkBudget* work) const {
     const std::string_view part =
         text.substr(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.end - piece.begin));
-    std::vector<RegexStretch> stretches = line_breaks ? line_break_stretches(part) : regex_stretches(part, *regex, scratch);
-    if (invert) {
-        for (RegexStretch& s : stretches) s.match = !s.match;
-    }
-    for (const RegexStretch& s : join(std::move(stretches), behaviour)) {
-        if (s.span.begin == s.span.end || (s.match && behaviour == SplitBehaviour::removed)) continue;
+    const auto keep = [&](const RegexStretch& s) {
+        if (s.span.begin == s.span.end || (s.match && behaviour == SplitBehaviour::removed)) return;
         out.push_back({piece.begin + s.span.begin, piece.begin + s.span.end});
-    }
+    };
+    const bool alone = behaviour == SplitBehaviour::isolated || behaviour == SplitBehaviour::removed;
+    std::vector<RegexStretch> to_join;  // a text may have as many stretches as bytes: none are kept without need
+    const auto take = [&](RegexStretch s) {
+        s.match = s.match != invert;
+        if (alone) keep(s);
+        else to_join.push_back(s);
+    };
+    if (line_breaks) line_break_stretches(part, take);
+    else regex_stretches(part, *regex, scratch, work, take);
+    for (const RegexStretch& s : join(std::move(to_join), behaviour)) keep(s);
 }
 
 void PreTokenizer::add(std::string_view pattern, SplitBehaviour behaviour, bool invert, std::string_view what) {
@@ -159,7 +164,7 @@ PreTokenizer PreTokenizer::from_ggml(std::string_view name, std::string_view wha
     return out;
 }
 
-void PreTokenizer::split(std::string_view text, std::vector<TextSpan>& pieces) const {
+void PreTokenizer::split(std::string_view text, std::vector<TextSpan>& pieces, WorkBudget* work) const {
     Regex::Scratch scratch;
     std::size_t at = 0;
     while (at < text.size()) {
@@ -169,10 +174,11 @@ void PreTokenizer::split(std::string_view text, std::vector<TextSpan>& pieces) c
         for (const Rule& rule : rules_) {
             std::vector<TextSpan> next;
             next.reserve(now.size() * 2);
-            for (const TextSpan& piece : now) rule.apply(text, piece, scratch, next);
+            for (const TextSpan& piece : now) rule.apply(text, piece, scratch, next, work);
             now.swap(next);
         }
-        pieces.insert(pieces.end(), now.begin(), now.end());
+        if (pieces.empty()) pieces.swap(now);  // the usual case: nothing is copied
+        else pieces.insert(pieces.end(), now.begin(), now.end());
         at += valid;
         const std::size_t bad = at;
         while (at < text.size() && utf8_at(text, at).kind != Utf8Char::Kind::character) {

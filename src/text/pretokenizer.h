@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json_fwd.h"
+#include "base/work_budget.h"
 #include "text/regex.h"
 #include "text/text_span.h"
 
@@ -43,8 +44,8 @@ class PreTokenizer {
 
     /// Appends the pieces of `text`, in order, none empty. Bytes that are not valid UTF-8 form pieces of their own: a
     /// run of them ends the text before it and begins the text after it. Without a `removed` rule the pieces cover the
-    /// text. Time linear in the text for all named rules.
-    void split(std::string_view text, std::vector<TextSpan>& pieces) const;
+    /// text. Time linear in the text for all named rules; `work`, unless null, counts it.
+    void split(std::string_view text, std::vector<TextSpan>& pieces, WorkBudget* work = nullptr) const;
 
     /// The rules in a canonical spelling; equal strings cut equally, whichever kind of file they came from.
     std::string description() const;
@@ -58,7 +59,8 @@ class PreTokenizer {
         std::shared_ptr<const Regex> regex;
         SplitBehaviour behaviour = SplitBehaviour::isolated;
         bool invert = false;
-        void apply(std::string_view text, TextSpan piece, Regex::Scratch& scratch, std::vector<TextSpan>& out) const;
+        void apply(std::string_view text, TextSpan piece, Regex::Scratch& scratch, std::vector<TextSpan>& out,
+                   WorkBudget* work) const;
     };
     void add(std::string_view pattern, SplitBehaviour behaviour, bool invert, std::string_view what);
     void add_hf(const json::object& node, std::string_view what);

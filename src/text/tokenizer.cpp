@@ -68,6 +68,7 @@ struct Tokenizer::Impl {
         Bpe::Scratch scratch;
         std::vector<TextSpan> pieces;
         std::vector<AddedTokens::Found> found;
+        WorkBudget* budget = nullptr;
     };
     void encode_plain(std::string_view text, Work& work, std::vector<int32_t>& ids) const;
     void encode_section(std::string_view text, std::span<const TextSpan> trusted, Work& work,
@@ -190,7 +191,7 @@ void Tokenizer::Impl::hash_tokens(Hash& hash) const {
 // Pre-tokenises and merges text that holds no added tokens.
 void Tokenizer::Impl::encode_plain(std::string_view text, Work& work, std::vector<int32_t>& ids) const {
     work.pieces.clear();
-    pre.split(text, work.pieces);
+    pre.split(text, work.pieces, work.budget);
     for (const TextSpan& span : work.pieces) {
         const std::string_view piece =
             text.substr(static_cast<std::size_t>(span.begin), static_cast<std::size_t>(span.end - span.begin));
@@ -200,7 +201,7 @@ void Tokenizer::Impl::encode_plain(std::string_view text, Work& work, std::vecto
                 continue;
             }
         }
-        bpe->encode(piece, work.scratch, ids);
+        bpe->encode(piece, work.scratch, ids, work.budget);
     }
 }
 
@@ -271,6 +272,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
     std::vector<int32_t> ids;
     if (options.add_special) ids = impl_->prefix;
     Impl::Work work;
+    work.budget = options.work;
     int64_t at = 0;
     const auto section = [&](int64_t end) {
         if (end <= at) return;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json_fwd.h"
+#include "base/work_budget.h"
 #include "text/pretokenizer.h"
 #include "text/text_span.h"
 
@@ -25,6 +26,8 @@ struct EncodeOptions {
     /// Recognise added tokens only where they lie entirely inside one of these spans: the parts that the chat template
     /// wrote, not what the user wrote. In order, without overlap, inside the text. Ignored with parse_special.
     std::span<const TextSpan> trusted = {};
+    /// Counts what is done, unless null; encode() throws what it throws.
+    WorkBudget* work = nullptr;
 };
 
 /// What kind of entry a token is.

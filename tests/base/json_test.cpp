@@ -46,5 +46,28 @@ TEST(Json, numbers_are_read_as_the_nearest_double) {
     EXPECT_TRUE(parse_json("18446744073709551615", "it").is_uint64());
 }
 
+TEST(Json, values_that_need_more_memory_than_allowed_are_refused_while_they_are_parsed) {
+    std::string text = "[1";
+    for (int i = 0; i < 100'000; ++i) text += ",1";
+    text += "]";
+    const json::value fits = parse_json_within(text, "it", 16 << 20);
+    EXPECT_EQ(fits.as_array().size(), 100'001u);
+    EXPECT_EQ(json::value(fits), fits) << "a copy is of no such memory";
+    try {
+        parse_json_within(text, "it", 1 << 20);
+        ADD_FAILURE() << "taken";
+    } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "it: its values need more than 1048576 bytes of memory");
+    }
+    EXPECT_EQ(parse_json_within("{\"a\": [1, \"b\"]}", "it", 1 << 20), parse_json("{\"a\": [1, \"b\"]}", "it"));
+}
+
+TEST(Json, copies_of_a_shared_value_are_one) {
+    EXPECT_TRUE((*SharedJson()).is_null());
+    const SharedJson one = json::value("long enough to be no small text");
+    const SharedJson other = one;
+    EXPECT_EQ(&*one, &*other);
+}
+
 }  // namespace
 }  // namespace riptide

@@ -65,7 +65,7 @@ TEST_F(ServerCustomTools, a_grammar_that_cannot_be_held_is_refused_by_its_field)
     };
     EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "lark"}, {"definition", "start: \"a\""}}),
               "tools[0].format.syntax");
-    EXPECT_EQ(refused(regex("(?=a)b")), "tools[0].format.definition");
+    EXPECT_EQ(refused(regex("(?<=a)b")), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "regex"}}), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "yaml"}}), "tools[0].format.type");
     json::object nameless = tool({});

@@ -33,8 +33,9 @@ class ServerMistakes : public ServerTest {
             reply.finish = []() -> server::HttpReply { throw std::runtime_error("no sense in all of it"); };
             server::GenerationRequest asked;
             asked.prompts.emplace_back(chat("Hi")).sampling.max_tokens = 3;
+            WorkBudget work;
             const server::ApiContext ctx{*engine, options, options.defaults, metrics, responses, live, log, "",
-                                         "",      "/x",    request.body};
+                                         "",      "/x",    request.body,     work};
             server::start(ctx, asked, shape, "messages", "id", reply);
             return reply;
         };

@@ -1,0 +1,104 @@
+// What one request may cost others: its work can be stopped, its memory has a limit.
+#include "tests/server/http_client.h"
+
+#include "base/json.h"
+
+namespace riptide::testing {
+namespace {
+
+class ServerBounds : public ServerTest {
+  protected:
+    /// One piece of text that is merged letter by letter: seconds of a worker's time.
+    static std::string long_work() {
+        return json::serialize(json::object{{"content", std::string(std::size_t{30} << 20, 'a')}});
+    }
+    void start_with_one_worker() {
+        server::ServerOptions options = server_options();
+        options.http.worker_threads = 1;
+        start(options);
+    }
+};
+
+TEST_F(ServerBounds, a_client_that_leaves_stops_the_work_that_it_asked_for) {
+    start_with_one_worker();
+    Client client(port());
+    client.send("POST", "/tokenize", long_work());
+    client.close();
+    const std::string stopped = "riptide_http_replies_total{route=\"/tokenize\",status=\"503\"} 1\n";
+    EXPECT_TRUE(becomes([&] { return get("/metrics").body.find(stopped) != std::string::npos; }))
+        << get("/metrics").body;
+    expect_alive();
+}
+
+TEST_F(ServerBounds, a_server_that_ends_stops_its_workers_and_says_so) {
+    start_with_one_worker();
+    Client busy(port());
+    busy.send("POST", "/tokenize", long_work());
+    EXPECT_EQ(get("/health").status, 200);  // behind it, so that most of its body has been read
+    server->drain(std::chrono::milliseconds(500));
+    EXPECT_EQ(busy.receive().status, 503);
+    server.reset();
+}
+
+TEST_F(ServerBounds, bodies_beyond_the_room_for_all_are_told_to_come_back) {
+    server::ServerOptions options = server_options();
+    options.http.inflight_bytes = 48 << 20;
+    start(options);
+    const std::string body = json::serialize(json::object{{"content", std::string(1 << 20, 'a')}});
+    Client slow(port());
+    slow.send(
+        fmt::format("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    "Content-Length: {}\r\nExpect: 100-continue\r\n\r\n",
+                    body.size()));
+    EXPECT_EQ(slow.receive_header().status, 100);
+    const Answer refused = Client(port()).ask("POST", "/tokenize", body);
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_GE(std::stoi(refused.headers.at("Retry-After")), 1);
+    EXPECT_NE(refused.body.find("50331648 bytes"), std::string::npos) << refused.body;
+    EXPECT_EQ(post("/tokenize", {{"content", "small"}}).status, 200);
+    slow.close();
+    EXPECT_TRUE(becomes([&] { return Client(port()).ask("POST", "/tokenize", body).status == 200; }));
+}
+
+TEST_F(ServerBounds, a_body_whose_values_need_far_more_memory_is_refused) {
+    start();
+    std::string body = "{\"tokens\":[";
+    for (int i = 0; i < (4 << 20); ++i) body += "1,";
+    const Answer refused = Client(port()).ask("POST", "/detokenize", body + "1]}");
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_NE(refused.body.find("the body: its values need more than"), std::string::npos) << refused.body;
+    expect_alive();
+}
+
+TEST_F(ServerBounds, tokens_that_spell_far_more_than_they_take_are_refused) {
+    start();
+    const Tokenizer& tokenizer = *engine->tokenizer();
+    int32_t longest = 0;
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+        if (tokenizer.piece(id).size() > tokenizer.piece(longest).size()) longest = id;
+    const std::size_t size = tokenizer.piece(longest).size();
+    const std::string id = std::to_string(longest) + ",";
+    std::string body = "{\"tokens\":[";
+    for (std::size_t bytes = 0; bytes < (std::size_t{17} << 20) + 8 * body.size(); bytes += size) body += id;
+    body.back() = ']';
+    const Answer answer = Client(port()).ask("POST", "/detokenize", body + "}");
+    EXPECT_EQ(answer.status, 400) << size;
+    EXPECT_NE(answer.body.find("spell more than"), std::string::npos) << answer.body.substr(0, 200);
+}
+
+TEST_F(ServerBounds, tokens_and_their_texts_come_back_as_they_went) {
+    start();
+    const std::string text = "Hello \"world\"\n\u00e4\u20ac \xF0\x9F\x98\x80 12";
+    for (const char* each : {"", text.c_str()}) {
+        const json::object reply = post("/tokenize", {{"content", each}, {"with_pieces", true}}).object();
+        EXPECT_EQ(reply.at("count").to_number<std::size_t>(), reply.at("tokens").as_array().size());
+        EXPECT_EQ(reply.at("pieces").as_array().size(), reply.at("tokens").as_array().size());
+        EXPECT_GT(reply.at("max_model_len").to_number<int64_t>(), 0);
+        const json::object back = post("/detokenize", {{"tokens", reply.at("tokens")}}).object();
+        EXPECT_EQ(back.at("content"), json::value(each));
+        EXPECT_EQ(back.at("prompt"), json::value(each));
+    }
+}
+
+}  // namespace
+}  // namespace riptide::testing
