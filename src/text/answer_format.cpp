@@ -18,7 +18,7 @@ Grammar::Expr add_format(Grammar& grammar, const AnswerFormat& format) {
             return add_ebnf(grammar, format.text);
         case AnswerFormat::Kind::choice: {
             std::vector<std::string> words;
-            for (const json::value& word : format.schema.as_array()) words.emplace_back(word.as_string());
+            for (const json::value& word : (*format.schema).as_array()) words.emplace_back(word.as_string());
             return grammar.words(std::move(words));
         }
         case AnswerFormat::Kind::any:
