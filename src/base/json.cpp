@@ -31,7 +31,7 @@ struct ValueBuilder {
     json::value_stack stack;
     std::string number;  // the parts of one that have come
 
-    explicit ValueBuilder(const json::storage_ptr& memory) { stack.reset(memory); }
+    explicit ValueBuilder(const json::storage_ptr& memory) : stack(memory) { stack.reset(memory); }
     bool on_document_begin(json::error_code&) { return true; }
     bool on_document_end(json::error_code&) { return true; }
     bool on_object_begin(json::error_code&) { return true; }

@@ -54,7 +54,9 @@ TEST_F(ServerLeaving, a_client_that_ends_its_side_and_then_goes_frees_its_place)
         client.send("POST", "/v1/completions", body(1000, stream));
         client.finish_sending();
         if (stream) {
-            EXPECT_EQ(client.receive_header().status, 200);
+            int status = client.receive_header().status;
+            if (status == 100) status = client.receive_header().status;  // it ended before the answer had begun
+            EXPECT_EQ(status, 200);
         } else {
             EXPECT_EQ(client.receive().status, 100);
         }
