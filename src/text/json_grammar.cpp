@@ -1,6 +1,7 @@
 #include "text/json_grammar.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/json.h"
 #include "text/tool_arguments.h"
@@ -32,6 +33,7 @@ Expr JsonGrammar::once(std::optional<Expr>& known, Expr (JsonGrammar::*make)()) 
 Expr JsonGrammar::space() { return once(space_, &JsonGrammar::make_space); }
 Expr JsonGrammar::string() { return once(string_, &JsonGrammar::make_string); }
 Expr JsonGrammar::number() { return once(number_, &JsonGrammar::make_number); }
+Expr JsonGrammar::fraction() { return once(fraction_, &JsonGrammar::make_fraction); }
 Expr JsonGrammar::integer() { return once(integer_, &JsonGrammar::make_integer); }
 Expr JsonGrammar::any() { return once(any_, &JsonGrammar::make_any); }
 Expr JsonGrammar::object() { return once(object_, &JsonGrammar::make_object); }
@@ -66,7 +68,7 @@ Expr JsonGrammar::make_string() {
 }
 
 Expr JsonGrammar::string_of_length(int64_t least, int64_t most) {
-    return g_.named(g_.sequence({g_.text("\""), g_.repeat(character(), least, most), g_.text("\"")}));
+    return g_.named(g_.sequence({g_.text("\""), add_counted(g_, character(), least, most), g_.text("\"")}));
 }
 
 Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
@@ -92,40 +94,22 @@ Expr JsonGrammar::make_number() {
     return g_.sequence({g_.optional(g_.text("-")), whole, g_.optional(fraction), g_.optional(exponent)});
 }
 
+Expr JsonGrammar::make_fraction() {
+    const Expr digit = g_.chars(kDigit);
+    const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 5)})});
+    const Expr zeros = g_.repeat(g_.text("0"), 0, 4);
+    const Expr decimals = g_.sequence({zeros, g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 4)});
+    return g_.sequence({g_.optional(g_.text("-")), whole, g_.text("."), decimals});
+}
+
 Expr JsonGrammar::make_any() { return g_.choice({object(), array(), string(), number(), boolean(), g_.text("null")}); }
 
-Expr JsonGrammar::make_object() { return object_of({}, member(string(), any())); }
-Expr JsonGrammar::make_array() { return array_of(any(), 0, Grammar::kUnbounded); }
-
-Expr JsonGrammar::object_of(const std::vector<std::pair<Expr, bool>>& members, std::optional<Expr> more) {
-    const Expr comma = g_.sequence({g_.text(","), space()});
-    const auto first_required = static_cast<std::size_t>(
-        std::find_if(members.begin(), members.end(), [](const auto& m) { return m.second; }) - members.begin());
-    const bool once = first_required == 0 && !members.empty();  // one way to begin: each member stands in one place
-    const auto shared = [&](Expr part) { return once ? part : g_.named(part); };
-    if (more) more = shared(*more);
-    std::vector<Expr> firsts, nexts;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-        firsts.push_back(shared(members[i].first));
-        nexts.push_back(shared(g_.sequence({comma, firsts[i]})));
-        if (!members[i].second) nexts[i] = g_.optional(nexts[i]);
-    }
-    const Expr extra = more ? g_.repeat(g_.sequence({comma, *more}), 0, Grammar::kUnbounded) : g_.empty();
-    const auto begin_with = [&](std::size_t first) {
-        std::vector<Expr> all = {firsts[first]};
-        all.insert(all.end(), nexts.begin() + static_cast<std::ptrdiff_t>(first + 1), nexts.end());
-        all.push_back(extra);
-        return g_.sequence(std::move(all));
-    };
-    std::vector<Expr> ways;
-    for (std::size_t first = 0; first < members.size() && first <= first_required; ++first)
-        ways.push_back(begin_with(first));
-    if (first_required == members.size()) {  // none must be there
-        if (more) ways.push_back(g_.sequence({*more, extra}));
-        ways.push_back(g_.empty());
-    }
-    return g_.sequence({g_.text("{"), space(), g_.choice(std::move(ways)), space(), g_.text("}")});
+Expr JsonGrammar::make_object() {
+    const Expr one = g_.named(member(string(), any()));
+    const Expr more = g_.repeat(g_.sequence({g_.text(","), space(), one}), 0, Grammar::kUnbounded);
+    return g_.sequence({g_.text("{"), space(), g_.optional(g_.sequence({one, more})), space(), g_.text("}")});
 }
+Expr JsonGrammar::make_array() { return array_of(any(), 0, Grammar::kUnbounded); }
 
 Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
     Expr inside = g_.empty();
@@ -140,6 +124,28 @@ Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
 }
 
 Expr JsonGrammar::literal(const json::value& value) { return g_.text(json_text(value)); }
+
+/// Rounds of a fixed size, and what is left over: in the first round that may be the last, at least so many; in the
+/// last of all, at most so many; in those between, any number below a round.
+Expr add_counted(Grammar& g, Expr part, int64_t least, int64_t most) {
+    constexpr int64_t kMost = 1'000'000;
+    const bool bounded = most != Grammar::kUnbounded;
+    const int64_t largest = std::max(least, most);
+    if (largest > kMost) throw GrammarError(fmt::format("a length of {}, expected at most {}", largest, kMost));
+    if (largest <= 32 || (bounded && least > most)) return g.repeat(part, least, most);
+    part = g.named(part);
+    const int64_t size = std::llround(std::sqrt(static_cast<double>(largest)));
+    const Expr round = g.named(g.repeat(part, size, size));
+    const int64_t first = least / size, rest = least % size;
+    const auto rounds = [&](int64_t from, int64_t to) { return g.repeat(round, from, to); };
+    if (!bounded) return g.sequence({rounds(first, first), g.repeat(part, rest, Grammar::kUnbounded)});
+    const int64_t last = most / size, over = most % size;
+    if (first == last) return g.sequence({rounds(first, first), g.repeat(part, rest, over)});
+    std::vector<Expr> ways = {g.sequence({rounds(first, first), g.repeat(part, rest, size - 1)}),
+                              g.sequence({rounds(last, last), g.repeat(part, 0, over)})};
+    if (first + 1 < last) ways.push_back(g.sequence({rounds(first + 1, last - 1), g.repeat(part, 0, size - 1)}));
+    return g.choice(std::move(ways));
+}
 
 std::string json_text(const json::value& value) {
     std::string out;

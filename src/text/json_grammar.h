@@ -30,6 +30,7 @@ class JsonGrammar {
     Expr string();
     Expr number();
     Expr integer();
+    Expr fraction();  // a number that is not whole
     Expr boolean();
     Expr any();     // a value
     Expr object();  // of any values
@@ -52,9 +53,6 @@ class JsonGrammar {
     /// bounds lie strictly inside the same unit.
     Expr number_between(const std::optional<NumberBound>& low, const std::optional<NumberBound>& high);
 
-    /// "{", members with commas between, "}": each a pair of its text (with key and colon) and whether it must be
-    /// there; in this order; then any number of `more` (or none, if absent).
-    Expr object_of(const std::vector<std::pair<Expr, bool>>& members, std::optional<Expr> more);
     Expr array_of(Expr item, int64_t least, int64_t most);
     /// `key`: with its quotes.
     Expr member(Expr key, Expr value) { return g_.sequence({key, g_.text(":"), g_.optional(g_.text(" ")), value}); }
@@ -65,14 +63,19 @@ class JsonGrammar {
     Expr make_string();
     Expr make_number();
     Expr make_integer();
+    Expr make_fraction();
     Expr make_any();
     Expr make_object();
     Expr make_array();
     Expr make_character();
 
     Grammar& g_;
-    std::optional<Expr> space_, string_, number_, integer_, any_, object_, array_, character_;
+    std::optional<Expr> space_, string_, number_, integer_, fraction_, any_, object_, array_, character_;
 };
+
+/// `least` to `most` (or Grammar::kUnbounded) times, up to a million, with about the square root of so many nodes.
+/// Throws GrammarError beyond. REQUIRES: `part` takes something.
+Grammar::Expr add_counted(Grammar& grammar, Grammar::Expr part, int64_t least, int64_t most);
 
 /// A value as JSON text: keys in order, nothing between parts, whole doubles without exponent.
 std::string json_text(const json::value& value);

@@ -197,8 +197,9 @@ TEST_P(DialectGrammar, what_cannot_be_written_is_refused_with_the_tools_name) {
         }
     };
     refuses(R"({"function": {"name": "a b"}})", "'a b' is not a name");
-    refuses(R"({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"not": {}}}}}})",
-            "tools: 'f': #/properties/x: 'not' is not supported");
+    refuses(
+        R"({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"unevaluatedItems": false}}}}})",
+        "tools: 'f': #/properties/x: 'unevaluatedItems' is not supported");
     refuses(
         R"json({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"type": "string", "pattern": "(?=a)"}}}}})json",
         "look-ahead");
