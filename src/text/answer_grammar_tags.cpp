@@ -74,7 +74,8 @@ class TagCallWriter {
             (properties != nullptr && !properties->is_object()))
             throw GrammarError("#: the parameters are not the schema of an object");
         for (const char* word : {"$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if", "patternProperties",
-                                 "minProperties", "maxProperties", "propertyNames", "dependentRequired"})
+                                 "minProperties", "maxProperties", "propertyNames", "dependentRequired",
+                                 "dependentSchemas", "dependencies", "unevaluatedProperties"})
             if (object->contains(word)) throw GrammarError(fmt::format("#: '{}' is not supported here", word));
     }
 
