@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "text/json_grammar.h"
 #include "text/json_schema.h"
 
 namespace riptide {
@@ -106,6 +107,19 @@ class AnswerWriter {
     std::optional<Expr> any_call_;
 };
 
+/// Arguments are those that are listed, where the schema says nothing of others.
+void close_object(json::object& schema) {
+    const json::value *properties = schema.if_contains("properties"), *required = schema.if_contains("required");
+    if (properties == nullptr || !properties->is_object() || properties->get_object().empty()) return;
+    for (const char* word : {"additionalProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf",
+                             "$ref", "if", "dependentSchemas", "dependencies"})
+        if (schema.contains(word)) return;
+    if (required != nullptr && required->is_array())
+        for (const json::value& name : required->get_array())
+            if (name.is_string() && !properties->get_object().contains(name.get_string())) return;
+    schema["additionalProperties"] = false;
+}
+
 }  // namespace
 
 bool is_constrained(const AnswerForm& form) {
@@ -125,6 +139,7 @@ Expr add_json_call(Grammar& grammar, const OfferedTool& tool) {
     if (!usable && tool.strict) throw GrammarError("#: the parameters are not the schema of an object");
     if (!usable) schema.clear();
     schema["type"] = "object";
+    close_object(schema);
     const Expr arguments = add_json_schema(grammar, schema, {.lenient = !tool.strict});
     const std::string name = json_text(json::value(tool.name));
     return grammar.sequence({grammar.text("{\"name\": " + name + ", \"arguments\": "), arguments, grammar.text("}")});

@@ -34,6 +34,7 @@ class TagCallWriter {
         const json::value *properties = field("properties"), *additional = field("additionalProperties");
         const json::value *required = field("required"), *type = field("type");
         if (!options_.lenient) check(object, type, properties);
+        const SchemaDocument document(schema);
         std::vector<Expr> parts;
         std::vector<std::string> names = {""};
         if (properties != nullptr && properties->is_object())
@@ -44,7 +45,7 @@ class TagCallWriter {
                     kCallSpace.find(key.back()) != std::string_view::npos)
                     throw GrammarError(place + ": not a name that can be written between tags");
                 const Expr one =
-                    argument(g_.text(std::string(key) + markup_.behind_key), value_of(schema, value, place));
+                    argument(g_.text(std::string(key) + markup_.behind_key), value_of(document, value, place));
                 parts.push_back(is_required(required, key) ? one : g_.optional(one));
                 names.emplace_back(key);
             }
@@ -73,7 +74,8 @@ class TagCallWriter {
             (properties != nullptr && !properties->is_object()))
             throw GrammarError("#: the parameters are not the schema of an object");
         for (const char* word : {"$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if", "patternProperties",
-                                 "minProperties", "maxProperties", "propertyNames", "dependentRequired"})
+                                 "minProperties", "maxProperties", "propertyNames", "dependentRequired",
+                                 "dependentSchemas", "dependencies", "unevaluatedProperties"})
             if (object->contains(word)) throw GrammarError(fmt::format("#: '{}' is not supported here", word));
     }
 
@@ -90,49 +92,42 @@ class TagCallWriter {
     Expr end_of_value() { return g_.text(markup_.before_value_end + markup_.value_end); }
     Expr closed_value(Expr value) { return g_.sequence({value, end_of_value()}); }
 
-    Expr value_of(const json::value& root, const json::value& schema, const std::string& place) {
-        const Type type = ToolSchemas::type_of_schema(schema);
+    Expr value_of(const SchemaDocument& document, const json::value& schema, const std::string& place) {
+        const Type type = ToolSchemas::type_of_schema(document, schema);
         if (type == Type::any) {
-            Expr value = add_json_schema(g_, root, schema, place, options_);
+            Expr value = add_json_schema(g_, document.root(), schema, place, options_);
             if (markup_.python_words && is_boolean(schema)) value = g_.words({"True", "False"});
             return closed_value(value);
         }
-        if (!options_.lenient) {  // for its errors: what a string's schema may say is the same in JSON
-            Grammar scratch;
-            add_json_schema(scratch, root, schema, place, options_);
-        }
-        Expr text = g_.empty();
+        std::vector<Expr> ways;
         try {
-            text = raw_string(schema.get_object(), place);
+            for (const StringRules& rules : string_rules(document.root(), schema, place, options_))
+                ways.push_back(raw_string(rules));
         } catch (const GrammarError& error) {
-            if (!options_.lenient) throw GrammarError(fmt::format("{}: {}", place, error.what()));
-            text = raw_text(false);
+            if (!options_.lenient) {
+                const std::string_view what = error.what();
+                throw GrammarError(what.starts_with('#') ? std::string(what) : fmt::format("{}: {}", place, what));
+            }
+            ways = {raw_text(false)};
         }
-        return type == Type::string ? text : g_.choice({text, closed_value(g_.text("null"))});
+        if (type == Type::nullable_string) ways.push_back(closed_value(g_.text("null")));
+        return g_.choice(std::move(ways));
     }
 
     /// A string as it is, and the closing tag.
-    Expr raw_string(const json::object& schema, const std::string& place) {
-        const json::value *list = schema.if_contains("enum"), *constant = schema.if_contains("const");
-        if (list != nullptr || constant != nullptr) {
-            std::vector<std::string> words;
-            const auto add = [&](const json::value& value) {
-                const bool allowed = constant == nullptr || value == *constant;
-                if (value.is_string() && allowed && value.get_string().find(markup_.value_end) == json::string::npos)
-                    words.emplace_back(value.get_string());
-            };
-            if (list != nullptr && list->is_array())
-                std::for_each(list->get_array().begin(), list->get_array().end(), add);
-            else if (constant != nullptr) add(*constant);
-            return closed_value(g_.words(std::move(words)));
+    Expr raw_string(const StringRules& rules) {
+        StringRules bare = rules;
+        bare.least = 0;
+        if (rules.least <= 1 && bare.free()) return raw_text(rules.least == 1);
+        if (rules.words) {
+            std::erase_if(*bare.words,
+                          [&](const std::string& word) { return word.find(markup_.value_end) != std::string::npos; });
+            return closed_value(g_.words(std::move(*bare.words)));
         }
         const CharWriter no_tags = [](Grammar& g, const CharSet& set) {
             return g.chars(intersection(set, without('<')));
         };
-        const TextRules rules = text_rules(schema, place);
-        const bool only_lengths = rules.patterns.empty() && rules.wholes.empty();
-        if (only_lengths && rules.most == Grammar::kUnbounded && rules.least <= 1) return raw_text(rules.least == 1);
-        return closed_value(add_text(g_, rules, no_tags));
+        return closed_value(add_string_inside(g_, rules, no_tags));
     }
 
     /// Any text up to the first closing tag, and this. What begins like the tag and is none: either another character

@@ -32,6 +32,7 @@ Expr JsonGrammar::once(std::optional<Expr>& known, Expr (JsonGrammar::*make)()) 
 Expr JsonGrammar::space() { return once(space_, &JsonGrammar::make_space); }
 Expr JsonGrammar::string() { return once(string_, &JsonGrammar::make_string); }
 Expr JsonGrammar::number() { return once(number_, &JsonGrammar::make_number); }
+Expr JsonGrammar::fraction() { return once(fraction_, &JsonGrammar::make_fraction); }
 Expr JsonGrammar::integer() { return once(integer_, &JsonGrammar::make_integer); }
 Expr JsonGrammar::any() { return once(any_, &JsonGrammar::make_any); }
 Expr JsonGrammar::object() { return once(object_, &JsonGrammar::make_object); }
@@ -65,6 +66,10 @@ Expr JsonGrammar::make_string() {
     return g_.sequence({g_.text("\""), characters, g_.text("\"")});
 }
 
+Expr JsonGrammar::string_of_length(int64_t least, int64_t most) {
+    return g_.named(g_.sequence({g_.text("\""), g_.repeat(character(), least, most), g_.text("\"")}));
+}
+
 Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
     std::vector<Expr> ways = {g.chars(intersection(set, plain_characters()))};
     for (std::size_t i = 0; i < kEscaped.size(); ++i)
@@ -94,40 +99,22 @@ Expr JsonGrammar::make_number() {
     return g_.sequence({g_.optional(g_.text("-")), whole, g_.optional(fraction), g_.optional(exponent)});
 }
 
+Expr JsonGrammar::make_fraction() {
+    const Expr digit = g_.chars(kDigit);
+    const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 5)})});
+    const Expr zeros = g_.repeat(g_.text("0"), 0, 4);
+    const Expr decimals = g_.sequence({zeros, g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 4)});
+    return g_.sequence({g_.optional(g_.text("-")), whole, g_.text("."), decimals});
+}
+
 Expr JsonGrammar::make_any() { return g_.choice({object(), array(), string(), number(), boolean(), g_.text("null")}); }
 
-Expr JsonGrammar::make_object() { return object_of({}, member(string(), any())); }
-Expr JsonGrammar::make_array() { return array_of(any(), 0, Grammar::kUnbounded); }
-
-Expr JsonGrammar::object_of(const std::vector<std::pair<Expr, bool>>& members, std::optional<Expr> more) {
-    const Expr comma = g_.sequence({g_.text(","), space()});
-    const auto first_required = static_cast<std::size_t>(
-        std::find_if(members.begin(), members.end(), [](const auto& m) { return m.second; }) - members.begin());
-    const bool once = first_required == 0 && !members.empty();  // one way to begin: each member stands in one place
-    const auto shared = [&](Expr part) { return once ? part : g_.named(part); };
-    if (more) more = shared(*more);
-    std::vector<Expr> firsts, nexts;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-        firsts.push_back(shared(members[i].first));
-        nexts.push_back(shared(g_.sequence({comma, firsts[i]})));
-        if (!members[i].second) nexts[i] = g_.optional(nexts[i]);
-    }
-    const Expr extra = more ? g_.repeat(g_.sequence({comma, *more}), 0, Grammar::kUnbounded) : g_.empty();
-    const auto begin_with = [&](std::size_t first) {
-        std::vector<Expr> all = {firsts[first]};
-        all.insert(all.end(), nexts.begin() + static_cast<std::ptrdiff_t>(first + 1), nexts.end());
-        all.push_back(extra);
-        return g_.sequence(std::move(all));
-    };
-    std::vector<Expr> ways;
-    for (std::size_t first = 0; first < members.size() && first <= first_required; ++first)
-        ways.push_back(begin_with(first));
-    if (first_required == members.size()) {  // none must be there
-        if (more) ways.push_back(g_.sequence({*more, extra}));
-        ways.push_back(g_.empty());
-    }
-    return g_.sequence({g_.text("{"), space(), g_.choice(std::move(ways)), space(), g_.text("}")});
+Expr JsonGrammar::make_object() {
+    const Expr one = g_.named(member(string(), any()));
+    const Expr more = g_.repeat(g_.sequence({g_.text(","), space(), one}), 0, Grammar::kUnbounded);
+    return g_.sequence({g_.text("{"), space(), g_.optional(g_.sequence({one, more})), space(), g_.text("}")});
 }
+Expr JsonGrammar::make_array() { return array_of(any(), 0, Grammar::kUnbounded); }
 
 Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
     Expr inside = g_.empty();

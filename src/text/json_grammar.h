@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ class JsonGrammar {
     Expr string();
     Expr number();
     Expr integer();
+    Expr fraction();  // a number that is not whole
     Expr boolean();
     Expr any();     // a value
     Expr object();  // of any values
@@ -40,17 +42,15 @@ class JsonGrammar {
     Expr literal(const json::value& value);
 
     /// A number (`whole`: an integer, written without a point) by minimum, maximum, exclusiveMinimum, exclusiveMaximum
-    /// and multipleOf of a schema, all exact in decimal. What is let through is also valid where both it and the bound
-    /// are read as doubles. Between bounds, numbers have at most 18 digits before the point (integers: 40) and 16
+    /// and multipleOf of all of the schemas, exact in decimal. What is let through is also valid where both it and the
+    /// bound are read as doubles. Between bounds, numbers have at most 18 digits before the point (integers: 40) and 16
     /// behind it (40, if a bound does), or one digit before the point and an exponent of at most 307; with multipleOf
-    /// there are no exponents. Throws GrammarError that names the word.
-    Expr number_of(const json::object& schema, bool whole);
-    /// A string of characters written in any way, or (with patterns) as write_character does.
-    Expr string_of(const TextRules& rules);
+    /// there are no exponents. Nothing, where several schemas contradict each other. Throws GrammarError that names the
+    /// word.
+    Expr number_of(std::span<const json::object* const> schemas, bool whole);
+    /// A string of `least` to `most` characters, written in any way.
+    Expr string_of_length(int64_t least, int64_t most);
 
-    /// "{", members with commas between, "}": each a pair of its text (with key and colon) and whether it must be
-    /// there; in this order; then any number of `more` (or none, if absent).
-    Expr object_of(const std::vector<std::pair<Expr, bool>>& members, std::optional<Expr> more);
     Expr array_of(Expr item, int64_t least, int64_t most);
     /// `key`: with its quotes.
     Expr member(Expr key, Expr value) { return g_.sequence({key, g_.text(":"), g_.optional(g_.text(" ")), value}); }
@@ -61,13 +61,14 @@ class JsonGrammar {
     Expr make_string();
     Expr make_number();
     Expr make_integer();
+    Expr make_fraction();
     Expr make_any();
     Expr make_object();
     Expr make_array();
     Expr make_character();
 
     Grammar& g_;
-    std::optional<Expr> space_, string_, number_, integer_, any_, object_, array_, character_;
+    std::optional<Expr> space_, string_, number_, integer_, fraction_, any_, object_, array_, character_;
     std::map<std::string, Expr, std::less<>> numbers_;  // with bounds: by what they are
 };
 

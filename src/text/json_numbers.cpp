@@ -231,9 +231,8 @@ struct Bounds {
     std::optional<Decimal> low, high;
 };
 
-/// The bounds that a schema sets, themselves allowed.
-Bounds bounds_of(const json::object& schema, bool whole) {
-    Bounds out;
+/// The bounds that a schema sets, themselves allowed, beside those that are there.
+void add_bounds(const json::object& schema, bool whole, Bounds& out) {
     for (const std::string_view word : {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}) {
         const json::value* value = schema.if_contains(word);
         if (value == nullptr) continue;
@@ -252,30 +251,46 @@ Bounds bounds_of(const json::object& schema, bool whole) {
         if (!known) known = bound;
         else known = is_low ? std::max(*known, bound) : std::min(*known, bound);
     }
-    if (out.low && out.high && *out.low > *out.high)
-        throw GrammarError("the lowest number allowed is above the highest");
+}
+
+/// The one number that all must be a multiple of, if any.
+std::optional<Decimal> multiple_of(std::span<const json::object* const> schemas) {
+    std::optional<Decimal> out;
+    for (const json::object* schema : schemas) {
+        const json::value* multiple = schema->if_contains("multipleOf");
+        if (multiple == nullptr) continue;
+        if (!multiple->is_number()) throw GrammarError("'multipleOf' is not a number");
+        const Decimal number = decimal_of(*multiple, false);
+        if (number.is_zero() || number.negative) throw GrammarError("'multipleOf' is not above 0");
+        if (out && *out != number) throw GrammarError("'multipleOf' of several numbers at once is not supported");
+        out = number;
+    }
     return out;
 }
 
 }  // namespace
 
-Expr JsonGrammar::number_of(const json::object& schema, bool whole) {
-    const Bounds bounds = bounds_of(schema, whole);
-    const json::value* multiple = schema.if_contains("multipleOf");
-    if (multiple == nullptr && !bounds.low && !bounds.high) return whole ? integer() : number();
+Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool whole) {
+    const std::optional<Decimal> multiple = multiple_of(schemas);
+    whole = whole || multiple == decimal_of("1");
+    const bool counted = multiple && *multiple != decimal_of("1");
+    Bounds bounds;
+    for (const json::object* schema : schemas) add_bounds(*schema, whole, bounds);
+    if (bounds.low && bounds.high && *bounds.low > *bounds.high) {
+        if (schemas.size() > 1) return g_.choice({});
+        throw GrammarError("the lowest number allowed is above the highest");
+    }
+    if (!counted && !bounds.low && !bounds.high) return whole ? integer() : number();
     Form form{.whole = whole};
     std::string key;
     std::optional<TextAutomaton> multiples;
-    if (multiple != nullptr) {
-        if (!multiple->is_number()) throw GrammarError("'multipleOf' is not a number");
-        const Decimal number = decimal_of(*multiple, false);
-        if (number.is_zero() || number.negative) throw GrammarError("'multipleOf' is not above 0");
-        key = "%" + number.whole + "." + number.fraction;
-        multiples = multiples_of(number);
+    if (counted) {
+        key = "%" + multiple->whole + "." + multiple->fraction;
+        multiples = multiples_of(*multiple);
         // Each digit is counted for each remainder.
         form.exponents = false;
         form.digits = std::clamp<std::size_t>(6000 / multiples->states.size(), 6, kWholeDigits);
-        form.decimals = number.fraction.size() + 2;
+        form.decimals = multiple->fraction.size() + 2;
     }
     const std::string text = range(bounds.low.value_or(negated(kHuge)), bounds.high.value_or(kHuge), form);
     key = text + key;

@@ -3,50 +3,80 @@
 
 #include <map>
 #include <string>
+#include <unordered_set>
 
+#include "text/json_grammar.h"
 #include "text/json_schema.h"
+#include "text/json_schema_cases.h"
 
 namespace riptide {
+
+/// The members of an object, in order, each with its key and whether it must be there.
+struct SchemaMember {
+    Grammar::Expr text;
+    bool must = false;
+};
+
+/// "{", members, then any number of `more` (or none, if absent), "}": `least` to `most` (or Grammar::kUnbounded) in
+/// all. Throws GrammarError without a place. Cost: linear in the members, times `most` or `least` where they must be
+/// counted.
+Grammar::Expr add_members(Grammar& grammar, JsonGrammar& json, const std::vector<SchemaMember>& members,
+                          std::optional<Grammar::Expr> more, int64_t least, int64_t most);
+
+/// The strings by these rules.
+TextSet string_set(const StringRules& rules);
 
 class SchemaBuilder {
   public:
     using Expr = Grammar::Expr;
 
     SchemaBuilder(Grammar& grammar, const json::value& root, const SchemaOptions& options)
-        : g_(grammar), json_(grammar), root_(root), options_(options) {}
+        : g_(grammar), json_(grammar), document_(root), cases_(document_, options.lenient), options_(options) {}
 
-    Expr build() { return schema(root_, "#"); }
-    Expr schema(const json::value& value, const std::string& path);
+    Expr build(const json::value& part, const std::string& path);
+    std::vector<StringRules> strings(const json::value& part, const std::string& path);
 
   private:
-    [[noreturn]] static void wrong(const std::string& path, std::string_view what);
-    void check_words(const json::object& schema, const std::string& path) const;
+    struct Known {
+        Expr expr = 0;
+        Grammar::Rule rule = -1;  // if it is met more than once
+        bool done = false;
+    };
 
-    Expr exact(const json::value& value, const std::string& path);
-    Expr whatever(const json::value& value);
-    Expr typed(const json::object& schema, std::string_view type, const std::string& path);
-    Expr object(const json::object& schema, const std::string& path);
-    Expr array(const json::object& schema, const std::string& path);
-    Expr string(const json::object& schema, const std::string& path);
-    Expr number(const json::object& schema, const std::string& path, bool whole);
+    Expr schema(SchemaTerms terms);
+    Expr exact(const SchemaTerms& terms);
+    Expr whatever(const SchemaTerms& terms);
+    void typed(const SchemaCase& one, uint8_t types, std::vector<Expr>& ways);
+    StringRules rules_of(const SchemaCase& one) const;
+    TextSet names_of(const SchemaTerms& terms);
 
-    Expr reference(const json::object& schema, const std::string& path);
-    Expr constants(const json::object& schema, const std::string& path);
-    Expr alternatives(const json::object& schema, const std::string& word, const std::string& path);
-    const json::value& target(std::string_view pointer, const std::string& path) const;
-    void check_disjoint(const json::array& parts, const std::string& path) const;
-    bool disjoint(const json::object& a, const json::object& b) const;
-    const json::object& resolved(const json::object& schema) const;
+    Expr object(const SchemaCase& one);
+    std::optional<Expr> other_members(const SchemaCase& one, const std::vector<std::string>& names);
+    Expr key_inside(const TextSet& set, const std::set<std::string, std::less<>>& patterns,
+                    const std::vector<std::string>& names);
+    Expr array(const SchemaCase& one);
+    Expr items(const SchemaCase& one, std::size_t from, std::size_t tuple, int64_t least, int64_t most);
+    Expr containing(const SchemaCase& one, const json::value& part, int64_t least, int64_t most);
+    std::optional<Expr> distinct(const SchemaCase& one, int64_t least, int64_t most);
+    Expr string(const SchemaCase& one);
+    Expr number(const SchemaCase& one);
+
+    /// The highest of `least` and the lowest of `most` that the parts say. Nothing is between if they say so
+    /// themselves; one part alone that does is an error.
+    std::pair<int64_t, int64_t> counts(const SchemaCase& one, const char* least, const char* most) const;
+    const json::value* where(const SchemaCase& one, std::string_view word) const;  // the part that holds the word
 
     Grammar& g_;
     JsonGrammar json_;
-    const json::value& root_;
-    const SchemaOptions& options_;
-    std::map<std::string, Grammar::Rule, std::less<>> references_;
+    SchemaDocument document_;
+    SchemaCases cases_;
+    const SchemaOptions options_;
+    std::map<SchemaTerms, Known> known_;
     int depth_ = 0;
     int64_t schemas_ = 0;
 };
 
-/// The types that a schema names or, if it names none, that its words are about; empty: any.
-std::vector<std::string> schema_types(const json::object& schema);
+/// Whether a term is `false`: nothing is valid.
+bool holds_nothing(const SchemaTerms& terms);
+
 }  // namespace riptide

@@ -1,9 +1,9 @@
-// JSON Schema: objects, arrays, strings, numbers.
+// JSON Schema: strings and numbers.
 #include <algorithm>
+#include <array>
 
 #include "base/json.h"
 #include "text/json_schema_builder.h"
-#include "text/tool_arguments.h"
 
 namespace riptide {
 
@@ -11,94 +11,116 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-std::string escaped_pointer(std::string_view key) {
-    std::string out;
-    for (const char c : key) {
-        if (c == '~') out += "~0";
-        else if (c == '/') out += "~1";
-        else out += c;
-    }
-    return out;
-}
+/// Numbers that a format lets through, as a schema.
+struct NumberFormat {
+    std::string_view name;
+    bool whole;
+    const char* bounds;
+};
+constexpr std::array kNumberFormats = {
+    NumberFormat{"int8", true, R"({"minimum": -128, "maximum": 127})"},
+    NumberFormat{"int16", true, R"({"minimum": -32768, "maximum": 32767})"},
+    NumberFormat{"int32", true, R"({"minimum": -2147483648, "maximum": 2147483647})"},
+    NumberFormat{"int64", true, R"({"minimum": -9223372036854775808, "maximum": 9223372036854775807})"},
+    NumberFormat{"uint8", true, R"({"minimum": 0, "maximum": 255})"},
+    NumberFormat{"uint16", true, R"({"minimum": 0, "maximum": 65535})"},
+    NumberFormat{"uint32", true, R"({"minimum": 0, "maximum": 4294967295})"},
+    NumberFormat{"uint64", true, R"({"minimum": 0, "maximum": 18446744073709551615})"},
+    NumberFormat{"double-int", true, R"({"minimum": -9007199254740991, "maximum": 9007199254740991})"},
+    NumberFormat{"float", false, R"({"minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38})"},
+    NumberFormat{"double", false, "{}"},
+};
 
-std::string key_text(std::string_view name) {
-    std::string out;
-    append_json_escaped(name, out);
-    return out;
+/// Numbers without exponents that are none of these.
+Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole) {
+    const std::string digits = "-?(0|[1-9][0-9]{0,17})";
+    TextSet all = TextSet::of_regex(whole ? digits : digits + "(\\.[0-9]{1,16})?", false);
+    for (const std::string& text : excluded) {
+        const std::size_t point = std::min(text.find('.'), text.size());
+        const std::string sign = text == "0" ? "-?" : "";
+        const std::string fraction = point == text.size() ? "(\\.0*)?" : "\\" + text.substr(point) + "0*";
+        all = all - TextSet::of_regex(sign + text.substr(0, point) + fraction, false);
+    }
+    return g.named(all.add_to(g, {[](Grammar& to, const CharSet& set) { return to.chars(set); }}));
 }
 
 }  // namespace
 
-Expr SchemaBuilder::object(const json::object& schema, const std::string& path) {
-    const json::value* properties = schema.if_contains("properties");
-    const json::value* required = schema.if_contains("required");
-    const json::value* additional = schema.if_contains("additionalProperties");
-    if (properties != nullptr && !properties->is_object()) wrong(path, "'properties' is not an object");
-    if (required != nullptr && !required->is_array()) wrong(path, "'required' is not an array");
-    std::vector<std::string> needed;
-    if (required != nullptr)
-        for (const json::value& name : required->get_array()) {
-            if (!name.is_string()) wrong(path, "'required' holds what is not a string");
-            needed.emplace_back(name.get_string());
+StringRules SchemaBuilder::rules_of(const SchemaCase& one) const {
+    StringRules rules;
+    std::tie(rules.least, rules.most) = counts(one, "minLength", "maxLength");
+    rules.not_patterns = one.not_patterns;
+    for (const json::value* value : one.excluded)
+        if (value->is_string()) rules.excluded.emplace_back(value->get_string());
+    for (const json::value* part : one.parts) {
+        const json::object& schema = part->get_object();
+        for (const char* word : {"pattern", "format"}) {
+            const json::value* value = schema.if_contains(word);
+            if (value == nullptr) continue;
+            if (!value->is_string()) cases_.wrong(part, fmt::format("'{}' is not a string", word));
+            std::string text(value->get_string());
+            const bool is_pattern = std::string_view(word) == "pattern";
+            if (!is_pattern && !is_known_format(text)) continue;
+            std::vector<std::string>& list = is_pattern ? rules.patterns : rules.formats;
+            if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
         }
-    const auto is_needed = [&](std::string_view name) {
-        return std::find(needed.begin(), needed.end(), name) != needed.end();
-    };
-    std::vector<std::pair<Expr, bool>> members;
-    std::vector<std::string> names;
-    const auto add = [&](std::string_view name, Expr value, bool must) {
-        const std::string key = key_text(name);
-        members.emplace_back(json_.member(g_.text("\"" + key + "\""), value), must);
-        names.emplace_back(name);
-    };
-    if (properties != nullptr)
-        for (const auto& [name, value] : properties->get_object()) {
-            // A member that can have no value is left out; where it must be there, nothing can match.
-            const Expr inner = this->schema(value, fmt::format("{}/properties/{}", path, escaped_pointer(name)));
-            add(name, inner, is_needed(name));
-        }
-    const bool closed = additional != nullptr ? additional->is_bool() && !additional->get_bool() : !names.empty();
-    const bool stated = additional != nullptr && !closed;
-    std::optional<Expr> other;
-    if (stated || !closed)
-        other = additional == nullptr ? json_.any() : this->schema(*additional, path + "/additionalProperties");
-    for (const std::string& name : needed) {
-        if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-        if (closed && additional != nullptr)
-            wrong(path, fmt::format("'{}' is required, but it is no property, and there may be no others",
-                                    name.substr(0, 80)));
-        add(name, other ? *other : json_.any(), true);
     }
-    std::optional<Expr> more;
-    if (other) more = json_.member(names.empty() ? json_.string() : json_.other_string(names), g_.named(*other));
-    return json_.object_of(members, more);
+    if (!rules.patterns.empty()) std::erase_if(rules.formats, is_said_by_pattern);
+    return rules;
 }
 
-Expr SchemaBuilder::array(const json::object& schema, const std::string& path) {
-    const json::value* items = schema.if_contains("items");
-    const int64_t least = schema_count(schema, "minItems", path).value_or(0);
-    const int64_t most = schema_count(schema, "maxItems", path).value_or(Grammar::kUnbounded);
-    if (least > Grammar::kMostRepeats || most > Grammar::kMostRepeats)
-        wrong(path, fmt::format("'minItems' and 'maxItems' of more than {} are not supported", Grammar::kMostRepeats));
-    if (most != Grammar::kUnbounded && least > most) wrong(path, "'minItems' is more than 'maxItems'");
-    const Expr item = items != nullptr ? this->schema(*items, path + "/items") : json_.any();
-    return json_.array_of(item, least, most);
-}
-
-Expr SchemaBuilder::string(const json::object& schema, const std::string& path) {
-    const TextRules rules = text_rules(schema, path);
+/// The one place where what is said of a string becomes a grammar.
+Expr SchemaBuilder::string(const SchemaCase& one) {
+    const StringRules rules = rules_of(one);
+    if (rules.free()) return json_.string();
+    if (rules.only_lengths() && (rules.most == Grammar::kUnbounded || rules.least <= rules.most))
+        return json_.string_of_length(rules.least, rules.most);
     try {
-        return json_.string_of(rules);
+        const Expr inside = add_string_inside(g_, rules, JsonGrammar::write_character);
+        return g_.named(g_.sequence({g_.text("\""), inside, g_.text("\"")}));
     } catch (const GrammarError& error) {
-        wrong(path, error.what());
+        const char* word = !rules.patterns.empty() ? "pattern" : "format";
+        const std::string place = cases_.place(where(one, word));
+        throw GrammarError(fmt::format("{}{}: {}", place, rules.patterns.empty() ? "" : "/pattern", error.what()));
     }
 }
 
-Expr SchemaBuilder::number(const json::object& schema, const std::string& path, bool whole) {
+/// The one place where what is said of a number becomes a grammar.
+Expr SchemaBuilder::number(const SchemaCase& one) {
+    bool whole = (one.types & SchemaTypes::kFraction) == 0, bounded = false;
+    std::vector<json::object> of_formats;  // reserved: their addresses are kept
+    of_formats.reserve(one.parts.size());
+    std::vector<const json::object*> schemas;
+    for (const json::value* part : one.parts) {
+        const json::object& schema = part->get_object();
+        schemas.push_back(&schema);
+        for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+            bounded = bounded || schema.contains(word);
+        const json::value* format = schema.if_contains("format");
+        for (const NumberFormat& known : kNumberFormats) {
+            if (format == nullptr || !format->is_string() || known.name != std::string_view(format->get_string()))
+                continue;
+            whole = whole || known.whole;
+            bounded = true;
+            schemas.push_back(&of_formats.emplace_back(json::parse(known.bounds).get_object()));
+        }
+    }
+    if (whole && (one.types & SchemaTypes::kInteger) == 0) return g_.choice({});
+    std::vector<std::string> excluded;
+    for (const json::value* value : one.excluded)
+        if (value->is_number() && (one.types & SchemaTypes::of(*value)) != 0) excluded.push_back(json_text(*value));
+    if (!excluded.empty() && !bounded && (one.types & SchemaTypes::kInteger) != 0)
+        return other_number(g_, excluded, whole);
+    const json::value* place = where(one, "minimum");
+    if (!excluded.empty()) cases_.unsupported(place, "numbers within bounds, but for some ('not'), are not supported");
+    if ((one.types & SchemaTypes::kInteger) == 0) {
+        if (bounded) cases_.unsupported(place, "numbers that are not whole, with bounds, are not supported");
+        return json_.fraction();
+    }
     try {
-        return json_.number_of(schema, whole);
+        return json_.number_of(schemas, whole);
     } catch (const GrammarError& error) {
-        wrong(path, error.what());
+        cases_.wrong(place, error.what());
     }
 }
 

@@ -1,14 +1,21 @@
-// Strings of a schema: pattern, format and lengths, all at once.
+// Strings of a schema: words, patterns, formats and lengths, all at once, and without others.
 #include <algorithm>
 #include <array>
 
-#include "base/json.h"
 #include "text/json_schema.h"
-#include "text/pattern.h"
+#include "text/text_set.h"
 
 namespace riptide {
 
 namespace {
+
+constexpr std::array kStandardFormats = {
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+    // ajv-formats and OpenAPI
+    "url", "byte", "iso-time", "iso-date-time", "json-pointer-uri-fragment",
+    // zod
+    "jwt", "emoji", "nanoid", "cuid", "cuid2", "ulid", "cidrv4", "cidrv6", "base64", "base64url", "e164"};
 
 /// Formats of no standard that zod writes beside the pattern that says what they are.
 constexpr std::array kSaidByPattern = {"emoji",     "nanoid",    "guid",   "cuid",   "cuid2",     "ulid",
@@ -17,46 +24,45 @@ constexpr std::array kSaidByPattern = {"emoji",     "nanoid",    "guid",   "cuid
 
 }  // namespace
 
-TextRules text_rules(const json::object& schema, const std::string& path) {
-    TextRules rules;
-    const auto text_of = [&](const char* word) -> std::optional<std::string> {
-        const json::value* value = schema.if_contains(word);
-        if (value == nullptr) return std::nullopt;
-        if (!value->is_string()) throw GrammarError(fmt::format("{}: '{}' is not a string", path, word));
-        return std::string(value->get_string());
-    };
-    const auto said = [](std::string_view format) {
-        return std::find(kSaidByPattern.begin(), kSaidByPattern.end(), format) != kSaidByPattern.end();
-    };
-    const auto place = [&](const std::string& where, const auto& make) {
-        try {
-            make();
-        } catch (const GrammarError& error) {
-            throw GrammarError(fmt::format("{}: {}", where, error.what()));
-        }
-    };
-    if (auto pattern = text_of("pattern")) {
-        place(path + "/pattern", [&] { parse_pattern(*pattern); });
-        rules.patterns.push_back(std::move(*pattern));
-    }
-    rules.least = schema_count(schema, "minLength", path).value_or(0);
-    rules.most = schema_count(schema, "maxLength", path).value_or(Grammar::kUnbounded);
-    if (std::max(rules.least, rules.most) > Grammar::kMostRepeats)
-        throw GrammarError(fmt::format("{}: 'minLength' and 'maxLength' of more than {} are not supported", path,
-                                       Grammar::kMostRepeats));
-    if (rules.most != Grammar::kUnbounded && rules.least > rules.most)
-        throw GrammarError(fmt::format("{}: 'minLength' is more than 'maxLength'", path));
-    if (const auto format = text_of("format"); format && (rules.patterns.empty() || !said(*format)))
-        place(path, [&] { rules.wholes.push_back(regex_of_format(*format, rules.least > 0 || rules.most >= 0)); });
-    return rules;
+bool is_known_format(std::string_view format) {
+    return std::find(kStandardFormats.begin(), kStandardFormats.end(), format) != kStandardFormats.end();
 }
 
-Grammar::Expr JsonGrammar::string_of(const TextRules& rules) {
-    const bool only_lengths = rules.patterns.empty() && rules.wholes.empty();
-    if (only_lengths && rules.least == 0 && rules.most == Grammar::kUnbounded) return string();
-    const Expr inside =
-        only_lengths ? g_.repeat(character(), rules.least, rules.most) : add_text(g_, rules, write_character);
-    return g_.named(g_.sequence({g_.text("\""), inside, g_.text("\"")}));
+bool is_said_by_pattern(std::string_view format) {
+    return std::find(kSaidByPattern.begin(), kSaidByPattern.end(), format) != kSaidByPattern.end();
+}
+
+bool StringRules::free() const { return only_lengths() && least == 0 && most == Grammar::kUnbounded; }
+
+bool StringRules::only_lengths() const {
+    return !words && patterns.empty() && formats.empty() && not_patterns.empty() && excluded.empty();
+}
+
+/// All but the lengths.
+static TextSet set_of_any_length(const StringRules& rules) {
+    if (rules.words) return TextSet::of_words(*rules.words);
+    TextSet all = TextSet::all();
+    for (const std::string& pattern : rules.patterns) all = all & TextSet::of_regex(pattern, true);
+    for (const std::string& format : rules.formats) all = all & TextSet::of_regex(regex_of_format(format), false);
+    for (const std::string& pattern : rules.not_patterns) all = all - TextSet::of_regex(pattern, true);
+    return rules.excluded.empty() ? all : all - TextSet::of_words(rules.excluded);
+}
+
+TextSet string_set(const StringRules& rules) {
+    const TextSet all = set_of_any_length(rules);
+    const bool any_length = rules.words || (rules.least == 0 && rules.most == Grammar::kUnbounded);
+    return any_length ? all : all & TextSet::of_length(rules.least, rules.most);
+}
+
+Grammar::Expr add_string_inside(Grammar& grammar, const StringRules& rules, const CharWriter& write) {
+    if (rules.words) return set_of_any_length(rules).add_to(grammar, write);
+    if (rules.most != Grammar::kUnbounded && rules.least > rules.most) return grammar.choice({});
+    if (!rules.not_patterns.empty() || !rules.excluded.empty())
+        return set_of_any_length(rules).add_to(grammar, write, rules.least, rules.most);
+    TextRules texts{.patterns = rules.patterns, .wholes = {}, .least = rules.least, .most = rules.most};
+    const bool counted = rules.least > 0 || rules.most != Grammar::kUnbounded;
+    for (const std::string& format : rules.formats) texts.wholes.push_back(regex_of_format(format, counted));
+    return add_text(grammar, texts, write);
 }
 
 }  // namespace riptide

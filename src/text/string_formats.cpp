@@ -125,7 +125,6 @@ const std::map<std::string, std::string (*)(), std::less<>>& formats() {
         {"regex",
          [] { return std::string(R"(\^?(([A-Za-z0-9 _,:;=!@%&~<>.-]|\\[dDwWsS\\.*+?()[\]{}|/^$])[*+?]?)*\$?)"); }},
         {"base64", base64_regex},
-        {"byte", base64_regex},
         {"base64url", [] { return std::string("([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?"); }},
         {"e164", [] { return std::string(R"(\+[1-9]\d{6,14})"); }},
         {"nanoid", [] { return std::string("[A-Za-z0-9_-]{21}"); }},

@@ -44,25 +44,13 @@ bool is_json(std::string_view text) {
 
 }  // namespace
 
-Type ToolSchemas::type_of_schema(const json::value& schema) {
-    if (!schema.is_object()) return Type::any;
-    const json::value* type = schema.get_object().if_contains("type");
-    if (type == nullptr) {
-        const json::value* choices = schema.get_object().if_contains("enum");
-        if (choices == nullptr || !choices->is_array() || choices->get_array().empty()) return Type::any;
-        const json::array& list = choices->get_array();
-        const bool strings = std::all_of(list.begin(), list.end(), [](const json::value& v) { return v.is_string(); });
-        return strings ? Type::string : Type::any;
-    }
-    if (names_string(*type)) return Type::string;
-    if (!type->is_array() || type->get_array().empty()) return Type::any;
-    bool nullable = false;
-    for (const json::value& one : type->get_array()) {
-        const bool is_null = one.is_string() && one.get_string() == "null";
-        if (!is_null && !names_string(one)) return Type::any;
-        nullable = nullable || is_null;
-    }
-    return nullable ? Type::nullable_string : Type::string;
+Type ToolSchemas::type_of_schema(const SchemaDocument& document, const json::value& schema) {
+    const json::object* object = schema.if_object();
+    const json::value* type = object == nullptr ? nullptr : object->if_contains("type");
+    if (type != nullptr && *type != "string" && names_string(*type)) return Type::string;
+    const uint8_t types = document.types_of(schema);
+    if (types == SchemaTypes::kString) return Type::string;
+    return types == (SchemaTypes::kString | SchemaTypes::kNull) ? Type::nullable_string : Type::any;
 }
 
 ToolSchemas::ToolSchemas(const json::array& tools) {
@@ -73,11 +61,13 @@ ToolSchemas::ToolSchemas(const json::array& tools) {
         const json::value* name = function->if_contains("name");
         if (name == nullptr || !name->is_string()) continue;
         auto& types = types_[std::string(name->get_string())];
-        const json::object* schema = object_at(*function, "parameters");
-        if (schema == nullptr) schema = object_at(*function, "input_schema");
-        const json::object* properties = schema == nullptr ? nullptr : object_at(*schema, "properties");
+        const json::value* schema = function->if_contains("parameters");
+        if (schema == nullptr || !schema->is_object()) schema = function->if_contains("input_schema");
+        if (schema == nullptr || !schema->is_object()) continue;
+        const SchemaDocument document(*schema);
+        const json::object* properties = object_at(schema->get_object(), "properties");
         if (properties == nullptr) continue;
-        for (const auto& [key, value] : *properties) types[std::string(key)] = type_of_schema(value);
+        for (const auto& [key, value] : *properties) types[std::string(key)] = type_of_schema(document, value);
     }
 }
 

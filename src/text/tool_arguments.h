@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/json_fwd.h"
+#include "text/json_schema_document.h"
 
 namespace riptide {
 
@@ -28,10 +29,11 @@ class ToolSchemas {
     /// Whether there is, and its schema names this parameter.
     bool declares(std::string_view tool, std::string_view parameter) const;
     /// The type of a parameter; `any` for unknown tools and parameters.
-    /// A schema is a string's if its `type` is string (or str, text, enum), or if it has no type and an `enum` of
-    /// strings only.
+    /// A schema is a string's if it lets only strings through (SchemaDocument::types_of), or its `type` is one of the
+    /// words that some write for it: str, text, enum.
     Type type_of(std::string_view tool, std::string_view parameter) const;
-    static Type type_of_schema(const json::value& schema);
+    /// `schema` is a part of the document.
+    static Type type_of_schema(const SchemaDocument& document, const json::value& schema);
 
   private:
     std::unordered_map<std::string, std::unordered_map<std::string, Type>> types_;

@@ -197,8 +197,9 @@ TEST_P(DialectGrammar, what_cannot_be_written_is_refused_with_the_tools_name) {
         }
     };
     refuses(R"({"function": {"name": "a b"}})", "'a b' is not a name");
-    refuses(R"({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"not": {}}}}}})",
-            "tools: 'f': #/properties/x: 'not' is not supported");
+    refuses(
+        R"({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"unevaluatedItems": false}}}}})",
+        "tools: 'f': #/properties/x: 'unevaluatedItems' is not supported");
     refuses(
         R"json({"function": {"name": "f", "strict": true, "parameters": {"properties": {"x": {"type": "string", "pattern": "(?<=a)"}}}}})json",
         "look-behind");
@@ -208,6 +209,10 @@ TEST_P(DialectGrammar, what_cannot_be_written_is_refused_with_the_tools_name) {
     refuses(R"({"function": {"name": "f", "parameters": {"properties": {"<x": {}}}}})", "#/properties/<x");
     refuses(R"({"function": {"name": "f", "strict": true, "parameters": {"anyOf": []}}})",
             "'anyOf' is not supported here");
+    for (const char* word : {"dependentSchemas", "dependencies", "unevaluatedProperties"})
+        refuses(fmt::format(
+                    R"({{"function": {{"name": "f", "strict": true, "parameters": {{"{}": {{"a": false}}}}}}}})", word),
+                fmt::format("'{}' is not supported here", word));
 }
 
 TEST_P(DialectGrammar, thinking_may_begin_or_not_where_the_prompt_leaves_it_open) {
