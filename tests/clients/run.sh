@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The real clients from npm against the demo model: a two-turn tool loop each.
+# The real clients from npm against the demo model: a two-turn tool loop each; then Ajv judges what schemas' grammars let
+# through: those that zod writes, and those of ../shared/conformance where that is there.
 # usage: run.sh RIPTIDE [NODE_MODULES]      run.sh --fetch: only brings the packages
 # The packages are those of NODE_MODULES, of this folder, or what npm brings into build/clients. Says "skipped" and exits
 # with 77 where it cannot, or where there is no node. The clients use nothing but loopback.
@@ -10,12 +11,12 @@ modules=${2:-$here/node_modules}
 command -v node >/dev/null || skip "there is no node"
 if [ ! -d "$modules/openai" ] && [ $# -lt 2 ] && command -v npm >/dev/null; then  # they install where there is a registry
   modules=$here/../../build/clients/node_modules
-  mkdir -p "$modules/.."
-  cp "$here/package.json" "$modules/../"
+  cmp -s "$here/package.json" "$modules/../package.json" || rm -rf "$modules"  # other packages than last time
+  mkdir -p "$modules/.." && cp "$here/package.json" "$modules/../"
   [ -d "$modules/openai" ] || (cd "$modules/.." && timeout 150 npm install --no-fund --no-audit --loglevel error --fetch-retries 1 --fetch-timeout 30000) ||
     { rm -rf "$modules"; skip "the packages cannot be fetched"; }
 fi
-for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod; do
+for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic ajv ajv-formats zod; do
   [ -d "$modules/$package" ] || skip "$package is not installed (npm install in tests/clients)"
 done
 [ "$1" != --fetch ] || exit 0
@@ -31,6 +32,13 @@ for _ in $(seq 600); do
   sleep 0.1
 done
 [ -n "$port" ] || { cat "$work/log"; exit 1; }
-cp "$here/clients.mjs" "$work/"
+cp "$here/clients.mjs" "$here/schemas.mjs" "$work/"
 ln -s "$(realpath "$modules")" "$work/node_modules"
-cd "$work" && timeout 120 node clients.mjs "http://127.0.0.1:$port"
+walks=$(dirname "$riptide")/tests/schema_walks
+schemas=("$here"/../../../shared/conformance/schemas/*.jsonl.gz)
+cd "$work"
+timeout 120 node clients.mjs "http://127.0.0.1:$port"
+if [ -x "$walks" ]; then
+  node schemas.mjs "$walks" 20
+  [ ! -e "${schemas[0]}" ] || node schemas.mjs "$walks" 5 "${schemas[@]}"
+fi
