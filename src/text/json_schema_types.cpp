@@ -73,9 +73,9 @@ StringRules SchemaBuilder::rules_of(const SchemaCase& one) const {
 Expr SchemaBuilder::string(const SchemaCase& one) {
     const StringRules rules = rules_of(one);
     if (rules.free()) return json_.string();
-    if (rules.only_lengths() && (rules.most == Grammar::kUnbounded || rules.least <= rules.most))
-        return json_.string_of_length(rules.least, rules.most);
     try {
+        if (rules.only_lengths() && (rules.most == Grammar::kUnbounded || rules.least <= rules.most))
+            return json_.string_of_length(rules.least, rules.most);
         const Expr inside = add_string_inside(g_, rules, JsonGrammar::write_character);
         return g_.named(g_.sequence({g_.text("\""), inside, g_.text("\"")}));
     } catch (const GrammarError& error) {

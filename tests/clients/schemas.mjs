@@ -8,20 +8,30 @@ import readline from 'node:readline';
 import zlib from 'node:zlib';
 import Ajv from 'ajv';
 import Ajv2020 from 'ajv/dist/2020.js';
+import Ajv4 from 'ajv-draft-04';
 import addFormats from 'ajv-formats';
 import { z } from 'zod';
 
 const [program, walks, ...files] = process.argv.slice(2);
 
+/// Drafts 4 to 7 pass over what stands beside a $ref; Ajv does not.
+function withLoneReferences(part) {
+  if (typeof part !== 'object' || part === null) return part;
+  if (Array.isArray(part)) return part.map(withLoneReferences);
+  const kept = typeof part.$ref === 'string' ? ['$ref', 'definitions', '$defs'] : Object.keys(part);
+  return Object.fromEntries(Object.entries(part).filter(([key]) => kept.includes(key)).map(([key, value]) => [key, withLoneReferences(value)]));
+}
+
 /// Ajv's verdict on a value, by the draft that the schema names; null where Ajv cannot use the schema.
 function judge(schema) {
   const draft = typeof schema === 'object' && schema !== null ? String(schema.$schema ?? '') : '';
-  const Draft = /draft-0[4-7]/.test(draft) ? Ajv : Ajv2020;
+  const old = /draft-0[4-7]/.test(draft);
+  const Draft = /draft-04/.test(draft) ? Ajv4 : old ? Ajv : Ajv2020;
   for (const unicodeRegExp of [true, false]) {
     const ajv = new Draft({ strict: false, logger: false, unicodeRegExp, validateSchema: false, ownProperties: true });
     addFormats(ajv);
     try {
-      return ajv.compile(typeof schema === 'object' ? { ...schema, $schema: undefined } : schema);
+      return ajv.compile(typeof schema === 'object' ? { ...(old ? withLoneReferences(schema) : schema), $schema: undefined } : schema);
     } catch {
       continue;
     }
