@@ -332,7 +332,7 @@ void add_serve(Command& app, Action& action) {
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions",
-                             "--repetition-penalty", "--chunk", "--draft-tree"})  // told by run, ppl, chat
+                             "--repetition-penalty", "--min-p", "--chunk", "--draft-tree"})  // told by run, ppl, chat
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

@@ -1,4 +1,6 @@
 // Routes that tell about the model, and about tokens.
+#include <fmt/format.h>
+
 #include "server/api.h"
 #include "base/json.h"
 #include "server/reply_parts.h"
