@@ -17,8 +17,6 @@ const CharSet kDigit = {{'0', '9'}};
 
 CharSet plain_characters() { return complement(normalized({{0, 0x1F}, {'"', '"'}, {'\\', '\\'}})); }
 
-CharSet just(char32_t c) { return {{c, c}}; }
-
 }  // namespace
 
 Expr JsonGrammar::once(std::optional<Expr>& known, Expr (JsonGrammar::*make)()) {
@@ -70,22 +68,32 @@ Expr JsonGrammar::string_of_length(int64_t least, int64_t most) {
     return g_.named(g_.sequence({g_.text("\""), g_.repeat(character(), least, most), g_.text("\"")}));
 }
 
-Expr JsonGrammar::write_character(Grammar& g, const CharSet& set) {
-    std::vector<Expr> ways = {g.chars(intersection(set, plain_characters()))};
-    for (std::size_t i = 0; i < kEscaped.size(); ++i)
-        if (!intersection(set, just(static_cast<char32_t>(kEscaped[i]))).empty())
-            ways.push_back(g.text(std::string("\\") + kEscapes[i]));
-    std::vector<std::string> others;
-    for (char32_t c = 0; c < 0x20; ++c)
-        if (kEscaped.find(static_cast<char>(c)) == std::string_view::npos && !intersection(set, just(c)).empty())
-            others.push_back(fmt::format("\\u{:04x}", static_cast<uint32_t>(c)));
-    if (!others.empty()) ways.push_back(g.words(std::move(others)));
-    if (ways.size() > 1 && g.node(ways[0]).chars.empty()) ways.erase(ways.begin());
-    return g.choice(std::move(ways));
+Expr JsonGrammar::write_character(const CharSet& set) {
+    const CharSet plain = intersection(set, plain_characters());
+    const CharSet escaped = intersection(set, complement(plain_characters()));
+    if (escaped.empty()) return g_.chars(plain);
+    const Expr others = escapes(escaped);
+    return plain.empty() ? others : g_.choice({g_.chars(plain), others});
+}
+
+/// Characters that are not written as themselves. Many are a rule: a string takes them at each of its states.
+Expr JsonGrammar::escapes(const CharSet& set) {
+    const auto [known, is_new] = escapes_.try_emplace(set, 0);
+    if (!is_new) return known->second;
+    std::vector<std::string> words;
+    for (const auto& [low, high] : set)
+        for (char32_t c = low; c <= high; ++c) {
+            const std::size_t escape = kEscaped.find(static_cast<char>(c));
+            words.push_back(escape != std::string_view::npos ? std::string("\\") + kEscapes[escape]
+                                                             : fmt::format("\\u{:04x}", static_cast<uint32_t>(c)));
+        }
+    const bool many = words.size() > 2;
+    const Expr all = g_.words(std::move(words));
+    return known->second = many ? g_.named(all) : all;
 }
 
 Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
-    return g_.sequence({g_.text("\""), other_text(g_, texts, all_characters(), write_character, g_.text("\""))});
+    return g_.sequence({g_.text("\""), other_text(g_, texts, all_characters(), writer(), g_.text("\""))});
 }
 
 Expr JsonGrammar::make_integer() { return add_regex(g_, "0|-?[1-9]\\d{0,17}", false); }

@@ -35,7 +35,11 @@ class JsonGrammar {
     /// One character inside a string, in any way of writing it.
     Expr character();
     /// A character of a set inside a string, in one way of writing it: as itself, \" \\ \b \f \n \r \t, or \u00XX.
-    static Expr write_character(Grammar& grammar, const CharSet& set);
+    Expr write_character(const CharSet& set);
+    /// The same, as a function. Valid as long as this.
+    CharWriter writer() {
+        return [this](Grammar&, const CharSet& set) { return write_character(set); };
+    }
     /// A string that is none of `texts`, as append_json_escaped writes them; escapes as in write_character.
     Expr other_string(const std::vector<std::string>& texts);
     /// A value as it is, without spaces.
@@ -66,10 +70,12 @@ class JsonGrammar {
     Expr make_object();
     Expr make_array();
     Expr make_character();
+    Expr escapes(const CharSet& set);
 
     Grammar& g_;
     std::optional<Expr> space_, string_, number_, integer_, fraction_, any_, object_, array_, character_;
     std::map<std::string, Expr, std::less<>> numbers_;  // with bounds: by what they are
+    std::map<CharSet, Expr> escapes_;                   // of some characters
 };
 
 /// A value as JSON text: keys in order, nothing between parts, whole doubles without exponent.

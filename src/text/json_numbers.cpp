@@ -287,9 +287,11 @@ Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool w
     if (counted) {
         key = "%" + multiple->whole + "." + multiple->fraction;
         multiples = multiples_of(*multiple);
-        // Each digit is counted for each remainder.
+        // Each digit is counted for each remainder. Readers that divide, and look whether the quotient is whole as it
+        // is written, fail from 1e21 on.
         form.exponents = false;
-        form.digits = std::clamp<std::size_t>(6000 / multiples->states.size(), 6, kWholeDigits);
+        const std::size_t most = std::min<std::size_t>(kWholeDigits, 21 - multiple->fraction.size());
+        form.digits = std::clamp<std::size_t>(6000 / multiples->states.size(), 6, most);
         form.decimals = multiple->fraction.size() + 2;
     }
     const std::string text = range(bounds.low.value_or(negated(kHuge)), bounds.high.value_or(kHuge), form);

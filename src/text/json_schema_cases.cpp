@@ -60,7 +60,7 @@ uint8_t schema_type_set(const json::object& schema, const std::string& path) {
     };
     if (list == nullptr) add(*type);
     else std::for_each(list->begin(), list->end(), add);
-    return types;
+    return SchemaTypes::with_nullable(types, schema);
 }
 
 std::string schema_value_key(const json::value& value) {

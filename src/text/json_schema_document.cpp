@@ -77,6 +77,11 @@ uint8_t SchemaTypes::of(const json::value& value) {
     return value.is_double() && std::floor(value.get_double()) != value.get_double() ? kFraction : kInteger;
 }
 
+uint8_t SchemaTypes::with_nullable(uint8_t types, const json::object& schema) {
+    const json::value* nullable = schema.if_contains("nullable");
+    return nullable != nullptr && *nullable == json::value(true) ? static_cast<uint8_t>(types | kNull) : types;
+}
+
 SchemaDocument::SchemaDocument(const json::value& root) : root_(root) {
     const json::object* object = root.if_object();
     if (object == nullptr) return;
@@ -178,8 +183,12 @@ uint8_t SchemaDocument::types_of(const json::value& schema, int depth, int& work
             const uint8_t set = one.is_string() ? SchemaTypes::named(one.get_string()) : uint8_t{0};
             return set == 0 ? SchemaTypes::kAll : set;
         };
-        if (const json::array* list = type->if_array()) any_of(*list, named);
-        else meet(named(*type));
+        uint8_t all = 0;
+        if (type->is_string()) all = named(*type);
+        else if (const json::array* list = type->if_array())
+            for (const json::value& one : *list) all = static_cast<uint8_t>(all | named(one));
+        else all = SchemaTypes::kAll;
+        meet(SchemaTypes::with_nullable(all, *object));
     }
     if (const json::value* one = object->if_contains("const")) meet(SchemaTypes::of(*one));
     for (const char* word : {"enum", "anyOf", "oneOf", "allOf"}) {

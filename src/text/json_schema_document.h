@@ -17,6 +17,8 @@ struct SchemaTypes {
     /// The set that a name stands for; 0: no type.
     static uint8_t named(std::string_view name);
     static uint8_t of(const json::value& value);
+    /// What `type` lets through beside OpenAPI 3.0's "nullable": null too, if that is true.
+    static uint8_t with_nullable(uint8_t types, const json::object& schema);
 };
 
 /// Not thread-safe. The root must outlive this.

@@ -273,9 +273,9 @@ Expr SchemaBuilder::key_inside(const TextSet& set, const std::set<std::string, s
         const TextSet& own = cases_.pattern(*patterns.begin());
         const bool apart =
             std::none_of(names.begin(), names.end(), [&](const auto& name) { return own.contains(name); });
-        if (apart && (own - set).empty()) return add_regex(g_, *patterns.begin(), true, JsonGrammar::write_character);
+        if (apart && (own - set).empty()) return add_regex(g_, *patterns.begin(), true, json_.writer());
     }
-    return set.add_to(g_, JsonGrammar::write_character);
+    return set.add_to(g_, json_.writer());
 }
 
 }  // namespace riptide

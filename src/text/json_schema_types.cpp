@@ -76,7 +76,7 @@ Expr SchemaBuilder::string(const SchemaCase& one) {
     try {
         if (rules.only_lengths() && (rules.most == Grammar::kUnbounded || rules.least <= rules.most))
             return json_.string_of_length(rules.least, rules.most);
-        const Expr inside = add_string_inside(g_, rules, JsonGrammar::write_character);
+        const Expr inside = add_string_inside(g_, rules, json_.writer());
         return g_.named(g_.sequence({g_.text("\""), inside, g_.text("\"")}));
     } catch (const GrammarError& error) {
         const char* word = !rules.patterns.empty() ? "pattern" : "format";

@@ -131,6 +131,8 @@ const std::map<std::string, std::string (*)(), std::less<>>& formats() {
         {"cuid", [] { return std::string("c[a-z0-9]{24}"); }},
         {"cuid2", [] { return std::string("[a-z][a-z0-9]{23}"); }},
         {"ulid", [] { return std::string("[0-7][0-9A-HJKMNP-TV-Z]{25}"); }},
+        // Three parts in base64url, of which the first two begin as a JSON object does.
+        {"jwt", [] { return std::string(R"(e[wy][A-Za-z0-9_-]+\.e[wy][A-Za-z0-9_-]+\.[A-Za-z0-9_-]*)"); }},
         {"emoji", [] { return std::string(R"(\p{Emoji_Presentation}+)"); }},
     };
     return all;

@@ -3,7 +3,9 @@
 #include "text/text_automaton.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
+#include <set>
 
 #include "text/text_automaton_parts.h"
 
@@ -238,9 +240,99 @@ class Determiniser {
     std::vector<int32_t> reached_;  // of the last spread()
 };
 
+/// What a pattern asks for at its start by look-ahead, and the rest, as conditions of their own; their patterns in
+/// `made`.
+void take_apart(const TextCondition& condition, std::deque<Pattern>& made, std::vector<TextCondition>& out) {
+    const Pattern* all = condition.pattern;
+    const Pattern::Node* root = all == nullptr ? nullptr : &all->at(all->root);
+    if (root == nullptr || root->kind != Pattern::Kind::sequence) return out.push_back(condition);
+    const auto is = [&](std::size_t i, Pattern::Kind kind) {
+        return i < root->parts.size() && all->at(root->parts[i]).kind == kind;
+    };
+    const bool anchored = is(0, Pattern::Kind::start);
+    std::size_t first = anchored ? 1 : 0;
+    if ((condition.search && !anchored) || !is(first, Pattern::Kind::ahead)) return out.push_back(condition);
+    const auto add = [&](std::vector<int32_t> behind_start, bool search) {
+        Pattern& part = made.emplace_back(*all);
+        const auto start = static_cast<int32_t>(part.nodes.size());
+        behind_start.insert(behind_start.begin(), start);
+        part.nodes.push_back({.kind = Pattern::Kind::start});
+        part.nodes.push_back({.kind = Pattern::Kind::sequence, .parts = std::move(behind_start)});
+        part.root = start + 1;
+        out.push_back({.pattern = &part, .search = search});
+    };
+    for (; is(first, Pattern::Kind::ahead); ++first) add({all->at(root->parts[first]).parts[0]}, true);
+    add({root->parts.begin() + static_cast<std::ptrdiff_t>(first), root->parts.end()}, condition.search);
+}
+
+/// The least automaton of one whose states each have one way at most for a character.
+TextAutomaton minimal(const TextAutomaton& automaton) {
+    std::map<CharSet, int32_t> sets;
+    for (const TextAutomaton::State& state : automaton.states)
+        for (const TextAutomaton::Edge& edge : state.edges)
+            sets.try_emplace(edge.chars, static_cast<int32_t>(sets.size()));
+    const CharClasses chars = classes_of(sets);
+    std::vector<std::vector<int32_t>> table;
+    std::vector<uint8_t> accepts;
+    for (const TextAutomaton::State& state : automaton.states) {
+        accepts.push_back(state.accepts);
+        std::vector<int32_t>& row = table.emplace_back(chars.classes.size(), -1);
+        for (const TextAutomaton::Edge& edge : state.edges) {
+            const std::vector<bool>& inside = chars.member[static_cast<std::size_t>(sets.at(edge.chars))];
+            for (std::size_t c = 0; c < row.size(); ++c)
+                if (inside[c]) row[c] = edge.to;
+        }
+    }
+    return minimal_automaton(std::move(table), std::move(accepts), chars.classes);
+}
+
+/// Whether it is seen that `b` takes all texts of `a`.
+bool within(const TextAutomaton& a, const TextAutomaton& b) {
+    constexpr std::size_t kMostPairs = 200'000;
+    std::set<std::pair<int32_t, int32_t>> seen = {{0, 0}};
+    std::vector<std::pair<int32_t, int32_t>> todo = {{0, 0}};
+    while (!todo.empty()) {
+        const TextAutomaton::State& from_a = a.states[static_cast<std::size_t>(todo.back().first)];
+        const TextAutomaton::State& from_b = b.states[static_cast<std::size_t>(todo.back().second)];
+        todo.pop_back();
+        if (from_a.accepts && !from_b.accepts) return false;
+        for (const TextAutomaton::Edge& x : from_a.edges) {
+            CharSet taken;
+            for (const TextAutomaton::Edge& y : from_b.edges) {
+                const CharSet both = intersection(x.chars, y.chars);
+                if (both.empty()) continue;
+                taken.insert(taken.end(), both.begin(), both.end());
+                if (seen.emplace(x.to, y.to).second) todo.emplace_back(x.to, y.to);
+            }
+            if (normalized(std::move(taken)) != x.chars || seen.size() > kMostPairs) return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
-TextAutomaton text_automaton(std::span<const TextCondition> conditions) { return Determiniser(conditions).build(); }
+TextAutomaton text_automaton(std::span<const TextCondition> conditions) {
+    std::deque<Pattern> made;
+    std::vector<TextCondition> parts;
+    for (const TextCondition& condition : conditions) take_apart(condition, made, parts);
+    if (parts.size() == 1) return Determiniser(conditions).build();
+    try {
+        std::vector<TextAutomaton> all;  // without those that another implies
+        for (const TextCondition& part : parts) {
+            TextAutomaton one = Determiniser({&part, 1}).build();
+            if (std::any_of(all.begin(), all.end(), [&](const TextAutomaton& known) { return within(known, one); }))
+                continue;
+            std::erase_if(all, [&](const TextAutomaton& known) { return within(one, known); });
+            all.push_back(std::move(one));
+        }
+        TextAutomaton out = std::move(all.back());
+        for (std::size_t i = 0; i + 1 < all.size(); ++i) out = intersection(out, all[i]);
+        return out;
+    } catch (const GrammarError&) {  // one may be large by itself, and small beside another
+        return Determiniser(conditions).build();
+    }
+}
 
 TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
     TextAutomaton out;
@@ -265,8 +357,7 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
                     state.edges.push_back({std::move(both), number(x.to, y.to)});
         out.states.push_back(std::move(state));
     }
-    const TextCondition only{.automaton = &out};
-    return text_automaton({&only, 1});
+    return minimal(out);
 }
 
 }  // namespace riptide

@@ -42,10 +42,11 @@ struct KeyHash {
     }
 };
 
-/// Moore's partition of states that cannot be told apart. Given up (each state by itself) where it takes too long.
-std::vector<int32_t> partition(const Table& table, const std::vector<uint8_t>& accepts) {
+/// Moore's partition of states that cannot be told apart, from those with as many characters to an end: chains of
+/// states, as counted parts make them, are told apart at once. Given up (each state by itself) where it takes too long.
+std::vector<int32_t> partition(const Table& table, const std::vector<int64_t>& ends) {
     constexpr std::size_t kMostWork = 30'000'000;
-    std::vector<int32_t> block(accepts.begin(), accepts.end());
+    std::vector<int32_t> block(ends.begin(), ends.end());
     std::size_t blocks = 0, work = 0;
     for (bool more = true; more;) {
         std::unordered_map<std::vector<int32_t>, int32_t, KeyHash> numbers;
@@ -196,7 +197,7 @@ TextAutomaton minimal_automaton(std::vector<std::vector<int32_t>> table, std::ve
     for (std::vector<int32_t>& row : table)
         for (int32_t& to : row)
             if (to >= 0 && ends[static_cast<std::size_t>(to)] < 0) to = -1;
-    const std::vector<int32_t> block = partition(table, accepts);
+    const std::vector<int32_t> block = partition(table, ends);
     std::vector<int32_t> numbers(table.size(), -1);  // of blocks, in the order in which they are reached
     std::vector<std::size_t> order;                  // a state of each
     const auto number = [&](std::size_t s) {

@@ -24,7 +24,7 @@ TextParts::TextParts(std::span<const TextCondition> conditions) {
     }
     std::sort(starts_.begin(), starts_.end());
     if (has_borders_) word_set_ = number_of(word_characters());
-    find_classes();
+    classes_ = classes_of(sets_);
 }
 
 void TextParts::count_work(std::size_t steps) {
@@ -114,38 +114,42 @@ int32_t TextParts::add_automaton(const TextAutomaton& automaton) {
     return numbers.front();
 }
 
-/// Characters that are in the same sets are one class.
-void TextParts::find_classes() {
+CharClasses classes_of(const std::map<CharSet, int32_t>& sets) {
     std::vector<char32_t> cuts = {0};
-    for (const auto& [set, number] : sets_)
+    for (const auto& [set, number] : sets)
         for (const auto& [low, high] : set) {
             cuts.push_back(low);
             cuts.push_back(high + 1);
         }
     std::sort(cuts.begin(), cuts.end());
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    count_work(cuts.size() * sets_.size() / 8);
-    std::vector<std::vector<bool>> inside(cuts.size(), std::vector<bool>(sets_.size()));  // of each piece: its sets
-    for (const auto& [set, number] : sets_)
+    constexpr std::size_t kMostCells = 200'000'000;
+    if (cuts.size() * sets.size() > kMostCells)
+        throw GrammarError(fmt::format("{} sets of characters with {} borders in one text, expected at most {} of both",
+                                       sets.size(), cuts.size(), kMostCells));
+    std::vector<std::vector<bool>> inside(cuts.size(), std::vector<bool>(sets.size()));  // of each piece: its sets
+    for (const auto& [set, number] : sets)
         for (const auto& [low, high] : set)
             for (auto i = std::lower_bound(cuts.begin(), cuts.end(), low) - cuts.begin();
                  i < std::ssize(cuts) && cuts[static_cast<std::size_t>(i)] <= high; ++i)
                 inside[static_cast<std::size_t>(i)][static_cast<std::size_t>(number)] = true;
+    CharClasses out;
     std::map<std::vector<bool>, std::size_t> numbers;
     std::vector<const std::vector<bool>*> sets_of;
     for (std::size_t i = 0; i < cuts.size(); ++i) {
         if (std::find(inside[i].begin(), inside[i].end(), true) == inside[i].end()) continue;  // nothing takes these
-        const auto [found, is_new] = numbers.try_emplace(inside[i], classes_.size());
+        const auto [found, is_new] = numbers.try_emplace(inside[i], out.classes.size());
         if (is_new) {
-            classes_.emplace_back();
+            out.classes.emplace_back();
             sets_of.push_back(&found->first);
         }
-        classes_[found->second].emplace_back(cuts[i], i + 1 < cuts.size() ? cuts[i + 1] - 1 : 0x10FFFF);
+        out.classes[found->second].emplace_back(cuts[i], i + 1 < cuts.size() ? cuts[i + 1] - 1 : 0x10FFFF);
     }
-    for (CharSet& set : classes_) set = normalized(std::move(set));
-    member_.assign(sets_.size(), std::vector<bool>(classes_.size()));
-    for (std::size_t c = 0; c < classes_.size(); ++c)
-        for (std::size_t s = 0; s < sets_.size(); ++s) member_[s][c] = (*sets_of[c])[s];
+    for (CharSet& set : out.classes) set = normalized(std::move(set));
+    out.member.assign(sets.size(), std::vector<bool>(out.classes.size()));
+    for (std::size_t c = 0; c < out.classes.size(); ++c)
+        for (std::size_t s = 0; s < sets.size(); ++s) out.member[s][c] = (*sets_of[c])[s];
+    return out;
 }
 
 }  // namespace riptide

@@ -7,6 +7,14 @@
 
 namespace riptide {
 
+/// Characters that are in the same sets are one class.
+struct CharClasses {
+    std::vector<CharSet> classes;
+    std::vector<std::vector<bool>> member;  // of each set: its classes
+};
+/// `sets`: with their numbers from 0 on. Throws GrammarError beyond 200 million times set and border.
+CharClasses classes_of(const std::map<CharSet, int32_t>& sets);
+
 /// Conditions on a text as one network, and the classes of characters that it does not tell apart.
 class TextParts {
   public:
@@ -37,9 +45,9 @@ class TextParts {
     bool has_ahead() const { return has_ahead_; }
     static bool is_assertion(Kind kind) { return kind >= Kind::start && kind <= Kind::no_border; }
 
-    const std::vector<CharSet>& classes() const { return classes_; }
-    bool takes(int32_t node, std::size_t c) const { return member_[static_cast<std::size_t>(at(node).set)][c]; }
-    bool is_word(std::size_t c) const { return member_[static_cast<std::size_t>(word_set_)][c]; }
+    const std::vector<CharSet>& classes() const { return classes_.classes; }
+    bool takes(int32_t node, std::size_t c) const { return classes_.member[static_cast<std::size_t>(at(node).set)][c]; }
+    bool is_word(std::size_t c) const { return classes_.member[static_cast<std::size_t>(word_set_)][c]; }
 
     /// Throws GrammarError beyond 30 million steps.
     void count_work(std::size_t steps);
@@ -53,7 +61,6 @@ class TextParts {
     int32_t add_repeat(const Pattern& pattern, const Pattern::Node& node, int32_t to, bool negative);
     int32_t add_ahead(const Pattern& pattern, const Pattern::Node& node, int32_t to, bool negative);
     int32_t add_automaton(const TextAutomaton& automaton);
-    void find_classes();
 
     std::vector<Node> nodes_;
     std::vector<int32_t> starts_;
@@ -61,8 +68,7 @@ class TextParts {
     bool has_borders_ = false, has_ahead_ = false;
     std::map<CharSet, int32_t> sets_;
     int32_t word_set_ = -1;
-    std::vector<CharSet> classes_;
-    std::vector<std::vector<bool>> member_;  // of each set: its classes
+    CharClasses classes_;
     std::size_t work_ = 0;
 };
 

@@ -14,6 +14,10 @@ import { z } from 'zod';
 
 const [program, walks, ...files] = process.argv.slice(2);
 
+/// Unicode 16 took places that are not used yet out of Extended_Pictographic: from there on, Node's verdict on zod's
+/// emoji is another than that of the tables which the grammar is made of.
+const newerUnicode = parseInt(process.versions.unicode) >= 16;
+
 /// Drafts 4 to 7 pass over what stands beside a $ref; Ajv does not.
 function withLoneReferences(part) {
   if (typeof part !== 'object' || part === null) return part;
@@ -62,7 +66,7 @@ async function check(name, lines) {
     told.endless += failed.length - broken.length;
     told.wrong += broken.length;
     for (const what of broken) console.log(`    ${id}: ${what.slice(0, 300)}`);
-    const valid = judge(schemas.get(id));
+    const valid = id === 'emoji' && newerUnicode ? null : judge(schemas.get(id));
     if (valid === null) {
       told.unjudged++;
       continue;
@@ -78,7 +82,7 @@ async function check(name, lines) {
   const part = (share) => told.times[Math.min(told.times.length - 1, Math.floor(share * told.times.length))] / 1000;
   console.log(`${name}: ${told.compiled} of ${lines.length} compile (${((100 * told.compiled) / lines.length).toFixed(1)} %), ` +
     `in ${part(0.5)} ms, 99 % in ${part(0.99)}, the longest ${part(1)}; ${told.walks} walks, ${told.wrong} wrong, ${told.endless} without an end; ` +
-    `Ajv cannot use ${told.unjudged} of the schemas`);
+    `Ajv does not judge ${told.unjudged} of the schemas`);
   for (const [reason, count] of [...told.reasons].sort((a, b) => b[1] - a[1]).slice(0, 20)) console.log(`    ${count} x ${reason}`);
   return told;
 }

@@ -230,8 +230,8 @@ struct Outcome {
 /// Groups of the suite that judge by other rules: a format is an annotation or holds, as the reader likes; numbers of
 /// more digits than are written; a draft that is defined far away.
 bool is_apart(std::string_view id) {
-    for (const char* word :
-         {"format", "optional/content", "optional/bignum", "optional/ecmascript-regex", "vocabulary"})
+    for (const char* word : {"format", "optional/content", "optional/bignum", "optional/float-overflow",
+                             "optional/ecmascript-regex", "vocabulary"})
         if (id.find(word) != std::string_view::npos) return true;
     return false;
 }
