@@ -135,6 +135,18 @@ TEST(JsonSchemaWords, references_follow_ids_and_anchors_within_the_document) {
     expect_cases(cases);
 }
 
+TEST(JsonSchemaWords, nullable_lets_null_through_beside_a_type) {
+    const WordCase cases[] = {
+        {R"({"type": "string", "nullable": true})", {"null", R"("a")"}, {"1"}},
+        {R"({"type": ["string", "integer"], "nullable": true})", {"null", "1"}, {"true"}},
+        {R"({"type": "string", "nullable": true, "enum": [null, "a"]})", {"null", R"("a")"}, {R"("b")"}},
+        {R"({"type": "string", "nullable": false})", {R"("a")"}, {"null"}},
+        {R"({"enum": ["a"], "nullable": true})", {R"("a")"}, {"null"}},
+        {R"({"not": {"type": "string", "nullable": true}})", {"1"}, {"null", R"("a")"}},
+    };
+    expect_cases(cases);
+}
+
 TEST(JsonSchemaWords, words_that_no_draft_knows_say_nothing) {
     EXPECT_TRUE(takes(schema_constraint(parse_json(R"({"requried": ["a"], "format": "colour"})", "t")), "{}"));
 }
@@ -144,11 +156,12 @@ TEST(JsonSchemaWords, a_tool_reads_its_arguments_by_the_same_references) {
         parse_json(R"([{"name": "f", "parameters": {"$defs": {"s": {"type": "string"}}, "properties": {
         "any": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "one": {"oneOf": [{"$ref": "#/$defs/s"}, {"type": "null"}]},
         "all": {"allOf": [{"$ref": "#/$defs/s"}, {"maxLength": 5}]}, "ref": {"$ref": "#/$defs/s"}, "const": {"const": "x"},
-        "mixed": {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "open": {}}}}])",
+        "mixed": {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "open": {}, "openapi": {"type": "string", "nullable": true}}}}])",
                    "test");
     using Type = ToolSchemas::Type;
     const ToolSchemas types(tools.as_array());
-    for (const char* name : {"any", "one"}) EXPECT_EQ(types.type_of("f", name), Type::nullable_string) << name;
+    for (const char* name : {"any", "one", "openapi"})
+        EXPECT_EQ(types.type_of("f", name), Type::nullable_string) << name;
     for (const char* name : {"all", "ref", "const"}) EXPECT_EQ(types.type_of("f", name), Type::string) << name;
     for (const char* name : {"mixed", "open"}) EXPECT_EQ(types.type_of("f", name), Type::any) << name;
 }
