@@ -13,7 +13,6 @@ namespace {
 using Expr = Grammar::Expr;
 
 constexpr int kDeepestSchema = 64;
-constexpr int64_t kMostSchemas = 20'000;
 
 }  // namespace
 
@@ -63,7 +62,7 @@ Expr SchemaBuilder::schema(SchemaTerms terms) {
         return g_.call(old.rule);
     }
     const json::value* first = terms[0].schema;
-    if (++schemas_ > kMostSchemas) cases_.wrong(first, fmt::format("more than {} schemas", kMostSchemas));
+    if (++schemas_ > kMostSchemas) too_many_schemas(first);
     if (depth_ >= kDeepestSchema) cases_.wrong(first, fmt::format("schemas nest deeper than {}", kDeepestSchema));
     const int depth = depth_++;
     Expr out = g_.empty();
@@ -80,6 +79,10 @@ Expr SchemaBuilder::schema(SchemaTerms terms) {
     if (made.rule < 0) return out;
     g_.define(made.rule, out);
     return g_.call(made.rule);
+}
+
+void SchemaBuilder::too_many_schemas(const json::value* at) const {
+    cases_.wrong(at, fmt::format("more than {} schemas", kMostSchemas));
 }
 
 /// Of a part that cannot be used, what its type allows.
@@ -177,7 +180,10 @@ std::vector<StringRules> string_rules(const json::value& root, const json::value
 }
 
 Expr add_json_schema(Grammar& grammar, const json::value& schema, const SchemaOptions& options) {
-    return SchemaBuilder(grammar, schema, options).build(schema, "#");
+    const Expr all = SchemaBuilder(grammar, schema, options).build(schema, "#");
+    const Grammar::Node& node = grammar.node(all);
+    if (node.kind == Grammar::Kind::choice && node.parts.empty()) throw GrammarError("#: nothing can match");
+    return all;
 }
 
 Expr add_json_schema(Grammar& grammar, const json::value& root, const json::value& part, const std::string& path,

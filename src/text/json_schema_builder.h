@@ -37,6 +37,8 @@ class SchemaBuilder {
     std::vector<StringRules> strings(const json::value& part, const std::string& path);
 
   private:
+    static constexpr std::size_t kMostSchemas = 20'000;
+
     struct Known {
         Expr expr = 0;
         Grammar::Rule rule = -1;  // if it is met more than once
@@ -65,6 +67,7 @@ class SchemaBuilder {
     /// themselves; one part alone that does is an error.
     std::pair<int64_t, int64_t> counts(const SchemaCase& one, const char* least, const char* most) const;
     const json::value* where(const SchemaCase& one, std::string_view word) const;  // the part that holds the word
+    [[noreturn]] void too_many_schemas(const json::value* at) const;
 
     Grammar& g_;
     JsonGrammar json_;
@@ -73,7 +76,7 @@ class SchemaBuilder {
     const SchemaOptions options_;
     std::map<SchemaTerms, Known> known_;
     int depth_ = 0;
-    int64_t schemas_ = 0;
+    std::size_t schemas_ = 0;
 };
 
 /// Whether a term is `false`: nothing is valid.

@@ -124,6 +124,7 @@ class SchemaCases {
     bool joined_valid(const json::value& value, const json::object& schema, const json::value* at, int depth);
 
     const std::unordered_set<std::string>& keys_of(const json::value& list);
+    std::string key_of(const json::value& value);
 
     const SchemaDocument& document_;
     const bool lenient_;

@@ -96,7 +96,7 @@ std::vector<SchemaCases::Option> SchemaCases::options_of(const json::value& at, 
         std::set<std::string> own;  // a list may hold a value twice
         const auto add = [&](const json::value& value) {
             count(1);
-            std::string key = schema_value_key(value);
+            std::string key = key_of(value);
             if (!valid(value, part) || !own.insert(key).second) return;
             auto& [known, times] = values[key];
             if (times++ == 0) order.push_back(key);

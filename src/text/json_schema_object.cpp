@@ -147,7 +147,9 @@ Expr SchemaBuilder::object(const SchemaCase& one) {
     std::vector<std::string> names;
     std::unordered_set<std::string> known, needed;
     const auto add_name = [&](std::string_view name) {
-        if (known.emplace(name).second) names.emplace_back(name);
+        if (!known.emplace(name).second) return;
+        names.emplace_back(name);
+        if (names.size() > kMostSchemas) too_many_schemas(where(one, "properties"));
     };
     for (const json::value* part : one.parts) {
         const json::object& schema = part->get_object();

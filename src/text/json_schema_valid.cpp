@@ -25,9 +25,18 @@ bool count_fits(const json::object& schema, const char* least, const char* most,
 
 const std::unordered_set<std::string>& SchemaCases::keys_of(const json::value& list) {
     const auto [found, is_new] = keys_.try_emplace(&list);
-    if (is_new)
-        for (const json::value& one : list.get_array()) found->second.insert(schema_value_key(one));
+    if (!is_new) return found->second;
+    count(list.get_array().size() / 4);  // before the first of them is kept; they are cheap
+    for (const json::value& one : list.get_array()) found->second.insert(key_of(one));
     return found->second;
+}
+
+/// A long value costs what it is long, each time.
+std::string SchemaCases::key_of(const json::value& value) {
+    constexpr std::size_t kStep = 64;
+    std::string key = schema_value_key(value);
+    count(key.size() / kStep);
+    return key;
 }
 
 bool SchemaCases::valid(const json::value& value, const SchemaTerm& one, int depth) {
@@ -45,8 +54,8 @@ bool SchemaCases::valid(const json::value& value, const SchemaTerm& one, int dep
     }
     if ((schema_type_set(*schema, place(at)) & SchemaTypes::of(value)) == 0) return false;
     const json::value *listed = schema->if_contains("const"), *list = schema->if_contains("enum");
-    if (listed != nullptr && schema_value_key(*listed) != schema_value_key(value)) return false;
-    if (list != nullptr && list->is_array() && !keys_of(*list).contains(schema_value_key(value))) return false;
+    if (listed != nullptr && key_of(*listed) != key_of(value)) return false;
+    if (list != nullptr && list->is_array() && !keys_of(*list).contains(key_of(value))) return false;
     if (!joined_valid(value, *schema, at, depth)) return false;
     if (const json::object* object = value.if_object()) return object_valid(*object, *schema, at, depth);
     if (const json::array* array = value.if_array()) return array_valid(*array, *schema, at, depth);
@@ -115,7 +124,7 @@ bool SchemaCases::array_valid(const json::array& value, const json::object& sche
         unique && unique->is_bool() && unique->get_bool()) {
         std::set<std::string> seen;
         for (const json::value& one : value)
-            if (!seen.insert(schema_value_key(one)).second) return false;
+            if (!seen.insert(key_of(one)).second) return false;
     }
     const json::value* contains = schema.if_contains("contains");
     if (contains == nullptr) return true;
@@ -127,6 +136,7 @@ bool SchemaCases::array_valid(const json::array& value, const json::object& sche
 }
 
 bool SchemaCases::string_valid(std::string_view value, const json::object& schema) {
+    count(value.size() / 64);
     if (!count_fits(schema, "minLength", "maxLength", length_of(value))) return false;
     if (const json::value* regex = schema.if_contains("pattern"); regex != nullptr && regex->is_string())
         if (!pattern(std::string(regex->get_string())).contains(value)) return false;

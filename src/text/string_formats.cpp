@@ -25,6 +25,9 @@ std::string time_regex() {
            "([Zz]|[+-]00:00))";
 }
 
+/// The same, also without zone: ISO 8601 as ajv-formats has it.
+std::string iso_time_regex() { return R"((([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,18})?|)" + time_regex() + ")"; }
+
 /// RFC 3339, appendix A.
 std::string duration_regex() {
     const std::string n = R"(\d{1,9})";
@@ -101,6 +104,12 @@ std::string uri_template_regex() {
 
 std::string base64_regex() { return "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"; }
 
+/// OpenAPI's bytes in base64: on several lines too, however broken, and with the armour of PEM. One line is whole.
+std::string byte_regex() {
+    const std::string line = "([A-Za-z0-9+/=]*|-----[A-Z0-9 ]{1,60}(-----)?)";
+    return fmt::format(R"(({0}\n)*{1}(\n{0})*)", line, base64_regex());
+}
+
 const std::string kPointer = "(/([^/~]|~[01])*)*";
 
 const std::map<std::string, std::string (*)(), std::less<>>& formats() {
@@ -108,6 +117,8 @@ const std::map<std::string, std::string (*)(), std::less<>>& formats() {
         {"date", date_regex},
         {"time", time_regex},
         {"date-time", [] { return "(" + date_regex() + ")[Tt]" + time_regex(); }},
+        {"iso-time", iso_time_regex},
+        {"iso-date-time", [] { return "(" + date_regex() + ")[Tt ]" + iso_time_regex(); }},
         {"duration", duration_regex},
         {"hostname", hostname_regex},
         {"email", [] { return email_regex(""); }},
@@ -120,11 +131,14 @@ const std::map<std::string, std::string (*)(), std::less<>>& formats() {
         {"uri-template", uri_template_regex},
         {"uuid", [] { return fmt::format("{0}{{8}}(-{0}{{4}}){{3}}-{0}{{12}}", "[0-9A-Fa-f]"); }},
         {"json-pointer", [] { return kPointer; }},
+        {"json-pointer-uri-fragment",
+         [] { return std::string(R"(#(/([A-Za-z0-9_.!$&'()*+,;:=@-]|%[0-9A-Fa-f]{2}|~[01])*)*)"); }},
         {"relative-json-pointer", [] { return R"((0|[1-9]\d{0,8})(#|)" + kPointer + ")"; }},
         // Some of them: characters, classes of one letter, and repetitions.
         {"regex",
          [] { return std::string(R"(\^?(([A-Za-z0-9 _,:;=!@%&~<>.-]|\\[dDwWsS\\.*+?()[\]{}|/^$])[*+?]?)*\$?)"); }},
         {"base64", base64_regex},
+        {"byte", byte_regex},
         {"base64url", [] { return std::string("([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2,3})?"); }},
         {"e164", [] { return std::string(R"(\+[1-9]\d{6,14})"); }},
         {"nanoid", [] { return std::string("[A-Za-z0-9_-]{21}"); }},
@@ -132,7 +146,7 @@ const std::map<std::string, std::string (*)(), std::less<>>& formats() {
         {"cuid2", [] { return std::string("[a-z][a-z0-9]{23}"); }},
         {"ulid", [] { return std::string("[0-7][0-9A-HJKMNP-TV-Z]{25}"); }},
         // Three parts in base64url, of which the first two begin as a JSON object does.
-        {"jwt", [] { return std::string(R"(e[wy][A-Za-z0-9_-]+\.e[wy][A-Za-z0-9_-]+\.[A-Za-z0-9_-]*)"); }},
+        {"jwt", [] { return std::string(R"(e[wy3][A-Za-z0-9_-]+\.e[wy3][A-Za-z0-9_-]+\.[A-Za-z0-9_-]*)"); }},
         {"emoji", [] { return std::string(R"(\p{Emoji_Presentation}+)"); }},
     };
     return all;
