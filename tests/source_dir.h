@@ -1,15 +1,16 @@
 // Where the repository's files are.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 namespace riptide {
 
 /// The repository that the tests were built from; where that is not there (a binary copied to another machine), the
 /// working directory, which must be a copy of it.
-inline std::string source_dir() {
-    return std::filesystem::exists(RIPTIDE_SOURCE_DIR "/tests/fixtures") ? RIPTIDE_SOURCE_DIR : ".";
-}
+std::string source_dir();
+
+/// What other software says is right: $RIPTIDE_CONFORMANCE, ../shared/conformance beside the repository, or the part that
+/// the repository holds (tests/conformance/data.tar.xz, unpacked when the build is configured).
+std::string conformance_dir();
 
 }  // namespace riptide

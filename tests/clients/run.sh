@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The real clients from npm against the demo model: a two-turn tool loop each; then Ajv judges what schemas' grammars let
-# through: those that zod writes, and those of ../shared/conformance where that is there.
+# through: those that zod writes, and published ones ($RIPTIDE_CONFORMANCE, ../shared/conformance, or what the build has
+# unpacked).
 # usage: run.sh RIPTIDE [NODE_MODULES]      run.sh --fetch: only brings the packages
 # The packages are those of NODE_MODULES, of this folder, or what npm brings into build/clients. Says "skipped" and exits
 # with 77 where it cannot, or where there is no node. The clients use nothing but loopback.
@@ -16,7 +17,7 @@ if [ ! -d "$modules/openai" ] && [ $# -lt 2 ] && command -v npm >/dev/null; then
   [ -d "$modules/openai" ] || (cd "$modules/.." && timeout 150 npm install --no-fund --no-audit --loglevel error --fetch-retries 1 --fetch-timeout 30000) ||
     { rm -rf "$modules"; skip "the packages cannot be fetched"; }
 fi
-for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic ajv ajv-formats zod; do
+for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic ajv ajv-draft-04 ajv-formats zod; do
   [ -d "$modules/$package" ] || skip "$package is not installed (npm install in tests/clients)"
 done
 [ "$1" != --fetch ] || exit 0
@@ -35,7 +36,10 @@ done
 cp "$here/clients.mjs" "$here/schemas.mjs" "$work/"
 ln -s "$(realpath "$modules")" "$work/node_modules"
 walks=$(dirname "$riptide")/tests/schema_walks
-schemas=("$here"/../../../shared/conformance/schemas/*.jsonl.gz)
+for folder in "${RIPTIDE_CONFORMANCE:-}" "$here/../../../shared/conformance" "$(dirname "$riptide")/conformance"; do
+  [ ! -d "$folder/schemas" ] || break
+done
+schemas=("$folder"/schemas/*.jsonl.gz)
 cd "$work"
 timeout 120 node clients.mjs "http://127.0.0.1:$port"
 if [ -x "$walks" ]; then

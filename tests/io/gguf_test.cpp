@@ -1,3 +1,4 @@
+#include "tests/source_dir.h"
 #include "io/gguf.h"
 
 #include <chrono>
@@ -235,7 +236,7 @@ TEST(Gguf, a_hundred_thousand_strings_open_quickly) {
 }
 
 TEST(Gguf, vocabulary_only_files_of_others_open) {
-    const std::filesystem::path folder = std::filesystem::path(RIPTIDE_CONFORMANCE_DIR) / "tokenizers";
+    const std::filesystem::path folder = std::filesystem::path(conformance_dir()) / "tokenizers";
     if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no conformance data beside the repository";
     int files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {

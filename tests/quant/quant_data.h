@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/source_dir.h"
 #include "tensor/dtype.h"
 
 namespace riptide::test {
@@ -39,7 +40,7 @@ inline bool read_reference(DType type, ReferenceFile& file, std::string& reason)
     if (name.ends_with("_k")) name.back() = 'K';
     file.name = name + ".bin";
     file.type = type;
-    const std::string path = std::string(RIPTIDE_CONFORMANCE_DIR) + "/quants/" + file.name;
+    const std::string path = conformance_dir() + "/quants/" + file.name;
     std::ifstream in(path, std::ios::binary);
     if (!in) {
         reason = "no reference data: " + path;

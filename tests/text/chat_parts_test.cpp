@@ -87,7 +87,7 @@ TEST(ChatParts, who_speaks_is_read_from_markup_and_never_from_what_a_client_wrot
 
 TEST(ChatParts, chatml_templates_are_read_too) {
     for (const char* name : {"Qwen-Qwen3-0.6B", "Qwen3.5-4B"}) {
-        const std::string path = std::string(RIPTIDE_CONFORMANCE_DIR) + "/templates/" + name + ".jinja";
+        const std::string path = conformance_dir() + "/templates/" + name + ".jinja";
         if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
         const ChatTemplate chat(read_text(path), name, "", "<|im_end|>");
         const auto parts = parts_of(chat.render(parse_json(R"([

@@ -1,6 +1,7 @@
 // Regular expressions and grammars: judged by PCRE2, by tables, and by hand.
 #include <filesystem>
 
+#include "tests/source_dir.h"
 #include "io/checkpoint.h"
 #include "tests/text/constraint_world.h"
 #include "text/regex.h"
@@ -177,7 +178,7 @@ TEST(Constraint, memory_stays_bounded_and_what_was_forgotten_is_found_again) {
 }
 
 TEST(Constraint, walking_a_vocabulary_again_and_again_is_an_error_and_walking_it_once_is_not) {
-    const std::string path = std::string(RIPTIDE_CONFORMANCE_DIR) + "/tokenizers/ggml-vocab-llama-bpe.gguf";
+    const std::string path = conformance_dir() + "/tokenizers/ggml-vocab-qwen2.gguf";
     if (!std::filesystem::exists(path)) GTEST_SKIP() << "no conformance data at " << path;
     const Tokenizer tokenizer = Tokenizer::from_gguf(open_checkpoint(path)->metadata(), path);
     const auto trie = std::make_shared<const TokenTrie>(tokenizer);

@@ -2,6 +2,7 @@
 // an answer, rendered again, is what the model wrote.
 #include <filesystem>
 
+#include "tests/source_dir.h"
 #include "io/checkpoint.h"
 #include "base/json.h"
 #include "tests/text/jinja_cases.h"
@@ -12,7 +13,7 @@
 namespace riptide {
 namespace {
 
-const std::string kConformance = RIPTIDE_CONFORMANCE_DIR;
+const std::string kConformance = conformance_dir();
 
 /// A released vocabulary of the qwen35 kind, whose padding entries have become the tokens of its later chats.
 const Tokenizer& padded_vocabulary() {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/source_dir.h"
 #include "base/json.h"
 #include "io/checkpoint.h"
 #include "text/tokenizer.h"
@@ -23,7 +24,7 @@ std::string read_all(const std::filesystem::path& path) {
 
 class TokenizerConformance : public ::testing::TestWithParam<const char*> {
   protected:
-    std::string stem() const { return std::string(RIPTIDE_CONFORMANCE_DIR) + "/tokenizers/ggml-vocab-" + GetParam(); }
+    std::string stem() const { return conformance_dir() + "/tokenizers/ggml-vocab-" + GetParam(); }
 };
 
 TEST_P(TokenizerConformance, ids_equal_the_reference_and_decode_back) {
