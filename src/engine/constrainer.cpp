@@ -15,22 +15,22 @@ std::string key_of(const AnswerFormat& format) {
 
 }  // namespace
 
-std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const AnswerFormat& format) {
+std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work) {
     return find_or_make(tokenizer, "text " + key_of(format), [&] {
-        Grammar grammar;
+        Grammar grammar(work);
         grammar.set_root(add_format(grammar, format));
         return grammar;
     });
 }
 
-std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const Dialect& dialect,
-                                             const AnswerForm& form) {
+std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form,
+                                             WorkBudget* work) {
     const ToolChoice& choice = form.choice;
     const std::string key =
         fmt::format("{} {}{:d} {}{:d} {} {} {} {}", dialect.name, static_cast<int>(form.thinking), form.newline_framing,
                     static_cast<int>(choice.kind), choice.single, choice.name.size(), choice.name,
                     json::serialize(form.tools), key_of(form.format));
-    return find_or_make(tokenizer, key, [&] { return dialect.grammar(form); });
+    return find_or_make(tokenizer, key, [&] { return dialect.grammar(form, work); });
 }
 
 std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer, const std::string& key,
@@ -47,7 +47,6 @@ std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer
             }
     }
     std::shared_ptr<Constraint> made = Constraint::compile(make(), vocabulary);  // others need not wait for it
-    made->start().mask();                                                        // here, and not on the engine's thread
     const std::lock_guard lock(mutex_);
     kept_.emplace_front(key, made);
     std::size_t bytes = 0, count = 0;

@@ -20,10 +20,12 @@ class Constrainer {
   public:
     static constexpr std::size_t kMostKept = 64, kMostBytes = std::size_t{128} << 20;
 
-    /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls.
-    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const AnswerFormat& format);
+    /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls. `work` counts what is done, and
+    /// stops it; null: nobody does.
+    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work = nullptr);
     /// Of a chat's answer.
-    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form);
+    std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form,
+                                    WorkBudget* work = nullptr);
 
   private:
     std::shared_ptr<Constraint> find_or_make(const Tokenizer& tokenizer, const std::string& key,

@@ -46,7 +46,7 @@ bool holds(PartKind assertion, Beside before, Beside behind) {
 
 class Determiniser {
   public:
-    explicit Determiniser(std::span<const TextCondition> conditions) : parts_(conditions) {
+    Determiniser(std::span<const TextCondition> conditions, WorkBudget* work) : parts_(conditions, work), work_(work) {
         mark_.resize(parts_.size(), 0);
     }
 
@@ -55,7 +55,7 @@ class Determiniser {
         all.must = parts_.starts();
         number({std::move(all)}, kNothing);
         for (std::size_t s = 0; s < states_.size(); ++s) expand(s);
-        return minimal_automaton(std::move(table_), std::move(accepts_), parts_.classes());
+        return minimal_automaton(std::move(table_), std::move(accepts_), parts_.classes(), work_);
     }
 
   private:
@@ -228,6 +228,7 @@ class Determiniser {
     }
 
     TextParts parts_;
+    WorkBudget* work_;
     std::map<State, int32_t> numbers_;
     std::vector<const State*> states_;         // keys of numbers_
     std::vector<std::vector<int32_t>> table_;  // of each state and class: the next, or -1
@@ -240,9 +241,11 @@ class Determiniser {
 
 }  // namespace
 
-TextAutomaton text_automaton(std::span<const TextCondition> conditions) { return Determiniser(conditions).build(); }
+TextAutomaton text_automaton(std::span<const TextCondition> conditions, WorkBudget* work) {
+    return Determiniser(conditions, work).build();
+}
 
-TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
+TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b, WorkBudget* work) {
     TextAutomaton out;
     std::map<std::pair<int32_t, int32_t>, int32_t> numbers;
     std::vector<std::pair<int32_t, int32_t>> pairs;
@@ -258,6 +261,7 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
                 fmt::format("the conditions on a text need more than {} states", TextAutomaton::kMostStates));
         const TextAutomaton::State& from_a = a.states[static_cast<std::size_t>(pairs[i].first)];
         const TextAutomaton::State& from_b = b.states[static_cast<std::size_t>(pairs[i].second)];
+        if (work != nullptr) work->spend_small(std::ssize(from_a.edges) * std::ssize(from_b.edges));
         TextAutomaton::State state{.accepts = from_a.accepts && from_b.accepts};
         for (const TextAutomaton::Edge& x : from_a.edges)
             for (const TextAutomaton::Edge& y : from_b.edges)
@@ -266,7 +270,7 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
         out.states.push_back(std::move(state));
     }
     const TextCondition only{.automaton = &out};
-    return text_automaton({&only, 1});
+    return text_automaton({&only, 1}, work);
 }
 
 }  // namespace riptide
