@@ -1,10 +1,15 @@
 // What constrained output costs on the host: making the vocabulary's tree, compiling a form, the mask of each token of
 // a given answer, in a first answer (nothing is known yet) and in the tenth, and what the host does for each token
-// besides: where it draws, the draw; where the device does, a number for the mask. usage: bench_constraint MODEL.gguf
+// besides: where it draws, the draw; where the device does, a number for the mask. With SCHEMAS (lines of JSON with a
+// member "schema"): the masks along random walks through these, and through grammars that are made to be slow.
+// usage: bench_constraint MODEL.gguf [SCHEMAS.jsonl]
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <random>
 
+#include "base/json.h"
+#include "base/work_budget.h"
 #include "engine/constrainer.h"
 #include "engine/mask_pool.h"
 #include "engine/sampler.h"
@@ -94,16 +99,102 @@ void compare_draws(const std::shared_ptr<Constraint>& constraint, const std::vec
         draw(greedy), draw(sampled), met, known);
 }
 
+/// Masks of many walks: what each took, in microseconds and in steps of WorkBudget.
+struct Walks {
+    std::vector<double> times, steps;
+    int64_t forms = 0, refused = 0, too_long = 0;
+
+    void print(const char* what) const {
+        double time = 0, work = 0;
+        for (const double each : times) time += each;
+        for (const double each : steps) work += each;
+        fmt::print(
+            "{}: {} forms, {} refused; {} masks, {} beyond the limit; half take {:.1f} us, 99 % {:.0f}, the longest "
+            "{:.0f}; "
+            "steps: 99 % {:.0f}, most {:.0f}; a step {:.2f} us\n",
+            what, forms, refused, times.size(), too_long, Times::quantile(times, 0.5), Times::quantile(times, 0.99),
+            Times::quantile(times, 1), Times::quantile(steps, 0.99), Times::quantile(steps, 1), time / work);
+    }
+};
+
+/// One of the tokens that fit; of eight, the first that ends something, if one does.
+int32_t some_token(const TokenMask& mask, const Tokenizer& tokenizer, std::mt19937& random) {
+    std::vector<int32_t> fitting;
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+        if (mask.has(id)) fitting.push_back(id);
+    int32_t token = -1;
+    for (int i = 0; i < 8 && !fitting.empty(); ++i) {
+        token = fitting[random() % fitting.size()];
+        if (tokenizer.piece(token).find_first_of("\"]},") != std::string_view::npos) break;
+    }
+    return token;
+}
+
+void walk_through(const AnswerFormat& format, const Tokenizer& tokenizer, const std::shared_ptr<const TokenTrie>& trie,
+                  Walks& out) {
+    ++out.forms;
+    std::mt19937 random(static_cast<uint32_t>(out.forms));
+    try {
+        Grammar grammar;
+        grammar.set_root(add_format(grammar, format));
+        ConstraintState state = Constraint::compile(grammar, trie)->start();
+        std::vector<int32_t> said;
+        for (int i = 0; i < 100; ++i) {
+            WorkBudget work(WorkBudget::kUnlimited);
+            const auto start = Clock::now();
+            std::shared_ptr<const TokenMask> mask;
+            try {
+                mask = state.next(said, &work).mask;
+            } catch (const GrammarError&) {
+                ++out.too_long;
+            }
+            out.times.push_back(microseconds_since(start));
+            out.steps.push_back(static_cast<double>(work.steps_spent()));
+            if (mask == nullptr || !mask->any || (state.can_end() && random() % 8 == 0)) break;
+            said = {some_token(*mask, tokenizer, random)};
+        }
+    } catch (const GrammarError&) {
+        ++out.refused;
+    }
+}
+
+void walk_through_all(const char* schemas, const Tokenizer& tokenizer, const std::shared_ptr<const TokenTrie>& trie) {
+    Walks real, slow;
+    std::ifstream lines(schemas);
+    for (std::string line; std::getline(lines, line);)
+        walk_through({.kind = AnswerFormat::Kind::json_schema, .schema = parse_json(line, schemas).at("schema")},
+                     tokenizer, trie, real);
+    real.print("schemas");
+    json::array ways;
+    for (int way = 0; way < 100; ++way) {
+        json::array words;
+        for (int word = 0; word < 100; ++word)
+            words.emplace_back(fmt::format("a long word of way {} and {}", way, word));
+        ways.push_back(json::object{{"enum", words}});
+    }
+    const json::value many = json::object{{"type", "array"}, {"items", {{"anyOf", ways}}}};
+    walk_through({.kind = AnswerFormat::Kind::json_schema, .schema = many}, tokenizer, trie, slow);
+    for (const char* text :
+         {"root ::= x\nx ::= x x | .", "root ::= x\nx ::= . x x | .", "root ::= e\ne ::= e e | e \"+\" e | [a-z +]+",
+          "root ::= (((([a-z ] | \"ab\")* | \"abc\")* | [a-f ])* | [a-z ]+)*", "root ::= .{0,100000}"})
+        walk_through({.kind = AnswerFormat::Kind::grammar, .text = text}, tokenizer, trie, slow);
+    slow.print("slow forms");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    RT_CHECK(argc == 2, "usage: bench_constraint MODEL.gguf");
+    RT_CHECK(argc == 2 || argc == 3, "usage: bench_constraint MODEL.gguf [SCHEMAS.jsonl]");
     const auto file = open_checkpoint(argv[1]);
     const Tokenizer tokenizer = Tokenizer::from_gguf(file->metadata(), file->path());
     auto start = Clock::now();
     const auto trie = std::make_shared<const TokenTrie>(tokenizer);
     fmt::print("{} tokens: a tree of {} nodes in {:.0f} ms\n", tokenizer.vocab_size(), trie->nodes().size(),
                microseconds_since(start) / 1000);
+    if (argc == 3) {
+        walk_through_all(argv[2], tokenizer, trie);
+        return 0;
+    }
 
     const std::string person =
         R"({"type": "object", "properties": {"name": {"type": "string"}, "born": {"type": "string", "format": "date"},

@@ -93,6 +93,17 @@ int print_kept(const RunFlags& o) {
     return 0;
 }
 
+/// False if that was interrupted.
+bool compile_form(const AnswerFormat& format, const Tokenizer& tokenizer, GenerateRequest& request) {
+    WorkBudget work(WorkBudget::kUnlimited, &interrupted());
+    try {
+        request.constraint = Constrainer().get(tokenizer, format, &work);
+    } catch (const WorkStopped&) {
+        return false;
+    }
+    return true;
+}
+
 int run(const RunFlags& o) {
     check_one_prompt(o);
     compression_options(o.compress);  // what is wrong is said before anything is loaded
@@ -126,8 +137,7 @@ int run(const RunFlags& o) {
     if (shortener) request.gaps = shortener->gaps(session->model().info());
     request.eos_ids = eos;
     request.tokenizer = tokenizer ? &*tokenizer : nullptr;
-    Constrainer constrainer;
-    if (format.kind != AnswerFormat::Kind::any) request.constraint = constrainer.get(*tokenizer, format);
+    if (format.kind != AnswerFormat::Kind::any && !compile_form(format, *tokenizer, request)) return 130;
     request.cancel = &interrupted();
     Progress progress("reading the prompt", "tok");
     request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };

@@ -3,8 +3,8 @@
 namespace riptide {
 
 void WorkBudget::look() {
-    next_look_ = left_ - kLookEvery;
-    if (stop_.stop_requested()) throw WorkStopped();
+    next_look_ = std::max<int64_t>(left_ - kLookEvery, -1);
+    if (stop_.stop_requested() || (flag_ != nullptr && flag_->load(std::memory_order_relaxed))) throw WorkStopped();
     if (left_ < 0) {
         left_ = next_look_ = 0;  // what is counted from here on is too much as well
         throw TooMuchWork(fmt::format("takes more than {} steps", steps_));

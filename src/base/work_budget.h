@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <stop_token>
 
@@ -25,10 +26,12 @@ class WorkStopped : public Error {
 /// as he goes, not at the end. Not thread-safe; the stop may be asked for by any thread.
 class WorkBudget {
   public:
-    static constexpr int64_t kSteps = 2'000'000;
+    static constexpr int64_t kSteps = 2'000'000, kUnlimited = int64_t{1} << 50;
 
     explicit WorkBudget(int64_t steps = kSteps, std::stop_token stop = {})
         : steps_(steps), left_(steps * kStepBytes), next_look_(left_), stop_(std::move(stop)) {}
+    /// The stop is a flag, as a signal's handler can set it; or null. It must outlive this.
+    WorkBudget(int64_t steps, const std::atomic<bool>* stop) : WorkBudget(steps) { flag_ = stop; }
 
     /// Throws TooMuchWork beyond the budget; WorkStopped, within a few hundred steps, once a stop is asked for.
     void spend(int64_t steps = 1) { spend_bytes(std::min(steps, steps_ + 1) * kStepBytes); }
@@ -37,15 +40,18 @@ class WorkBudget {
         left_ -= bytes;
         if (left_ <= next_look_) look();
     }
+    /// The same for steps of some nanoseconds, 128 of which are one.
+    void spend_small(int64_t steps) { spend_bytes(steps * kSmallBytes); }
     /// What spend() does now and then.
     void look();
     int64_t steps_spent() const { return steps_ - left_ / kStepBytes; }
 
   private:
-    static constexpr int64_t kStepBytes = 1024, kLookEvery = 128 * kStepBytes;
+    static constexpr int64_t kStepBytes = 1024, kSmallBytes = 8, kLookEvery = 128 * kStepBytes;
 
     int64_t steps_, left_, next_look_;  // left_ and next_look_ in bytes
     std::stop_token stop_;
+    const std::atomic<bool>* flag_ = nullptr;
 };
 
 }  // namespace riptide

@@ -87,12 +87,6 @@ Answer::Answer(Job& job, int32_t index, const ModelText& text, int64_t vocab_siz
     if (job.constraint) allowed_.emplace(job.constraint, job.stop_ids, vocab_size);
 }
 
-void Answer::allow_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
-                        std::vector<AllowedSet>& out) const {
-    if (allowed_) allowed_->rows(tokens, parents, out);
-    else out.resize(out.size() + tokens.size());
-}
-
 int64_t Answer::free_draws() const {
     if (!thinking_ || job_->thinking_budget < 0) return std::numeric_limits<int64_t>::max();
     return std::max<int64_t>(0, job_->thinking_budget - usage.reasoning);
@@ -155,6 +149,12 @@ bool Answer::take(const Sampled& sampled) {
     if (produced < job_->max_tokens) return true;
     reason = job_->until_full ? FinishReason::context : FinishReason::length;
     return false;
+}
+
+void Answer::begin_step() {
+    ahead.clear();
+    path.clear();
+    undrawn = false;
 }
 
 void Answer::finish() {

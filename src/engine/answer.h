@@ -25,12 +25,12 @@ struct Job {
     RequestId id = 0;
     Sink sink;
     EncodedPrompt prompt;
-    std::shared_ptr<CompressionPlan> plan;  // while the prompt is to be compressed; there are no answers yet
-    CompressionReport compression;          // of the prompt, if it was
-    bool show_kept = false;                 // CompressionReport::shown is wanted
+    std::shared_ptr<CompressionPlan> plan;   // while the prompt is to be compressed; there are no answers yet
+    CompressionReport compression;           // of the prompt, if it was
+    bool show_kept = false;                  // CompressionReport::shown is wanted
     std::shared_ptr<const PromptGaps> gaps;  // where what is left of it stood, if the model is to see that
-    int64_t scoring_us = 0;                 // that went by until then
-    std::vector<int64_t> cuts;              // lengths of the prompt at which its state is kept
+    int64_t scoring_us = 0;                  // that went by until then
+    std::vector<int64_t> cuts;               // lengths of the prompt at which its state is kept
     SamplingParams sampling;
     std::shared_ptr<Constraint> constraint;  // of each answer; or null
     std::vector<int32_t> stop_ids;           // that end the answer
@@ -103,10 +103,8 @@ class Answer {
     Sampled draw(std::span<const float> logits, int64_t position);
     /// Whether the answer is held to a form.
     bool constrained() const { return allowed_.has_value(); }
-    /// What may come behind each row of a step that feeds the answer's last token and perhaps guesses below it,
-    /// appended to `out`; anything, if it is held to no form. See AllowedTokens::rows.
-    void allow_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
-                    std::vector<AllowedSet>& out) const;
+    /// What holds it to that form; null if nothing does. draw() waits for what it does not know.
+    AllowedTokens* allowed() { return allowed_ ? &*allowed_ : nullptr; }
     /// How many of the next tokens are the sampler's to choose: 0 if the next is forced, which draw() does.
     int64_t free_draws() const;
     /// What draw() forces where the thinking must end.
@@ -117,6 +115,8 @@ class Answer {
     bool take(const Sampled& sampled);
     /// Sends what was held back.
     void finish();
+    /// Forgets what came of the last step.
+    void begin_step();
     /// The last event: Failed if `failure` is set, else Done.
     void close(int64_t now_us, int64_t version);
 
@@ -138,6 +138,7 @@ class Answer {
     bool ends = false;
     std::vector<int32_t> ahead;
     std::vector<int32_t> path;  // of the running step: rows that guesses were right about, if there were guesses
+    bool undrawn = false;       // of the running step: nothing was drawn, since nobody knew yet what may come
     int64_t told = -1;          // tokens of the answer that the drafter knows; -1: it does not know the prompt
 
   private:

@@ -55,8 +55,8 @@ struct EngineInfo {
     int64_t kv_tokens = 0;
     int32_t max_running = 0, chunk_rows = 0;
     DType k_dtype = DType::f16, v_dtype = DType::f16;
-    std::string device;  // "NVIDIA H200", "CPU, 8 threads"
-    bool chat = false;   // there is a template in a dialect that the engine can parse
+    std::string device;        // "NVIDIA H200", "CPU, 8 threads"
+    bool chat = false;         // there is a template in a dialect that the engine can parse
     std::string no_chat;       // else why not
     std::string chat_dialect;  // its name, text/dialect.h
     ChatTraits chat_traits;
@@ -80,6 +80,8 @@ struct EngineStats {
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right
     int64_t formed_rows = 0;                      // of answers of a given form, that the device drew for
+    int64_t masks_aside = 0;      // of what such answers may say next: found out beside the engine's thread
+    int64_t most_mask_steps = 0;  // of WorkBudget, on the engine's thread in one step
     struct DraftSlot {
         int64_t reached = 0, accepted = 0;  // times that guesses for this many tokens ahead were looked at; were right
     };

@@ -79,7 +79,8 @@ bool EngineLoop::device_draws_rows() {
     return true;
 }
 
-/// What the rows of a step are drawn from. What answers of a given form allow is found out while it runs.
+/// What the rows of a step are drawn from. What answers of a given form allow behind guesses is found out while it
+/// runs.
 EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, std::span<const RequestId> ids,
                                              bool on_device) {
     row_slots_.clear();
@@ -89,9 +90,8 @@ EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, st
     for (size_t i = 0; on_device && i < items.size(); ++i) {
         const StepItem& item = items[i];
         row_slots_.insert(row_slots_.end(), item.tokens.size(), item.sequence->slot());
-        if (!constrained(ids[i])) row_allowed_.resize(row_slots_.size());
-        else answer_of(ids[i]).allow_rows(item.tokens, item.parents, row_allowed_);
-        stats_.formed_rows += constrained(ids[i]) ? std::ssize(item.tokens) : 0;
+        if (!constrained(ids[i]) || answer_of(ids[i]).undrawn) row_allowed_.resize(row_slots_.size());
+        else allow_rows(answer_of(ids[i]), item);
     }
     if (!formed) row_allowed_.clear();
     const Waiting waiting_for(waited_);
@@ -103,10 +103,7 @@ EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, st
 Sampled EngineLoop::draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position) {
     if (rows.tokens.empty())
         return answer.draw({rows.logits.row(row), static_cast<size_t>(rows.logits.row_elements())}, position);
-    if (!row_allowed_.empty()) {
-        const std::string& error = row_allowed_[static_cast<size_t>(row)].error;
-        if (!error.empty()) throw GrammarError(error);
-    }
+    if (!row_allowed_.empty()) row_allowed_[static_cast<size_t>(row)].check();
     Sampled out;
     out.token = rows.tokens[static_cast<size_t>(row)];
     RT_CHECK(out.token >= 0, "{}", no_token(position));
@@ -134,7 +131,7 @@ void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnR
             return -1;
         }
         next = sampled.token;
-        return take(answer, sampled) ? next : -1;
+        return take(answer, sampled) && may_follow(answer, tree.child(r - 1, next), rows, row) ? next : -1;
     });
     if (failed) return;
     answer.usage.drafted += tree.size();
@@ -162,7 +159,7 @@ void EngineLoop::feed_drafter(std::span<const StepItem> items, std::span<const R
         Tensor next = rows;
         next.data = rows.row(rows.shape[0]);
         const auto found = answers_.find(ids[i]);
-        if (found != answers_.end()) {
+        if (found != answers_.end() && !found->second->undrawn) {
             Answer& answer = *found->second;
             const auto id = static_cast<uint64_t>(ids[i]);
             if (answer.told < 0) {

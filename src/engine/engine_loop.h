@@ -12,6 +12,7 @@
 #include "engine/answer.h"
 #include "engine/engine.h"
 #include "engine/machine.h"
+#include "engine/mask_search.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
 
@@ -32,6 +33,11 @@ std::string cache_name(const std::string& weights, bool exact);
 /// Other rows (log-probabilities, first tokens, answers computed again) are drawn here from copied logits, as all are
 /// on the CPU. For answers of a given form the host finds out what may come next while the step's layers run, and so
 /// one step is launched ahead, without its draw.
+///
+/// What may come next can take long to find out (a mask of an ambiguous grammar). In a step this thread does only so
+/// much work for it, however many answers ask; the rest another thread does (engine_masks.cpp). An answer that waits
+/// for it runs its last row again, and meanwhile sits out. The first mask of an answer is always known, so that prompts
+/// are never read again for it. Guesses behind which it would take long are not looked at.
 ///
 /// Recurrent state: the device's steps follow each other (SequenceState::begin_follow), where its layers can, and are
 /// no more than one beyond the one whose tokens are asked for: what that one was fed is not yet part of the state of an
@@ -72,6 +78,13 @@ class EngineLoop {
     /// For tests: layers of a prompts' step that run beside a decode part, in place of what PromptPace says.
     void use_parts(std::function<int64_t()> layers) { part_layers_ = std::move(layers); }
     const PromptPace& pace() const { return pace_; }
+    /// Work on masks that may be done on the engine's thread, in steps of WorkBudget (0.1 to 0.25 us): on one, and in a
+    /// step of the loop. Walking a whole vocabulary of 151,936 tokens takes 41,600.
+    struct MaskSteps {
+        int64_t mask = 4000, step = 8000;
+    };
+    /// For tests: other limits.
+    void use_mask_steps(MaskSteps steps) { mask_steps_ = steps; }
     /// What the loop knows.
     void report(EngineStats& stats) const;
     /// Answers that have not begun. Who submits adds to it; the loop takes away.
@@ -107,6 +120,20 @@ class EngineLoop {
     void relieve();
     void forget(const std::string& weights);
 
+    struct DrawnRows;
+    // engine_masks.cpp
+    void begin_masks();
+    void wait_for_masks();
+    template <class Find>
+    bool within_step(const Find& find);
+    bool knows_allowed(Answer& answer);
+    void search_allowed(Answer& answer);
+    void expect_slow_mask(Answer& answer);
+    void find_undrawn(std::span<const StepItem> items, std::span<const RequestId> ids);
+    void allow_rows(Answer& answer, const StepItem& item);
+    bool may_follow(Answer& answer, int32_t guess, const DrawnRows& rows, int64_t row);
+    bool draw_formed();
+
     // engine_draft.cpp
     void propose_drafts();
     /// What the tokens that follow rows are drawn from: logits, or, where the device has drawn them, nothing.
@@ -130,7 +157,6 @@ class EngineLoop {
     void split(const StepPlan& plan);
     bool device_can_draw(const Answer& answer, const StepItem& item);
     bool begin_on_device();
-    bool draw_formed();
     bool next_from_device();
     int64_t run_on_device(int64_t steps);
     bool steps_follow() const;
@@ -167,12 +193,17 @@ class EngineLoop {
     bool rows_on_device_ = false;  // the device draws for all rows of host_items_ too
     GpuDecoder::Draw row_draw_ = GpuDecoder::Draw::largest;
     std::vector<int32_t> row_slots_;
-    int64_t device_steps_ = 0;     // that have been started
-    bool device_samples_ = false;  // by its slots' parameters; else the largest logits
-    bool device_formed_ = false;   // answers of a given form are among device_rows_
+    int64_t device_steps_ = 0;             // that have been started
+    bool device_samples_ = false;          // by its slots' parameters; else the largest logits
+    bool device_formed_ = false;           // answers of a given form are among device_rows_
     std::vector<AllowedSet> allowed_;      // what may be drawn for device_rows_
     std::vector<AllowedSet> row_allowed_;  // for the rows of host_items_; empty: anything
     std::optional<Error> step_error_;
+
+    MaskSteps mask_steps_;
+    int64_t mask_steps_left_ = 0;       // of this step
+    std::vector<RequestId> searching_;  // who sits out until the worker has found what may come next
+    MaskWorker mask_worker_;
 
     // The prompts' step, which may be under way for several steps.
     std::vector<StepItem> prompt_items_;  // of those who have left: not to be touched

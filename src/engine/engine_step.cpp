@@ -37,6 +37,7 @@ void EngineLoop::step() {
 }
 
 void EngineLoop::run_step() {
+    begin_masks();
     propose_drafts();
     const StepPlan& plan = scheduler_.plan(now_us());
     if (fault_) {
@@ -45,9 +46,11 @@ void EngineLoop::run_step() {
     }
     close_departed();  // past their deadline
     begin_prompts(plan);
+    const bool nothing = plan.decode.empty() && plan.prefill.empty() && scheduler_.reading() == 0;
     if (!plan.stalled) {
         evict_anything_ = false;
-        run(plan);
+        if (nothing) wait_for_masks();
+        else run(plan);
     }
     const bool stalled = plan.stalled;
     scheduler_.settle(results_, prompt_items_.empty());
@@ -97,8 +100,7 @@ void EngineLoop::split(const StepPlan& plan) {
     for (size_t i = 0; i < plan.decode.size(); ++i) {
         const StepItem& item = plan.decode[i];
         Answer& answer = answer_of(plan.decode_ids[i]);
-        answer.ahead.clear();
-        answer.path.clear();
+        answer.begin_step();
         if (device_can_draw(answer, item)) {
             device_rows_.push_back({&answer});
             decode_rows_.push_back({item.sequence, item.tokens[0], item.sequence->slot()});
@@ -114,10 +116,7 @@ void EngineLoop::split(const StepPlan& plan) {
         host_items_ = plan.decode;
         host_ids_ = plan.decode_ids;
     }
-    for (const RequestId id : plan.prefill_ids) {
-        answer_of(id).ahead.clear();
-        answer_of(id).path.clear();
-    }
+    for (const RequestId id : plan.prefill_ids) answer_of(id).begin_step();
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
@@ -152,32 +151,13 @@ bool EngineLoop::begin_on_device() {
     return true;
 }
 
-/// Finds out what may be drawn for device_rows_, whose layers are running, and has it drawn. False if an answer has
-/// ended.
-bool EngineLoop::draw_formed() {
-    bool all = true;
-    allowed_.clear();
-    for (size_t r = 0; r < device_rows_.size(); ++r) {
-        DeviceRow& row = device_rows_[r];
-        row.answer->allow_rows(std::span(&decode_rows_[r].token, 1), {}, allowed_);
-        stats_.formed_rows += row.answer->constrained() ? 1 : 0;
-        if (row.over || allowed_.back().error.empty()) continue;
-        const GrammarError error(allowed_.back().error);  // the model is as it should be
-        fail(*row.answer, error.kind(), error.what());
-        row.over = true;
-        all = false;
-    }
-    machine_.decoder()->draw(allowed_);
-    return all;
-}
-
 /// Makes the device's sampler know an answer, unless it does with at least so many of its tokens.
 void EngineLoop::start_slot(const Answer& answer, int32_t slot, int64_t least) {
     SlotUse& use = slots_[static_cast<size_t>(slot)];
     if (use.scheduled == answer.scheduled && use.tokens >= least) return;
     const Job& job = answer.job();
-    machine_.decoder()->start_answer(
-        slot, sample_start(answer.sampling(), job.stop_ids, job.prompt.tokens, answer.tokens()));
+    machine_.decoder()->start_answer(slot,
+                                     sample_start(answer.sampling(), job.stop_ids, job.prompt.tokens, answer.tokens()));
     use = {answer.scheduled, std::ssize(answer.tokens())};
 }
 
@@ -194,8 +174,7 @@ bool EngineLoop::next_from_device() {
         if (row.over) continue;
         if (row.next >= 0) row.answer->ahead.push_back(row.next);
         row.next = tokens[r];
-        if (row.next < 0)
-            damaged(*row.answer, no_token(row.answer->usage.prompt + std::ssize(row.answer->tokens())));
+        if (row.next < 0) damaged(*row.answer, no_token(row.answer->usage.prompt + std::ssize(row.answer->tokens())));
         Sampled drawn;
         drawn.token = row.next;
         row.over = row.next < 0 || !take(*row.answer, drawn);
@@ -208,7 +187,8 @@ bool EngineLoop::next_from_device() {
 /// behind them, where what may be drawn depends on them. Returns how many.
 int64_t EngineLoop::run_on_device(int64_t steps) {
     const DecodeDevice& decoder = *machine_.decoder();
-    const int64_t deadline = steps > 1 ? nearest_deadline() : 0, ahead = steps_follow() ? kStepsAheadWithState : kStepsAhead;
+    const int64_t deadline = steps > 1 ? nearest_deadline() : 0,
+                  ahead = steps_follow() ? kStepsAheadWithState : kStepsAhead;
     bool more = true;
     int64_t taken = 0;
     for (int64_t launched = 1; taken < launched; ++taken) {
@@ -246,8 +226,10 @@ bool EngineLoop::steps_follow() const {
 /// something all the same, nothing more may be.
 void EngineLoop::commit_followed() {
     std::vector<SequenceState::Followed> all;
-    for (size_t r = 0; r < device_rows_.size(); ++r)
-        all.push_back({decode_rows_[r].sequence, 1 + std::ssize(device_rows_[r].answer->ahead)});
+    for (size_t r = 0; r < device_rows_.size(); ++r) {
+        const Answer& answer = *device_rows_[r].answer;
+        all.push_back({decode_rows_[r].sequence, answer.undrawn ? 0 : 1 + std::ssize(answer.ahead)});
+    }
     SequenceState::commit_followed_states(all, device_steps_);
 }
 
@@ -296,7 +278,10 @@ void EngineLoop::commit_state(const StepItem& item, RequestId id) {
     if (found == answers_.end()) return;
     std::vector<int32_t> path = found->second->path;
     if (path.empty()) {
-        path.resize(item.tokens.size());
+        const size_t again = !found->second->undrawn                 ? 0
+                             : item.logits == StepRows::Logits::last ? 1
+                                                                     : item.tokens.size();
+        path.resize(item.tokens.size() - again);
         std::iota(path.begin(), path.end(), 0);
     }
     item.sequence->commit_state(path);
@@ -304,6 +289,7 @@ void EngineLoop::commit_state(const StepItem& item, RequestId id) {
 
 /// The tokens that follow a step's rows, drawn here or, `on_device`, by the device for all of them.
 void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device) {
+    find_undrawn(items, ids);
     const DrawnRows drawn = drawn_rows(items, ids, on_device);
     int64_t row = 0;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -320,6 +306,10 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         const bool all = item.logits == StepRows::Logits::all;
         const int64_t rows = all ? std::ssize(item.tokens) : item.logits == StepRows::Logits::last ? 1 : 0;
         row += rows;
+        if (answer.undrawn) {
+            conclude(answer, -1);
+            continue;
+        }
         if (all && item.sequence->length() >= answer.usage.prompt) {
             draw_drafted(answer, item, drawn, row - rows);
             continue;
@@ -362,18 +352,21 @@ bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
 /// Tells the scheduler what came of an answer's row, unless it has been cancelled for it.
 void EngineLoop::conclude(Answer& answer, int32_t next) {
     if (answer.failure || answer.job().sink_failed) return;
+    if (answer.undrawn) return results_.push_back({.id = answer.scheduled, .undrawn = true});
     const bool stop = answer.ends && answer.reason == FinishReason::stop_id;
     results_.push_back({.id = answer.scheduled,
                         .path = answer.path,
                         .ahead = answer.ahead,
                         .next = stop ? -1 : next,
                         .end = answer.ends});
+    if (!answer.ends) expect_slow_mask(answer);
 }
 
 std::string EngineLoop::no_token(int64_t position) {
-    return fmt::format("no token can be drawn for position {}: a logit is NaN or +infinity, or none is above "
-                       "-infinity; the model's weights or its K/V are damaged",
-                       position);
+    return fmt::format(
+        "no token can be drawn for position {}: a logit is NaN or +infinity, or none is above "
+        "-infinity; the model's weights or its K/V are damaged",
+        position);
 }
 
 /// K/V may hold what is no number, and so may what was kept of it.

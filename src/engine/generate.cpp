@@ -162,7 +162,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     GeneratedAnswer answer(request, result);
     Sampler sampler(request.sampling, model_->info().vocab_size, answer.stop_ids(), request.prompt);
     std::optional<AllowedTokens> allowed;
-    if (request.constraint) allowed.emplace(request.constraint, answer.stop_ids(), model_->info().vocab_size);
+    if (request.constraint)
+        allowed.emplace(request.constraint, answer.stop_ids(), model_->info().vocab_size, request.cancel);
     Stopwatch watch;
     LogitsHash hash;
     result.prompt_tokens = std::ssize(request.prompt);
@@ -174,20 +175,15 @@ GenerationResult Session::generate(const GenerateRequest& request) {
     /// The token that follows the sequence: `drawn` by the device, or here from its logits.
     const auto take = [&](std::span<const float> row, int32_t drawn) {
         if (!gpu_ && !row.empty()) hash.add(row);
+        const std::span<const uint64_t> fitting =
+            allowed && !row.empty() ? allowed->next() : std::span<const uint64_t>();
         damaged = true;
         RT_CHECK(drawn >= 0 || !row.empty(),
                  "no token can be drawn for position {}: a logit is NaN or +infinity, or none is above -infinity; the "
                  "model's weights or its K/V are damaged",
                  tokens_.size());
         Sampled sampled{.token = drawn};
-        try {
-            if (!row.empty())
-                sampled =
-                    sampler.sample(row, std::ssize(tokens_), allowed ? allowed->next() : std::span<const uint64_t>());
-        } catch (const GrammarError&) {
-            damaged = false;
-            throw;
-        }
+        if (!row.empty()) sampled = sampler.sample(row, std::ssize(tokens_), fitting);
         damaged = false;
         sampler.accept(sampled.token);
         const std::vector<int32_t>& stops = answer.stop_ids();
@@ -220,6 +216,8 @@ GenerationResult Session::generate(const GenerateRequest& request) {
                 more = decoded(logits, -1);
             }
         }
+    } catch (const WorkStopped&) {  // in the middle of a mask
+        result.reason = FinishReason::cancelled;
     } catch (...) {
         if (damaged) clear();
         throw;

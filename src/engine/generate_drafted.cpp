@@ -87,8 +87,8 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
     Tensor host;
     std::span<const int32_t> drawn;
     std::vector<AllowedSet> allowed;  // found out while the step runs
-    if (draws.on_device && draws.allowed != nullptr) draws.allowed->rows(tokens, parents, allowed);
     try {
+        if (draws.on_device && draws.allowed != nullptr) draws.allowed->rows(tokens, parents, allowed);
         if (draws.on_device) drawn = decoder_->draw_rows(logits, draws.how, allowed);
         else host = on_host(logits);
         if (!gpu_) checkpoint_->check_intact();
@@ -101,8 +101,7 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
     try {
         walk(tree, path, [&](int32_t row) {
             tokens_.push_back(tokens[static_cast<size_t>(row)]);
-            if (!allowed.empty() && !allowed[static_cast<size_t>(row)].error.empty())
-                throw GrammarError(allowed[static_cast<size_t>(row)].error);
+            if (!allowed.empty()) allowed[static_cast<size_t>(row)].check();
             return draws.on_device ? draws.take({}, drawn[static_cast<size_t>(row)])
                                    : draws.take({host.row(row), vocab}, -1);
         });

@@ -55,7 +55,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
     auto job = std::make_unique<Job>();
     job->sink = std::move(sink);
     job->prompt = text_.encode(request.prompt, work);
-    job->constraint = text_.constraint(request, job->prompt);
+    job->constraint = text_.constraint(request, job->prompt, work);
     RT_CHECK(!job->constraint || request.sampling.min_tokens == 0,
              "min_tokens is {}, expected 0 where the form of the answer is given", request.sampling.min_tokens);
     check_tokens(*job);

@@ -143,9 +143,10 @@ std::vector<ChatPart> ModelText::parts(const EncodedPrompt& prompt) const {
     return chat_parts(*prompt.rendered, token_spans(*tokenizer_, prompt.tokens, prompt.rendered->text));
 }
 
-std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const EncodedPrompt& prompt) const {
+std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const EncodedPrompt& prompt,
+                                                  WorkBudget* work) const {
     try {
-        return make_constraint(request, prompt);
+        return make_constraint(request, prompt, work);
     } catch (const GrammarError& error) {
         const std::string what = error.what();
         if (what.starts_with("tool")) throw;
@@ -157,12 +158,13 @@ std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const 
     }
 }
 
-std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, const EncodedPrompt& prompt) const {
+std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, const EncodedPrompt& prompt,
+                                                       WorkBudget* work) const {
     const auto* chat = std::get_if<ChatPrompt>(&request.prompt);
     if (chat == nullptr) {
         if (request.format.kind == AnswerFormat::Kind::any) return nullptr;
         RT_CHECK(tokenizer_, "response_format needs a tokenizer, and this model has none");
-        return constrainer_->get(*tokenizer_, request.format);
+        return constrainer_->get(*tokenizer_, request.format, work);
     }
     AnswerForm form;
     form.thinking = prompt.thinking;
@@ -175,7 +177,7 @@ std::shared_ptr<Constraint> ModelText::make_constraint(const Request& request, c
     RT_CHECK(free || !chat->options.continue_final_message,
              "an answer that goes on with a message has its beginning already: expected no response_format and no "
              "tool_choice that calls for tools");
-    return constrainer_->get(*tokenizer_, *dialect_, form);
+    return constrainer_->get(*tokenizer_, *dialect_, form, work);
 }
 
 std::vector<int64_t> token_ends(const Tokenizer& tokenizer, std::span<const int32_t> tokens,

@@ -65,13 +65,15 @@ class ModelText {
     /// What the tokens of a chat's prompt are; empty for other prompts. Throws Error where token_spans does.
     std::vector<ChatPart> parts(const EncodedPrompt& prompt) const;
     /// What holds the answers of a request to their form; null if nothing does. Those that have been made lately are
-    /// made only once. Throws GrammarError, or Error without a tokenizer.
-    std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt) const;
+    /// made only once. `work` counts what is done, and stops it; or null. Throws GrammarError, or Error without a
+    /// tokenizer.
+    std::shared_ptr<Constraint> constraint(const Request& request, const EncodedPrompt& prompt, WorkBudget* work) const;
 
   private:
     void add_stops();
     EncodedPrompt encode_chat(const ChatPrompt& chat, WorkBudget* work) const;
-    std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt) const;
+    std::shared_ptr<Constraint> make_constraint(const Request& request, const EncodedPrompt& prompt,
+                                                WorkBudget* work) const;
 
     GenerationDefaults makers_;
     std::optional<Tokenizer> tokenizer_;

@@ -82,6 +82,8 @@ struct StepResult {
     std::span<const int32_t> ahead = {};
     int32_t next = -1;  // the token that follows; -1: none, with end
     bool end = false;   // the answer is complete
+    /// Nothing was drawn: the last row, which is of the answer, and its drafts run again in a later step.
+    bool undrawn = false;
 };
 
 struct SchedulerCounts {

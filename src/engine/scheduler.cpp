@@ -95,6 +95,10 @@ void Scheduler::propose(RequestId id, std::span<const int32_t> tokens, std::span
     r.draft_parents.assign(parents.begin(), parents.end());
 }
 
+void Scheduler::sit_out(RequestId id, bool out) {
+    if (const auto found = requests_.find(id); found != requests_.end()) found->second->sits_out = out;
+}
+
 // Order.
 
 int64_t Scheduler::age_class(const Request& r) const {

@@ -42,11 +42,15 @@ class Scheduler {
     /// Ends a request, at once or after the running step, and frees its pages. An id that has left is ignored.
     void cancel(RequestId id);
 
-    /// Decoding requests, which may have drafts.
+    /// Decoding requests that do not sit out: they may have drafts.
     std::vector<RequestId> decoding() const;
     /// Draft rows below the last token of a decoding request: `parents` empty for a chain, else for each row the
     /// earlier draft row that is its parent, or -1. The step feeds the first of them, as many as there is room for.
     void propose(RequestId id, std::span<const int32_t> tokens, std::span<const int32_t> parents = {});
+
+    /// From now on a request takes part in no step but those of its prompt, or (`out` false) in all again. While it
+    /// sits out it may be preempted, like others.
+    void sit_out(RequestId id, bool out);
 
     /// Ends what is past its deadline, starts requests, chooses rows. REQUIRES the last plan settled or abandoned.
     const StepPlan& plan(int64_t now_us);

@@ -27,6 +27,7 @@ struct Scheduler::Request {
     bool reading = false;  // rows of the prompt, in a step that is under way since an earlier plan
     std::vector<int32_t> fed_tokens, fed_parents;
     bool cancelled = false;
+    bool sits_out = false;
     const StepResult* result = nullptr;
 
     int64_t pending() const { return std::ssize(tokens) - state->length(); }
@@ -41,8 +42,8 @@ struct Scheduler::Request {
                                    : std::upper_bound(asked.stops.begin(), asked.stops.end(), end);
         return (stop == asked.stops.end() ? prompt_size : *stop) - end;
     }
-    bool decodes() const { return !in_prompt() && pending() == 1; }
-    bool recomputes_answer() const { return !in_prompt() && pending() > 1; }
+    bool decodes() const { return !in_prompt() && pending() == 1 && !sits_out; }
+    bool recomputes_answer() const { return !in_prompt() && pending() > 1 && !sits_out; }
     int64_t answer() const { return std::ssize(tokens) - prompt_size; }
     bool wants_logits() const { return rows == pending(); }
     int64_t worst_tokens() const { return prompt_size + asked.max_tokens; }

@@ -82,9 +82,10 @@ void Scheduler::plan_prompts() {
     Requests stuck;
     const auto wanted = [&](const Request& r) -> int64_t {
         if (r.in_prompt() && reading_ > 0) return 0;
-        if (r.decodes() || std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
-        const int64_t rows =
-            r.in_prompt() ? std::min({prefill_left, r.prompt_left(), r.to_stop()}) : std::min(decode_left_, r.pending() - r.rows);
+        if (!r.in_prompt() && !r.recomputes_answer()) return 0;
+        if (std::find(stuck.begin(), stuck.end(), &r) != stuck.end()) return 0;
+        const int64_t rows = r.in_prompt() ? std::min({prefill_left, r.prompt_left(), r.to_stop()})
+                                           : std::min(decode_left_, r.pending() - r.rows);
         if (r.in_prompt() && (lacks_spare(r) || (r.rows > 0 && r.to_stop() == 0))) return 0;
         const bool scored = r.in_prompt() && r.asked.prompt_logits;
         const int64_t most = scored ? options_.scored_rows : cache_.options().max_step_rows;
@@ -148,7 +149,8 @@ void Scheduler::build_items() {
         (r->in_prompt() ? plan_.prefill : plan_.decode).push_back(item);
         (r->in_prompt() ? plan_.prefill_ids : plan_.decode_ids).push_back(r->id);
     }
-    plan_.stalled = plan_.decode.empty() && plan_.prefill.empty() && reading_ == 0 && !requests_.empty();
+    const bool waits = std::any_of(running_.begin(), running_.end(), [](const Request* r) { return r->sits_out; });
+    plan_.stalled = plan_.decode.empty() && plan_.prefill.empty() && reading_ == 0 && !requests_.empty() && !waits;
     counts_.stalled += plan_.stalled;
 }
 
@@ -212,6 +214,10 @@ void Scheduler::finish_step(Request& r, const StepResult* result) {
     const bool prompt = r.in_prompt();
     const bool last = rows == r.pending();
     RT_ASSERT(last == (result != nullptr));
+    if (last && result->undrawn) {
+        RT_ASSERT(!prompt);
+        return r.state->commit_prefix(rows - 1);
+    }
     if (!last || result->path.empty()) {
         const std::span<const int32_t> ahead = last ? result->ahead : std::span<const int32_t>();
         r.state->commit_prefix(rows + std::ssize(ahead));

@@ -35,7 +35,7 @@ struct GenerateRequest {
     std::span<const int32_t> eos_ids;           // the model's own stop ids; see SamplingParams::ignore_eos
     const Tokenizer* tokenizer = nullptr;       // needed for stop strings and on_text
     std::shared_ptr<Constraint> constraint;     // holds the answer to a form; or null
-    const std::atomic<bool>* cancel = nullptr;  // looked at between steps
+    const std::atomic<bool>* cancel = nullptr;  // looked at between steps, and while a mask is found
 
     /// Prompt tokens that are done, of those that must be computed: after each chunk.
     std::function<void(int64_t done, int64_t total)> on_prefill = {};
@@ -153,7 +153,7 @@ class Session {
         bool on_device;
         GpuDecoder::Draw how;
         std::function<int32_t(std::span<const float> logits, int32_t drawn)> take;
-        const AllowedTokens* allowed = nullptr;  // the answer's form, if it has one
+        AllowedTokens* allowed = nullptr;  // the answer's form, if it has one
     };
     void decode_drafted(const GenerateRequest& request, GenerationResult& result, std::span<const int32_t> stop_ids,
                         int64_t max_tokens, const TakeToken& take, AllowedTokens* allowed);

@@ -17,7 +17,7 @@ namespace riptide::server {
 struct ApiContext {
     Engine& engine;
     const ServerOptions& options;
-    const RequestDefaults& defaults;  // of `options`, with what the model's makers say
+    RequestDefaults defaults;  // of `options`, with what the model's makers say and this request's `work`
     Metrics& metrics;
     ResponseStore& responses;
     LiveRequests& live;

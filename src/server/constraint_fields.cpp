@@ -11,10 +11,10 @@ namespace {
 
 /// Whatever is wrong with the form itself is said here, with the field; what does not fit the vocabulary or is too
 /// large when compiled is said by submit.
-AnswerFormat checked(AnswerFormat format, const std::string& where) {
+AnswerFormat checked(AnswerFormat format, const std::string& where, WorkBudget* work) {
     format.field = where.substr(0, where.find('.'));
     try {
-        Grammar grammar;
+        Grammar grammar(work);
         add_format(grammar, format);
     } catch (const GrammarError& error) {
         refuse(format.field, "{}: {}", where, error.what());
@@ -67,7 +67,7 @@ json::value words_in(const Fields& fields, const char* name) {
 }
 
 /// The form that one of the fields asks for, into `out`, which must not have one yet.
-void add_forms(const Fields& fields, std::span<const FormField> known, AnswerFormat& out) {
+void add_forms(const Fields& fields, std::span<const FormField> known, WorkBudget* work, AnswerFormat& out) {
     for (const auto& [name, kind] : known) {
         if (fields.find(name) == nullptr) continue;
         AnswerFormat form{.kind = kind};
@@ -78,7 +78,7 @@ void add_forms(const Fields& fields, std::span<const FormField> known, AnswerFor
         if (out.kind != FormKind::any)
             refuse(fields.name(name), "{}: the answer has a form already, of {}; expected one of the two",
                    fields.name(name), out.field);
-        out = checked(std::move(form), fields.name(name));
+        out = checked(std::move(form), fields.name(name), work);
     }
 }
 
@@ -97,7 +97,7 @@ void refuse_other_forms(const json::object& forms) {
 
 }  // namespace
 
-AnswerFormat parse_format_object(const json::object& format, const std::string& where) {
+AnswerFormat parse_format_object(const json::object& format, const std::string& where, WorkBudget* work) {
     const Fields fields(format, where + ".");
     const std::string type(fields.string("type").value_or(""));
     if (type == "text") return {};
@@ -109,17 +109,17 @@ AnswerFormat parse_format_object(const json::object& format, const std::string& 
     const std::string place = inner != nullptr ? where + ".json_schema" : where;
     const json::value* schema = Fields(inner != nullptr ? *inner : format, place + ".").find("schema");
     if (schema == nullptr) refuse(where, "{}.schema: missing", place);
-    return checked({.kind = AnswerFormat::Kind::json_schema, .schema = *schema}, place + ".schema");
+    return checked({.kind = AnswerFormat::Kind::json_schema, .schema = *schema}, place + ".schema", work);
 }
 
-AnswerFormat parse_format(const Fields& fields) {
+AnswerFormat parse_format(const Fields& fields, WorkBudget* work) {
     AnswerFormat out;
     if (const json::object* format = fields.object("response_format"))
-        out = parse_format_object(*format, "response_format");
-    add_forms(fields, kForms, out);
+        out = parse_format_object(*format, "response_format", work);
+    add_forms(fields, kForms, work, out);
     if (const json::object* forms = fields.object("structured_outputs")) {
         const Fields inner(*forms, "structured_outputs.");
-        add_forms(inner, kStructuredForms, out);
+        add_forms(inner, kStructuredForms, work, out);
         refuse_other_forms(*forms);
     }
     if (fields.find("guided_whitespace_pattern") != nullptr)

@@ -13,10 +13,11 @@ namespace riptide::server {
 /// text/grammar_ebnf.h), and what other engines call these: `json_schema`, `guided_json`, `guided_regex`,
 /// `guided_choice`, `guided_grammar`, `structured_outputs` (json, regex, choice, grammar, json_object). One of them may
 /// be given. Throws ApiError naming the field, and for a schema the word that is not supported and its place.
-AnswerFormat parse_format(const Fields& fields);
+/// `work` counts what it takes to find that out, and stops it; null: nobody does.
+AnswerFormat parse_format(const Fields& fields, WorkBudget* work);
 /// {"type": "json_schema", "schema": ...} or with the schema under "json_schema", {"type": "json_object"} (with or
 /// without "schema"), {"type": "text"}; `where` names it in errors.
-AnswerFormat parse_format_object(const json::object& format, const std::string& where);
+AnswerFormat parse_format_object(const json::object& format, const std::string& where, WorkBudget* work);
 
 /// Which of the tools the model is offered.
 struct ToolOffer {

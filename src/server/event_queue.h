@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "engine/request.h"
+#include "server/http_room.h"
 
 namespace riptide::server {
 
@@ -16,6 +18,9 @@ struct Item {
     int32_t request = 0;  // 0, 1, ... in the order of the prompts
     Event event;
 };
+
+/// What the text and tokens of an event take.
+int64_t payload_bytes(const Event& event);
 
 /// A bounded queue. The engine's thread puts events in and never waits; one reader takes all that is there.
 /// Thread-safe.
@@ -31,6 +36,8 @@ class EventQueue : public std::enable_shared_from_this<EventQueue> {
     /// Sets what is called, on the engine's thread, when the first event comes after take() has returned none. It must
     /// not block.
     void on_news(std::function<void()> wake);
+    /// From now on what lies here counts as memory of requests, until close(). `room` must live so long.
+    void count_in(HttpRoom& room);
     /// All that has come, in order.
     std::vector<Item> take();
     /// Nobody reads any more: `wake` is not called again, events are dropped.
@@ -38,9 +45,12 @@ class EventQueue : public std::enable_shared_from_this<EventQueue> {
 
   private:
     void put(int32_t request, const Event& event);
+    void become(int64_t bytes);
 
     std::mutex mutex_;
     std::vector<Item> items_;
+    int64_t bytes_ = 0;  // of them
+    std::optional<HttpRoom::Share> share_;
     std::function<void()> wake_;
     bool waiting_ = false, closed_ = false;
 };

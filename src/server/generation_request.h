@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/work_budget.h"
 #include "engine/request.h"
 #include "server/fields.h"
 #include "text/tokenizer.h"
@@ -18,6 +19,7 @@ struct RequestDefaults {
     std::optional<bool> thinking;  // enable_thinking of the template
     int64_t thinking_budget = -1;  // Request::thinking_budget
     json::object template_kwargs;  // of the template, where a request does not set them: ChatOptions::template_kwargs
+    WorkBudget* work = nullptr;    // of one request: counts what reading it takes, and stops it; or null
 };
 
 struct GenerationRequest {

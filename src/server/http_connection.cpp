@@ -227,7 +227,7 @@ net::awaitable<Outcome> Connection::handle(HttpRequest request) {
     co_return outcome;
 }
 
-net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
+net::awaitable<bool> Connection::answer(PendingReply& reply, Input& in) {
     /// Whatever happens, the engine learns that nobody waits any more.
     struct Ending {
         PendingReply& reply;
@@ -238,6 +238,7 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
             reply.ended(is);
         }
     } ending{reply, {}};
+    reply.events->count_in(shared_.room);
     // The timer may be gone by the time that the I/O thread hears of it, the executor may not.
     std::weak_ptr<Connection> self = weak_from_this();
     reply.events->on_news([self, executor = stream_.get_executor()] {
@@ -262,16 +263,20 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, const Input& in) {
     unwatch();
     if (!usable || reply.stream) co_return usable && !in.http_1_0;
     const HttpReply whole = whole_of(reply, ending.is);
+    in.room.become(std::ssize(whole.body));
     co_return co_await write_reply(whole, in);
 }
 
 /// Passes events on until the reply is complete (or the server stops). False: the client has gone.
-net::awaitable<bool> Connection::follow(PendingReply& reply, const Input& in, ReplyEnding& ending) {
+net::awaitable<bool> Connection::follow(PendingReply& reply, Input& in, ReplyEnding& ending) {
     std::string out;
+    int64_t taken = 0;
     auto last_write = Clock::now();
     while (ending.how == How::client_gone && !gone_) {
         const std::vector<Item> items = reply.events->take();
+        for (const Item& item : items) taken += payload_bytes(item.event);
         take_all(reply, items, out, ending);
+        in.room.become(reply.stream ? std::ssize(out) : taken);
         if (items.empty() && !stopping_) {
             const auto beat = last_write + shared_.options.heartbeat_time;
             news_.expires_at(reply.stream || half_closed_ ? beat : Clock::now() + std::chrono::hours(24));

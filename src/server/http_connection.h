@@ -81,8 +81,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<boost::beast::error_code> read_some(std::size_t most, bool decrypted);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<Outcome> handle(HttpRequest request);
-    boost::asio::awaitable<bool> answer(PendingReply& reply, const Input& in);
-    boost::asio::awaitable<bool> follow(PendingReply& reply, const Input& in, ReplyEnding& ending);
+    boost::asio::awaitable<bool> answer(PendingReply& reply, Input& in);
+    boost::asio::awaitable<bool> follow(PendingReply& reply, Input& in, ReplyEnding& ending);
     boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
     boost::asio::awaitable<bool> write(std::string_view bytes);
     boost::asio::awaitable<void> linger();

@@ -16,6 +16,8 @@ class HttpRoom {
     class Share {
       public:
         Share() = default;
+        /// An empty one.
+        explicit Share(HttpRoom& room) : room_(&room) {}
         Share(const Share&) = delete;
         Share& operator=(const Share&) = delete;
         ~Share() { become(0); }

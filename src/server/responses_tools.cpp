@@ -22,7 +22,7 @@ json::object chat_function(const json::object& tool) {
 }
 
 /// Of the format of a custom tool: what its text must be, in the schema of `input`. Whether there is such a form.
-bool hold_input(const Fields& format, json::object& input) {
+bool hold_input(const Fields& format, WorkBudget* work, json::object& input) {
     const std::string_view type = format.string("type").value_or("text");
     if (type == "text") return false;
     if (type != "grammar")
@@ -41,7 +41,7 @@ bool hold_input(const Fields& format, json::object& input) {
     }
     const std::string pattern = fmt::format("^(?:{})$", definition);
     try {
-        Grammar scratch;
+        Grammar scratch(work);
         add_regex(scratch, pattern, true);
     } catch (const GrammarError& error) {
         refuse(grammar.name("definition"), "{}: {}", grammar.name("definition"), error.what());
@@ -51,11 +51,11 @@ bool hold_input(const Fields& format, json::object& input) {
 }
 
 /// A tool that takes free text -> a function whose one argument it is.
-json::object custom_function(const json::object& tool, const std::string& where) {
+json::object custom_function(const json::object& tool, const std::string& where, WorkBudget* work) {
     const Fields fields(tool, where + ".");
     json::object input = {{"type", "string"}}, function = {{"name", fields.filled("name")}};
     const json::object* format = fields.object("format");
-    const bool held = format != nullptr && hold_input(Fields(*format, where + ".format."), input);
+    const bool held = format != nullptr && hold_input(Fields(*format, where + ".format."), work, input);
     if (const auto text = fields.string("description")) function["description"] = *text;
     function["parameters"] = {{"type", "object"},
                               {"properties", {{"input", std::move(input)}}},
@@ -92,14 +92,14 @@ std::string string_of(const json::object& item, std::string_view key) {
     return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
 }
 
-json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
+json::array chat_tools(const json::array& tools, WorkBudget* work, ResponsesRequest& out) {
     json::array functions;
     const auto is_ours = [](const json::object& tool) {
         return item_type(tool) == "function" || item_type(tool) == "custom";
     };
     const auto add = [&](const json::object& tool, const std::string& where) {
         const bool custom = item_type(tool) == "custom";
-        functions.push_back(custom ? custom_function(tool, where) : chat_function(tool));
+        functions.push_back(custom ? custom_function(tool, where, work) : chat_function(tool));
         if (custom) out.custom.insert(string_of(tool, "name"));
         out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
     };

@@ -66,9 +66,11 @@ struct Server::Impl {
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
     ApiContext context(Engine& on, const HttpRequest& request, const Known& known, WorkBudget& work) {
+        RequestDefaults counted = defaults;
+        counted.work = &work;
         return {on,
                 options,
-                defaults,
+                std::move(counted),
                 metrics,
                 responses,
                 live,

@@ -40,6 +40,7 @@ Automaton AutomatonBuilder::build() {
 int32_t AutomatonBuilder::add_node() {
     if (nodes_.size() >= Automaton::kMostNodes)
         throw GrammarError(fmt::format("too large: more than {} states", Automaton::kMostNodes));
+    count_work(1);
     nodes_.emplace_back().rule = rule_;
     return static_cast<int32_t>(nodes_.size() - 1);
 }

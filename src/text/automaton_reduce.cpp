@@ -11,6 +11,7 @@ void AutomatonBuilder::count_work(std::size_t steps) {
     work_ += static_cast<int64_t>(steps);
     if (work_ > kMostWork)
         throw GrammarError(fmt::format("too complex: compiling takes more than {} steps", kMostWork));
+    if (grammar_.work() != nullptr) grammar_.work()->spend_small(static_cast<int64_t>(steps));
 }
 
 /// reached_: the nodes to be reached from `node` without taking anything, itself included.

@@ -1,6 +1,7 @@
 #include "text/constraint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -70,9 +71,11 @@ bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64
     const std::vector<TokenTrie::Node>& nodes = trie.nodes();
     path[nodes[static_cast<std::size_t>(top)].depth] = from;
     const int32_t end = nodes[static_cast<std::size_t>(top)].end;
+    constexpr int64_t kCountEvery = 256;
     int64_t steps = 0;
-    for (int32_t i = top + 1; i < end;) {
-        if (++steps > most) return recognizer.count_work(steps * Recognizer::kKnown), false;
+    int32_t i = top + 1;
+    while (i < end && steps < most) {
+        if (++steps % kCountEvery == 0) recognizer.count_work(kCountEvery * Recognizer::kKnown);
         const TokenTrie::Node& node = nodes[static_cast<std::size_t>(i)];
         const State next = recognizer.advance(path[node.depth - 1u], class_of[node.byte]);
         if (next == Recognizer::kDead) {
@@ -92,8 +95,8 @@ bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64
         }
         ++i;
     }
-    recognizer.count_work((1 + steps) * Recognizer::kKnown);
-    return true;
+    recognizer.count_work((1 + steps % kCountEvery) * Recognizer::kKnown);
+    return i >= end;
 }
 
 const ConstraintState::Table::Local& ConstraintState::Table::local_of(State state) {
@@ -163,12 +166,18 @@ struct Constraint::Impl {
         : limits(limits_),
           vocabulary(std::move(trie)),
           automaton(grammar, vocabulary->single_bytes(), vocabulary->markup()),
-          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits)) {}
+          table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits)) {
+        table->recognizer.spend_from(grammar.work());
+        first = {table->mask(table->recognizer.start()), automaton.root_empty()};
+        bytes = table->bytes() + automaton.bytes();
+    }
 
     const Limits limits;
     const std::shared_ptr<const TokenTrie> vocabulary;
     const Automaton automaton;
-    std::mutex mutex;  // over all that follows, and all tables
+    NextTokens first;                    // where answers begin; never changed
+    std::atomic<std::size_t> bytes = 0;  // as far as the last that has begun found it
+    std::mutex mutex;                    // over all that follows, and all tables
     std::shared_ptr<ConstraintState::Table> table;
 };
 
@@ -180,38 +189,54 @@ std::shared_ptr<Constraint> Constraint::compile(const Grammar& grammar, std::sha
 Constraint::Constraint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Constraint::~Constraint() = default;
 
-ConstraintState Constraint::start() {
-    const std::lock_guard lock(impl_->mutex);
-    return {shared_from_this(), impl_->table, impl_->table->recognizer.start()};
-}
+ConstraintState Constraint::start() { return ConstraintState(shared_from_this()); }
 
-std::size_t Constraint::bytes() const {
-    const std::lock_guard lock(impl_->mutex);
-    return impl_->table->bytes() + impl_->automaton.bytes();
-}
+std::size_t Constraint::bytes() const { return impl_->bytes; }
 
-ConstraintState::ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<Table> table, int32_t state)
-    : constraint_(std::move(constraint)), table_(std::move(table)), state_(state) {}
-
-/// To the table that is in use, which is a new one if the last has grown too large. REQUIRES: the mutex is held.
-void ConstraintState::follow() {
+/// To the table that is in use, which is a new one if the last has grown too large; its work is spent from `work`.
+/// REQUIRES: the mutex is held.
+void ConstraintState::follow(WorkBudget* work) {
     Constraint::Impl& impl = *constraint_->impl_;
     if (impl.table->bytes() > impl.limits.bytes)
         impl.table = std::make_shared<Table>(impl.automaton, *impl.vocabulary, impl.limits);
+    impl.bytes = impl.table->bytes() + impl.automaton.bytes();
+    Recognizer& recognizer = impl.table->recognizer;
+    recognizer.spend_from(work);
+    recognizer.begin_work();
     if (table_ == impl.table) return;
-    state_ = impl.table->recognizer.import(table_->recognizer, state_);
+    state_ = table_ == nullptr ? recognizer.start() : recognizer.import(table_->recognizer, state_);
     table_ = impl.table;
 }
 
-std::shared_ptr<const TokenMask> ConstraintState::mask() {
+/// next(). REQUIRES: the mutex is held.
+NextTokens ConstraintState::go(std::span<const int32_t> tokens, WorkBudget* work) {
+    follow(work);
+    int32_t state = state_;
+    for (const int32_t token : tokens) {
+        state = table_->accept(state, token);
+        if (state == Recognizer::kDead) return {};
+    }
+    NextTokens out{table_->mask(state), table_->recognizer.accepts(state)};
+    state_ = state;
+    return out;
+}
+
+NextTokens ConstraintState::next(std::span<const int32_t> tokens, WorkBudget* work) {
+    if (tokens.empty() && table_ == nullptr) return constraint_->impl_->first;
     const std::lock_guard lock(constraint_->impl_->mutex);
-    follow();
-    return table_->mask(state_);
+    return go(tokens, work);
+}
+
+NextTokens ConstraintState::try_next(std::span<const int32_t> tokens, WorkBudget* work) {
+    if (tokens.empty() && table_ == nullptr) return constraint_->impl_->first;
+    const std::unique_lock lock(constraint_->impl_->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) throw TooMuchWork("another thread is finding out what may come next");
+    return go(tokens, work);
 }
 
 bool ConstraintState::accept(int32_t token) {
     const std::lock_guard lock(constraint_->impl_->mutex);
-    follow();
+    follow(nullptr);
     const int32_t next = table_->accept(state_, token);
     if (next == Recognizer::kDead) return false;
     state_ = next;
@@ -219,11 +244,13 @@ bool ConstraintState::accept(int32_t token) {
 }
 
 bool ConstraintState::can_end() const {
+    if (table_ == nullptr) return constraint_->impl_->first.can_end;
     const std::lock_guard lock(constraint_->impl_->mutex);
     return table_->recognizer.accepts(state_);
 }
 
 bool ConstraintState::exhausted() const {
+    if (table_ == nullptr) return !constraint_->impl_->first.mask->any;
     const std::lock_guard lock(constraint_->impl_->mutex);
     return table_->recognizer.exhausted(state_);
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "text/grammar.h"
@@ -26,6 +28,12 @@ struct TokenMask {
     }
 };
 
+/// What may come at one place of an answer.
+struct NextTokens {
+    std::shared_ptr<const TokenMask> mask;  // null: a token on the way here does not fit
+    bool can_end = false;                   // what has been said is complete
+};
+
 class ConstraintState;
 
 /// A grammar compiled for a vocabulary, with all that has been found out about its masks: compile once, share among
@@ -47,7 +55,8 @@ class Constraint : public std::enable_shared_from_this<Constraint> {
         int64_t work = 20'000'000;
     };
 
-    /// Throws GrammarError; see Automaton.
+    /// With what may come first. Throws GrammarError, see Automaton and ConstraintState::mask; and what the grammar's
+    /// WorkBudget does.
     static std::shared_ptr<Constraint> compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary,
                                                const Limits& limits);
     static std::shared_ptr<Constraint> compile(const Grammar& grammar, std::shared_ptr<const TokenTrie> vocabulary) {
@@ -57,9 +66,9 @@ class Constraint : public std::enable_shared_from_this<Constraint> {
     Constraint(const Constraint&) = delete;
     Constraint& operator=(const Constraint&) = delete;
 
-    /// Where an answer begins.
+    /// Where an answer begins. Never waits for another thread; what may come there is known.
     ConstraintState start();
-    /// Memory that it holds, about.
+    /// Memory that it holds, about. Never waits.
     std::size_t bytes() const;
 
   private:
@@ -69,14 +78,20 @@ class Constraint : public std::enable_shared_from_this<Constraint> {
     std::unique_ptr<Impl> impl_;
 };
 
-/// How far one answer has come. Cheap to copy, e.g. for each node of a draft tree.
+/// How far one answer has come. Cheap to copy, e.g. for each node of a draft tree. `work` (or null) counts what is
+/// done, and may end it: what has been found out by then is kept, and the state is what it was. While one thread finds
+/// something out, others that ask for the same constraint wait for it.
 class ConstraintState {
   public:
     /// The tokens that may come next: normal ones and the grammar's markup; never another added token. Empty only if
     /// exhausted(). Throws GrammarError if it cannot be found out within the limits of Recognizer.
-    std::shared_ptr<const TokenMask> mask();
+    std::shared_ptr<const TokenMask> mask() { return next({}, nullptr).mask; }
     /// Goes on behind a token. False, with nothing changed, if it may not come.
     bool accept(int32_t token);
+    /// Both: goes on behind `tokens`, unless one of them may not come, and says what may come there.
+    NextTokens next(std::span<const int32_t> tokens, WorkBudget* work);
+    /// The same for who must not wait: throws TooMuchWork also if another thread is at it.
+    NextTokens try_next(std::span<const int32_t> tokens, WorkBudget* work);
     /// What has been said is complete: the answer may end here.
     bool can_end() const;
     /// Nothing may follow.
@@ -85,11 +100,12 @@ class ConstraintState {
   private:
     friend class Constraint;
     struct Table;
-    ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<Table> table, int32_t state);
-    void follow();
+    explicit ConstraintState(std::shared_ptr<Constraint> constraint) : constraint_(std::move(constraint)) {}
+    NextTokens go(std::span<const int32_t> tokens, WorkBudget* work);
+    void follow(WorkBudget* work);
 
     std::shared_ptr<Constraint> constraint_;
-    std::shared_ptr<Table> table_;  // whose number state_ is
+    std::shared_ptr<Table> table_;  // whose number state_ is; null: where answers begin
     int32_t state_ = 0;
 };
 

@@ -25,8 +25,8 @@ struct Dialect {
     bool (*fits)(const ChatTraits& traits);
     /// A parser for one answer.
     std::unique_ptr<StreamParser> (*make_parser)(ParserOptions options);
-    /// The answers that have a form. Throws GrammarError; see add_answer (text/answer_grammar.h).
-    Grammar (*grammar)(const AnswerForm& form);
+    /// The answers that have a form. Throws GrammarError; see add_answer (text/answer_grammar.h). `work`: Grammar's.
+    Grammar (*grammar)(const AnswerForm& form, WorkBudget* work);
 };
 
 /// Every dialect, the most particular first.

@@ -41,6 +41,6 @@ std::unique_ptr<StreamParser> make_laguna_parser(ParserOptions options);
 
 /// Answers that are held to a form; see add_answer (text/answer_grammar.h). Newlines stand where the template writes
 /// them, so that the parser takes away just these.
-Grammar laguna_grammar(const AnswerForm& form);
+Grammar laguna_grammar(const AnswerForm& form, WorkBudget* work);
 
 }  // namespace riptide

@@ -5,7 +5,7 @@
 
 namespace riptide {
 
-Grammar laguna_grammar(const AnswerForm& form) {
+Grammar laguna_grammar(const AnswerForm& form, WorkBudget* work) {
     const std::string newline = form.newline_framing ? "\n" : "";
     const auto text = [](std::string_view part) { return std::string(part); };
     const TagMarkup tags = {.before_name = "",
@@ -17,7 +17,7 @@ Grammar laguna_grammar(const AnswerForm& form) {
                             .behind_value = newline,
                             .behind_arguments = "",
                             .not_in_keys = "<\n"};
-    Grammar grammar;
+    Grammar grammar(work);
     RawTexts texts;
     const AnswerMarkup markup = {
         .behind_reasoning = newline,

@@ -49,7 +49,7 @@ std::unique_ptr<StreamParser> make_qwen_parser(ParserOptions options);
 
 /// Answers that are held to a form, with calls between tags or in JSON; see add_answer (text/answer_grammar.h).
 /// Newlines stand where the templates write them, so that the parser takes away just these.
-Grammar qwen_tags_grammar(const AnswerForm& form);
-Grammar qwen_json_grammar(const AnswerForm& form);
+Grammar qwen_tags_grammar(const AnswerForm& form, WorkBudget* work);
+Grammar qwen_json_grammar(const AnswerForm& form, WorkBudget* work);
 
 }  // namespace riptide

@@ -7,8 +7,9 @@ namespace riptide {
 
 namespace {
 
-Grammar grammar_of(const AnswerForm& form, const std::function<Grammar::Expr(Grammar&, const OfferedTool&)>& add_call) {
-    Grammar grammar;
+Grammar grammar_of(const AnswerForm& form, WorkBudget* work,
+                   const std::function<Grammar::Expr(Grammar&, const OfferedTool&)>& add_call) {
+    Grammar grammar(work);
     const AnswerMarkup markup = {.behind_reasoning = "\n\n",
                                  .at_start = "",
                                  .between_calls = "\n",
@@ -21,7 +22,7 @@ Grammar grammar_of(const AnswerForm& form, const std::function<Grammar::Expr(Gra
 
 }  // namespace
 
-Grammar qwen_tags_grammar(const AnswerForm& form) {
+Grammar qwen_tags_grammar(const AnswerForm& form, WorkBudget* work) {
     const auto text = [](std::string_view part) { return std::string(part); };
     const TagMarkup tags = {.before_name = "\n" + text(qwen::kFunction),
                             .behind_name = ">\n",
@@ -34,12 +35,13 @@ Grammar qwen_tags_grammar(const AnswerForm& form) {
                             .not_in_keys = "<>\n",
                             .python_words = true};
     RawTexts texts;
-    return grammar_of(
-        form, [&](Grammar& grammar, const OfferedTool& tool) { return add_tag_call(grammar, tags, texts, tool); });
+    return grammar_of(form, work, [&](Grammar& grammar, const OfferedTool& tool) {
+        return add_tag_call(grammar, tags, texts, tool);
+    });
 }
 
-Grammar qwen_json_grammar(const AnswerForm& form) {
-    return grammar_of(form, [](Grammar& grammar, const OfferedTool& tool) {
+Grammar qwen_json_grammar(const AnswerForm& form, WorkBudget* work) {
+    return grammar_of(form, work, [](Grammar& grammar, const OfferedTool& tool) {
         return grammar.sequence({grammar.text("\n"), add_json_call(grammar, tool), grammar.text("\n")});
     });
 }

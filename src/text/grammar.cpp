@@ -51,11 +51,12 @@ CharSet intersection(const CharSet& a, const CharSet& b) {
 
 CharSet all_characters() { return normalized({{0, kLast}}); }
 
-Grammar::Grammar() { nodes_.emplace_back(); }
+Grammar::Grammar(WorkBudget* work) : work_(work) { nodes_.emplace_back(); }
 
 Grammar::Expr Grammar::add(Node node) {
     if (nodes_.size() >= kMostExpressions)
         throw GrammarError(fmt::format("too large: more than {} expressions", kMostExpressions));
+    if (work_ != nullptr) work_->spend();
     nodes_.push_back(std::move(node));
     return static_cast<Expr>(nodes_.size() - 1);
 }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "base/work_budget.h"
 
 namespace riptide {
 
@@ -59,7 +59,10 @@ class Grammar {
         int32_t states = 0;           // network
     };
 
-    Grammar();
+    /// `work` counts what is done to make this and what is compiled of it, and stops it; null: nobody does. It must
+    /// outlive both.
+    explicit Grammar(WorkBudget* work = nullptr);
+    WorkBudget* work() const { return work_; }
 
     /// Matches the empty text.
     Expr empty() const { return 0; }
@@ -96,6 +99,7 @@ class Grammar {
     Expr add(Node node);
     Expr words_from(std::span<const std::string> sorted, std::size_t at);
 
+    WorkBudget* work_;
     std::vector<Node> nodes_;
     std::vector<Expr> bodies_;
     Expr root_ = 0;

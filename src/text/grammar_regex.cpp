@@ -105,7 +105,7 @@ Grammar::Expr add_text(Grammar& grammar, const TextRules& rules, const CharWrite
     std::vector<TextCondition> conditions;
     for (std::size_t i = 0; i < read.size(); ++i)
         conditions.push_back({.pattern = &read[i], .search = i < rules.patterns.size()});
-    return add_text_automaton(grammar, text_automaton(conditions), rules.least, rules.most, write);
+    return add_text_automaton(grammar, text_automaton(conditions, grammar.work()), rules.least, rules.most, write);
 }
 
 }  // namespace riptide

@@ -31,7 +31,7 @@ class SchemaBuilder {
     using Expr = Grammar::Expr;
 
     SchemaBuilder(Grammar& grammar, const json::value& root, const SchemaOptions& options)
-        : g_(grammar), json_(grammar), document_(root), cases_(document_, options.lenient), options_(options) {}
+        : g_(grammar), json_(grammar), document_(root), cases_(document_, options.lenient, grammar.work()), options_(options) {}
 
     Expr build(const json::value& part, const std::string& path);
     std::vector<StringRules> strings(const json::value& part, const std::string& path);

@@ -118,6 +118,7 @@ const TextSet& SchemaCases::format(const std::string& name) {
 }
 
 void SchemaCases::count(std::size_t steps) {
+    if (budget_ != nullptr) budget_->spend(static_cast<int64_t>(steps));
     work_ += steps;
     if (work_ > kMostSteps)
         throw GrammarError(fmt::format("#: more than {} steps to tell its parts apart", kMostSteps));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/work_budget.h"
 #include "text/json_schema_document.h"
 #include "text/text_set.h"
 
@@ -50,7 +51,9 @@ struct SchemaOption {
 
 class SchemaCases {
   public:
-    SchemaCases(const SchemaDocument& document, bool lenient) : document_(document), lenient_(lenient) {}
+    /// `work` counts what is done; or null.
+    SchemaCases(const SchemaDocument& document, bool lenient, WorkBudget* work = nullptr)
+        : document_(document), lenient_(lenient), budget_(work) {}
 
     /// The cases of all terms together, but for those that visibly let nothing through. Throws GrammarError for what is
     /// wrong, and (unless lenient) for what cannot be held.
@@ -128,6 +131,7 @@ class SchemaCases {
 
     const SchemaDocument& document_;
     const bool lenient_;
+    WorkBudget* const budget_;
     std::unordered_map<const json::value*, std::unordered_set<std::string>> keys_;  // of the values of each enum
     std::unordered_map<const json::value*, std::string> places_;
     std::deque<json::value> made_;

@@ -32,6 +32,7 @@ void Recognizer::count_work(int64_t steps) {
     work_ += steps;
     if (work_ > most_work_)
         throw GrammarError(fmt::format("too ambiguous: what may come next takes more than {} steps", most_work_));
+    if (budget_ != nullptr) budget_->spend_small(steps);
 }
 
 /// Forgets what an error has left.
@@ -159,6 +160,7 @@ Recognizer::State Recognizer::import(const Recognizer& other, State state, std::
     if (state == kDead) return kDead;
     if (const auto found = done.find(state); found != done.end()) return found->second;
     const Data& from = other.at(state);
+    count_work(1 + std::ssize(from.kernel));
     Data data;
     for (const Item& item : from.kernel)
         data.kernel.push_back({item.node, item.origin < 0 ? item.origin : import(other, item.origin, done)});

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/work_budget.h"
 #include "text/automaton.h"
 
 namespace riptide {
@@ -60,7 +61,11 @@ class Recognizer {
     State import(const Recognizer& other, State state);
 
     void begin_work() { work_ = 0; }
-    /// Steps that the caller takes along known transitions; they count as those that are computed. Throws GrammarError.
+    /// From now on all work is spent from this budget as well; null: from none. Where it throws, what has been found
+    /// out is kept, and no state is half made.
+    void spend_from(WorkBudget* budget) { budget_ = budget; }
+    /// Steps that the caller takes along known transitions; they count as those that are computed. Throws GrammarError,
+    /// and what WorkBudget::spend does.
     void count_work(int64_t steps);
     /// Memory, about.
     std::size_t bytes() const { return bytes_; }
@@ -99,6 +104,7 @@ class Recognizer {
     State start_ = 0;
     std::size_t bytes_ = 0;
     int64_t work_ = 0;
+    WorkBudget* budget_ = nullptr;
 
     // The state being made.
     std::vector<Item> items_;

@@ -48,7 +48,7 @@ bool holds(PartKind assertion, Beside before, Beside behind) {
 
 class Determiniser {
   public:
-    explicit Determiniser(std::span<const TextCondition> conditions) : parts_(conditions) {
+    Determiniser(std::span<const TextCondition> conditions, WorkBudget* work) : parts_(conditions, work), work_(work) {
         mark_.resize(parts_.size(), 0);
     }
 
@@ -57,7 +57,7 @@ class Determiniser {
         all.must = parts_.starts();
         number({std::move(all)}, kNothing);
         for (std::size_t s = 0; s < states_.size(); ++s) expand(s);
-        return minimal_automaton(std::move(table_), std::move(accepts_), parts_.classes());
+        return minimal_automaton(std::move(table_), std::move(accepts_), parts_.classes(), work_);
     }
 
   private:
@@ -230,6 +230,7 @@ class Determiniser {
     }
 
     TextParts parts_;
+    WorkBudget* work_;
     std::map<State, int32_t> numbers_;
     std::vector<const State*> states_;         // keys of numbers_
     std::vector<std::vector<int32_t>> table_;  // of each state and class: the next, or -1
@@ -266,7 +267,7 @@ void take_apart(const TextCondition& condition, std::deque<Pattern>& made, std::
 }
 
 /// The least automaton of one whose states each have one way at most for a character.
-TextAutomaton minimal(const TextAutomaton& automaton) {
+TextAutomaton minimal(const TextAutomaton& automaton, WorkBudget* work) {
     std::map<CharSet, int32_t> sets;
     for (const TextAutomaton::State& state : automaton.states)
         for (const TextAutomaton::Edge& edge : state.edges)
@@ -283,11 +284,11 @@ TextAutomaton minimal(const TextAutomaton& automaton) {
                 if (inside[c]) row[c] = edge.to;
         }
     }
-    return minimal_automaton(std::move(table), std::move(accepts), chars.classes);
+    return minimal_automaton(std::move(table), std::move(accepts), chars.classes, work);
 }
 
 /// Whether it is seen that `b` takes all texts of `a`.
-bool within(const TextAutomaton& a, const TextAutomaton& b) {
+bool within(const TextAutomaton& a, const TextAutomaton& b, WorkBudget* work) {
     constexpr std::size_t kMostPairs = 200'000;
     std::set<std::pair<int32_t, int32_t>> seen = {{0, 0}};
     std::vector<std::pair<int32_t, int32_t>> todo = {{0, 0}};
@@ -295,6 +296,7 @@ bool within(const TextAutomaton& a, const TextAutomaton& b) {
         const TextAutomaton::State& from_a = a.states[static_cast<std::size_t>(todo.back().first)];
         const TextAutomaton::State& from_b = b.states[static_cast<std::size_t>(todo.back().second)];
         todo.pop_back();
+        if (work != nullptr) work->spend_small(std::ssize(from_a.edges) * std::ssize(from_b.edges));
         if (from_a.accepts && !from_b.accepts) return false;
         for (const TextAutomaton::Edge& x : from_a.edges) {
             CharSet taken;
@@ -312,29 +314,30 @@ bool within(const TextAutomaton& a, const TextAutomaton& b) {
 
 }  // namespace
 
-TextAutomaton text_automaton(std::span<const TextCondition> conditions) {
+TextAutomaton text_automaton(std::span<const TextCondition> conditions, WorkBudget* work) {
     std::deque<Pattern> made;
     std::vector<TextCondition> parts;
     for (const TextCondition& condition : conditions) take_apart(condition, made, parts);
-    if (parts.size() == 1) return Determiniser(conditions).build();
+    if (parts.size() == 1) return Determiniser(conditions, work).build();
     try {
         std::vector<TextAutomaton> all;  // without those that another implies
         for (const TextCondition& part : parts) {
-            TextAutomaton one = Determiniser({&part, 1}).build();
-            if (std::any_of(all.begin(), all.end(), [&](const TextAutomaton& known) { return within(known, one); }))
+            TextAutomaton one = Determiniser({&part, 1}, work).build();
+            if (std::any_of(all.begin(), all.end(),
+                            [&](const TextAutomaton& known) { return within(known, one, work); }))
                 continue;
-            std::erase_if(all, [&](const TextAutomaton& known) { return within(one, known); });
+            std::erase_if(all, [&](const TextAutomaton& known) { return within(one, known, work); });
             all.push_back(std::move(one));
         }
         TextAutomaton out = std::move(all.back());
-        for (std::size_t i = 0; i + 1 < all.size(); ++i) out = intersection(out, all[i]);
+        for (std::size_t i = 0; i + 1 < all.size(); ++i) out = intersection(out, all[i], work);
         return out;
     } catch (const GrammarError&) {  // one may be large by itself, and small beside another
-        return Determiniser(conditions).build();
+        return Determiniser(conditions, work).build();
     }
 }
 
-TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
+TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b, WorkBudget* work) {
     TextAutomaton out;
     std::map<std::pair<int32_t, int32_t>, int32_t> numbers;
     std::vector<std::pair<int32_t, int32_t>> pairs;
@@ -350,6 +353,7 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
                 fmt::format("the conditions on a text need more than {} states", TextAutomaton::kMostStates));
         const TextAutomaton::State& from_a = a.states[static_cast<std::size_t>(pairs[i].first)];
         const TextAutomaton::State& from_b = b.states[static_cast<std::size_t>(pairs[i].second)];
+        if (work != nullptr) work->spend_small(std::ssize(from_a.edges) * std::ssize(from_b.edges));
         TextAutomaton::State state{.accepts = from_a.accepts && from_b.accepts};
         for (const TextAutomaton::Edge& x : from_a.edges)
             for (const TextAutomaton::Edge& y : from_b.edges)
@@ -357,7 +361,7 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
                     state.edges.push_back({std::move(both), number(x.to, y.to)});
         out.states.push_back(std::move(state));
     }
-    return minimal(out);
+    return minimal(out, work);
 }
 
 }  // namespace riptide

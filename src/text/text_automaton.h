@@ -34,13 +34,14 @@ struct TextCondition {
 /// The texts for which all of the conditions hold, with every anchor, \b and look-ahead where it stands; minimal unless
 /// it is very large. Look-ahead inside (?!...) is refused.
 /// Cost: subsets of states, each with what look-ahead still asks for; throws GrammarError beyond 100,000 parts of the
-/// patterns (a counted part as often as it may come), TextAutomaton::kMostStates, or 30 million steps.
+/// patterns (a counted part as often as it may come), TextAutomaton::kMostStates, or 30 million steps; `work` (or null)
+/// counts them too.
 /// Source: Rabin & Scott 1959; look-ahead as in Chandra, Kozen & Stockmeyer 1981 (alternation).
-TextAutomaton text_automaton(std::span<const TextCondition> conditions);
+TextAutomaton text_automaton(std::span<const TextCondition> conditions, WorkBudget* work = nullptr);
 
 /// The texts that both take, minimal. Quicker than two conditions where both automata have many edges.
 /// Throws GrammarError beyond TextAutomaton::kMostStates pairs of states.
-TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b);
+TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b, WorkBudget* work = nullptr);
 
 /// A grammar of an automaton's texts that have `least` to `most` (or Grammar::kUnbounded) characters. `write`: empty
 /// for UTF-8. A length that the automaton does not keep by itself is counted: states times counts, up to 50,000, beyond

@@ -44,7 +44,7 @@ struct KeyHash {
 
 /// Moore's partition of states that cannot be told apart, from those with as many characters to an end: chains of
 /// states, as counted parts make them, are told apart at once. Given up (each state by itself) where it takes too long.
-std::vector<int32_t> partition(const Table& table, const std::vector<int64_t>& ends) {
+std::vector<int32_t> partition(const Table& table, const std::vector<int64_t>& ends, WorkBudget* budget) {
     constexpr std::size_t kMostWork = 30'000'000;
     std::vector<int32_t> block(ends.begin(), ends.end());
     std::size_t blocks = 0, work = 0;
@@ -55,6 +55,7 @@ std::vector<int32_t> partition(const Table& table, const std::vector<int64_t>& e
             std::vector<int32_t> key = {block[s]};
             for (const int32_t to : table[s]) key.push_back(to < 0 ? -1 : block[static_cast<std::size_t>(to)]);
             work += key.size();
+            if (budget != nullptr) budget->spend_small(std::ssize(key));
             next[s] = numbers.try_emplace(std::move(key), static_cast<int32_t>(numbers.size())).first->second;
         }
         more = numbers.size() > blocks;
@@ -192,12 +193,12 @@ class AutomatonWriter {
 }  // namespace
 
 TextAutomaton minimal_automaton(std::vector<std::vector<int32_t>> table, std::vector<uint8_t> accepts,
-                                const std::vector<CharSet>& classes) {
+                                const std::vector<CharSet>& classes, WorkBudget* work) {
     const std::vector<int64_t> ends = shortest_ends(table, accepts);
     for (std::vector<int32_t>& row : table)
         for (int32_t& to : row)
             if (to >= 0 && ends[static_cast<std::size_t>(to)] < 0) to = -1;
-    const std::vector<int32_t> block = partition(table, ends);
+    const std::vector<int32_t> block = partition(table, ends, work);
     std::vector<int32_t> numbers(table.size(), -1);  // of blocks, in the order in which they are reached
     std::vector<std::size_t> order;                  // a state of each
     const auto number = [&](std::size_t s) {

@@ -5,7 +5,7 @@
 
 namespace riptide {
 
-TextParts::TextParts(std::span<const TextCondition> conditions) {
+TextParts::TextParts(std::span<const TextCondition> conditions, WorkBudget* work) : budget_(work) {
     done_ = add(Kind::done, {});
     end_ = add(Kind::end, {done_});
     for (const TextCondition& condition : conditions) {
@@ -32,6 +32,7 @@ void TextParts::count_work(std::size_t steps) {
     work_ += steps;
     if (work_ > kMostWork)
         throw GrammarError(fmt::format("the conditions on a text take more than {} steps to compile", kMostWork));
+    if (budget_ != nullptr) budget_->spend_small(static_cast<int64_t>(steps));
 }
 
 int32_t TextParts::add(Node node) {

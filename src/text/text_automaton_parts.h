@@ -35,7 +35,8 @@ class TextParts {
         std::vector<int32_t> to;
     };
 
-    explicit TextParts(std::span<const TextCondition> conditions);
+    /// `work`: counts what is done, here and in count_work(); or null.
+    TextParts(std::span<const TextCondition> conditions, WorkBudget* work);
 
     const Node& at(int32_t node) const { return nodes_[static_cast<std::size_t>(node)]; }
     std::size_t size() const { return nodes_.size(); }
@@ -70,11 +71,12 @@ class TextParts {
     int32_t word_set_ = -1;
     CharClasses classes_;
     std::size_t work_ = 0;
+    WorkBudget* budget_;
 };
 
 /// The smallest automaton of the same texts, without states from which no text ends. `table`: of each state and class
-/// of characters the next state, or -1.
+/// of characters the next state, or -1. `work` counts what is done; or null.
 TextAutomaton minimal_automaton(std::vector<std::vector<int32_t>> table, std::vector<uint8_t> accepts,
-                                const std::vector<CharSet>& classes);
+                                const std::vector<CharSet>& classes, WorkBudget* work);
 
 }  // namespace riptide

@@ -22,6 +22,27 @@ TEST(WorkBudget, what_is_beyond_it_is_refused_and_stays_so) {
     EXPECT_THROW(other.spend(INT64_MAX), TooMuchWork);
 }
 
+TEST(WorkBudget, the_last_step_is_the_last) {
+    for (const int64_t steps : {0, 1, 127, 128, 129, 1000}) {
+        WorkBudget work(steps), small(steps);
+        for (int64_t i = 0; i < steps; ++i) work.spend();
+        EXPECT_THROW(work.spend(), TooMuchWork) << steps;
+        EXPECT_EQ(work.steps_spent(), steps);
+        for (int64_t i = 0; i < steps; ++i) small.spend_small(128);
+        EXPECT_THROW(small.spend_small(1), TooMuchWork) << steps;
+    }
+}
+
+TEST(WorkBudget, a_flag_stops_it_too) {
+    std::atomic<bool> stop = false;
+    WorkBudget work(WorkBudget::kUnlimited, &stop);
+    work.spend(1 << 20);
+    stop = true;
+    EXPECT_THROW(work.spend(200), WorkStopped);
+    WorkBudget nobodys(1000, nullptr);
+    EXPECT_NO_THROW(nobodys.spend(1000));
+}
+
 TEST(WorkBudget, a_stop_is_heard_within_a_few_hundred_steps) {
     std::stop_source stop;
     WorkBudget work(WorkBudget::kSteps, stop.get_token());

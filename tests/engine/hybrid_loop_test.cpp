@@ -126,6 +126,7 @@ class HybridWorld {
         return s;
     }
     Launched launched;
+    EngineLoop& loop() { return *loop_; }
 
   private:
     void add(const Asked& asked) {
@@ -316,6 +317,24 @@ TEST_P(HybridLoop, who_is_driven_out_gets_the_same_answer_and_state) {
     }
     EXPECT_GT(ahead.stats().preempted, fewer(0, -1));
     EXPECT_GT(ahead.launched.most_run, 1);
+}
+
+TEST_P(HybridLoop, masks_found_beside_the_engines_thread_leave_the_answers_and_the_state_of_lone_steps) {
+    Forms forms;
+    std::mt19937 random(29);
+    const EngineOptions o = loop_options();
+    for (const int64_t follow_rows : {0, 1, 4}) {
+        HybridWorld aside(GetParam(), o, follow_rows, 7), lone(GetParam(), o, 0, 8);
+        aside.loop().use_mask_steps({.mask = 0, .step = 0});
+        std::vector<Asked> asked = varied_requests(forms, fewer<size_t>(kThreadSanitizer ? 12 : 24, 12), random);
+        for (size_t i = 0; i < asked.size(); i += 2)
+            asked[i].constraint = forms.regex(fmt::format("[a-z0-9 ]{{20,{}}}[.!?]", 50 + follow_rows));
+        std::vector<Asked> uncut = asked;
+        for (Asked& a : uncut) a.cancel_at = a.breaks_at = SIZE_MAX;
+        const std::vector<Came> came = aside.answer(asked, false);  // first, so that no mask is known
+        expect_same_answers(asked, came, lone.answer(uncut, true), true);
+        EXPECT_GT(aside.stats().masks_aside, 20);
+    }
 }
 
 /// A hybrid whose logits are NaN behind a certain token.

@@ -62,7 +62,9 @@ class SchedulerWorld {
     int64_t alive() const { return scheduler_.waiting() + scheduler_.running(); }
 
     int64_t drafted_tokens = 0, trees = 0, restored = 0, left_while_read = 0, steps_under_way = 0;
-    bool accept_all = false;  // else some right drafts are turned down
+    bool accept_all = false;    // else some right drafts are turned down
+    size_t undrawn_one_in = 0;  // rows of answers of which one is not drawn, and its request sits out for some steps
+    int64_t undrawn = 0;
 
     std::vector<int32_t> invent(size_t tokens) {
         std::vector<int32_t> prompt(tokens);
@@ -124,6 +126,7 @@ class SchedulerWorld {
     /// A step of up to `most` rows for each request, run ahead of settle(); how many they were.
     int64_t step_ahead(int64_t most) {
         ++steps_;
+        rejoin();
         const StepPlan& plan = scheduler_.plan(now());
         plan_ = &plan;
         check_plan(plan);
@@ -148,6 +151,7 @@ class SchedulerWorld {
     template <class Between>
     void step(Between&& between, int fails = 0) {
         ++steps_;
+        rejoin();
         const StepPlan& plan = scheduler_.plan(now());
         plan_ = &plan;
         check_plan(plan);
@@ -246,6 +250,24 @@ class SchedulerWorld {
         prompt_items_.clear();
         return true;
     }
+    void rejoin() {
+        std::erase_if(sitting_, [&](const auto& sitting) {
+            if (sitting.second > steps_) return false;
+            scheduler_.sit_out(sitting.first, false);
+            return true;
+        });
+    }
+    /// Whether a row is left undrawn.
+    bool leave_undrawn(const StepItem& item, RequestId id) {
+        if (undrawn_one_in == 0 || item.sequence->length() < std::ssize(asked_.at(id).prompt)) return false;
+        if (pick(undrawn_one_in) != 0) return false;
+        ++undrawn;
+        sitting_[id] = steps_ + static_cast<int64_t>(1 + pick(5));
+        scheduler_.sit_out(id, true);
+        results_.push_back({.id = id, .undrawn = true});
+        paths_.emplace_back();
+        return true;
+    }
     void draw(const Tensor& logits, std::span<const StepItem> items, std::span<const RequestId> ids) {
         int64_t row = 0;
         for (size_t i = 0; i < items.size(); ++i) {
@@ -253,6 +275,10 @@ class SchedulerWorld {
             if (item.logits == StepRows::Logits::none) continue;
             if (asked_.at(ids[i]).why) {  // it has left while the prompts' step was under way
                 ++row;
+                continue;
+            }
+            if (leave_undrawn(item, ids[i])) {
+                row += item.logits == StepRows::Logits::all ? std::ssize(item.tokens) : 1;
                 continue;
             }
             StepResult result{.id = ids[i]};
@@ -377,6 +403,7 @@ class SchedulerWorld {
     std::vector<int32_t> stolen_;
     std::map<RequestId, Asked> asked_;
     std::set<RequestId> alive_;
+    std::map<RequestId, int64_t> sitting_;  // until which step
     RequestId last_seen_ = 0;
     std::vector<StepResult> results_;
     std::vector<std::vector<int32_t>> paths_;

@@ -363,6 +363,29 @@ TEST(ServerQueue, never_blocks_the_engine_and_wakes_its_reader_once) {
     EXPECT_TRUE(queue->take().empty());
 }
 
+TEST(ServerQueue, counts_as_memory_of_requests_until_it_is_read_or_closed) {
+    constexpr int64_t kRoom = 1 << 20;
+    server::HttpRoom room(kRoom);
+    const auto fits = [&](int64_t bytes) {
+        server::HttpRoom::Share probe;
+        return probe.take(room, bytes);
+    };
+    const auto queue = std::make_shared<server::EventQueue>();
+    const Sink sink = queue->sink(0);
+    sink({.id = 1, .body = TextDelta{std::string(1000, 'a')}});  // before anybody counts
+    queue->count_in(room);
+    EXPECT_FALSE(fits(kRoom - 999));
+    for (int i = 0; i < 99; ++i) sink({.id = 1, .body = ToolCallArguments{0, std::string(1000, 'a')}});
+    EXPECT_FALSE(fits(kRoom - 100'000));
+    EXPECT_TRUE(fits(kRoom - 150'000)) << "and not much more than the text";
+    EXPECT_EQ(queue->take().size(), 100u);
+    EXPECT_TRUE(fits(kRoom));
+    sink({.id = 1, .body = TokensDrawn{std::vector<Sampled>(1000)}});
+    EXPECT_FALSE(fits(kRoom - 16'000));
+    queue->close();
+    EXPECT_TRUE(fits(kRoom));
+}
+
 TEST_F(ServerBehaviour, records_that_cannot_be_saved_are_counted) {
     const std::string folder = ::testing::TempDir() + fmt::format("riptide_metrics_{}", ::getpid());
     EngineOptions o = demo_options();

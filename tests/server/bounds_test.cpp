@@ -12,6 +12,15 @@ class ServerBounds : public ServerTest {
     static std::string long_work() {
         return json::serialize(json::object{{"content", std::string(std::size_t{30} << 20, 'a')}});
     }
+    /// Patterns of thousands of states each: seconds, too.
+    static json::object long_form() {
+        json::object properties;
+        for (char last = 'c'; last <= 'w'; ++last) {
+            const std::string pattern = fmt::format("^(?=.*a[^x]{{12}}$)[a-{}]*$", last);
+            properties[std::string(1, last)] = {{"type", "string"}, {"pattern", pattern}};
+        }
+        return {{"type", "object"}, {"properties", properties}, {"additionalProperties", false}};
+    }
     void start_with_one_worker() {
         server::ServerOptions options = server_options();
         options.http.worker_threads = 1;
@@ -30,14 +39,39 @@ TEST_F(ServerBounds, a_client_that_leaves_stops_the_work_that_it_asked_for) {
     expect_alive();
 }
 
-TEST_F(ServerBounds, a_server_that_ends_stops_its_workers_and_says_so) {
+TEST_F(ServerBounds, a_client_that_leaves_stops_the_form_that_it_asked_for) {
     start_with_one_worker();
-    Client busy(port());
-    busy.send("POST", "/tokenize", long_work());
-    EXPECT_EQ(get("/health").status, 200);  // behind it, so that most of its body has been read
-    server->drain(std::chrono::milliseconds(500));
-    EXPECT_EQ(busy.receive().status, 503);
-    server.reset();
+    const json::object format = {{"type", "json_schema"}, {"json_schema", {{"schema", long_form()}}}};
+    const json::object tool = {{"type", "function"},
+                               {"function", {{"name", "f"}, {"strict", true}, {"parameters", long_form()}}}};
+    int gone = 0;
+    for (const auto& [key, value] : {std::pair<const char*, json::value>("response_format", format),
+                                     std::pair<const char*, json::value>("tools", json::array{tool})}) {
+        Client client(port());
+        client.send("POST", "/v1/chat/completions",
+                    json::serialize(json::object{{"messages", user_says("x")}, {key, value}}));
+        client.close();
+        const std::string stopped =
+            fmt::format("riptide_http_replies_total{{route=\"/v1/chat/completions\",status=\"503\"}} {}\n", ++gone);
+        EXPECT_TRUE(becomes([&] { return get("/metrics").body.find(stopped) != std::string::npos; }))
+            << key << get("/metrics").body;
+    }
+    EXPECT_EQ(engine->stats().submitted, 0);
+    expect_alive();
+}
+
+TEST_F(ServerBounds, a_server_that_ends_stops_its_workers_and_says_so) {
+    const json::object form = {{"messages", user_says("x")}, {"json_schema", long_form()}};
+    for (const auto& [path, body] :
+         {std::pair("/tokenize", long_work()), std::pair("/v1/chat/completions", json::serialize(form))}) {
+        start_with_one_worker();
+        Client busy(port());
+        busy.send("POST", path, body);
+        EXPECT_EQ(get("/health").status, 200);  // behind it, so that most of its body has been read
+        server->drain(std::chrono::milliseconds(500));
+        EXPECT_EQ(busy.receive().status, 503);
+        server.reset();
+    }
 }
 
 TEST_F(ServerBounds, bodies_beyond_the_room_for_all_are_told_to_come_back) {

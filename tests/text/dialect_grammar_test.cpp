@@ -50,7 +50,7 @@ class DialectGrammar : public ::testing::TestWithParam<DialectCase> {
         throw Error("no such dialect");
     }
     static std::shared_ptr<Constraint> constraint_of(const AnswerForm& answer) {
-        return Constraint::compile(dialect().grammar(answer), crossing_trie(), kNoShortWalks);
+        return Constraint::compile(dialect().grammar(answer, nullptr), crossing_trie(), kNoShortWalks);
     }
     static std::string random(const std::shared_ptr<Constraint>& constraint, unsigned seed,
                               std::vector<int32_t>& tokens) {

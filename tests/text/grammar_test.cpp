@@ -217,6 +217,59 @@ TEST(Constraint, hopeless_ambiguity_is_an_error_and_leaves_the_constraint_usable
     EXPECT_TRUE(again.can_end());
 }
 
+TEST(Constraint, work_that_is_broken_off_loses_nothing) {
+    const char* const grammar = "root ::= x\nx ::= x x | [a-z] | \"ab\"";
+    const auto constraint = ebnf_constraint(grammar), other = ebnf_constraint(grammar);
+    ConstraintState state = constraint->start(), plain = other->start();
+    std::stop_source stop;
+    stop.request_stop();
+    int broken_off = 0;
+    for (const char* c = "abcabacabab"; *c != 0; ++c) {
+        const int32_t token = crossing_tokenizer().id_of(std::string_view(c, 1));
+        WorkBudget stopped(WorkBudget::kUnlimited, stop.get_token());
+        EXPECT_THROW(state.next(std::span(&token, 1), &stopped), WorkStopped);
+        NextTokens next;
+        for (int64_t steps = 0; next.mask == nullptr; ++steps) {
+            WorkBudget work(steps);
+            try {
+                next = state.next(std::span(&token, 1), &work);
+            } catch (const TooMuchWork&) {
+                ++broken_off;
+            }
+        }
+        ASSERT_TRUE(plain.accept(token));
+        EXPECT_EQ(next.mask->words, plain.mask()->words);
+        EXPECT_EQ(next.can_end, plain.can_end());
+    }
+    EXPECT_GT(broken_off, 10);
+}
+
+TEST(Constraint, all_parts_of_compiling_are_counted_and_can_be_stopped) {
+    const auto compile = [](std::string_view kind, WorkBudget* work) {
+        Grammar grammar(work);
+        if (kind == "grammar") grammar.set_root(add_ebnf(grammar, "root ::= (\"a\" | [b-d] \"e\"){1,300} [^x]{5,900}"));
+        else if (kind == "regex") grammar.set_root(add_regex(grammar, "(?=.*a[^x]{9}$)[a-c]*", false));
+        else grammar.set_root(add_json_object(grammar));
+        const int64_t made = work->steps_spent();
+        return std::pair(made, Constraint::compile(grammar, crossing_trie(), kNoShortWalks));
+    };
+    for (const std::string_view kind : {"grammar", "regex", "object"}) {
+        WorkBudget whole;
+        const int64_t made = compile(kind, &whole).first;
+        EXPECT_GT(made, kind == "regex" ? 100 : 5) << kind;
+        EXPECT_GT(whole.steps_spent(), made + 10) << kind;
+        for (const int64_t steps : {int64_t{1}, made / 2, made + 1, whole.steps_spent() - 1}) {
+            WorkBudget some(steps);
+            EXPECT_THROW(compile(kind, &some), TooMuchWork)
+                << kind << ", of " << whole.steps_spent() << " steps " << steps;
+        }
+        std::stop_source stop;
+        stop.request_stop();
+        WorkBudget stopped(WorkBudget::kSteps, stop.get_token());
+        EXPECT_THROW(compile(kind, &stopped), WorkStopped) << kind;
+    }
+}
+
 TEST(Constraint, steps_along_known_transitions_are_counted_too) {
     Grammar grammar;
     grammar.set_root(add_ebnf(grammar, "root ::= [a-z]*"));  // two transitions that are not known, hundreds of bytes
