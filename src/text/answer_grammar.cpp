@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "text/grammar_lark.h"
 #include "text/json_grammar.h"
 #include "text/json_schema.h"
 
@@ -28,6 +29,16 @@ bool is_strict(const json::value& tool) {
 std::string name_of(const json::value& tool) {
     const json::value* name = tool.is_object() ? function_of(tool).if_contains("name") : nullptr;
     return name != nullptr && name->is_string() ? std::string(name->get_string()) : "";
+}
+
+/// The Lark grammar of a function's text; "" if it has none.
+std::string lark_of(const json::object& function) {
+    const json::value* grammar = function.if_contains(kInputGrammar);
+    const json::object* object = grammar != nullptr ? grammar->if_object() : nullptr;
+    const json::value* syntax = object != nullptr ? object->if_contains("syntax") : nullptr;
+    const json::value* definition = object != nullptr ? object->if_contains("definition") : nullptr;
+    const bool is_lark = syntax != nullptr && *syntax == "lark" && definition != nullptr && definition->is_string();
+    return is_lark ? std::string(definition->get_string()) : std::string();
 }
 
 class AnswerWriter {
@@ -93,7 +104,7 @@ class AnswerWriter {
         const json::value* schema = function.if_contains("parameters");
         if (schema == nullptr) schema = function.if_contains("input_schema");
         static const json::value kNothing = json::object();
-        const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool)};
+        const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool), lark_of(function)};
         try {
             return g_.sequence({g_.token("<tool_call>"), markup_.add_call(offered), g_.token("</tool_call>")});
         } catch (const GrammarError& error) {
@@ -120,6 +131,14 @@ void close_object(json::object& schema) {
     schema["additionalProperties"] = false;
 }
 
+/// {"input": TEXT}
+Expr input_object(Grammar& grammar, std::string_view lark) {
+    JsonGrammar json(grammar);
+    const Expr quote = grammar.text("\""), text = add_lark(grammar, lark, json.writer());
+    const Expr member = json.member(grammar.text("\"input\""), grammar.sequence({quote, text, quote}));
+    return grammar.sequence({grammar.text("{"), json.space(), member, json.space(), grammar.text("}")});
+}
+
 }  // namespace
 
 bool is_constrained(const AnswerForm& form) {
@@ -140,7 +159,8 @@ Expr add_json_call(Grammar& grammar, const OfferedTool& tool) {
     if (!usable) schema.clear();
     schema["type"] = "object";
     close_object(schema);
-    const Expr arguments = add_json_schema(grammar, schema, {.lenient = !tool.strict});
+    const Expr arguments = tool.lark.empty() ? add_json_schema(grammar, schema, {.lenient = !tool.strict})
+                                             : input_object(grammar, tool.lark);
     const std::string name = json_text(json::value(tool.name));
     return grammar.sequence({grammar.text("{\"name\": " + name + ", \"arguments\": "), arguments, grammar.text("}")});
 }
