@@ -23,7 +23,7 @@ std::string whole_pattern(std::string_view definition) {
 
 /// Of the format of a custom tool: what its text must be, in the function or in the schema of `input`. Whether there is
 /// such a form.
-bool hold_input(const Fields& format, Grammar& scratch, json::object& function, json::object& input) {
+bool hold_input(const Fields& format, std::size_t& bytes, json::object& function, json::object& input) {
     const std::string_view type = format.string("type").value_or("text");
     if (type == "text") return false;
     if (type != "grammar")
@@ -36,7 +36,12 @@ bool hold_input(const Fields& format, Grammar& scratch, json::object& function, 
         refuse(grammar.name("syntax"), "{}: expected lark or regex, found '{}'", grammar.name("syntax"),
                syntax.substr(0, 40));
     const std::string_view definition = grammar.filled("definition");
+    bytes += syntax == "lark" ? definition.size() : 0;
+    if (bytes > kMostInputGrammars)
+        refuse(grammar.name("definition"), "{}: grammars of tools have {} bytes up to here, expected at most {} in all",
+               grammar.name("definition"), bytes, kMostInputGrammars);
     try {
+        Grammar scratch;
         if (syntax == "lark") {
             add_lark(scratch, definition);
             function[kInputGrammar] = {{"syntax", "lark"}, {"definition", definition}};
@@ -53,11 +58,11 @@ bool hold_input(const Fields& format, Grammar& scratch, json::object& function, 
 
 }  // namespace
 
-json::object custom_function(const json::object& tool, const std::string& where, Grammar& scratch) {
+json::object custom_function(const json::object& tool, const std::string& where, std::size_t& bytes) {
     const Fields fields(tool, where + ".");
     json::object input = {{"type", "string"}}, function = {{"name", fields.filled("name")}};
     const json::object* format = fields.object("format");
-    const bool held = format != nullptr && hold_input(Fields(*format, where + ".format."), scratch, function, input);
+    const bool held = format != nullptr && hold_input(Fields(*format, where + ".format."), bytes, function, input);
     if (const auto text = fields.string("description")) function["description"] = *text;
     function["parameters"] = {{"type", "object"},
                               {"properties", {{"input", std::move(input)}}},
@@ -69,7 +74,7 @@ json::object custom_function(const json::object& tool, const std::string& where,
 
 json::array with_custom_functions(const json::array& tools, CustomNames& names) {
     json::array out;
-    Grammar scratch;
+    std::size_t bytes = 0;
     for (const json::value& tool : tools) {
         const json::object* object = tool.if_object();
         const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
@@ -80,7 +85,7 @@ json::array with_custom_functions(const json::array& tools, CustomNames& names) 
         }
         const json::object* inner = Fields(*object, where + ".").object("custom");
         if (inner == nullptr) refuse(where + ".custom", "{}.custom: missing", where);
-        out.push_back(custom_function(*inner, where + ".custom", scratch));
+        out.push_back(custom_function(*inner, where + ".custom", bytes));
         names.emplace(std::string_view(inner->at("name").as_string()));
     }
     return out;

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/json_fwd.h"
-#include "text/grammar.h"
 
 namespace riptide::server {
 
@@ -14,9 +13,9 @@ namespace riptide::server {
 using CustomNames = std::set<std::string, std::less<>>;
 
 /// {"type": "custom", "name", "description", "format"} -> {"type": "function", "function"}, whose argument `input` is
-/// held to the format's grammar, of syntax `lark` or `regex`. `where` names the tool in errors. `scratch`: for all
-/// tools of a request, so that its limits are those of all together. Throws ApiError for a grammar that cannot be held.
-json::object custom_function(const json::object& tool, const std::string& where, Grammar& scratch);
+/// held to the format's grammar, of syntax `lark` or `regex`. `where` names the tool in errors; `bytes` sums up the
+/// Lark grammars of a request. Throws ApiError for a grammar that cannot be held, and beyond kMostInputGrammars.
+json::object custom_function(const json::object& tool, const std::string& where, std::size_t& bytes);
 /// The tools of a chat, those of {"type": "custom", "custom": {"name", ...}} as functions, named in `names`.
 json::array with_custom_functions(const json::array& tools, CustomNames& names);
 

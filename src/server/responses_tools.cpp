@@ -50,13 +50,13 @@ std::string string_of(const json::object& item, std::string_view key) {
 
 json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
     json::array functions;
-    Grammar scratch;
+    std::size_t bytes = 0;  // of grammars
     const auto is_ours = [](const json::object& tool) {
         return item_type(tool) == "function" || item_type(tool) == "custom";
     };
     const auto add = [&](const json::object& tool, const std::string& where) {
         const bool custom = item_type(tool) == "custom";
-        functions.push_back(custom ? custom_function(tool, where, scratch) : chat_function(tool));
+        functions.push_back(custom ? custom_function(tool, where, bytes) : chat_function(tool));
         if (custom) out.custom.insert(string_of(tool, "name"));
         out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
     };

@@ -104,6 +104,10 @@ class AnswerWriter {
         const json::value* schema = function.if_contains("parameters");
         if (schema == nullptr) schema = function.if_contains("input_schema");
         static const json::value kNothing = json::object();
+        lark_bytes_ += lark_of(function).size();
+        if (lark_bytes_ > kMostInputGrammars)
+            throw GrammarError(fmt::format("tools: grammars of {} bytes up to '{}', expected at most {} in all",
+                                           lark_bytes_, name, kMostInputGrammars));
         const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool), lark_of(function)};
         try {
             return g_.sequence({g_.token("<tool_call>"), markup_.add_call(offered), g_.token("</tool_call>")});
@@ -116,6 +120,7 @@ class AnswerWriter {
     const AnswerForm& form_;
     const AnswerMarkup& markup_;
     std::optional<Expr> any_call_;
+    std::size_t lark_bytes_ = 0;
 };
 
 /// Arguments are those that are listed, where the schema says nothing of others.

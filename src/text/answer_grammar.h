@@ -31,6 +31,7 @@ struct AnswerMarkup {
 /// What holds the text of a tool's one argument, `input`, beside its parameters: {"syntax": "lark", "definition":
 /// TEXT}.
 inline constexpr std::string_view kInputGrammar = "grammar";
+inline constexpr std::size_t kMostInputGrammars = 512 << 10;  // bytes, of all tools
 
 /// The whole answer, with the token that ends the turn or without: reasoning (any text up to </think>) if it has begun,
 /// or none or some if it may begin; then

@@ -153,6 +153,14 @@ TEST_F(ServerCustomTools, a_grammar_that_cannot_be_held_is_refused_by_its_field)
     EXPECT_EQ(refused(regex("(?<=a)b")), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "regex"}}), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "yaml"}}), "tools[0].format.type");
+    json::object many = asks(tool({}));
+    const std::string large = "start: \"a\" //" + std::string(200 << 10, '-');
+    for (const char* name : {"a", "b", "c"}) {
+        json::object one = tool(lark(large));
+        one["name"] = name;
+        many["tools"].as_array().push_back(one);
+    }
+    EXPECT_EQ(post("/v1/responses", many).param(), "tools[3].format.definition");
     json::object nameless = tool({});
     nameless.erase("name");
     EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"tools", {nameless}}}).param(), "tools[0].name");

@@ -150,6 +150,18 @@ TEST_P(DialectGrammar, a_text_of_a_grammar_is_all_that_a_tool_takes_and_is_never
     EXPECT_GT(with_tags, 0);
 }
 
+TEST_P(DialectGrammar, the_grammars_of_all_tools_together_are_bounded) {
+    const std::string large = "start: \"a\" //" + std::string(200 << 10, '-');
+    AnswerForm answer;
+    answer.choice = {.kind = ToolChoice::Kind::required};
+    for (const char* name : {"a", "b", "c"}) {
+        EXPECT_NO_THROW(answer.tools.empty() ? nullptr : constraint_of(answer)) << name;
+        const json::object grammar = {{"syntax", "lark"}, {"definition", large}};
+        answer.tools.push_back({{"type", "function"}, {"function", {{"name", name}, {"grammar", grammar}}}});
+    }
+    EXPECT_THROW(constraint_of(answer), GrammarError);
+}
+
 TEST_P(DialectGrammar, a_named_tool_is_called_once) {
     AnswerForm answer{.tools = call_tools(true)};
     answer.choice = {.kind = ToolChoice::Kind::named, .name = "free"};
