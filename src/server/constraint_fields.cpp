@@ -131,7 +131,14 @@ AnswerFormat parse_format(const Fields& fields, WorkBudget* work) {
 
 namespace {
 
-/// The names in a list of tools, of functions as either API writes them.
+/// The name of a function or of a tool that takes free text, as either API writes it: inside or beside its type.
+std::optional<std::string_view> name_of_tool(const Fields& tool) {
+    for (const char* kind : {"function", "custom"})
+        if (const json::object* inner = tool.object(kind)) return Fields(*inner, tool.name(kind) + ".").string("name");
+    return tool.string("name");
+}
+
+/// The names in a list of tools.
 std::vector<std::string> names_of_tools(const Fields& allowed) {
     const json::array* tools = allowed.array("tools");
     std::vector<std::string> out;
@@ -139,10 +146,7 @@ std::vector<std::string> names_of_tools(const Fields& allowed) {
         const std::string where = fmt::format("{}[{}]", allowed.name("tools"), i);
         const json::object* tool = (*tools)[i].if_object();
         if (tool == nullptr) refuse("tool_choice", "{}: expected an object, found {}", where, kind_of((*tools)[i]));
-        const Fields fields(*tool, where + ".");
-        const json::object* function = fields.object("function");
-        const auto name =
-            function != nullptr ? Fields(*function, where + ".function.").string("name") : fields.string("name");
+        const auto name = name_of_tool(Fields(*tool, where + "."));
         if (name && !name->empty()) out.emplace_back(*name);  // web_search and the like have none
     }
     if (out.empty()) refuse("tool_choice", "{}: expected at least one function", allowed.name("tools"));
@@ -173,12 +177,11 @@ ToolOffer parse_tool_choice(const Fields& fields, ToolChoice& out) {
         parse_choice_word(allowed.string("mode").value_or("auto"), allowed.name("mode"), "auto or required", out);
         return {.only = names_of_tools(allowed)};
     }
-    if (type != "function")
-        refuse("tool_choice", "tool_choice.type: expected function or allowed_tools, found '{}'", type.substr(0, 40));
-    const json::object* function = named.object("function");
-    const auto name =
-        function != nullptr ? Fields(*function, "tool_choice.function.").string("name") : named.string("name");
-    if (!name || name->empty()) refuse("tool_choice", "tool_choice.function.name: missing");
+    if (type != "function" && type != "custom")
+        refuse("tool_choice", "tool_choice.type: expected function, custom or allowed_tools, found '{}'",
+               type.substr(0, 40));
+    const auto name = name_of_tool(named);
+    if (!name || name->empty()) refuse("tool_choice", "tool_choice.{}.name: missing", type);
     out.kind = ToolChoice::Kind::named;
     out.name = *name;
     return {};

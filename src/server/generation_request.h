@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/work_budget.h"
 #include "engine/request.h"
+#include "server/custom_tools.h"
 #include "server/fields.h"
 #include "text/tokenizer.h"
 
@@ -28,6 +29,7 @@ struct GenerationRequest {
     std::string model;              // as the client calls it; may be empty
     std::string session;            // from the body; may be empty
     std::string cache_salt;         // requests with another one share no cache; may be empty
+    CustomNames custom;             // tools of a chat that take free text
     bool stream = false;
     bool include_usage = false;  // a last chunk of a stream with the usage
     bool one_tool_call = false;  // further calls of an answer are dropped

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/custom_tools.h"
 #include "server/fields.h"
 #include "text/utf8.h"
 
@@ -95,6 +96,7 @@ void mend_arguments(json::object& message) {
     json::value* calls = message.if_contains("tool_calls");
     if (calls == nullptr || !calls->is_array()) return;
     for (json::value& call : calls->get_array()) {
+        if (call.is_object()) call_as_function(call.get_object());
         json::value* function = call.is_object() ? call.get_object().if_contains("function") : nullptr;
         json::value* arguments =
             function != nullptr && function->is_object() ? function->get_object().if_contains("arguments") : nullptr;

@@ -27,6 +27,7 @@ ChatReply::ChatReply(ReplyFacts facts, const GenerationRequest& request, const T
       include_usage_(request.include_usage),
       one_tool_call_(request.one_tool_call),
       logprobs_(request.logprobs),
+      custom_(request.custom),
       choices_(static_cast<std::size_t>(request.prompts.at(0).n)),
       usage_(request.prompts.at(0).n) {
     const json::object head = {
@@ -106,6 +107,8 @@ bool ChatReply::take(const Item& item, std::string& out) {
         call_begins(choice, event.answer, *call, out);
     } else if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) {
         call_goes_on(choice, event.answer, *part, out);
+    } else if (const auto* end = std::get_if<ToolCallEnd>(&event.body)) {
+        call_ends(choice, event.answer, *end, out);
     } else if (const auto* done = std::get_if<Done>(&event.body)) {
         answer_ends(choice, event.answer, *done, out);
     }
@@ -121,20 +124,36 @@ void ChatReply::call_begins(Choice& choice, int32_t index, const ToolCallBegin& 
     choice.dropping = one_tool_call_ && call.index > 0;
     if (choice.dropping) return;
     const std::string id = random_id("call_");  // agents keep results by id, across turns
-    const json::object function = {{"name", call.name}, {"arguments", ""}};
-    if (!stream_) {
-        choice.tool_calls.push_back({{"id", id}, {"type", "function"}, {"function", function}});
-        choice.arguments.emplace_back();
+    choice.custom = custom_.contains(call.name);
+    json::object begun = {{"id", id}};
+    if (choice.custom) {
+        begun["type"] = "custom";
+        begun["custom"] = {{"name", call.name}, {"input", ""}};
+    } else {
+        begun["type"] = "function";
+        begun["function"] = {{"name", call.name}, {"arguments", ""}};
     }
-    const json::object delta = {{"index", call.index}, {"id", id}, {"type", "function"}, {"function", function}};
-    send(index, {{"tool_calls", json::array{delta}}}, out);
+    if (!stream_) choice.tool_calls.push_back(begun);
+    if (!stream_ || choice.custom) choice.arguments.emplace_back();
+    begun["index"] = call.index;
+    send(index, {{"tool_calls", json::array{begun}}}, out);
 }
 
 void ChatReply::call_goes_on(Choice& choice, int32_t index, const ToolCallArguments& part, std::string& out) {
     if (choice.dropping) return;
-    if (!stream_) choice.arguments.at(static_cast<std::size_t>(part.index)) += part.json_fragment;
+    if (!stream_ || choice.custom) choice.arguments.back() += part.json_fragment;
+    if (choice.custom) return;
     const json::object delta = {{"index", part.index}, {"function", {{"arguments", part.json_fragment}}}};
     send(index, {{"tool_calls", json::array{delta}}}, out);
+}
+
+/// Free text goes out in one piece, when the JSON that holds it is over.
+void ChatReply::call_ends(Choice& choice, int32_t index, const ToolCallEnd& end, std::string& out) {
+    if (choice.dropping || !choice.custom) return;
+    choice.custom = false;
+    const std::string input = text_of_input(choice.arguments.back());
+    if (!stream_) choice.tool_calls.back().at("custom").as_object()["input"] = input;
+    send(index, {{"tool_calls", json::array{{{"index", end.index}, {"custom", {{"input", input}}}}}}}, out);
 }
 
 void ChatReply::answer_ends(Choice& choice, int32_t index, const Done& done, std::string& out) {
@@ -172,7 +191,8 @@ json::object ChatReply::message(const Choice& choice) const {
     if (choice.tool_calls.empty()) return out;
     json::array calls = choice.tool_calls;
     for (std::size_t i = 0; i < calls.size(); ++i)
-        calls[i].at("function").as_object()["arguments"] = choice.arguments[i];
+        if (json::value* function = calls[i].as_object().if_contains("function"))
+            function->as_object()["arguments"] = choice.arguments[i];
     out["tool_calls"] = std::move(calls);
     return out;
 }

@@ -31,8 +31,9 @@ class ChatReply {
     struct Choice {
         std::string text, reasoning;
         json::array tool_calls;
-        std::vector<std::string> arguments;  // of each call
+        std::vector<std::string> arguments;  // of each call; of a stream: of one that takes free text
         json::array logprobs;                // of a stream: not sent yet
+        bool custom = false;                 // the last call's tool takes free text
         bool dropping = false;               // inside a call that one_tool_call leaves out
         json::value finish_reason;
     };
@@ -46,6 +47,7 @@ class ChatReply {
     void drawn(Choice& choice, const TokensDrawn& tokens) const;
     void call_begins(Choice& choice, int32_t index, const ToolCallBegin& call, std::string& out);
     void call_goes_on(Choice& choice, int32_t index, const ToolCallArguments& part, std::string& out);
+    void call_ends(Choice& choice, int32_t index, const ToolCallEnd& end, std::string& out);
     void answer_ends(Choice& choice, int32_t index, const Done& done, std::string& out);
     json::object message(const Choice& choice) const;
 
@@ -53,6 +55,7 @@ class ChatReply {
     std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
     bool stream_, include_usage_, one_tool_call_, logprobs_;
+    CustomNames custom_;
     std::vector<Choice> choices_;
     UsageSum usage_;
     std::optional<ApiError> error_;

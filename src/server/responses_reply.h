@@ -52,7 +52,7 @@ class ResponseReply {
     ReplyFacts facts_;
     json::object echo_;
     std::map<std::string, std::string, std::less<>> namespaces_;
-    std::set<std::string, std::less<>> custom_;
+    CustomNames custom_;
     json::array conversation_;
     Keep keep_;
     json::value temperature_, top_p_;

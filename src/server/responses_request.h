@@ -2,9 +2,9 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
+#include "server/custom_tools.h"
 #include "server/generation_request.h"
 #include "server/response_store.h"
 #include "server/responses_origins.h"
@@ -16,7 +16,7 @@ struct ResponsesRequest {
     /// What the reply repeats: instructions, tools, reasoning, ... as they were sent.
     json::object echo;
     std::map<std::string, std::string, std::less<>> namespaces;  // of functions that came in one: name -> namespace
-    std::set<std::string, std::less<>> custom;                   // tools that take free text, by name
+    CustomNames custom;                                          // tools that take free text, by name
     bool summary = false;                                        // the reasoning is wanted as a summary too
     bool sealed = false;                                         // and as encrypted_content
     bool store = true;                                           // later requests may refer to this one

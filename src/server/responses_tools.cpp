@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/json.h"
+#include "server/custom_tools.h"
 #include "server/fields.h"
-#include "text/grammar_regex.h"
 
 namespace riptide::server {
 
@@ -18,50 +18,6 @@ json::object chat_function(const json::object& tool) {
     for (const std::string_view key : {"name", "description", "parameters", "strict"})
         if (const json::value* value = tool.if_contains(key); value != nullptr && !value->is_null())
             function[key] = *value;
-    return {{"type", "function"}, {"function", std::move(function)}};
-}
-
-/// Of the format of a custom tool: what its text must be, in the schema of `input`. Whether there is such a form.
-bool hold_input(const Fields& format, WorkBudget* work, json::object& input) {
-    const std::string_view type = format.string("type").value_or("text");
-    if (type == "text") return false;
-    if (type != "grammar")
-        refuse(format.name("type"), "{}: expected text or grammar, found '{}'", format.name("type"),
-               type.substr(0, 40));
-    const json::object* inner = format.object("grammar");  // as the chat API has it
-    const Fields grammar = inner != nullptr ? Fields(*inner, format.name("grammar") + ".") : format;
-    if (const std::string_view syntax = grammar.string("syntax").value_or(""); syntax != "regex")
-        refuse(grammar.name("syntax"),
-               "{}: text of the syntax '{}' cannot be held to its grammar; expected regex, or a format of type text",
-               grammar.name("syntax"), syntax.substr(0, 40));
-    std::string_view definition = grammar.filled("definition");
-    if (definition.find('|') == std::string_view::npos) {  // then anchors are those of the whole
-        if (definition.starts_with('^')) definition.remove_prefix(1);
-        if (definition.ends_with('$') && !definition.ends_with("\\$")) definition.remove_suffix(1);
-    }
-    const std::string pattern = fmt::format("^(?:{})$", definition);
-    try {
-        Grammar scratch(work);
-        add_regex(scratch, pattern, true);
-    } catch (const GrammarError& error) {
-        refuse(grammar.name("definition"), "{}: {}", grammar.name("definition"), error.what());
-    }
-    input["pattern"] = pattern;
-    return true;
-}
-
-/// A tool that takes free text -> a function whose one argument it is.
-json::object custom_function(const json::object& tool, const std::string& where, WorkBudget* work) {
-    const Fields fields(tool, where + ".");
-    json::object input = {{"type", "string"}}, function = {{"name", fields.filled("name")}};
-    const json::object* format = fields.object("format");
-    const bool held = format != nullptr && hold_input(Fields(*format, where + ".format."), work, input);
-    if (const auto text = fields.string("description")) function["description"] = *text;
-    function["parameters"] = {{"type", "object"},
-                              {"properties", {{"input", std::move(input)}}},
-                              {"required", {"input"}},
-                              {"additionalProperties", false}};
-    function["strict"] = held;
     return {{"type", "function"}, {"function", std::move(function)}};
 }
 
@@ -94,12 +50,13 @@ std::string string_of(const json::object& item, std::string_view key) {
 
 json::array chat_tools(const json::array& tools, WorkBudget* work, ResponsesRequest& out) {
     json::array functions;
+    std::size_t bytes = 0;  // of grammars
     const auto is_ours = [](const json::object& tool) {
         return item_type(tool) == "function" || item_type(tool) == "custom";
     };
     const auto add = [&](const json::object& tool, const std::string& where) {
         const bool custom = item_type(tool) == "custom";
-        functions.push_back(custom ? custom_function(tool, where, work) : chat_function(tool));
+        functions.push_back(custom ? custom_function(tool, where, bytes, work) : chat_function(tool));
         if (custom) out.custom.insert(string_of(tool, "name"));
         out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
     };
@@ -131,16 +88,6 @@ json::value chat_tool_choice(const json::value& choice) {
     const json::object& object = choice.get_object();
     if (item_type(object) != "function" && item_type(object) != "custom") return choice;
     return json::object{{"type", "function"}, {"function", {{"name", string_of(object, "name")}}}};
-}
-
-std::string text_of_input(std::string_view arguments) {
-    for (const char* end : {"", "\"}"})  // the second: the answer ended inside it
-        try {
-            const json::value parsed = parse_json(std::string(arguments) + end, "arguments");
-            if (parsed.is_object()) return string_of(parsed.get_object(), "input");
-        } catch (const Error&) {  // then it was cut elsewhere
-        }
-    return {};
 }
 
 }  // namespace riptide::server

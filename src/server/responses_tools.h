@@ -13,13 +13,11 @@ std::string_view item_type(const json::object& item);
 /// A string, or "".
 std::string string_of(const json::object& item, std::string_view key);
 
-/// Functions, also in namespaces, and custom tools: functions whose one argument is the text, held to its grammar where
-/// that is a regular expression. Others are left out. Fills `namespaces`, `custom` and `origins.tools`. Throws ApiError
-/// for a custom tool's grammar that cannot be held, and for namesakes. `work`: RequestDefaults::work.
+/// Functions, also in namespaces, and custom tools as functions (custom_tools.h). Others are left out. Fills
+/// `namespaces`, `custom` and `origins.tools`. Throws ApiError for a custom tool's grammar that cannot be held, and for
+/// namesakes. `work`: RequestDefaults::work.
 json::array chat_tools(const json::array& tools, WorkBudget* work, ResponsesRequest& out);
 /// {"type": "function" or "custom", "name"} -> {"type": "function", "function": {"name"}}; others as they are.
 json::value chat_tool_choice(const json::value& choice);
-/// The text that a call of a custom tool has for it, as far as it came.
-std::string text_of_input(std::string_view arguments);
 
 }  // namespace riptide::server

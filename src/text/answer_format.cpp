@@ -1,6 +1,7 @@
 #include "text/answer_format.h"
 
 #include "text/grammar_ebnf.h"
+#include "text/grammar_lark.h"
 #include "text/grammar_regex.h"
 #include "text/json_schema.h"
 
@@ -15,7 +16,7 @@ Grammar::Expr add_format(Grammar& grammar, const AnswerFormat& format) {
         case AnswerFormat::Kind::regex:
             return add_regex(grammar, format.text, false);
         case AnswerFormat::Kind::grammar:
-            return add_ebnf(grammar, format.text);
+            return looks_like_lark(format.text) ? add_lark(grammar, format.text) : add_ebnf(grammar, format.text);
         case AnswerFormat::Kind::choice: {
             std::vector<std::string> words;
             for (const json::value& word : (*format.schema).as_array()) words.emplace_back(word.as_string());

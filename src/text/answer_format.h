@@ -15,7 +15,7 @@ struct AnswerFormat {
         json_object,  // any JSON object
         json_schema,  // `schema`: see add_json_schema
         regex,        // `text` matches the whole answer: see add_regex
-        grammar,      // `text`: see add_ebnf
+        grammar,      // `text`: see add_ebnf and add_lark
         choice,       // one of the strings in `schema`, an array
     };
     Kind kind = Kind::any;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "text/grammar_lark.h"
 #include "text/json_grammar.h"
 #include "text/json_schema.h"
 
@@ -28,6 +29,16 @@ bool is_strict(const json::value& tool) {
 std::string name_of(const json::value& tool) {
     const json::value* name = tool.is_object() ? function_of(tool).if_contains("name") : nullptr;
     return name != nullptr && name->is_string() ? std::string(name->get_string()) : "";
+}
+
+/// The Lark grammar of a function's text; "" if it has none.
+std::string lark_of(const json::object& function) {
+    const json::value* grammar = function.if_contains(kInputGrammar);
+    const json::object* object = grammar != nullptr ? grammar->if_object() : nullptr;
+    const json::value* syntax = object != nullptr ? object->if_contains("syntax") : nullptr;
+    const json::value* definition = object != nullptr ? object->if_contains("definition") : nullptr;
+    const bool is_lark = syntax != nullptr && *syntax == "lark" && definition != nullptr && definition->is_string();
+    return is_lark ? std::string(definition->get_string()) : std::string();
 }
 
 class AnswerWriter {
@@ -93,7 +104,11 @@ class AnswerWriter {
         const json::value* schema = function.if_contains("parameters");
         if (schema == nullptr) schema = function.if_contains("input_schema");
         static const json::value kNothing = json::object();
-        const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool)};
+        lark_bytes_ += lark_of(function).size();
+        if (lark_bytes_ > kMostInputGrammars)
+            throw GrammarError(fmt::format("tools: grammars of {} bytes up to '{}', expected at most {} in all",
+                                           lark_bytes_, name, kMostInputGrammars));
+        const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool), lark_of(function)};
         try {
             return g_.sequence({g_.token("<tool_call>"), markup_.add_call(offered), g_.token("</tool_call>")});
         } catch (const GrammarError& error) {
@@ -105,6 +120,7 @@ class AnswerWriter {
     const AnswerForm& form_;
     const AnswerMarkup& markup_;
     std::optional<Expr> any_call_;
+    std::size_t lark_bytes_ = 0;
 };
 
 /// Arguments are those that are listed, where the schema says nothing of others.
@@ -118,6 +134,14 @@ void close_object(json::object& schema) {
         for (const json::value& name : required->get_array())
             if (name.is_string() && !properties->get_object().contains(name.get_string())) return;
     schema["additionalProperties"] = false;
+}
+
+/// {"input": TEXT}
+Expr input_object(Grammar& grammar, std::string_view lark) {
+    JsonGrammar json(grammar);
+    const Expr quote = grammar.text("\""), text = add_lark(grammar, lark, json.writer());
+    const Expr member = json.member(grammar.text("\"input\""), grammar.sequence({quote, text, quote}));
+    return grammar.sequence({grammar.text("{"), json.space(), member, json.space(), grammar.text("}")});
 }
 
 }  // namespace
@@ -140,7 +164,8 @@ Expr add_json_call(Grammar& grammar, const OfferedTool& tool) {
     if (!usable) schema.clear();
     schema["type"] = "object";
     close_object(schema);
-    const Expr arguments = add_json_schema(grammar, schema, {.lenient = !tool.strict});
+    const Expr arguments = tool.lark.empty() ? add_json_schema(grammar, schema, {.lenient = !tool.strict})
+                                             : input_object(grammar, tool.lark);
     const std::string name = json_text(json::value(tool.name));
     return grammar.sequence({grammar.text("{\"name\": " + name + ", \"arguments\": "), arguments, grammar.text("}")});
 }

@@ -15,6 +15,7 @@ struct OfferedTool {
     std::string name;
     const json::value& schema;  // of its parameters
     bool strict = false;        // else the schema is read leniently (SchemaOptions)
+    std::string lark = {};      // its one argument is a text, `input`, of this grammar; empty: as the schema says
 };
 
 /// The white space that a dialect's template writes, so that its parser takes away just this; and the end of a turn.
@@ -26,6 +27,11 @@ struct AnswerMarkup {
     /// What stands between <tool_call> and </tool_call>. Throws GrammarError with the place in the schema.
     std::function<Grammar::Expr(const OfferedTool&)> add_call;
 };
+
+/// What holds the text of a tool's one argument, `input`, beside its parameters: {"syntax": "lark", "definition":
+/// TEXT}.
+inline constexpr std::string_view kInputGrammar = "grammar";
+inline constexpr std::size_t kMostInputGrammars = 512 << 10;  // bytes, of all tools
 
 /// The whole answer, with the token that ends the turn or without: reasoning (any text up to </think>) if it has begun,
 /// or none or some if it may begin; then
@@ -53,10 +59,10 @@ struct RawTexts {
 };
 
 /// Arguments come in the order of the tool's properties. A string's value is raw text that ends at the first value_end,
-/// other values are JSON by their schema.
+/// other values are JSON by their schema. REQUIRES: no end of value_end is a beginning of it.
 Grammar::Expr add_tag_call(Grammar& grammar, const TagMarkup& markup, RawTexts& texts, const OfferedTool& tool);
 
-/// `{"name": NAME, "arguments": OBJECT}`, the object by the tool's schema.
+/// `{"name": NAME, "arguments": OBJECT}`, the object by the tool's schema, or with the text of its grammar.
 Grammar::Expr add_json_call(Grammar& grammar, const OfferedTool& tool);
 
 }  // namespace riptide

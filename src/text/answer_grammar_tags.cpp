@@ -3,7 +3,9 @@
 
 #include "base/json.h"
 #include "text/answer_grammar.h"
+#include "text/grammar_lark.h"
 #include "text/grammar_regex.h"
+#include "text/grammar_without.h"
 #include "text/json_schema.h"
 #include "text/section_parser.h"
 #include "text/tool_arguments.h"
@@ -23,7 +25,8 @@ class TagCallWriter {
         : g_(grammar), markup_(markup), texts_(texts), options_{.lenient = !strict} {}
 
     Expr write(const OfferedTool& tool) {
-        return g_.sequence({g_.text(markup_.before_name + tool.name + markup_.behind_name), all_arguments(tool.schema),
+        const Expr arguments = tool.lark.empty() ? all_arguments(tool.schema) : input(tool.lark);
+        return g_.sequence({g_.text(markup_.before_name + tool.name + markup_.behind_name), arguments,
                             g_.text(markup_.behind_arguments)});
     }
 
@@ -61,6 +64,12 @@ class TagCallWriter {
             g_.text(markup_.behind_key));
         parts.push_back(g_.repeat(argument(key, value), 0, Grammar::kUnbounded));
         return g_.sequence(std::move(parts));
+    }
+
+    /// The one argument that is a text of a grammar: as it is, up to the closing tag, which cannot stand in it.
+    Expr input(std::string_view lark) {
+        const Expr text = without_word(g_, add_lark(g_, lark), markup_.value_end);
+        return argument(g_.text("input" + markup_.behind_key), closed_value(text));
     }
 
     static bool is_boolean(const json::value& schema) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "text/text_reader.h"
 #include "text/utf8.h"
 
 namespace riptide {
@@ -16,23 +17,15 @@ bool is_name(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
 }
 
-class EbnfParser {
+class EbnfParser : TextReader {
   public:
-    EbnfParser(Grammar& grammar, std::string_view text) : grammar_(grammar), text_(text) {}
+    EbnfParser(Grammar& grammar, std::string_view text) : TextReader(text), grammar_(grammar) {}
 
     Grammar::Expr parse() {
-        if (text_.size() > kLongestGrammar)
-            throw GrammarError(fmt::format("a grammar of {} bytes, expected at most {}", text_.size(), kLongestGrammar));
-        if (const std::size_t valid = utf8_valid_prefix(text_); valid < text_.size()) {
-            at_ = valid;
-            wrong("not valid UTF-8");
-        }
+        check_text(kLongestGrammar, "a grammar");
         for (skip(); more(); skip()) definition();
         for (const auto& [name, known] : rules_)
-            if (!known.defined) {
-                at_ = known.at;
-                wrong(fmt::format("there is no rule '{}'", name));
-            }
+            if (!known.defined) wrong_at(known.at, fmt::format("there is no rule '{}'", name));
         const auto root = rules_.find("root");
         if (root == rules_.end()) throw GrammarError("grammar: there is no rule 'root'");
         return grammar_.call(root->second.rule);
@@ -45,20 +38,7 @@ class EbnfParser {
         std::size_t at = 0;  // where it was first seen
     };
 
-    [[noreturn]] void wrong(std::string_view what) const {
-        const std::string_view before = text_.substr(0, at_);
-        const auto line = std::count(before.begin(), before.end(), '\n') + 1;
-        const std::size_t start = before.rfind('\n');
-        throw GrammarError(fmt::format("grammar, line {} column {}: {}", line,
-                                       start == std::string_view::npos ? at_ + 1 : at_ - start, what));
-    }
-    bool more() const { return at_ < text_.size(); }
-    char peek() const { return more() ? text_[at_] : '\0'; }
-    bool take(std::string_view what) {
-        const bool is = text_.substr(at_).starts_with(what);
-        at_ += is ? what.size() : 0;
-        return is;
-    }
+    std::string place() const override { return fmt::format("grammar, {}", line_and_column(text_, at_)); }
     void skip() {
         while (more()) {
             if (peek() == '#') at_ = std::min(text_.find('\n', at_), text_.size());
@@ -96,10 +76,7 @@ class EbnfParser {
         const std::string_view called = name();
         skip();
         if (!take("::=")) wrong("expected ::=");
-        if (known(called, begin).defined) {
-            at_ = begin;
-            wrong(fmt::format("rule '{}' is defined twice", called));
-        }
+        if (known(called, begin).defined) wrong_at(begin, fmt::format("rule '{}' is defined twice", called));
         known(called, begin).defined = true;
         const Grammar::Expr body = alternatives(0);
         grammar_.define(known(called, begin).rule, body);
@@ -162,65 +139,22 @@ class EbnfParser {
     int64_t number() {
         skip();
         if (peek() < '0' || peek() > '9') wrong("expected a number");
-        int64_t value = 0;
-        while (peek() >= '0' && peek() <= '9') {
-            value = value * 10 + (text_[at_++] - '0');
-            if (value > Grammar::kMostRepeats) wrong(fmt::format("more than {} repetitions", Grammar::kMostRepeats));
-        }
-        return value;
+        return count();
     }
 
-    char32_t character() {
+    /// A character of a literal or a class.
+    char32_t written() {
         if (!more() || peek() == '\n') wrong("the line ends too early");
-        if (!take("\\")) {
-            const Utf8Char c = utf8_at(text_, at_);
-            at_ += static_cast<std::size_t>(c.length);
-            return c.code_point;
-        }
-        const char c = peek();
-        ++at_;
-        switch (c) {
-            case 'n':
-                return '\n';
-            case 'r':
-                return '\r';
-            case 't':
-                return '\t';
-            case 'x':
-                return hex(2);
-            case 'u':
-                return hex(4);
-            case 'U':
-                return hex(8);
-            case '\\':
-            case '"':
-            case '[':
-            case ']':
-            case '^':
-            case '-':
-                return static_cast<char32_t>(c);
-            default:
-                --at_;
-                wrong("this escape is not supported");
-        }
-    }
-
-    char32_t hex(int digits) {
-        char32_t value = 0;
-        for (int i = 0; i < digits; ++i, ++at_) {
-            const char c = peek();
-            if (c >= '0' && c <= '9') value = value * 16 + static_cast<char32_t>(c - '0');
-            else if (c >= 'a' && c <= 'f') value = value * 16 + static_cast<char32_t>(c - 'a' + 10);
-            else if (c >= 'A' && c <= 'F') value = value * 16 + static_cast<char32_t>(c - 'A' + 10);
-            else wrong("expected a hexadecimal digit");
-        }
-        if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) wrong("no such character");
-        return value;
+        if (!take("\\")) return character();
+        if (const auto escape = plain_escape()) return *escape;
+        if (!more() || std::string_view("\\\"[]^-").find(peek()) == std::string_view::npos)
+            wrong("this escape is not supported");
+        return character();
     }
 
     Grammar::Expr literal() {
         std::string bytes;
-        while (!take("\"")) append_utf8(bytes, character());
+        while (!take("\"")) append_utf8(bytes, written());
         return grammar_.text(bytes);
     }
 
@@ -228,11 +162,11 @@ class EbnfParser {
         const bool negated = take("^");
         CharSet set;
         while (!take("]")) {
-            const char32_t low = character();
+            const char32_t low = written();
             char32_t high = low;
             if (peek() == '-' && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
                 ++at_;
-                high = character();
+                high = written();
                 if (high < low) wrong("a range that is none");
             }
             set.emplace_back(low, high);
@@ -242,8 +176,6 @@ class EbnfParser {
     }
 
     Grammar& grammar_;
-    std::string_view text_;
-    std::size_t at_ = 0;
     std::map<std::string, Known> rules_;
 };
 

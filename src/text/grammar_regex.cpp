@@ -90,6 +90,10 @@ Grammar::Expr add_regex(Grammar& grammar, std::string_view pattern, bool search,
     return add_text(grammar, rules, write);
 }
 
+Grammar::Expr add_plain_pattern(Grammar& grammar, const Pattern& pattern, const CharWriter& write) {
+    return PatternWriter(grammar, pattern, write).write(false);
+}
+
 Grammar::Expr add_text(Grammar& grammar, const TextRules& rules, const CharWriter& write) {
     std::vector<Pattern> read;
     for (const auto* texts : {&rules.patterns, &rules.wholes})

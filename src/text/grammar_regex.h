@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "text/grammar.h"
+#include "text/pattern.h"
 
 namespace riptide {
 
@@ -22,6 +23,9 @@ using CharWriter = std::function<Grammar::Expr(Grammar&, const CharSet&)>;
 /// `pattern`); else the whole text must match. `write`: empty for UTF-8. Throws GrammarError with the place, or with
 /// the limit that is met (see text_automaton.h).
 Grammar::Expr add_regex(Grammar& grammar, std::string_view pattern, bool search, const CharWriter& write = {});
+
+/// The whole of a pattern. REQUIRES: it has no anchors, \b or look-ahead.
+Grammar::Expr add_plain_pattern(Grammar& grammar, const Pattern& pattern, const CharWriter& write = {});
 
 /// What a text must be, all of it at once.
 struct TextRules {

@@ -2,9 +2,8 @@
 #include "text/pattern.h"
 
 #include <algorithm>
-#include <map>
 
-#include "text/utf8.h"
+#include "text/pattern_reader.h"
 
 namespace riptide {
 
@@ -13,22 +12,14 @@ namespace {
 constexpr std::size_t kLongestPattern = 16 << 10;
 constexpr int kDeepestPattern = 64;
 
-const CharSet kDigitSet = {{'0', '9'}};
-const CharSet kSpace = {{9, 13},          {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
-                        {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 const CharSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
-class PatternParser {
+class PatternParser : PatternReader {
   public:
-    explicit PatternParser(std::string_view text) : text_(text) {}
+    PatternParser(std::string_view text, const PatternStyle& style) : PatternReader(text, style) {}
 
     Pattern parse() {
-        if (text_.size() > kLongestPattern)
-            throw GrammarError(
-                fmt::format("a regular expression of {} bytes, expected at most {}", text_.size(), kLongestPattern));
-        if (utf8_valid_prefix(text_) < text_.size()) wrong("not valid UTF-8");
+        check_text(kLongestPattern, "a regular expression");
         out_.root = alternatives(0);
         if (more()) wrong("a ) without its (");
         return std::move(out_);
@@ -36,24 +27,6 @@ class PatternParser {
 
   private:
     using Kind = Pattern::Kind;
-
-    [[noreturn]] void wrong(std::string_view what) const {
-        throw GrammarError(fmt::format("regular expression, at byte {}: {}", at_, what));
-    }
-    bool more() const { return at_ < text_.size(); }
-    char peek() const { return more() ? text_[at_] : '\0'; }
-    bool next_is(std::string_view what) const { return text_.substr(at_).starts_with(what); }
-    bool take(std::string_view what) {
-        const bool is = next_is(what);
-        at_ += is ? what.size() : 0;
-        return is;
-    }
-    char32_t character() {
-        if (!more()) wrong("it ends too early");
-        const Utf8Char c = utf8_at(text_, at_);
-        at_ += static_cast<std::size_t>(c.length);
-        return c.code_point;
-    }
 
     int32_t add(Pattern::Node node) {
         out_.nodes.push_back(std::move(node));
@@ -79,8 +52,23 @@ class PatternParser {
 
     int32_t sequence(int depth) {
         std::vector<int32_t> parts;
-        while (more() && peek() != '|' && peek() != ')') parts.push_back(quantified(atom(depth)));
+        for (skip(); more() && peek() != '|' && peek() != ')'; skip()) parts.push_back(quantified(atom(depth)));
         return parts.size() == 1 ? parts[0] : add(Kind::sequence, std::move(parts));
+    }
+
+    /// White space and comments, where they are passed over.
+    void skip() {
+        while (style_.spaced && more()) {
+            if (peek() == '#') at_ = std::min(text_.find('\n', at_), text_.size());
+            else if (std::string_view(" \t\n\r\f\v").find(peek()) != std::string_view::npos) ++at_;
+            else break;
+        }
+    }
+
+    /// What a dot is.
+    CharSet any_character() const {
+        if (style_.dot_all) return all_characters();
+        return complement(style_.wide ? CharSet{{'\n', '\n'}} : kLineEnds);
     }
 
     int32_t atom(int depth) {
@@ -92,7 +80,7 @@ class PatternParser {
                 return one(char_class());
             case '.':
                 ++at_;
-                return one(complement(kLineEnds));
+                return one(any_character());
             case '^':
                 ++at_;
                 return add(Kind::start);
@@ -103,7 +91,7 @@ class PatternParser {
                 if (take("\\b")) return add(Kind::border);
                 if (take("\\B")) return add(Kind::no_border);
                 ++at_;
-                return one(escape(false));
+                return one(cased(escape(false)));
             case '{':
                 if (!quantifier_ahead()) break;
                 [[fallthrough]];
@@ -114,26 +102,52 @@ class PatternParser {
             default:
                 break;
         }
-        const char32_t c = character();
-        return one({{c, c}});
+        const char32_t c = letter();
+        return one(cased({{c, c}}));
     }
 
     int32_t group(int depth) {
         if (depth >= kDeepestPattern) wrong(fmt::format("groups nest deeper than {}", kDeepestPattern));
         ++at_;
-        Kind kind = Kind::sequence;
-        if (take("?=")) kind = Kind::ahead;
-        else if (take("?!")) kind = Kind::not_ahead;
-        else if (next_is("?<=") || next_is("?<!")) wrong("look-behind is not supported");
-        else if (take("?<") || take("?P<")) {
+        const PatternStyle outer = style_;
+        const bool flagged = style_.wide && flags();
+        if (flagged && take(")")) return add(Kind::sequence);  // they hold to the end of the group round this
+        const Kind kind = flagged ? Kind::sequence : opening();
+        const int32_t inside = alternatives(depth + 1);
+        if (!take(")")) wrong("a ( without its )");
+        style_ = outer;
+        return kind == Kind::sequence ? inside : add(kind, {inside});
+    }
+
+    /// Behind a (: what kind of group it is.
+    Kind opening() {
+        if (take("?=")) return Kind::ahead;
+        if (take("?!")) return Kind::not_ahead;
+        if (next_is("?<=") || next_is("?<!")) wrong("look-behind is not supported");
+        if (take("?<") || take("?P<")) {
             at_ = std::min(text_.find('>', at_), text_.size());
             if (!take(">")) wrong("a group's name without its >");
         } else if (!take("?:") && peek() == '?') {
             wrong("this kind of group is not supported");
         }
-        const int32_t inside = alternatives(depth + 1);
-        if (!take(")")) wrong("a ( without its )");
-        return kind == Kind::sequence ? inside : add(kind, {inside});
+        return Kind::sequence;
+    }
+
+    /// Behind a (: ?i or ?is-x, and a colon if there is one. False, with nothing taken, if there are no flags.
+    bool flags() {
+        const std::size_t end = std::min(text_.find_first_not_of("imsxuU-", at_ + 1), text_.size());
+        if (!next_is("?") || end <= at_ + 1 || end == text_.size() || (text_[end] != ')' && text_[end] != ':'))
+            return false;
+        bool on = true;
+        for (++at_; at_ < end; ++at_) {
+            if (peek() == '-') on = false;
+            else if (peek() == 'i') style_.any_case = on;
+            else if (peek() == 's') style_.dot_all = on;
+            else if (peek() == 'x') style_.spaced = on;
+            else if (peek() == 'u' && !on) wrong("the flag -u (bytes) is not supported");
+        }
+        take(":");
+        return true;
     }
 
     /// A { that begins {n}, {n,} or {n,m}; any other is itself.
@@ -155,6 +169,7 @@ class PatternParser {
     int32_t quantified(int32_t part) {
         Pattern::Node node{Kind::repeat};
         node.most = Grammar::kUnbounded;
+        skip();
         if (take("*")) {
         } else if (take("+")) {
             node.least = 1;
@@ -162,8 +177,8 @@ class PatternParser {
             node.most = 1;
         } else if (quantifier_ahead()) {
             ++at_;
-            node.least = node.most = number();
-            if (take(",")) node.most = peek() == '}' ? Grammar::kUnbounded : number();
+            node.least = node.most = count();
+            if (take(",")) node.most = peek() == '}' ? Grammar::kUnbounded : count();
             take("}");
             if (node.most != Grammar::kUnbounded && node.least > node.most)
                 wrong(fmt::format("at least {} repetitions and at most {}", node.least, node.most));
@@ -176,157 +191,11 @@ class PatternParser {
         return add(std::move(node));
     }
 
-    int64_t number() {
-        int64_t value = 0;
-        while (peek() >= '0' && peek() <= '9') {
-            value = value * 10 + (text_[at_++] - '0');
-            if (value > Grammar::kMostRepeats) wrong(fmt::format("more than {} repetitions", Grammar::kMostRepeats));
-        }
-        return value;
-    }
-
-    /// Behind the [.
-    CharSet char_class() {
-        const bool negated = take("^");
-        CharSet set;
-        while (!take("]")) {
-            if (!more()) wrong("a [ without its ]");
-            const CharSet low = class_item();
-            const bool single = low.size() == 1 && low[0].first == low[0].second;
-            if (single && peek() == '-' && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
-                ++at_;
-                const CharSet high = class_item();
-                if (high.size() != 1 || high[0].first != high[0].second || high[0].first < low[0].first)
-                    wrong("a range that is none");
-                set.emplace_back(low[0].first, high[0].first);
-            } else {
-                set.insert(set.end(), low.begin(), low.end());
-            }
-        }
-        set = normalized(std::move(set));
-        return negated ? complement(set) : set;
-    }
-
-    CharSet class_item() {
-        if (take("\\")) return escape(true);
-        const char32_t c = character();
-        return {{c, c}};
-    }
-
-    /// Behind the backslash.
-    CharSet escape(bool in_class) {
-        const std::size_t start = at_;
-        const char32_t c = character();
-        const auto just = [](char32_t code) { return CharSet{{code, code}}; };
-        constexpr std::string_view kNames = "tnvfr";
-        switch (c) {
-            case 'd':
-            case 'D':
-                return c == 'd' ? kDigitSet : complement(kDigitSet);
-            case 'w':
-            case 'W':
-                return c == 'w' ? word_characters() : complement(word_characters());
-            case 's':
-            case 'S':
-                return c == 's' ? kSpace : complement(kSpace);
-            case 't':
-            case 'n':
-            case 'v':
-            case 'f':
-            case 'r':
-                return just("\t\n\v\f\r"[kNames.find(static_cast<char>(c))]);
-            case '0':
-                if (peek() < '0' || peek() > '9') return just(0);
-                break;
-            case 'c':
-                if (is_ascii_letter(static_cast<unsigned char>(peek()))) return just(character() % 32);
-                break;
-            case 'x':
-                return just(hex(2));
-            case 'u':
-                return just(unicode());
-            case 'p':
-            case 'P':
-                return property(c == 'P');
-            case 'b':
-                if (in_class) return just('\b');
-                break;
-            default:
-                if (!is_ascii_letter(c) && !(c >= '0' && c <= '9')) return just(c);
-        }
-        at_ = start;
-        wrong(fmt::format("\\{} is not supported", static_cast<char>(c)));
-    }
-
-    CharSet property(bool not_in) {
-        const std::size_t start = at_, end = text_.find('}', at_);
-        std::string_view name;
-        if (take("{") && end != std::string_view::npos) {
-            name = text_.substr(at_, end - at_);
-            at_ = end + 1;
-        } else if (more() && is_ascii_letter(static_cast<unsigned char>(peek()))) {  // \pL
-            name = text_.substr(at_++, 1);
-        }
-        constexpr std::size_t kMostProperties = 8;  // each takes a look at every character
-        const auto [known, is_new] = properties_.try_emplace(name);
-        if (is_new && properties_.size() > kMostProperties)
-            wrong(fmt::format("more than {} properties of Unicode in one regular expression", kMostProperties));
-        if (is_new) known->second = unicode_property(name);
-        const CharSet& set = known->second;
-        if (set.empty()) {
-            at_ = start;
-            wrong(fmt::format("\\p of '{}' is not known", name.substr(0, 40)));
-        }
-        return not_in ? complement(set) : set;
-    }
-
-    char32_t hex(int digits) {
-        char32_t value = 0;
-        for (int i = 0; i < digits; ++i) {
-            const char c = peek();
-            const int digit = c >= '0' && c <= '9'   ? c - '0'
-                              : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                              : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                                     : -1;
-            if (digit < 0) wrong("expected a hexadecimal digit");
-            value = value * 16 + static_cast<char32_t>(digit);
-            ++at_;
-        }
-        return value;
-    }
-
-    char32_t unicode() {
-        char32_t value = 0;
-        if (take("{")) {
-            do {
-                value = value * 16 + hex(1);
-                if (value > 0x10FFFF) wrong("no such character");
-            } while (!take("}"));
-        } else {
-            value = hex(4);
-            if (value >= 0xD800 && value < 0xDC00 && take("\\u")) {
-                const char32_t low = hex(4);
-                if (low < 0xDC00 || low > 0xDFFF) wrong("half of a surrogate pair");
-                value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00);
-            }
-        }
-        if (value >= 0xD800 && value < 0xE000) wrong("half of a surrogate pair");
-        return value;
-    }
-
-    std::string_view text_;
-    std::size_t at_ = 0;
     Pattern out_;
-    std::map<std::string_view, CharSet> properties_;
 };
 
 }  // namespace
 
-const CharSet& word_characters() {
-    static const CharSet set = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-    return set;
-}
-
-Pattern parse_pattern(std::string_view text) { return PatternParser(text).parse(); }
+Pattern parse_pattern(std::string_view text, const PatternStyle& style) { return PatternParser(text, style).parse(); }
 
 }  // namespace riptide

@@ -1,6 +1,8 @@
 // Regular expressions as trees.
 #pragma once
 
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,12 +36,32 @@ struct Pattern {
     const Node& at(int32_t node) const { return nodes[static_cast<std::size_t>(node)]; }
 };
 
+/// Characters with a property, by its name: each is looked up once.
+using PropertySets = std::map<std::string, CharSet, std::less<>>;
+
+/// How a regular expression is read.
+struct PatternStyle {
+    /// As Rust's regex and Python's re have it, where these go beyond ECMAScript: `.` is all but a line feed; \d, \w
+    /// and \s are Unicode's; \a, \x{H...}, \UHHHHHHHH; [[:alpha:]]; flags in groups, (?i) and (?i:...). What they read
+    /// differently inside a class ([ && -- ~~) is refused.
+    bool wide = false;
+    bool any_case = false;               // the flag i
+    bool dot_all = false;                // the flag s: `.` is every character
+    bool spaced = false;                 // the flag x: white space and comments are passed over
+    PropertySets* properties = nullptr;  // of several expressions; null: of this one
+};
+
 /// In the syntax of ECMAScript with its flag u, and what of older syntax is plain ({ and } that repeat nothing): see
-/// add_regex. Throws GrammarError with the place.
-Pattern parse_pattern(std::string_view text);
+/// add_regex; or as `style` says. Throws GrammarError with the place.
+Pattern parse_pattern(std::string_view text, const PatternStyle& style = {});
 
 /// What \w is, and \b tells from the rest: ASCII letters, digits and _.
 const CharSet& word_characters();
+
+inline bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// The characters of a set and what differs from one of them by case only. REQUIRES: normalized.
+CharSet with_both_cases(const CharSet& set);
 
 /// The characters with a property, as \p{...} names it: a general category (L, Lu, Letter, ...), a script (Greek,
 /// Script=Greek, sc=Greek) or a property of yes and no (Alphabetic, Emoji, Extended_Pictographic, ...); by the tables

@@ -1,6 +1,7 @@
 // Laws: any schema, regular expression or grammar gives a constraint or GrammarError; along any walk the mask holds
 // just the tokens that are accepted, and there is one, or the answer may end; a text that may end is JSON if it came
-// from a schema. Input: one byte for the kind (s, r or another), the text, a NUL byte, and the choices of the walk.
+// from a schema. Input: one byte for the kind (s, r, or another: a grammar in either notation), the text, a NUL byte,
+// and the choices of the walk.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

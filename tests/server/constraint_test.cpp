@@ -231,7 +231,8 @@ TEST_F(ServerConstraint, other_engines_names_for_a_form_are_obeyed) {
             EXPECT_TRUE(text == "a.b" || text == "c|d") << text;
         }
         for (const json::object& asked :
-             {json::object{{"guided_grammar", grammar}}, json::object{{"structured_outputs", {{"grammar", grammar}}}}})
+             {json::object{{"guided_grammar", grammar}}, json::object{{"structured_outputs", {{"grammar", grammar}}}},
+              json::object{{"guided_grammar", "start: \"<\" /[a-c]{3}/ \">\""}}})
             EXPECT_EQ(says(path, asked).size(), 5u);
         EXPECT_EQ(says(path, {{"structured_outputs", {{"json_object", true}}}}).front(), '{');
     }
@@ -249,7 +250,10 @@ TEST_F(ServerConstraint, a_form_that_cannot_be_obeyed_is_refused_by_its_field) {
         {{{"guided_regex", "(?<=a)b"}}, "guided_regex"},
         {{{"guided_choice", json::array()}}, "guided_choice"},
         {{{"guided_choice", {"a", 1}}}, "guided_choice"},
-        {{{"guided_grammar", "start: \"a\""}}, "guided_grammar"},
+        {{{"guided_regex", "[]"}}, "guided_regex"},
+        {{{"guided_grammar", "start: b"}}, "guided_grammar"},
+        {{{"guided_grammar", "start: /[^\\x00-\\U0010FFFF]/"}}, "guided_grammar"},
+        {{{"structured_outputs", {{"grammar", "root ::= \"a\" root"}}}}, "structured_outputs"},
         {{{"guided_whitespace_pattern", " "}}, "guided_whitespace_pattern"},
         {{{"structured_outputs", {{"structural_tag", "{}"}}}}, "structured_outputs.structural_tag"},
         {{{"structured_outputs", {{"regex", "(?<=a)b"}}}}, "structured_outputs"},

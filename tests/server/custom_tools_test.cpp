@@ -1,4 +1,4 @@
-// Tools of /v1/responses that take free text, and the text held to a form.
+// Tools that take free text, and the text held to a form: by both of OpenAI's APIs.
 #include "base/json.h"
 #include "tests/server/http_client.h"
 
@@ -15,6 +15,15 @@ class ServerCustomTools : public ServerTest {
     }
     static json::object regex(const char* definition) {
         return {{"type", "grammar"}, {"syntax", "regex"}, {"definition", definition}};
+    }
+    static json::object lark(const std::string& definition) {
+        return {{"type", "grammar"}, {"syntax", "lark"}, {"definition", definition}};
+    }
+    /// The same of the chat API.
+    static json::object chat_tool(const char* name, const std::string& definition) {
+        const json::object format = {{"type", "grammar"},
+                                     {"grammar", {{"syntax", "lark"}, {"definition", definition}}}};
+        return {{"type", "custom"}, {"custom", {{"name", name}, {"format", format}}}};
     }
     static json::object asks(const json::object& tool) {
         return {{"input", "Take a note."},  {"tools", {tool}},  {"tool_choice", {{"type", "custom"}, {"name", "note"}}},
@@ -51,6 +60,79 @@ TEST_F(ServerCustomTools, a_call_has_its_text_and_comes_back_in_the_history) {
     EXPECT_EQ(post("/v1/responses", body).status, 200);
 }
 
+/// A note: its title, and lines. What is between is markup of answers, or looks like it.
+constexpr const char* kNote = R"(start: "<" TITLE ">" LF line~1..3 "</" TITLE ">"
+line: INT /[a-c<\/"\\]{1,3}/ LF
+TITLE: "T" /[xyz]/
+%import common (LF, INT)
+%override INT: "1".."3")";
+
+/// Whether a text is a note, told by hand.
+bool is_note(std::string_view text) {
+    if (text.size() < 10 || !text.starts_with("<T") || text.substr(3, 2) != ">\n") return false;
+    const auto is = [](char c, std::string_view all) { return all.find(c) != std::string_view::npos; };
+    if (!is(text[2], "xyz") || !is(text[text.size() - 2], "xyz")) return false;
+    const std::string_view tail = text.substr(text.size() - 5);
+    if (!tail.starts_with("</T") || tail.back() != '>') return false;
+    std::string_view lines = text.substr(5, text.size() - 10);
+    int count = 0;
+    for (; !lines.empty(); ++count) {
+        const std::string_view line = lines.substr(0, lines.find('\n'));
+        if (line.size() == lines.size() || line.size() < 2 || line.size() > 4 || !is(line[0], "123")) return false;
+        for (const char c : line.substr(1))
+            if (!is(c, "abc</\"\\")) return false;
+        lines.remove_prefix(line.size() + 1);
+    }
+    return count >= 1 && count <= 3;
+}
+
+TEST_F(ServerCustomTools, text_of_a_lark_grammar_is_held_to_it) {
+    for (int seed = 0; seed < 6; ++seed) {
+        json::object body = asks(tool(lark(kNote)));
+        body["seed"] = seed;
+        const json::object call = call_of(body);
+        ASSERT_EQ(call.at("type").as_string(), "custom_tool_call") << json::serialize(call);
+        EXPECT_TRUE(is_note(call.at("input").as_string())) << call.at("input").as_string();
+    }
+}
+
+TEST_F(ServerCustomTools, the_chat_api_has_them_too_streamed_or_not_and_in_the_history) {
+    json::object body = {{"messages", {{{"role", "user"}, {"content", "Take a note."}}}},
+                         {"tools", {chat_tool("note", kNote)}},
+                         {"tool_choice", {{"type", "custom"}, {"custom", {{"name", "note"}}}}},
+                         {"max_tokens", 200},
+                         {"temperature", 1},
+                         {"seed", 3}};
+    const Answer answer = post("/v1/chat/completions", body);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const json::object choice = answer.object().at("choices").at(0).as_object();
+    EXPECT_EQ(choice.at("finish_reason").as_string(), "tool_calls");
+    const json::object message = choice.at("message").as_object();
+    const json::object call = message.at("tool_calls").at(0).as_object();
+    EXPECT_EQ(call.at("type").as_string(), "custom");
+    EXPECT_FALSE(call.contains("function"));
+    EXPECT_EQ(call.at("custom").at("name").as_string(), "note");
+    const std::string input(call.at("custom").at("input").as_string());
+    EXPECT_TRUE(is_note(input)) << input;
+
+    body["stream"] = true;
+    const std::string streamed = Client(port()).ask("POST", "/v1/chat/completions", json::serialize(body)).body;
+    EXPECT_NE(streamed.find("\"custom\":{\"input\":" + json::serialize(json::value(input)) + "}"), std::string::npos)
+        << streamed;
+    EXPECT_EQ(streamed.find("\"function\""), std::string::npos) << streamed;
+
+    body.erase("stream");
+    body["tool_choice"] = "auto";
+    body["messages"].as_array().push_back(message);
+    body["messages"].as_array().push_back({{"role", "tool"}, {"tool_call_id", call.at("id")}, {"content", "taken"}});
+    EXPECT_EQ(post("/v1/chat/completions", body).status, 200);
+
+    body["tools"] = {chat_tool("note", "start: a")};
+    EXPECT_EQ(post("/v1/chat/completions", body).param(), "tools[0].custom.format.grammar.definition");
+    body["tools"] = {{{"type", "custom"}}};
+    EXPECT_EQ(post("/v1/chat/completions", body).param(), "tools[0].custom");
+}
+
 TEST_F(ServerCustomTools, free_text_needs_no_form) {
     const json::object plain = call_of(asks(tool({}))), text = call_of(asks(tool({{"type", "text"}})));
     EXPECT_EQ(plain.at("type").as_string(), "custom_tool_call");
@@ -63,11 +145,22 @@ TEST_F(ServerCustomTools, a_grammar_that_cannot_be_held_is_refused_by_its_field)
         EXPECT_EQ(answer.status, 400) << answer.body;
         return answer.status == 400 ? answer.param() : "";
     };
-    EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "lark"}, {"definition", "start: \"a\""}}),
+    EXPECT_EQ(refused(lark("start: a")), "tools[0].format.definition");
+    EXPECT_EQ(refused(lark("start: \"a\" start")), "tools[0].format.definition");
+    EXPECT_EQ(refused(lark(std::string(1 << 20, 'a'))), "tools[0].format.definition");
+    EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "gbnf"}, {"definition", "root ::= \"a\""}}),
               "tools[0].format.syntax");
     EXPECT_EQ(refused(regex("(?<=a)b")), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "regex"}}), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "yaml"}}), "tools[0].format.type");
+    json::object many = asks(tool({}));
+    const std::string large = "start: \"a\" //" + std::string(200 << 10, '-');
+    for (const char* name : {"a", "b", "c"}) {
+        json::object one = tool(lark(large));
+        one["name"] = name;
+        many["tools"].as_array().push_back(one);
+    }
+    EXPECT_EQ(post("/v1/responses", many).param(), "tools[3].format.definition");
     json::object nameless = tool({});
     nameless.erase("name");
     EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"tools", {nameless}}}).param(), "tools[0].name");

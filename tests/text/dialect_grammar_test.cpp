@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "tests/text/constraint_world.h"
 #include "tests/text/schema_judge.h"
+#include "text/grammar_lark.h"
 
 namespace riptide::testing {
 namespace {
@@ -118,6 +119,47 @@ TEST_P(DialectGrammar, required_calls_are_valid_and_nothing_stands_beside_them) 
                     if (HasFailure()) FAIL() << "seed " << seed << ": " << said;
                 }
             }
+}
+
+TEST_P(DialectGrammar, a_text_of_a_grammar_is_all_that_a_tool_takes_and_is_never_cut_by_what_it_holds) {
+    const std::string lark =
+        "start: part~1..6 END?\npart: \"<\" | \"</\" | NAME | \"\\n\" | \"\\\"\" | \">\"\nNAME: "
+        "/(arg_value|parameter|a)b?/\n"
+        "END: \"</parameter\" | \"</arg_value\"";
+    json::object tool = {{"name", "edit"}, {"strict", true}, {"grammar", {{"syntax", "lark"}, {"definition", lark}}}};
+    tool["parameters"] = {{"type", "object"}, {"properties", {{"input", {{"type", "string"}}}}}};
+    AnswerForm answer{.tools = {{{"type", "function"}, {"function", tool}}}};
+    answer.choice = {.kind = ToolChoice::Kind::required, .single = true};
+    const auto constraint = constraint_of(answer);
+    Grammar alone;
+    alone.set_root(add_lark(alone, lark));
+    const auto texts = Constraint::compile(alone, crossing_trie(), kNoShortWalks);
+    int with_tags = 0;
+    for (unsigned seed = 0; seed < 300; ++seed) {
+        std::vector<int32_t> tokens;
+        const std::string said = random(constraint, seed, tokens);
+        const Parsed parsed = parse(answer, tokens);
+        ASSERT_EQ(parsed.names.size(), 1u) << said;
+        ASSERT_TRUE(parsed.all_complete) << said;
+        const json::value arguments = parse_json(parsed.arguments[0], "arguments");
+        ASSERT_EQ(arguments.as_object().size(), 1u) << said;
+        const std::string input(arguments.at("input").as_string());
+        EXPECT_TRUE(takes(texts, input)) << "seed " << seed << ": " << said << "\n" << input;
+        with_tags += input.find("</") != std::string::npos ? 1 : 0;
+    }
+    EXPECT_GT(with_tags, 0);
+}
+
+TEST_P(DialectGrammar, the_grammars_of_all_tools_together_are_bounded) {
+    const std::string large = "start: \"a\" //" + std::string(200 << 10, '-');
+    AnswerForm answer;
+    answer.choice = {.kind = ToolChoice::Kind::required};
+    for (const char* name : {"a", "b", "c"}) {
+        EXPECT_NO_THROW(answer.tools.empty() ? nullptr : constraint_of(answer)) << name;
+        const json::object grammar = {{"syntax", "lark"}, {"definition", large}};
+        answer.tools.push_back({{"type", "function"}, {"function", {{"name", name}, {"grammar", grammar}}}});
+    }
+    EXPECT_THROW(constraint_of(answer), GrammarError);
 }
 
 TEST_P(DialectGrammar, a_named_tool_is_called_once) {
