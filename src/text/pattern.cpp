@@ -22,7 +22,7 @@ bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' &&
 
 class PatternParser {
   public:
-    explicit PatternParser(std::string_view text) : text_(text) {}
+    PatternParser(std::string_view text, WorkBudget* work) : text_(text), work_(work) {}
 
     Pattern parse() {
         if (text_.size() > kLongestPattern)
@@ -271,6 +271,8 @@ class PatternParser {
         const auto [known, is_new] = properties_.try_emplace(name);
         if (is_new && properties_.size() > kMostProperties)
             wrong(fmt::format("more than {} properties of Unicode in one regular expression", kMostProperties));
+        constexpr int64_t kAllCharacters = 4'400'000;  // bytes
+        if (is_new && work_ != nullptr) work_->spend_bytes(kAllCharacters);
         if (is_new) known->second = unicode_property(name);
         const CharSet& set = known->second;
         if (set.empty()) {
@@ -315,6 +317,7 @@ class PatternParser {
     }
 
     std::string_view text_;
+    WorkBudget* work_;
     std::size_t at_ = 0;
     Pattern out_;
     std::map<std::string_view, CharSet> properties_;
@@ -327,6 +330,6 @@ const CharSet& word_characters() {
     return set;
 }
 
-Pattern parse_pattern(std::string_view text) { return PatternParser(text).parse(); }
+Pattern parse_pattern(std::string_view text, WorkBudget* work) { return PatternParser(text, work).parse(); }
 
 }  // namespace riptide

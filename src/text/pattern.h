@@ -35,8 +35,8 @@ struct Pattern {
 };
 
 /// In the syntax of ECMAScript with its flag u, and what of older syntax is plain ({ and } that repeat nothing): see
-/// add_regex. Throws GrammarError with the place.
-Pattern parse_pattern(std::string_view text);
+/// add_regex. Throws GrammarError with the place. `work` counts looks at every character; or null.
+Pattern parse_pattern(std::string_view text, WorkBudget* work = nullptr);
 
 /// What \w is, and \b tells from the rest: ASCII letters, digits and _.
 const CharSet& word_characters();
