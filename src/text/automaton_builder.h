@@ -52,6 +52,7 @@ class AutomatonBuilder {
     // What may be empty, what is of use, how deep it nests.
     void find_empty();
     void count_work(std::size_t steps);
+    void spend(std::size_t steps);
     void spread(int32_t node);
     int32_t behind_skips(int32_t node);
     void take_out_skips();

@@ -11,6 +11,11 @@ void AutomatonBuilder::count_work(std::size_t steps) {
     work_ += static_cast<int64_t>(steps);
     if (work_ > kMostWork)
         throw GrammarError(fmt::format("too complex: compiling takes more than {} steps", kMostWork));
+    spend(steps);
+}
+
+/// Steps that are as many as the grammar is large: they count in the request's budget only.
+void AutomatonBuilder::spend(std::size_t steps) {
     if (grammar_.work() != nullptr) grammar_.work()->spend_small(static_cast<int64_t>(steps));
 }
 
@@ -125,6 +130,7 @@ void AutomatonBuilder::find_needs() {
     std::deque<int32_t> todo;
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
         const auto node = static_cast<int32_t>(n);
+        spend(8 + nodes_[n].edges.size() + 2 * nodes_[n].calls.size());
         for (const Edge& edge : nodes_[n].edges)
             users[static_cast<std::size_t>(edge.to)].push_back({node, -1, edge.to});
         for (const Automaton::Call& call : nodes_[n].calls) {
@@ -152,6 +158,7 @@ void AutomatonBuilder::find_needs() {
 
 void AutomatonBuilder::drop_useless() {
     for (Node& node : nodes_) {
+        spend(8 + node.edges.size() + node.calls.size());
         std::erase_if(node.edges, [&](const Edge& edge) { return at(edge.to).need >= kNever; });
         std::erase_if(node.calls, [&](const Automaton::Call& call) {
             return at(call.to).need >= kNever || at(starts_[static_cast<std::size_t>(call.rule)]).need >= kNever;
@@ -175,6 +182,7 @@ std::vector<int32_t> AutomatonBuilder::numbers() {
     visit(starts_[grammar_.bodies().size()]);
     for (std::size_t i = 0; i < order.size(); ++i) {
         const Node& node = at(order[i]);
+        spend(8 + node.edges.size() + node.calls.size());
         for (const Edge& edge : node.edges) visit(edge.to);
         for (const Automaton::Call& call : node.calls) {
             visit(starts_[static_cast<std::size_t>(call.rule)]);
@@ -206,6 +214,7 @@ Automaton AutomatonBuilder::pack() {
     };
     for (const int32_t old : reached_) {
         const Node& node = at(old);
+        spend(8 + node.edges.size() + node.calls.size());
         out.edge_begin_.push_back(static_cast<int32_t>(out.edges_.size()));
         out.call_begin_.push_back(static_cast<int32_t>(out.calls_.size()));
         for (const Edge& edge : node.edges)

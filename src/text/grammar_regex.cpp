@@ -97,7 +97,7 @@ Grammar::Expr add_plain_pattern(Grammar& grammar, const Pattern& pattern, const 
 Grammar::Expr add_text(Grammar& grammar, const TextRules& rules, const CharWriter& write) {
     std::vector<Pattern> read;
     for (const auto* texts : {&rules.patterns, &rules.wholes})
-        for (const std::string& text : *texts) read.push_back(parse_pattern(text));
+        for (const std::string& text : *texts) read.push_back(parse_pattern(text, {.work = grammar.work()}));
     const bool any_length = rules.least == 0 && rules.most == Grammar::kUnbounded;
     if (read.empty()) {
         const CharSet all = all_characters();

@@ -197,7 +197,7 @@ std::string range(const Decimal& low, const Decimal& high, const Form& form) {
 
 /// What takes the digits of multiples of a number, whether or not they are well written: the remainder so far, in the
 /// number's last decimal, and how many decimals have come.
-TextAutomaton multiples_of(const Decimal& number) {
+TextAutomaton multiples_of(const Decimal& number, WorkBudget* work) {
     constexpr std::size_t kMostRemainders = 8'000;
     const std::size_t decimals = number.fraction.size(), phases = decimals + 2;  // before the point; behind it
     const std::string digits = number.whole + number.fraction;
@@ -224,7 +224,7 @@ TextAutomaton multiples_of(const Decimal& number) {
             if (phase == 0) go('-', 0, rest), go('.', 1, rest);
         }
     const TextCondition only{.automaton = &out};
-    return text_automaton({&only, 1});
+    return text_automaton({&only, 1}, work);
 }
 
 struct Bounds {
@@ -286,7 +286,7 @@ Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool w
     std::optional<TextAutomaton> multiples;
     if (counted) {
         key = "%" + multiple->whole + "." + multiple->fraction;
-        multiples = multiples_of(*multiple);
+        multiples = multiples_of(*multiple, g_.work());
         // Each digit is counted for each remainder. Readers that divide, and look whether the quotient is whole as it
         // is written, fail from 1e21 on.
         form.exponents = false;
@@ -301,7 +301,7 @@ Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool w
     if (!multiples) return known->second = g_.named(add_regex(g_, text, false));
     const Pattern read = parse_pattern(text);
     const TextCondition within{.pattern = &read};
-    const TextAutomaton both = intersection(text_automaton({&within, 1}), *multiples);
+    const TextAutomaton both = intersection(text_automaton({&within, 1}, g_.work()), *multiples, g_.work());
     return known->second = g_.named(add_text_automaton(g_, both, 0, Grammar::kUnbounded, {}));
 }
 

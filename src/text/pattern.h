@@ -49,6 +49,7 @@ struct PatternStyle {
     bool dot_all = false;                // the flag s: `.` is every character
     bool spaced = false;                 // the flag x: white space and comments are passed over
     PropertySets* properties = nullptr;  // of several expressions; null: of this one
+    WorkBudget* work = nullptr;          // counts looks at every character; or null
 };
 
 /// In the syntax of ECMAScript with its flag u, and what of older syntax is plain ({ and } that repeat nothing): see

@@ -213,6 +213,8 @@ CharSet PatternReader::property(bool not_in) {
     const auto [known, is_new] = properties_.try_emplace(std::string(name));
     if (is_new && properties_.size() > kMostProperties)
         wrong(fmt::format("more than {} properties of Unicode", kMostProperties));
+    constexpr int64_t kAllCharacters = 4'400'000;  // bytes
+    if (is_new && style_.work != nullptr) style_.work->spend_bytes(kAllCharacters);
     if (is_new) known->second = unicode_property(name);
     const CharSet& set = known->second;
     if (set.empty()) wrong_at(start, fmt::format("\\p of '{}' is not known", name.substr(0, 40)));

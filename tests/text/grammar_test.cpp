@@ -249,14 +249,15 @@ TEST(Constraint, all_parts_of_compiling_are_counted_and_can_be_stopped) {
         Grammar grammar(work);
         if (kind == "grammar") grammar.set_root(add_ebnf(grammar, "root ::= (\"a\" | [b-d] \"e\"){1,300} [^x]{5,900}"));
         else if (kind == "regex") grammar.set_root(add_regex(grammar, "(?=.*a[^x]{9}$)[a-c]*", false));
+        else if (kind == "property") grammar.set_root(add_regex(grammar, "\\p{L}[^x]{90}", false));
         else grammar.set_root(add_json_object(grammar));
         const int64_t made = work->steps_spent();
         return std::pair(made, Constraint::compile(grammar, crossing_trie(), kNoShortWalks));
     };
-    for (const std::string_view kind : {"grammar", "regex", "object"}) {
+    for (const std::string_view kind : {"grammar", "regex", "property", "object"}) {
         WorkBudget whole;
         const int64_t made = compile(kind, &whole).first;
-        EXPECT_GT(made, kind == "regex" ? 100 : 5) << kind;
+        EXPECT_GT(made, kind == "regex" ? 100 : kind == "property" ? 4000 : 5) << kind;
         EXPECT_GT(whole.steps_spent(), made + 10) << kind;
         for (const int64_t steps : {int64_t{1}, made / 2, made + 1, whole.steps_spent() - 1}) {
             WorkBudget some(steps);
