@@ -24,7 +24,7 @@ Grammar::Expr add_members(Grammar& grammar, JsonGrammar& json, const std::vector
                           std::optional<Grammar::Expr> more, int64_t least, int64_t most);
 
 /// The strings by these rules.
-TextSet string_set(const StringRules& rules);
+TextSet string_set(const StringRules& rules, WorkBudget* work);
 
 class SchemaBuilder {
   public:

@@ -108,13 +108,13 @@ const json::value& SchemaCases::made(const void* of, const std::string& word, js
 const TextSet& SchemaCases::pattern(const std::string& regex) {
     const auto found = patterns_.find(regex);
     return found != patterns_.end() ? found->second
-                                    : patterns_.emplace(regex, TextSet::of_regex(regex, true)).first->second;
+                                    : patterns_.emplace(regex, TextSet::of_regex(regex, true, budget_)).first->second;
 }
 
 const TextSet& SchemaCases::format(const std::string& name) {
     const auto found = formats_.find(name);
     if (found != formats_.end()) return found->second;
-    return formats_.emplace(name, TextSet::of_regex(regex_of_format(name), false)).first->second;
+    return formats_.emplace(name, TextSet::of_regex(regex_of_format(name), false, budget_)).first->second;
 }
 
 void SchemaCases::count(std::size_t steps) {

@@ -212,7 +212,7 @@ TextSet SchemaBuilder::names_of(const SchemaTerms& terms) {
         } else {
             continue;
         }
-        out = out | string_set(rules);
+        out = out | string_set(rules, g_.work());
     }
     return out;
 }

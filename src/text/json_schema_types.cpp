@@ -34,12 +34,12 @@ constexpr std::array kNumberFormats = {
 /// Numbers without exponents that are none of these.
 Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole) {
     const std::string digits = "-?(0|[1-9][0-9]{0,17})";
-    TextSet all = TextSet::of_regex(whole ? digits : digits + "(\\.[0-9]{1,16})?", false);
+    TextSet all = TextSet::of_regex(whole ? digits : digits + "(\\.[0-9]{1,16})?", false, g.work());
     for (const std::string& text : excluded) {
         const std::size_t point = std::min(text.find('.'), text.size());
         const std::string sign = text == "0" ? "-?" : "";
         const std::string fraction = point == text.size() ? "(\\.0*)?" : "\\" + text.substr(point) + "0*";
-        all = all - TextSet::of_regex(sign + text.substr(0, point) + fraction, false);
+        all = all - TextSet::of_regex(sign + text.substr(0, point) + fraction, false, g.work());
     }
     return g.named(all.add_to(g, {[](Grammar& to, const CharSet& set) { return to.chars(set); }}));
 }

@@ -39,26 +39,26 @@ bool StringRules::only_lengths() const {
 }
 
 /// All but the lengths.
-static TextSet set_of_any_length(const StringRules& rules) {
+static TextSet set_of_any_length(const StringRules& rules, WorkBudget* work) {
     if (rules.words) return TextSet::of_words(*rules.words);
     TextSet all = TextSet::all();
-    for (const std::string& pattern : rules.patterns) all = all & TextSet::of_regex(pattern, true);
-    for (const std::string& format : rules.formats) all = all & TextSet::of_regex(regex_of_format(format), false);
-    for (const std::string& pattern : rules.not_patterns) all = all - TextSet::of_regex(pattern, true);
+    for (const std::string& pattern : rules.patterns) all = all & TextSet::of_regex(pattern, true, work);
+    for (const std::string& format : rules.formats) all = all & TextSet::of_regex(regex_of_format(format), false, work);
+    for (const std::string& pattern : rules.not_patterns) all = all - TextSet::of_regex(pattern, true, work);
     return rules.excluded.empty() ? all : all - TextSet::of_words(rules.excluded);
 }
 
-TextSet string_set(const StringRules& rules) {
-    const TextSet all = set_of_any_length(rules);
+TextSet string_set(const StringRules& rules, WorkBudget* work) {
+    const TextSet all = set_of_any_length(rules, work);
     const bool any_length = rules.words || (rules.least == 0 && rules.most == Grammar::kUnbounded);
     return any_length ? all : all & TextSet::of_length(rules.least, rules.most);
 }
 
 Grammar::Expr add_string_inside(Grammar& grammar, const StringRules& rules, const CharWriter& write) {
-    if (rules.words) return set_of_any_length(rules).add_to(grammar, write);
+    if (rules.words) return set_of_any_length(rules, grammar.work()).add_to(grammar, write);
     if (rules.most != Grammar::kUnbounded && rules.least > rules.most) return grammar.choice({});
     if (!rules.not_patterns.empty() || !rules.excluded.empty())
-        return set_of_any_length(rules).add_to(grammar, write, rules.least, rules.most);
+        return set_of_any_length(rules, grammar.work()).add_to(grammar, write, rules.least, rules.most);
     TextRules texts{.patterns = rules.patterns, .wholes = {}, .least = rules.least, .most = rules.most};
     const bool counted = rules.least > 0 || rules.most != Grammar::kUnbounded;
     for (const std::string& format : rules.formats) texts.wholes.push_back(regex_of_format(format, counted));

@@ -31,10 +31,10 @@ int32_t TextSet::add_state() {
 
 TextSet TextSet::all() { return of_length(0, Grammar::kUnbounded); }
 
-TextSet TextSet::of_regex(std::string_view pattern, bool search) {
-    const Pattern read = parse_pattern(pattern);
+TextSet TextSet::of_regex(std::string_view pattern, bool search, WorkBudget* work) {
+    const Pattern read = parse_pattern(pattern, {.work = work});
     const TextCondition only{.pattern = &read, .search = search};
-    const TextAutomaton automaton = text_automaton({&only, 1});
+    const TextAutomaton automaton = text_automaton({&only, 1}, work);
     TextSet out;
     for (const TextAutomaton::State& from : automaton.states) {
         out.add_state();

@@ -20,7 +20,8 @@ class TextSet {
     /// Every text.
     static TextSet all();
     /// Texts in which the pattern is found (`search`), or that it matches as a whole; see add_regex.
-    static TextSet of_regex(std::string_view pattern, bool search);
+    /// `work` counts what is done; or null.
+    static TextSet of_regex(std::string_view pattern, bool search, WorkBudget* work = nullptr);
     static TextSet of_words(const std::vector<std::string>& words);
     /// Texts of `least` to `most` (or Grammar::kUnbounded) characters.
     static TextSet of_length(int64_t least, int64_t most);
