@@ -94,7 +94,7 @@ void DigestMemo::add(const std::string& file, const FileStamp& stamp, const Dige
     if (what.empty()) return;
     const std::string folder = std::filesystem::path(path_).parent_path().string();
     std::error_code failed;
-    if (!folder.empty()) std::filesystem::create_directories(folder, failed);  // opening the lock says what is wrong
+    if (makes_folder_ && !folder.empty()) std::filesystem::create_directories(folder, failed);  // opening the lock says what is wrong
     const MemoLock lock(path_ + ".lock");
     std::vector<std::string> lines = read_memo(path_);
     std::erase_if(lines, [&](const std::string& one) { return path_in(one) == path_in(line); });

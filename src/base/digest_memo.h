@@ -18,8 +18,10 @@ class DigestMemo {
   public:
     static constexpr size_t kMost = 512;
 
-    /// `path` "": nothing is remembered. Its folder is made when something is.
-    explicit DigestMemo(std::string path) : path_(std::move(path)) {}
+    /// `path` "": nothing is remembered. `makes_folder`: where its folder is missing, it is made when something is
+    /// added.
+    explicit DigestMemo(std::string path, bool makes_folder = true)
+        : path_(std::move(path)), makes_folder_(makes_folder) {}
 
     /// The digest of the file at `file` if it was added with this stamp. Never throws: what cannot be read is not
     /// known.
@@ -30,6 +32,7 @@ class DigestMemo {
 
   private:
     std::string path_;
+    bool makes_folder_;
 };
 
 }  // namespace riptide

@@ -200,7 +200,8 @@ std::string Machine::weights_name() const {
 void Machine::name_weights() {
     by_digest_ = false;
     if (checkpoint_ && disk_ && disk_->refusal() == 0) {
-        std::vector<DigestMemo> memos{DigestMemo(options_.digests), DigestMemo(options_.disk_cache + "/digests")};
+        std::vector<DigestMemo> memos{DigestMemo(options_.digests),
+                                      DigestMemo(options_.disk_cache + "/digests", false)};
         content_ = std::make_unique<WeightsDigest>(*checkpoint_, std::move(memos));
     }
     learning_ = content_ != nullptr;

@@ -101,6 +101,8 @@ TEST_F(DigestMemoTest, what_cannot_be_written_is_said_and_what_cannot_be_read_is
     EXPECT_EQ(DigestMemo(memo).find(a, stamp_of(a)), std::nullopt);
     EXPECT_THROW(DigestMemo(memo).add(a, stamp_of(a), some_digest(1)), Error);
     EXPECT_THROW(DigestMemo(a + "/digests").add(a, stamp_of(a), some_digest(1)), Error);
+    EXPECT_THROW(DigestMemo(folder + "/gone/digests", false).add(a, stamp_of(a), some_digest(1)), Error);
+    EXPECT_FALSE(fs::exists(folder + "/gone"));
 }
 
 TEST_F(DigestMemoTest, the_files_added_last_are_kept) {
