@@ -172,7 +172,7 @@ class Bench {
     std::vector<int32_t> prompt_;
     std::vector<int64_t> ends_;
     std::vector<char> expected_;
-    PrefixSalt salt_{"random weights", "no template", ""};
+    PrefixSalt salt_{"", "no template", ""};
     Times published_, found_;
 };
 

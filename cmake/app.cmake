@@ -38,7 +38,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/src/apps/demo_model.S PROPERTIES
 target_include_directories(riptide_apps PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_compile_definitions(riptide_apps PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:RIPTIDE_VERSION=\"${PROJECT_VERSION}\">")
 if(curl)
-  target_link_libraries(riptide_apps PUBLIC CURL::libcurl OpenSSL::Crypto)
+  target_link_libraries(riptide_apps PUBLIC CURL::libcurl)
 endif()
 target_link_libraries(riptide_apps PUBLIC riptide_server)
 riptide_program(riptide SOURCES ${CMAKE_SOURCE_DIR}/src/apps/main.cpp LINKS riptide_apps)

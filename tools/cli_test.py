@@ -4,6 +4,7 @@
 Every bad input must give one line `error: ...` on stderr and a non-zero exit, never a crash or a hang.
 """
 import json
+import os
 import pathlib
 import re
 import signal
@@ -17,6 +18,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 riptide = pathlib.Path(sys.argv[1]).resolve()
 work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-cli-"))
+os.environ["XDG_CACHE_HOME"] = str(work / "caches")  # nothing of the tests stays in the home of who runs them
 failures = []
 checks = 0
 

@@ -12,7 +12,9 @@ import socket
 import struct
 import sys
 import threading
+import time
 import urllib.parse
+import urllib.request
 
 import cli_test
 from cli_edges_test import Server
@@ -133,6 +135,47 @@ def small_files_and_revisions():
         expect(pull("owner/name", "--revision", "v9").returncode == 66, "one that is not there")
 
 
+def what_was_pulled_is_known():
+    """The server takes the hub's SHA-256 for a file that it has not touched, and computes that of a copy once."""
+    demo = (cli_test.ROOT / "models/demo/laguna-demo.gguf").read_bytes()
+    memo = work / "caches/riptide/digests"
+    prompt = json.dumps({"prompt": "word " * 300, "max_tokens": 1, "temperature": 0})
+
+    def served(path, *, wait=lambda: True):
+        with Server(path, "--cache-dir", work / "shared-tier", "--cache-ram", 0) as server:
+            until = time.monotonic() + 60
+            while not wait() and time.monotonic() < until:
+                time.sleep(0.01)
+            request = urllib.request.Request(f"http://127.0.0.1:{server.port}/v1/completions", prompt.encode(),
+                                             {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                usage = json.load(answer)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], server.log + server.rest
+
+    def known(path):
+        return memo.exists() and f" {path}\n" in memo.read_text()
+
+    with a_hub({"demo-Q4_K_M.gguf": demo}) as (pull, folder):
+        pulled = folder / "demo-Q4_K_M.gguf"
+        for again in [False, True]:
+            memo.unlink(missing_ok=True)
+            done = pull("owner/name")
+            expect(done.returncode == 0 and known(pulled), f"pull remembers what it has checked, again {again}", done)
+        expect(hashlib.sha256(demo).hexdigest() in memo.read_text(), "by its SHA-256")
+        cached, log = served(pulled)
+        expect(cached == 0 and "SHA-256" not in log, f"a first answer, and nothing to compute: {cached} {log}")
+        copy = work / "another/name.gguf"
+        copy.parent.mkdir()
+        copy.write_bytes(demo)
+        _, log = served(copy, wait=lambda: known(copy))
+        expect(re.search("^cache .*SHA-256", log, re.MULTILINE), f"a copy's is computed and said: {log}")
+        cached, log = served(copy)
+        expect(cached > 200 and "SHA-256" not in log, f"and its K/V are those of the first: {cached} {log}")
+        memo.write_text("not a memo")
+        done = pull("owner/name")
+        expect(done.returncode == 0 and known(pulled), "a memo of somebody else's is written anew", done)
+
+
 def which_files():
     shards = [f"big/m-BF16-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     names = ["m-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "m-DFlash-Q8_0.gguf", "m-draft-Q8_0.gguf", "m-Q8_0.imatrix.gguf",
@@ -217,6 +260,7 @@ def names_of_clients():
 if __name__ == "__main__":
     breaks_and_lies()
     small_files_and_revisions()
+    what_was_pulled_is_known()
     which_files()
     names_of_files()
     names_in_files()

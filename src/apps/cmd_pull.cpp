@@ -8,6 +8,7 @@
 #include "apps/environment.h"
 #include "apps/flags.h"
 #include "apps/terminal.h"
+#include "base/digest_memo.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -24,6 +25,17 @@ std::string first_line(const std::string& text) {
     return text.substr(0, std::min(text.find_first_of("\r\n"), text.size()));
 }
 
+/// What the hub has vouched for the server need not compute.
+void remember(const HubFile& file, const std::string& path, const FileStamp& stamp) {
+    const std::optional<Digest> digest = digest_of_hex(file.sha256);
+    if (!digest) return;
+    try {
+        DigestMemo(digests_file()).add(path, stamp, *digest);
+    } catch (const Error& error) {
+        say("{}: its SHA-256 is not remembered: {}\n", path, error.what());
+    }
+}
+
 /// Fetches a file unless it is there and right.
 void get_file(const Hub& hub, const std::string& repository, const HubFile& file, const std::string& path) {
     const auto with_progress = [&](const std::string& label, const auto& work) {
@@ -34,10 +46,13 @@ void get_file(const Hub& hub, const std::string& repository, const HubFile& file
         });
     };
     if (std::filesystem::exists(path)) {
-        if (with_progress("checking " + file.path, [&](const auto& on) { return is_fetched(file, path, on); })) return;
+        const FileStamp stamp = stamp_of(path);
+        if (with_progress("checking " + file.path, [&](const auto& on) { return is_fetched(file, path, on); }))
+            return remember(file, path, stamp);
         say("{}: is not what the hub has: fetched again\n", path);
     }
     with_progress(file.path, [&](const auto& on) { fetch_file(hub, repository, file, path, on); });
+    remember(file, path, stamp_of(path));
 }
 
 int pull(PullFlags o) {
@@ -73,7 +88,8 @@ void add_pull(Command& app, Action& action) {
     cmd->add_option("--token-file", options->token_file, "A file with an access token, for private repositories");
     cmd->footer(
         "Prints the path. What is there already is checked, and fetched again only if it is wrong; what was broken off "
-        "goes on.\n"
+        "goes on. The SHA-256 of what was checked is remembered (~/.cache/riptide/digests): serve --cache-dir goes by "
+        "it.\n"
         "Examples:\n  riptide serve \"$(riptide pull poolside/Laguna-XS.2-GGUF:Q4_K_M)\"");
     cmd->callback([options, &action] { action = [options] { return pull(*options); }; });
 }

@@ -10,6 +10,7 @@
 #include "apps/commands.h"
 #include "apps/compress_flags.h"
 #include "apps/demo_model.h"
+#include "apps/environment.h"
 #include "apps/flags.h"
 #include "apps/log_writer.h"
 #include "apps/model_flags.h"
@@ -143,7 +144,7 @@ EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, in
     return out;
 }
 
-std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings) {
+std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
     auto checkpoint = open_model(o.model);
     refuse_dflash(*checkpoint);
     RT_CHECK(has_tokenizer(*checkpoint),
@@ -154,6 +155,8 @@ std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& w
     Progress progress("weights", "B");
     EngineOptions options = server_engine_options(o, progress, total);
     options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    options.on_disk_news = [&log](const std::string& news) { log.write("cache   " + news); };
+    options.digests = digests_file();
     return std::make_unique<Engine>(std::move(checkpoint), options);
 }
 
@@ -223,7 +226,7 @@ int serve(const ServerFlags& o) {
     DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
     server::Server server(options);
-    engine = open_server_engine(o, warnings);
+    engine = open_server_engine(o, warnings, log);
     server.serve(*engine);
     announce(*engine, options, server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);

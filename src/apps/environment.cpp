@@ -27,11 +27,22 @@ std::string find_program(const std::string& name) {
     return {};
 }
 
-std::string models_folder() {
+std::string cache_folder() {
     const std::string cache = environment("XDG_CACHE_HOME"), home = environment("HOME");
-    RT_CHECK(!cache.empty() || !home.empty(), ErrorKind::usage,
+    if (cache.empty() && home.empty()) return {};
+    return (cache.empty() ? home + "/.cache" : cache) + "/riptide";
+}
+
+std::string models_folder() {
+    const std::string cache = cache_folder();
+    RT_CHECK(!cache.empty(), ErrorKind::usage,
              "neither XDG_CACHE_HOME nor HOME says where models belong: give --to FOLDER");
-    return (cache.empty() ? home + "/.cache" : cache) + "/riptide/models";
+    return cache + "/models";
+}
+
+std::string digests_file() {
+    const std::string cache = cache_folder();
+    return cache.empty() ? cache : cache + "/digests";
 }
 
 }  // namespace riptide::apps

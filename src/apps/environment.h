@@ -11,7 +11,11 @@ std::string environment(const char* name);
 /// A program on PATH, or "".
 std::string find_program(const std::string& name);
 
-/// Where downloaded models are: $XDG_CACHE_HOME/riptide/models, or ~/.cache/riptide/models.
+/// Riptide's own cache: $XDG_CACHE_HOME/riptide, or ~/.cache/riptide; "" if neither is set.
+std::string cache_folder();
+/// Where downloaded models are: `models` in the cache. Throws Error (usage): there is none.
 std::string models_folder();
+/// Where the SHA-256 of weights are remembered (base/digest_memo.h): `digests` in the cache; "": nowhere.
+std::string digests_file();
 
 }  // namespace riptide::apps

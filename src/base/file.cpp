@@ -36,6 +36,15 @@ struct Descriptor {
     int release() { return std::exchange(fd, -1); }
 };
 
+FileStamp stamp_from(const struct stat& status) {
+    constexpr int64_t kSecond = 1'000'000'000;
+    return {.device = static_cast<uint64_t>(status.st_dev),
+            .inode = static_cast<uint64_t>(status.st_ino),
+            .size = status.st_size,
+            .modified_ns = status.st_mtim.tv_sec * kSecond + status.st_mtim.tv_nsec,
+            .changed_ns = status.st_ctim.tv_sec * kSecond + status.st_ctim.tv_nsec};
+}
+
 // --- Surviving files that shrink ---
 // A signal handler can be handed neither an object nor a lock, so the maps are listed in a fixed table of atomics.
 
@@ -115,6 +124,12 @@ void unregister_mapping(int slot) {
 
 }  // namespace
 
+FileStamp stamp_of(const std::string& path) {
+    struct stat status = {};
+    if (::stat(path.c_str(), &status) != 0) fail_errno(path, "read its dates", errno);
+    return stamp_from(status);
+}
+
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: opening a pipe without a writer must not hang; for a regular file it means nothing.
     Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
@@ -137,6 +152,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
         data_ = static_cast<const std::byte*>(map);
         size_ = status.st_size;
     }
+    stamp_ = stamp_from(status);
     fd_ = file.release();
 }
 
@@ -160,6 +176,28 @@ void MappedFile::swap(MappedFile& other) noexcept {
     std::swap(size_, other.size_);
     std::swap(fd_, other.fd_);
     std::swap(slot_, other.slot_);
+    std::swap(stamp_, other.stamp_);
+}
+
+void MappedFile::read(int64_t offset, std::span<std::byte> to) const {
+    while (!to.empty()) {
+        const ssize_t got = ::pread(fd_, to.data(), to.size(), offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_errno(path_, "read", errno);
+        RT_CHECK(got > 0, ErrorKind::io, "{}: became shorter while in use (was {} bytes, is {})", path_, size_, offset);
+        offset += got;
+        to = to.subspan(static_cast<size_t>(got));
+    }
+    struct stat status = {};
+    if (::fstat(fd_, &status) != 0) fail_errno(path_, "read its dates", errno);
+    RT_CHECK(stamp_from(status) == stamp_, ErrorKind::io, "{}: was changed while in use", path_);
+}
+
+bool MappedFile::unchanged() const {
+    struct stat status = {};
+    if (::fstat(fd_, &status) != 0) return false;
+    const FileStamp now = stamp_from(status);
+    return now.size == stamp_.size && now.modified_ns == stamp_.modified_ns;
 }
 
 void MappedFile::check_intact() const {

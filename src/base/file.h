@@ -13,6 +13,17 @@
 
 namespace riptide {
 
+/// Which file it is, and since when it has been as it is: a file whose stamp is the same has the same content. (The
+/// time of its last change of state is the system's own: whoever sets the other date back leaves a trace here.)
+struct FileStamp {
+    uint64_t device = 0, inode = 0;
+    int64_t size = 0;
+    int64_t modified_ns = 0, changed_ns = 0;
+    bool operator==(const FileStamp&) const = default;
+};
+/// Of what is at `path` now. Throws Error.
+FileStamp stamp_of(const std::string& path);
+
 /// A whole regular file, mapped read-only; its real size comes from fstat. Pages are read when touched, so mapping
 /// costs the same for 1 KB and for 20 GB. An empty file maps to an empty span.
 ///
@@ -30,6 +41,13 @@ class MappedFile {
 
     std::span<const std::byte> bytes() const { return {data_, static_cast<std::size_t>(size_)}; }
     const std::string& path() const { return path_; }
+    /// When it was opened.
+    const FileStamp& stamp() const { return stamp_; }
+    /// Reads bytes from `offset` on, past the map: other pages of it stay where they are. Thread-safe. Throws
+    /// Error(io): they are not all there, or the file is no longer as it was opened.
+    void read(int64_t offset, std::span<std::byte> to) const;
+    /// Whether its size and date are those that it was opened with. One fstat.
+    bool unchanged() const;
     /// Throws Error(io) if what bytes() gave since opening may have been zeros in place of the file. One fstat.
     void check_intact() const;
 
@@ -41,6 +59,7 @@ class MappedFile {
     int64_t size_ = 0;
     int fd_ = -1;
     int slot_ = -1;
+    FileStamp stamp_;
 };
 
 /// The whole file (or pipe) as text. Throws Error(data) if it holds more than `max_bytes`.

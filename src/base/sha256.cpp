@@ -1,63 +1,49 @@
 #include "base/sha256.h"
 
-#include <bit>
-#include <cstring>
+#include <openssl/evp.h>
+
+#include "base/error.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr uint32_t kRound[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-void add_block(std::array<uint32_t, 8>& h, const unsigned char* block) {
-    uint32_t w[64];
-    for (int t = 0; t < 16; ++t)
-        w[t] = uint32_t{block[4 * t]} << 24 | uint32_t{block[4 * t + 1]} << 16 | uint32_t{block[4 * t + 2]} << 8 |
-               uint32_t{block[4 * t + 3]};
-    for (int t = 16; t < 64; ++t) {
-        const uint32_t s0 = std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ (w[t - 15] >> 3);
-        const uint32_t s1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ (w[t - 2] >> 10);
-        w[t] = w[t - 16] + s0 + w[t - 7] + s1;
-    }
-    std::array<uint32_t, 8> v = h;  // a .. h
-    for (int t = 0; t < 64; ++t) {
-        const uint32_t s1 = std::rotr(v[4], 6) ^ std::rotr(v[4], 11) ^ std::rotr(v[4], 25);
-        const uint32_t choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        const uint32_t t1 = v[7] + s1 + choose + kRound[t] + w[t];
-        const uint32_t s0 = std::rotr(v[0], 2) ^ std::rotr(v[0], 13) ^ std::rotr(v[0], 22);
-        const uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        v = {t1 + s0 + majority, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
-    }
-    for (size_t i = 0; i < 8; ++i) h[i] += v[i];
+/// Looked up once: OpenSSL takes longer to find it than to hash a page's key.
+const EVP_MD* sha256_method() {
+    static const EVP_MD* const method = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+    RT_CHECK(method != nullptr, ErrorKind::system, "OpenSSL has no SHA-256");
+    return method;
 }
+
+void check_sha256(int result) { RT_CHECK(result == 1, ErrorKind::system, "OpenSSL cannot compute a SHA-256"); }
 
 }  // namespace
 
-Digest sha256(std::span<const std::byte> bytes) {
-    std::array<uint32_t, 8> h{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                              0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
-    size_t left = bytes.size();
-    for (; left >= 64; left -= 64, data += 64) add_block(h, data);
-    unsigned char last[128] = {};
-    if (left > 0) std::memcpy(last, data, left);
-    last[left] = 0x80;
-    const size_t size = left < 56 ? 64 : 128;
-    const uint64_t bits = uint64_t{bytes.size()} * 8;
-    for (size_t i = 0; i < 8; ++i) last[size - 1 - i] = static_cast<unsigned char>(bits >> (8 * i));
-    add_block(h, last);
-    if (size == 128) add_block(h, last + 64);
+struct Sha256::State {
+    EVP_MD_CTX* context = EVP_MD_CTX_new();
+    ~State() { EVP_MD_CTX_free(context); }
+};
+
+Sha256::Sha256() : state_(std::make_unique<State>()) {
+    check_sha256(state_->context == nullptr ? 0 : EVP_DigestInit_ex(state_->context, sha256_method(), nullptr));
+}
+
+Sha256::~Sha256() = default;
+
+void Sha256::add(std::span<const std::byte> bytes) {
+    check_sha256(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()));
+}
+
+Digest Sha256::digest() {
     Digest digest;
-    for (size_t i = 0; i < 32; ++i) digest[i] = static_cast<uint8_t>(h[i / 4] >> (24 - 8 * (i % 4)));
+    check_sha256(EVP_DigestFinal_ex(state_->context, digest.data(), nullptr));
     return digest;
+}
+
+Digest sha256(std::span<const std::byte> bytes) {
+    Sha256 hash;
+    hash.add(bytes);
+    return hash.digest();
 }
 
 std::string to_hex(const Digest& digest) {
@@ -67,6 +53,18 @@ std::string to_hex(const Digest& digest) {
         text += "0123456789abcdef"[byte & 15];
     }
     return text;
+}
+
+std::optional<Digest> digest_of_hex(std::string_view text) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    Digest digest{};
+    if (text.size() != 2 * digest.size()) return std::nullopt;
+    for (size_t i = 0; i < text.size(); ++i) {
+        const size_t digit = kDigits.find(text[i]);
+        if (digit == std::string_view::npos) return std::nullopt;
+        digest[i / 2] = static_cast<uint8_t>(digest[i / 2] << 4 | digit);
+    }
+    return digest;
 }
 
 }  // namespace riptide

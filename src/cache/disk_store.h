@@ -16,11 +16,12 @@
 
 namespace riptide {
 
-/// The rule by which names of records are made. One more with every change of what they cover (PrefixSalt).
-inline constexpr uint32_t kRecordNaming = 1;
+/// The rule by which names of records are made. One more with every change of what they cover (PrefixSalt, the name of
+/// the weights). 1: the weights' path, date and samples were part of the salt.
+inline constexpr uint32_t kRecordNaming = 2;
 
-/// One file for each record, named by record_name: a checksummed header with the format's version, the key, the payload
-/// with its own checksum. A file is written under a temporary name and then renamed. It is not forced to disk: what a
+/// One file for each record (cache/record_file.h), named by its group and key, which here begins with the name of the
+/// weights. A file is written under a temporary name and then renamed. It is not forced to disk: what a
 /// power cut leaves half-written fails its checksum and is a miss. A file that is cut, changed, misnamed or of another
 /// version is removed and never read as data; files that are not named as ours are left alone. Records whose names were
 /// made by another rule stay until room is wanted, and go first.
@@ -49,14 +50,20 @@ class DiskStore {
     DiskStore(const DiskStore&) = delete;
     DiskStore& operator=(const DiskStore&) = delete;
 
-    bool has(const RecordKey& id) const { return index_.find(id) != nullptr; }
+    /// What is put and found from now on is state of these weights. Until the first call: of nobody's.
+    void use_weights(const Digest& name);
+    /// The weights in use have this name from now on, and so have all records of them, at once. Their files follow, on
+    /// the writer's thread.
+    void rename_weights(const Digest& name);
+
+    bool has(const RecordKey& id) const;
     /// Bytes of a record's payload; -1: it is not held.
     int64_t payload_bytes(const RecordKey& id) const;
     /// Counts a record as used; its rank may rise, until the next start. False when it is not held.
     bool touch(const RecordKey& id, int32_t rank = 0);
     /// Whether the record is on disk afterwards. Removes less recently used records of no higher rank to make room.
     /// REQUIRES that the host may read the parts.
-    bool put(const Record& record);
+    bool put(Record record);
     /// The same without waiting for the disk: the record counts as held, and is written on another thread. Not taken
     /// when kMostPending bytes are waiting to be written already.
     void put_later(Record record);
@@ -73,9 +80,7 @@ class DiskStore {
     /// removed and not done. Does not count as a use.
     void read(std::span<Read> reads, ThreadPool* threads = nullptr);
     void erase(const RecordKey& id);
-    std::vector<std::string> keys(const Digest& group, std::string_view front) const {
-        return index_.keys(group, front);
-    }
+    std::vector<std::string> keys(const Digest& group, std::string_view front) const;
 
     /// Bytes of all files.
     int64_t bytes() const { return index_.bytes(); }
@@ -90,7 +95,9 @@ class DiskStore {
 
   private:
     std::string path_of(const Digest& name) const;
-    bool read_one(Read& read) const;
+    RecordKey stored(const RecordKey& id) const;
+    bool touch_stored(const RecordKey& id, int32_t rank);
+    DiskWriter& writer();
     void scan();
     void remove(const Digest& name);
     bool make_room(const Record& record);
@@ -104,7 +111,8 @@ class DiskStore {
     std::string folder_;
     int64_t budget_;
     uint32_t naming_;
-    int lock_ = -1;  // held while open; -1: the store is off
+    std::string weights_;  // what keys begin with
+    int lock_ = -1;        // held while open; -1: the store is off
     int refusal_ = 0;
     int64_t written_ = 0;
     RecordIndex index_;

@@ -18,7 +18,8 @@ namespace riptide {
 struct DiskWrite {
     Record record;
     std::string temp, path;
-    int error = 0;  // errno; 0: it is there
+    bool renames = false;  // `temp` holds the payload already, under another key: rename_record
+    int error = 0;         // errno; 0: it is there
 };
 
 /// Writes go in the order of add(), one at a time. All functions are for one thread, the owner's: finished writes wait

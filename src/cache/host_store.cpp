@@ -51,6 +51,11 @@ void HostStore::erase(const RecordKey& id) {
     payloads_.erase(id.name);
 }
 
+void HostStore::clear() {
+    index_ = {};
+    payloads_.clear();
+}
+
 std::vector<Record> HostStore::all() const {
     std::vector<Record> records;
     for (const Digest& name : index_.names()) records.push_back(record(name));

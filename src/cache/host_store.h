@@ -27,6 +27,7 @@ class HostStore {
     /// A use of the record.
     std::optional<Record> get(const RecordKey& id);
     void erase(const RecordKey& id);
+    void clear();
     std::vector<std::string> keys(const Digest& group, std::string_view front) const {
         return index_.keys(group, front);
     }

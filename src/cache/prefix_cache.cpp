@@ -70,13 +70,11 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
     heap_->reserve_behind(options.pinned_at_start);
 }
 
-PrefixCache::~PrefixCache() {
-    for (auto& [salt, root] : roots_) erase_tree(std::move(root));
-}
+PrefixCache::~PrefixCache() { forget(); }
 
 std::string PrefixCache::salt_text(const PrefixSalt& salt) const {
     std::string text;
-    add_text(text, salt.weights);
+    add_text(text, salt.origin);
     add_text(text, salt.prompt);
     add_text(text, salt.isolation);
     add_text(text, geometry_);

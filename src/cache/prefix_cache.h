@@ -20,9 +20,10 @@
 
 namespace riptide {
 
-/// What besides the tokens decides the values of K/V, and who may share them. Entries under different salts never meet.
+/// What besides the tokens and the weights decides the values of K/V, and who may share them. Entries under different
+/// salts never meet.
 struct PrefixSalt {
-    std::string weights;    // identity and version of weights and numerics
+    std::string origin;     // who computed them, where that matters: what prefill alone has
     std::string prompt;     // tokenizer and chat template
     std::string isolation;  // whoever must not see, nor time, the others' entries; empty: everybody shares
 };
@@ -63,9 +64,9 @@ struct PrefixCacheOptions {
     int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
 };
 
-/// A tree of full pages for each salt. A page is found by its parent and its tokens, compared in full; a checkpoint
-/// hangs at the page before it with the tokens of the last, partly filled page. The tree holds a reference to each of
-/// its pages; sequences share them and copy on write (SequenceState).
+/// State of one set of weights at a time: a tree of full pages for each salt. A page is found by its parent and its
+/// tokens, compared in full; a checkpoint hangs at the page before it with the tokens of the last, partly filled page.
+/// The tree holds a reference to each of its pages; sequences share them and copy on write (SequenceState).
 ///
 /// Classes of what may go when room is wanted, least recently used and leaves first: what no live session uses; then,
 /// never for a side request, the prefixes of live sessions and what is pinned for ended ones; last the pinned
@@ -113,7 +114,8 @@ class PrefixCache {
         return publish(request, sequence, mark, sequence.length());
     }
     /// The same for what the sequence was at an earlier length, which its rings must still hold: a step may go through
-    /// a place that is worth keeping and need not end there (recurrent state: it must). REQUIRES sequence.can_truncate(length), length >= 1.
+    /// a place that is worth keeping and need not end there (recurrent state: it must). REQUIRES
+    /// sequence.can_truncate(length), length >= 1.
     bool publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark, int64_t length);
     /// Evicts until the pool has `pages` free ones, and when it has to begin, 1/128 of the pool more of no higher
     /// class: finding what may go costs a walk over all nodes. False, with as much evicted as the class allows, if it
@@ -122,8 +124,13 @@ class PrefixCache {
 
     /// The session's prefix is from now on like any other entry.
     void end_session(uint64_t session);
-    /// Drops all entries of these weights from memory. The tiers' entries cannot be found under other weights.
-    void forget_weights(const std::string& weights);
+    /// Drops all entries from memory. The tiers keep theirs.
+    void forget();
+    /// From now on all state is of these weights: drops what is in memory and in `host`; in `disk` nothing of others is
+    /// found. Names what decides K/V values: content and config of weights, chip, numerics.
+    void use_weights(const Digest& name);
+    /// The weights in use are known by another name from now on, in `disk`; the tiers above have none.
+    void rename_weights(const Digest& name);
     /// Writes everything held here and in the host tier to the disk tier, for the next start.
     void persist();
 

@@ -23,7 +23,8 @@ bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& seq
     return kept;
 }
 
-/// `state`: the sequence's packed bounded state, where they are at hand; null: they are saved when it turns out to be wanted.
+/// `state`: the sequence's packed bounded state, where they are at hand; null: they are saved when it turns out to be
+/// wanted.
 bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequence, int64_t length, HostBytes state,
                        Mark mark) {
     const auto tokens = request.tokens.first(static_cast<size_t>(length));
@@ -68,7 +69,6 @@ PrefixCache::Node& PrefixCache::grow(const PrefixRequest& request, std::span<con
     if (fresh_root) {
         at->second = std::make_unique<Node>();
         at->second->salt = &at->first;
-        at->second->weights = request.salt.weights;
         at->second->name = RecordKey::of({}, at->first).name;
     }
     Node* node = at->second.get();
@@ -308,19 +308,23 @@ void PrefixCache::erase_tree(std::unique_ptr<Node> root) {
     }
 }
 
-void PrefixCache::forget_weights(const std::string& weights) {
-    for (auto at = roots_.begin(); at != roots_.end();) {
-        if (at->second->weights != weights) {
-            ++at;
-            continue;
-        }
-        std::erase_if(sessions_, [&](const auto& one) { return one.second.salt == at->first; });
-        erase_tree(std::move(at->second));
-        at = roots_.erase(at);
-    }
+void PrefixCache::forget() {
+    sessions_.clear();
+    for (auto& [salt, root] : roots_) erase_tree(std::move(root));
+    roots_.clear();
 }
 
 // --- Tiers ---
+
+void PrefixCache::use_weights(const Digest& name) {
+    forget();
+    if (host_ != nullptr) host_->clear();
+    if (disk_ != nullptr) disk_->use_weights(name);
+}
+
+void PrefixCache::rename_weights(const Digest& name) {
+    if (disk_ != nullptr) disk_->rename_weights(name);
+}
 
 RecordKey PrefixCache::key_of(const Node& node, const Checkpoint* checkpoint) const {
     if (checkpoint == nullptr) return {node.parent->name, record_key('P', *node.salt, node.tokens), node.name};

@@ -28,7 +28,6 @@ struct PrefixCache::Node {
     int64_t length = 0;                 // tokens up to and with this page
     Digest name{};                      // of its record, and the group of what follows it
     const std::string* salt = nullptr;  // the key in roots_
-    std::string weights;                // roots only
     int32_t live = 0;                   // sessions whose prefix goes through this node
     bool side = true;
     uint64_t stamp = 0;

@@ -193,6 +193,7 @@ void Engine::Impl::run() {
 void Engine::Impl::check_idle() {
     try {
         machine.check();
+        loop.learn_weights();
     } catch (const std::exception& error) {
         failure = fmt::format("the engine has failed: {}", error.what());
     }
@@ -238,6 +239,7 @@ void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     std::string problem;
     try {
+        loop.learn_weights();
         loop.step();
     } catch (const std::exception& error) {
         problem = fmt::format("the engine has failed: {}", error.what());
@@ -258,9 +260,8 @@ void Engine::Impl::swap_weights(std::unique_lock<std::mutex>& lock) {
     std::string path;
     try {
         path = mine.checkpoint->path();
-        const std::string old = machine.weights_name();
         machine.replace(std::move(mine.checkpoint));
-        loop.change_weights(old, version);
+        loop.change_weights(version);
     } catch (...) {
         mine.error = std::current_exception();
     }
@@ -295,7 +296,10 @@ void Engine::Impl::end(std::unique_lock<std::mutex>& lock) {
     for (auto& job : jobs)
         if (job->plan) maker.complete(*job, false);
     loop.end_all(broken ? &failed : nullptr, std::move(jobs));
-    if (!broken && machine.prefix() != nullptr) machine.prefix()->persist();
+    if (!broken && machine.prefix() != nullptr) {
+        loop.learn_weights();
+        machine.prefix()->persist();
+    }
     lock.lock();
     loop.report(stats);
     quiet = true;

@@ -44,6 +44,12 @@ struct EngineOptions : SessionOptions {
     /// Who hears why the third tier is not what it should be: when the engine is made (another process has the folder,
     /// or it cannot be listed), and for each record that cannot be saved, on the engine's thread and at times often.
     std::function<void(const std::string& problem)> on_disk_problem;
+    /// The third tier knows weights by their content, wherever they lie; until it is known, by their files on this
+    /// machine. Its SHA-256 is remembered in this file (base/digest_memo.h) and in `digests` in the tier's folder; empty:
+    /// there alone.
+    std::string digests;
+    /// Who hears that it has been computed, or why not; on the engine's thread.
+    std::function<void(const std::string& news)> on_disk_news;
 };
 
 /// Facts for whoever offers the model to others.

@@ -35,8 +35,6 @@ bool reads_whole_prompt(const Answer& answer) { return answer.job().prompt_logpr
 
 }  // namespace
 
-std::string cache_name(const std::string& weights, bool exact) { return exact ? weights + " prefill" : weights; }
-
 EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
     : machine_(machine),
       interrupted_(std::move(interrupted)),
@@ -61,7 +59,7 @@ void EngineLoop::add(std::unique_ptr<Job> fresh) {
         stats_.scored_tokens += job.compression.scored;
         stats_.dropped_tokens += job.compression.original - job.compression.kept;
     }
-    job.salt.weights = cache_name(machine_.weights_name(), job.deterministic);
+    job.salt.origin = job.deterministic ? "prefill" : "";
     // The others restore what the first keeps, unless it keeps nothing.
     job.held_from = machine_.prefix() == nullptr || job.cuts.empty() ? std::ssize(job.answers) : 1;
     for (int64_t i = 0; i < job.held_from; ++i) schedule(*job.answers[static_cast<size_t>(i)]);
@@ -241,8 +239,8 @@ void EngineLoop::computed(Answer& answer, const SequenceState& state) {
     if (machine_.prefix() == nullptr) return;
     Job& job = answer.job();
     const int64_t before = std::exchange(answer.computed, state.length());
-    // After a step the rings hold what they held at any length in it, so that none ends at a cut for its own sake, unless
-    // there is recurrent state: ScheduledRequest::stops.
+    // After a step the rings hold what they held at any length in it, so that none ends at a cut for its own sake,
+    // unless there is recurrent state: ScheduledRequest::stops.
     for (auto cut = std::upper_bound(job.cuts.begin(), job.cuts.end(), before);
          cut != job.cuts.end() && *cut <= state.length(); ++cut)
         if (state.can_truncate(*cut)) keep_prompt(job, state, *cut);
@@ -298,17 +296,15 @@ void EngineLoop::evict(Answer& answer, int32_t pages) {
     });
 }
 
-void EngineLoop::forget(const std::string& weights) {
+void EngineLoop::forget() {
     ++cache_changes_;
-    if (PrefixCache* prefix = machine_.prefix())
-        for (const bool exact : {false, true}) prefix->forget_weights(cache_name(weights, exact));
+    if (PrefixCache* prefix = machine_.prefix()) prefix->forget();
 }
 
-void EngineLoop::change_weights(const std::string& old, int64_t version) {
+void EngineLoop::change_weights(int64_t version) {
     version_ = version;
-    forget(old);
+    ++cache_changes_;
     renew_drafter();
-    for (const auto& [id, job] : jobs_) job->salt.weights = cache_name(machine_.weights_name(), job->deterministic);
 }
 
 /// Requests are there but none can run: what the cache holds is in the way.
@@ -318,7 +314,7 @@ void EngineLoop::relieve() {
     if (held.pages + held.checkpoints == 0)
         riptide::fail(ErrorKind::system, "no request can run, with {} of {} K/V pages free: this is a bug",
                       machine_.cache().pool().free_count(), machine_.cache().pool().size());
-    forget(machine_.weights_name());
+    forget();
     evict_anything_ = false;
 }
 

@@ -18,9 +18,6 @@
 
 namespace riptide {
 
-/// The name under which the prefix cache keeps state of these weights. `exact`: only what prefill has computed.
-std::string cache_name(const std::string& weights, bool exact);
-
 /// A step: scheduler.plan -> decode part and prompt part -> draw -> settle -> publish to the prefix cache -> events.
 ///
 /// Beside decoding answers the prompts' step stays under way for several steps, each of which runs some of its layers
@@ -66,9 +63,12 @@ class EngineLoop {
     void hold(bool held) { scheduler_.admit_new(!held); }
     /// Requests that have begun and have not ended.
     int64_t begun() const { return scheduler_.begun(); }
-    /// The machine has other weights; what is cached of those called `old` is forgotten, answers carry `version`.
+    /// The machine has other weights (and has forgotten what was cached of the old); answers carry `version`.
     /// REQUIRES begun() == 0.
-    void change_weights(const std::string& old, int64_t version);
+    void change_weights(int64_t version);
+
+    /// Machine::learn_weights.
+    void learn_weights() { cache_changes_ += machine_.learn_weights() ? 1 : 0; }
 
     /// The model has been loaded anew, whose weights a drafter may share. REQUIRES begun() == 0.
     void renew_drafter();
@@ -118,7 +118,7 @@ class EngineLoop {
     void fail(Answer& answer, ErrorKind kind, const std::string& message);
     void close_departed();
     void relieve();
-    void forget(const std::string& weights);
+    void forget();
 
     struct DrawnRows;
     // engine_masks.cpp

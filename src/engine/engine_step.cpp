@@ -55,7 +55,7 @@ void EngineLoop::run_step() {
     const bool stalled = plan.stalled;
     scheduler_.settle(results_, prompt_items_.empty());
     if (fault_) std::rethrow_exception(fault_);
-    if (std::exchange(damage_, false)) forget(machine_.weights_name());
+    if (std::exchange(damage_, false)) forget();
     if (stalled) relieve();
     for (const auto& [id, job] : jobs_)
         if (job->prompt_kept && job->held_from < std::ssize(job->answers)) release_held(*job);

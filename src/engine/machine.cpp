@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <filesystem>
 #include <random>
 
 #include "base/error.h"
@@ -58,43 +57,7 @@ int32_t fitting_sequences(const MemoryRequest& request, const std::function<Memo
     return 1;
 }
 
-/// Names and dates of the files behind a path; nothing for an image in memory.
-std::string file_facts(const std::string& path) {
-    namespace fs = std::filesystem;
-    std::error_code failed;
-    std::vector<fs::path> files;
-    if (fs::is_directory(path, failed)) {
-        for (const auto& entry : fs::directory_iterator(path, failed))
-            if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-    } else if (fs::exists(path, failed)) {
-        files.push_back(path);
-    }
-    std::sort(files.begin(), files.end());
-    std::string facts;
-    for (const fs::path& file : files) {
-        const auto size = fs::file_size(file, failed);
-        const auto date = fs::last_write_time(file, failed).time_since_epoch().count();
-        facts += fmt::format("{} {} {};", fs::absolute(file, failed).string(), size, date);
-    }
-    return facts;
-}
-
-/// A name for the weights' content that reads little of it: every tensor's name, type, shape and 16 short samples,
-/// beside the dates of the files.
-std::string content_name(const Checkpoint& checkpoint) {
-    constexpr size_t kSamples = 16, kSample = 64;
-    std::string facts = file_facts(checkpoint.path());
-    for (const TensorInfo& tensor : checkpoint.tensors()) {
-        facts += fmt::format("{} {} {} {};", tensor.name, dtype_name(tensor.dtype), fmt::join(tensor.shape, "x"),
-                             tensor.bytes.size());
-        for (size_t i = 0; i < kSamples && !tensor.bytes.empty(); ++i) {
-            const size_t size = std::min(kSample, tensor.bytes.size());
-            const size_t at = (tensor.bytes.size() - size) / (kSamples - 1) * i;
-            facts.append(reinterpret_cast<const char*>(tensor.bytes.data() + at), size);
-        }
-    }
-    return to_hex(sha256(std::as_bytes(std::span(facts))));
-}
+Digest name_digest(const std::string& name) { return sha256(std::as_bytes(std::span(name))); }
 
 }  // namespace
 
@@ -142,6 +105,7 @@ void Machine::open() {
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     make_runner();
     make_prefix_cache();
+    name_weights();
 }
 
 int64_t Machine::page_bytes_per_token() const {
@@ -218,14 +182,57 @@ void Machine::make_runner() {
              [this] { decoder_->forward(); }, [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); },
              decoder_->follow_rows()});
     }
-    weights_name_ = fmt::format("{} {} {} numerics {} {}", info_.architecture, info_.config,
-                                gpu_ ? gpu_->info().name : "cpu", kNumerics,
-                                checkpoint_ ? content_name(*checkpoint_) : "");
-    if (options_.model.delta_by_chunks) weights_name_ += " delta by chunks";
-    if (gpu_ && gpu_->options().portable) weights_name_ += " portable";
-    if (options_.model.prefill == PrefillKind::fp8) weights_name_ += " prefill fp8";
-    if (reloads_ > 0 && file_facts(checkpoint_->path()).empty())  // no date tells images in memory apart
-        weights_name_ += fmt::format(" {:x} {}", std::random_device()(), reloads_);
+}
+
+// The name of the weights.
+
+std::string Machine::weights_name() const {
+    std::string name = fmt::format("{} {} {} numerics {}", info_.architecture, model_->info().config,
+                                   gpu_ ? gpu_->info().name : "cpu", kNumerics);
+    if (options_.model.delta_by_chunks) name += " delta by chunks";
+    if (gpu_ && gpu_->options().portable) name += " portable";
+    if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
+    if (!content_) return name;
+    return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());
+}
+
+/// Of the weights as they have just been loaded. What the cache holds of others is gone.
+void Machine::name_weights() {
+    by_digest_ = false;
+    if (checkpoint_ && disk_ && disk_->refusal() == 0) {
+        std::vector<DigestMemo> memos{DigestMemo(options_.digests),
+                                      DigestMemo(options_.disk_cache + "/digests", false)};
+        content_ = std::make_unique<WeightsDigest>(*checkpoint_, std::move(memos));
+    }
+    learning_ = content_ != nullptr;
+    if (prefix_) prefix_->use_weights(name_digest(weights_name()));
+    if (content_ && check_unchanged()) learn_weights();
+}
+
+bool Machine::learn_weights() {
+    if (!content_) return false;
+    if (!gpu_ && !check_unchanged()) return true;
+    if (!learning_ || !content_->settled()) return false;
+    learning_ = false;
+    by_digest_ = content_->digest().has_value();
+    if (by_digest_) prefix_->rename_weights(name_digest(weights_name()));
+    if (!content_->note().empty() && options_.on_disk_news) options_.on_disk_news(content_->note());
+    return by_digest_;
+}
+
+/// False, from then on without a name that anybody finds again, when a file is no longer what was opened: on the CPU
+/// its bytes are the weights.
+bool Machine::check_unchanged() {
+    const auto changed = [](const MappedFile& file) { return !file.unchanged(); };
+    const std::span<const MappedFile> files = checkpoint_->files();
+    const auto file = std::find_if(files.begin(), files.end(), changed);
+    if (file == files.end()) return true;
+    content_.reset();
+    std::random_device random;
+    prefix_->use_weights(name_digest(fmt::format("changed {:x}{:x}{:x}{:x}", random(), random(), random(), random())));
+    if (options_.on_disk_problem)
+        options_.on_disk_problem(fmt::format("{}: was changed while in use: what is saved now is lost", file->path()));
+    return false;
 }
 
 DraftTarget Machine::draft_target() {
@@ -337,9 +344,10 @@ void Machine::replace(std::unique_ptr<Checkpoint> checkpoint) {
         make_runner();
         throw;
     }
+    content_.reset();
     checkpoint_ = std::move(checkpoint);
-    ++reloads_;
     make_runner();
+    name_weights();
 }
 
 }  // namespace riptide

@@ -15,6 +15,7 @@
 #include "engine/memory_plan.h"
 #include "engine/prompt_step.h"
 #include "engine/runner.h"
+#include "engine/weights_digest.h"
 #include "tensor/gpu_thread.h"
 
 namespace riptide {
@@ -66,9 +67,15 @@ class Machine {
     const DecodeDevice* decoder() const { return device_ ? &*device_ : nullptr; }
     void use_decoder(DecodeDevice device) { device_ = std::move(device); }
     KvCache& cache() { return *cache_; }
-    /// What the prefix cache knows these weights by: their content as far as a sample and the file's date tell, every
-    /// field of the model's config, and the numerics.
-    const std::string& weights_name() const { return weights_name_; }
+    /// All that decides what the weights make of tokens: every field of the model's config, chip, numerics, and the
+    /// content. The disk tier goes by it; in memory there is state of one set of weights at a time. The content's name
+    /// is its SHA-256; until that is known, what tells its files from others on this machine; nothing without a disk
+    /// tier.
+    std::string weights_name() const;
+    /// Gives the disk tier the name that the digest has come to, if it has, and says so. For whoever steps: between
+    /// steps, and before the cache is saved. Whether the cache may now find something else. Costs an fstat for each
+    /// file.
+    bool learn_weights();
 
     /// Runs a step (Runner::step); on a GPU it may still run when this returns.
     void step(std::span<const StepItem> items, Family family) {
@@ -111,6 +118,8 @@ class Machine {
     void open_disk_tier();
     void make_prefix_cache();
     void make_runner();
+    void name_weights();
+    bool check_unchanged();
     void check_same_model(const Checkpoint& checkpoint, const Model& model) const;
 
     EngineOptions options_;
@@ -133,8 +142,9 @@ class Machine {
     Tensor logits_, captured_;
     std::vector<int32_t> capture_layers_;
     std::vector<float> host_logits_;
-    std::string weights_name_;
-    int64_t reloads_ = 0;
+    std::unique_ptr<WeightsDigest> content_;  // null: nobody asks, or nobody can say
+    bool learning_ = false;                   // it is not settled, or nobody has looked yet
+    bool by_digest_ = false;                  // the disk tier knows the weights by its digest
 };
 
 }  // namespace riptide

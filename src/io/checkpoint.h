@@ -8,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
 #include "base/json_fwd.h"
 #include "tensor/dtype.h"
 
 namespace riptide {
 
-/// One stored tensor. `shape` is row-major, outermost dimension first, for every file format (GGUF's order is turned round
-/// when it is read). `bytes` lies inside the mapped file and lives as long as the Checkpoint.
+/// One stored tensor. `shape` is row-major, outermost dimension first, for every file format (GGUF's order is turned
+/// round when it is read). `bytes` lies inside the mapped file and lives as long as the Checkpoint.
 struct TensorInfo {
     std::string name;
     DType dtype = DType::f32;
@@ -39,12 +40,14 @@ class Checkpoint {
     virtual const json::object& metadata() const = 0;
     /// Throws Error(io) if a mapped file has become shorter since it was opened: what was read from it may be zeros.
     virtual void check_intact() const = 0;
+    /// The files that the tensors lie in, in the order of their parts; none for what was never a file.
+    virtual std::span<const MappedFile> files() const { return {}; }
     /// Bytes of all tensors.
     int64_t tensor_bytes() const;
 };
 
-/// Opens `path`: a .gguf file, a .safetensors file, or a folder with config.json and *.safetensors (sharded index or not).
-/// Throws Error that names the file, what was found and what was expected.
+/// Opens `path`: a .gguf file, a .safetensors file, or a folder with config.json and *.safetensors (sharded index or
+/// not). Throws Error that names the file, what was found and what was expected.
 std::unique_ptr<Checkpoint> open_checkpoint(const std::string& path);
 
 /// A GGUF image in memory that outlives the checkpoint; `name` stands for the path in messages.

@@ -79,6 +79,7 @@ class GgufFile final : public Checkpoint {
     const TensorInfo* find(std::string_view name) const override { return table_.find(name); }
     const json::object& metadata() const override { return image_.metadata; }
     void check_intact() const override;
+    std::span<const MappedFile> files() const override { return files_; }
 
     uint32_t version() const { return image_.version; }
     int64_t alignment() const { return image_.alignment; }

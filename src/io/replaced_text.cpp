@@ -22,6 +22,7 @@ class ReplacedText final : public Checkpoint {
     const TensorInfo* find(std::string_view name) const override { return checkpoint_->find(name); }
     const json::object& metadata() const override { return metadata_; }
     void check_intact() const override { checkpoint_->check_intact(); }
+    std::span<const MappedFile> files() const override { return checkpoint_->files(); }
 
   private:
     std::unique_ptr<Checkpoint> checkpoint_;

@@ -49,6 +49,7 @@ class SafetensorsModel final : public Checkpoint {
     const TensorInfo* find(std::string_view name) const override { return table_.find(name); }
     const json::object& metadata() const override { return metadata_; }
     void check_intact() const override;
+    std::span<const MappedFile> files() const override { return files_; }
 
   private:
     explicit SafetensorsModel(std::string path) : path_(std::move(path)) {}

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 namespace riptide {
@@ -15,6 +16,29 @@ TEST(sha256, gives_the_published_digests) {  // FIPS 180-2, appendix B, and the 
     EXPECT_EQ(hex_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
               "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
     EXPECT_EQ(hex_of(std::string(1000000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST(sha256, does_not_depend_on_the_pieces_that_bytes_come_in) {
+    std::string text(200'001, 'x');
+    for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 7 + i / 251);
+    const auto bytes = std::as_bytes(std::span(text));
+    for (const size_t piece : {size_t{1}, size_t{63}, size_t{64}, size_t{4096}, text.size()}) {
+        Sha256 hash;
+        for (size_t at = 0; at < bytes.size(); at += piece)
+            hash.add(bytes.subspan(at, std::min(piece, bytes.size() - at)));
+        EXPECT_EQ(hash.digest(), sha256(bytes)) << piece;
+    }
+}
+
+TEST(sha256, a_digest_is_read_as_it_was_written_and_nothing_else_is_one) {
+    const Digest digest = sha256({});
+    const std::string hex = to_hex(digest);
+    EXPECT_EQ(digest_of_hex(hex), digest);
+    std::string upper = hex, letter = hex;
+    upper[0] = 'E';
+    letter[63] = 'g';
+    for (const std::string& other : {std::string(), hex.substr(1), hex + "0", upper, letter})
+        EXPECT_EQ(digest_of_hex(other), std::nullopt) << other;
 }
 
 }  // namespace

@@ -1,94 +1,15 @@
-#include "cache/disk_store.h"
+#include "tests/cache/disk_world.h"
 
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <csignal>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <memory>
-#include <random>
 
-#include "cache/host_store.h"
 #include "tests/test_device.h"
 
 namespace riptide {
 namespace {
-
-namespace fs = std::filesystem;
-
-/// A fresh folder, removed at the end.
-struct StoreFolder {
-    std::string path;
-    StoreFolder() {
-        std::string name = ::testing::TempDir() + "/riptide-disk-XXXXXX";
-        path = ::mkdtemp(name.data());
-    }
-    ~StoreFolder() { fs::remove_all(path); }
-    std::vector<fs::path> files() const {
-        std::vector<fs::path> files;
-        for (const auto& one : fs::directory_iterator(path))
-            if (one.path().filename() != "lock") files.push_back(one.path());
-        std::sort(files.begin(), files.end());
-        return files;
-    }
-};
-
-const std::shared_ptr<HostHeap>& heap() {
-    static const std::shared_ptr<HostHeap> one = HostHeap::make(nullptr);
-    return one;
-}
-
-/// Record number i: everything about it follows from i, so a wrong byte is seen. One part or two.
-Record record(uint32_t i, int32_t rank = 0, int64_t bytes = -1) {
-    std::mt19937 rng(i);
-    Digest group;
-    group.fill(static_cast<uint8_t>(i % 7));
-    Record r{.id = RecordKey::of(group, "record " + std::to_string(i)), .rank = rank, .tag = static_cast<int32_t>(i)};
-    if (bytes < 0) bytes = static_cast<int64_t>(rng() % 3000);
-    const int64_t first = i % 2 == 0 ? bytes : bytes / 3;
-    for (const int64_t size : {first, bytes - first}) {
-        if (size == 0 && !r.parts.empty()) break;
-        r.parts.push_back(heap()->take(size));
-        for (std::byte& b : r.parts.back()->span()) b = static_cast<std::byte>(rng());
-    }
-    return r;
-}
-
-std::string payload_of(const Record& record) {
-    std::string bytes;
-    for (const HostBytes& part : record.parts)
-        bytes.append(reinterpret_cast<const char*>(part->data), static_cast<size_t>(part->bytes));
-    return bytes;
-}
-
-/// Whether the record is there; fails the test if it is there with other bytes.
-bool held(DiskStore& store, const Record& expected) {
-    Record got = expected;
-    DiskStore::Read read{.id = &expected.id};
-    for (HostBytes& part : got.parts) {
-        part = heap()->take(part->bytes);
-        read.to.push_back(part->span());
-    }
-    store.read({&read, 1});
-    EXPECT_TRUE(!read.done || (payload_of(got) == payload_of(expected) && read.tag == expected.tag)) << expected.id.key;
-    EXPECT_EQ(store.touch(expected.id), read.done);
-    return read.done;
-}
-bool held(DiskStore& store, uint32_t i) { return held(store, record(i)); }
-
-std::string slurp(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-void spit(const fs::path& path, std::string_view bytes) {
-    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
 
 TEST(disk_store, keeps_records_over_restarts) {
     const StoreFolder folder;
@@ -150,22 +71,6 @@ TEST(disk_store, a_smaller_budget_at_the_next_start_is_kept) {
     EXPECT_LE(store.bytes(), 20000);
     EXPECT_GT(store.count(), 3);
     EXPECT_EQ(static_cast<int64_t>(folder.files().size()), store.count());
-}
-
-TEST(disk_store, records_named_by_an_older_rule_stay_until_room_is_wanted_and_go_first) {
-    const StoreFolder folder;
-    {
-        DiskStore older(folder.path, 1 << 20, kRecordNaming - 1);
-        for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(older.put(record(i, 2, 1000)));
-    }
-    { ASSERT_TRUE(DiskStore(folder.path, 1 << 20).put(record(3, 0, 1000))); }
-    const int64_t each = DiskStore(folder.path, 1 << 20).bytes() / 4;
-    DiskStore store(folder.path, 4 * each + 100);  // room for these four
-    EXPECT_EQ(store.count(), 4);
-    EXPECT_EQ(store.stats().damaged, 0);
-    for (uint32_t i = 4; i < 7; ++i) ASSERT_TRUE(store.put(record(i, 0, 1000)));
-    EXPECT_TRUE(store.has(record(3, 0, 1000).id)) << "unused for longest among its own, and of the lowest rank";
-    for (uint32_t i = 0; i < 3; ++i) EXPECT_FALSE(store.has(record(i, 2, 1000).id)) << i;
 }
 
 TEST(disk_store, a_file_cut_anywhere_is_removed_and_a_miss) {

@@ -92,7 +92,7 @@ TEST(prefix_cache, salts_never_share) {
     EXPECT_EQ(match.cached, 0);
     EXPECT_EQ(match.rest, PrefixMatch::Rest::nothing);
     // Fields do not run into each other.
-    const PrefixSalt a{"w", "ab", "c"}, b{"w", "a", "bc"};
+    const PrefixSalt a{"o", "ab", "c"}, b{"o", "a", "bc"};
     SequenceState s(*world.kv);
     ASSERT_TRUE(world.feed(s, c.tokens, 7));
     world.cache->publish({a, c.tokens, {}}, s, PrefixCache::Mark::message);
@@ -243,13 +243,12 @@ TEST(prefix_cache, what_was_evicted_is_named) {
     EXPECT_NE(match.why().find("had to go"), std::string::npos);
 }
 
-TEST(prefix_cache, new_weights_find_nothing_and_old_ones_free_everything) {
+TEST(prefix_cache, what_is_forgotten_frees_everything) {
     std::mt19937 rng(11);
     World world(50);
     world.turn(talk(rng, 0, 1, {22, 100}));
-    world.cache->forget_weights("weights 2");
     EXPECT_GT(world.cache->stats().pages, 0);
-    world.cache->forget_weights("weights 1");
+    world.cache->forget();
     EXPECT_EQ(world.kv->pool().free_count(), 50);
     EXPECT_EQ(world.cache->stats().pages, 0);
     EXPECT_EQ(world.cache->stats().checkpoints, 0);

@@ -89,7 +89,7 @@ void random_scenario(unsigned seed, int steps, int64_t host_bytes, int64_t disk_
     EXPECT_EQ(world->cache->stats().damaged, 0);
     EXPECT_EQ(loads > 0, host_bytes + disk_bytes > 0);
     running.clear();
-    world->cache->forget_weights("weights 1");
+    world->cache->forget();
     EXPECT_EQ(world->kv->pool().free_count(), 70);
 }
 

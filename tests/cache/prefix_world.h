@@ -120,7 +120,7 @@ struct Conversation {
     std::vector<int64_t> ends;
 };
 
-inline PrefixSalt salt_of(int32_t user) { return {"weights 1", "template", "user " + std::to_string(user)}; }
+inline PrefixSalt salt_of(int32_t user) { return {"", "template", "user " + std::to_string(user)}; }
 
 /// A cache with its tiers, and the work of an engine on it.
 struct World {

@@ -156,7 +156,7 @@ class HybridWorld {
         loop_->add(std::move(job));
     }
     void look_up(const Asked& asked, Came& came) {
-        const PrefixSalt salt{cache_name(machine_.weights_name(), false), "", ""};
+        const PrefixSalt salt;
         std::vector<int32_t> tokens = asked.prompt;
         tokens.insert(tokens.end(), came.heard.tokens.begin(), came.heard.tokens.end());
         tokens.push_back(1);
