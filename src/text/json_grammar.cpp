@@ -1,6 +1,7 @@
 #include "text/json_grammar.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/json.h"
 #include "text/tool_arguments.h"
@@ -163,7 +164,8 @@ std::string json_text(const json::value& value) {
             append_json_escaped(v.get_string(), out);
             out += '"';
         } else if (v.is_double()) {
-            out += fmt::format("{}", v.get_double());
+            const double number = v.get_double();  // one that is too large for a double is infinite
+            out += std::isinf(number) ? (number < 0 ? "-1e400" : "1e400") : fmt::format("{}", number);
         } else {
             out += json::serialize(v);
         }
