@@ -2,9 +2,9 @@
 // just the tokens that are accepted, and there is one, or the answer may end; a text that may end is JSON if it came
 // from a schema. Input: one byte for the kind (s, r or another), the text, a NUL byte, and the choices of the walk.
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
+#include "tests/fuzz/fuzz_input.h"
 #include "tests/text/small_vocabulary.h"
 #include "text/answer_format.h"
 #include "text/constraint.h"
@@ -12,10 +12,7 @@
 namespace {
 
 using namespace riptide;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using fuzz::require;
 
 const Tokenizer& tokenizer() {
     static const Tokenizer made = [] {
