@@ -12,7 +12,6 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr std::string_view kEscaped = "\"\\\b\f\n\r\t", kEscapes = "\"\\bfnrt";
 const CharSet kHex = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
 const CharSet kDigit = {{'0', '9'}};
 
@@ -83,11 +82,7 @@ Expr JsonGrammar::escapes(const CharSet& set) {
     if (!is_new) return known->second;
     std::vector<std::string> words;
     for (const auto& [low, high] : set)
-        for (char32_t c = low; c <= high; ++c) {
-            const std::size_t escape = kEscaped.find(static_cast<char>(c));
-            words.push_back(escape != std::string_view::npos ? std::string("\\") + kEscapes[escape]
-                                                             : fmt::format("\\u{:04x}", static_cast<uint32_t>(c)));
-        }
+        for (char32_t c = low; c <= high; ++c) words.push_back(json_escape(static_cast<char>(c)));
     const bool many = words.size() > 2;
     const Expr all = g_.words(std::move(words));
     return known->second = many ? g_.named(all) : all;
