@@ -174,18 +174,26 @@ class SchemaJudge {
         return (pattern == nullptr || matches(std::string(pattern->as_string()), text)) &&
                (format == nullptr || string_format_fits(format->as_string(), text));
     }
-    /// ECMAScript's `$` is the end of the text, PCRE's may stand before a newline there.
+    /// ECMAScript's pattern in the words of PCRE, whose `$` may stand before a newline at the end, whose `.` is more,
+    /// and whose words and digits are Unicode's.
+    static std::string read_by_pcre(const std::string& pattern) {
+        std::string out;
+        bool in_class = false;
+        for (std::size_t i = 0; i < pattern.size(); ++i) {
+            const std::string one = pattern.substr(i, pattern[i] == '\\' ? 2 : 1);
+            i += one.size() - 1;
+            if (one == "[" || one == "]") in_class = one == "[";
+            if (one == "\\d") out += in_class ? "0-9" : "[0-9]";
+            else if (one == "\\b") out += "(?:(?<![A-Za-z0-9_])(?=[A-Za-z0-9_])|(?<=[A-Za-z0-9_])(?![A-Za-z0-9_]))";
+            else if (one == "$" && !in_class) out += "(?!\\n|.)";
+            else if (one == "." && !in_class) out += "[^\\n\\r\xE2\x80\xA8\xE2\x80\xA9]";
+            else out += one;
+        }
+        return out;
+    }
     bool matches(const std::string& pattern, std::string_view text) const {
         auto known = patterns_.find(pattern);
-        if (known == patterns_.end()) {
-            std::string read;
-            for (std::size_t i = 0; i < pattern.size(); ++i) {
-                if (pattern[i] == '$') read += "(?!\\n|.)";
-                else read += pattern[i];
-                if (pattern[i] == '\\' && i + 1 < pattern.size()) read += pattern[++i];
-            }
-            known = patterns_.emplace(pattern, Regex(read, "pattern")).first;
-        }
+        if (known == patterns_.end()) known = patterns_.emplace(pattern, Regex(read_by_pcre(pattern), "pattern")).first;
         Regex::Scratch scratch;
         Regex::Match match;
         return known->second.find(text, 0, scratch, match);
