@@ -49,7 +49,7 @@ class SchemaJudge {
   private:
     static const json::value* get(const json::object& s, const char* key) { return s.if_contains(key); }
 
-    /// Holds every int64, uint64 and double as it is.
+    /// Holds every int64, uint64 and double.
     static long double number(const json::value& v) { return v.to_number<long double>(); }
 
     bool all_hold(const json::object& s, const json::value& v) const {
@@ -107,10 +107,12 @@ class SchemaJudge {
 
     static bool number_fits(const json::object& s, const json::value& v) {
         if (!v.is_number()) return true;
-        const long double x = number(v);
+        // As whole numbers if both are such, else as doubles, which are all that many readers have.
         const auto bound = [&](const char* key, auto fits) {
             const json::value* b = get(s, key);
-            return b == nullptr || fits(x, number(*b));
+            if (b == nullptr) return true;
+            const bool whole = !v.is_double() && !b->is_double();
+            return whole ? fits(number(v), number(*b)) : fits(v.to_number<double>(), b->to_number<double>());
         };
         const json::value *unit = get(s, "multipleOf"), *format = get(s, "format");
         return bound("minimum", std::greater_equal<>()) && bound("maximum", std::less_equal<>()) &&
