@@ -21,7 +21,8 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FUZZ_TARGETS = "gguf safetensors tokenizer jinja laguna_stream qwen_stream constraint http body".split()
+FUZZ_TARGETS = """gguf safetensors tokenizer jinja laguna_stream qwen_stream tool_arguments constraint schema http body
+history""".split()
 SKIPPED = 77
 # Under AddressSanitizer: guesses with the small models only, no crowds, and no distributions. They take minutes there,
 # and the optimised tests have them.

@@ -91,6 +91,7 @@ Decimal decimal_of(std::string_view text) {
 Decimal decimal_of(const json::value& number, bool low) {
     if (!number.is_double()) return decimal_of(json::serialize(number));
     const double value = number.get_double();
+    if (std::isinf(value)) return decimal_of_double(value);
     const std::string shortest = fmt::format("{}", value);
     const std::string digits = shortest.substr(0, shortest.find('e'));
     const auto count = std::count_if(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
@@ -136,6 +137,21 @@ Decimal next_whole(const Decimal& number, bool up) {
 Decimal negated(Decimal number) {
     number.negative = !number.negative && !number.is_zero();
     return number;
+}
+
+bool is_multiple(const Decimal& number, const Decimal& unit) {
+    const std::string digits = unit.whole + unit.fraction;
+    const std::size_t zeros = digits.size() - 1 - digits.find_last_not_of('0');
+    std::string all = number.whole + number.fraction;
+    if (number.fraction.size() > unit.fraction.size()) return false;
+    all.append(unit.fraction.size() - number.fraction.size(), '0');
+    const uint64_t divisor = std::stoull(digits.substr(0, digits.size() - zeros));
+    uint64_t rest = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (i + zeros >= all.size() && all[i] != '0') return false;
+        if (i + zeros < all.size()) rest = (rest * 10 + static_cast<uint64_t>(all[i] - '0')) % divisor;
+    }
+    return rest == 0;
 }
 
 }  // namespace riptide

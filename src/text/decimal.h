@@ -35,5 +35,8 @@ Decimal rounded_up(const Decimal& number, std::size_t digits);
 /// One unit more, or less: of a whole number.
 Decimal next_whole(const Decimal& number, bool up);
 Decimal negated(Decimal number);
+/// Whether it is a whole number of times `unit`. REQUIRES: unit is above 0, its digits without the zeros round them are
+/// at most 18.
+bool is_multiple(const Decimal& number, const Decimal& unit);
 
 }  // namespace riptide

@@ -1,6 +1,7 @@
 #include "text/json_grammar.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/json.h"
 #include "text/tool_arguments.h"
@@ -11,7 +12,6 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-constexpr std::string_view kEscaped = "\"\\\b\f\n\r\t", kEscapes = "\"\\bfnrt";
 const CharSet kHex = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
 const CharSet kDigit = {{'0', '9'}};
 
@@ -82,11 +82,7 @@ Expr JsonGrammar::escapes(const CharSet& set) {
     if (!is_new) return known->second;
     std::vector<std::string> words;
     for (const auto& [low, high] : set)
-        for (char32_t c = low; c <= high; ++c) {
-            const std::size_t escape = kEscaped.find(static_cast<char>(c));
-            words.push_back(escape != std::string_view::npos ? std::string("\\") + kEscapes[escape]
-                                                             : fmt::format("\\u{:04x}", static_cast<uint32_t>(c)));
-        }
+        for (char32_t c = low; c <= high; ++c) words.push_back(json_escape(static_cast<char>(c)));
     const bool many = words.size() > 2;
     const Expr all = g_.words(std::move(words));
     return known->second = many ? g_.named(all) : all;
@@ -163,7 +159,8 @@ std::string json_text(const json::value& value) {
             append_json_escaped(v.get_string(), out);
             out += '"';
         } else if (v.is_double()) {
-            out += fmt::format("{}", v.get_double());
+            const double number = v.get_double();  // one that is too large for a double is infinite
+            out += std::isinf(number) ? (number < 0 ? "-1e400" : "1e400") : fmt::format("{}", number);
         } else {
             out += json::serialize(v);
         }

@@ -145,6 +145,9 @@ class SchemaCases {
 /// The types that `type` names; all if it is absent. Throws GrammarError.
 uint8_t schema_type_set(const json::object& schema, const std::string& path);
 
+/// What the `format` of a schema says of numbers, as a schema; nullptr if it says nothing of them.
+const json::object* number_format(const json::object& schema);
+
 /// Why a word cannot be held where the opposite is asked for.
 std::string not_opposed(std::string_view word);
 

@@ -34,7 +34,8 @@ std::vector<SchemaOption> SchemaCases::opposite(const json::value& at) {
         if (not_joined(out, at, word) || not_members(out, at, word) || not_bound(out, at, word)) continue;
         const bool is_known = std::find(kNotOpposed.begin(), kNotOpposed.end(), word) != kNotOpposed.end() ||
                               (word == "items" && !value.is_bool()) || word == "contains" ||
-                              (word == "format" && value.is_string() && is_known_format(value.get_string()));
+                              (word == "format" && value.is_string() &&
+                               (is_known_format(value.get_string()) || number_format(schema) != nullptr));
         const bool holds_all = (value.is_bool() && (value.get_bool() || word == "uniqueItems")) ||
                                (value.is_object() && value.get_object().empty());
         if (!is_known || (holds_all && !(word == "uniqueItems" && value.get_bool()))) continue;

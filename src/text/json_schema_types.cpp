@@ -1,6 +1,5 @@
 // JSON Schema: strings and numbers.
 #include <algorithm>
-#include <array>
 
 #include "base/json.h"
 #include "text/json_schema_builder.h"
@@ -10,26 +9,6 @@ namespace riptide {
 namespace {
 
 using Expr = Grammar::Expr;
-
-/// Numbers that a format lets through, as a schema.
-struct NumberFormat {
-    std::string_view name;
-    bool whole;
-    const char* bounds;
-};
-constexpr std::array kNumberFormats = {
-    NumberFormat{"int8", true, R"({"minimum": -128, "maximum": 127})"},
-    NumberFormat{"int16", true, R"({"minimum": -32768, "maximum": 32767})"},
-    NumberFormat{"int32", true, R"({"minimum": -2147483648, "maximum": 2147483647})"},
-    NumberFormat{"int64", true, R"({"minimum": -9223372036854775808, "maximum": 9223372036854775807})"},
-    NumberFormat{"uint8", true, R"({"minimum": 0, "maximum": 255})"},
-    NumberFormat{"uint16", true, R"({"minimum": 0, "maximum": 65535})"},
-    NumberFormat{"uint32", true, R"({"minimum": 0, "maximum": 4294967295})"},
-    NumberFormat{"uint64", true, R"({"minimum": 0, "maximum": 18446744073709551615})"},
-    NumberFormat{"double-int", true, R"({"minimum": -9007199254740991, "maximum": 9007199254740991})"},
-    NumberFormat{"float", false, R"({"minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38})"},
-    NumberFormat{"double", false, "{}"},
-};
 
 /// Numbers without exponents that are none of these.
 Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole) {
@@ -45,6 +24,25 @@ Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool who
 }
 
 }  // namespace
+
+const json::object* number_format(const json::object& schema) {
+    static const json::value known = json::parse(R"({
+        "int8": {"type": "integer", "minimum": -128, "maximum": 127},
+        "int16": {"type": "integer", "minimum": -32768, "maximum": 32767},
+        "int32": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647},
+        "int64": {"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807},
+        "uint8": {"type": "integer", "minimum": 0, "maximum": 255},
+        "uint16": {"type": "integer", "minimum": 0, "maximum": 65535},
+        "uint32": {"type": "integer", "minimum": 0, "maximum": 4294967295},
+        "uint64": {"type": "integer", "minimum": 0, "maximum": 18446744073709551615},
+        "double-int": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+        "float": {"minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+        "double": {}})");
+    const json::value* format = schema.if_contains("format");
+    const json::value* found =
+        format != nullptr && format->is_string() ? known.get_object().if_contains(format->get_string()) : nullptr;
+    return found == nullptr ? nullptr : &found->get_object();
+}
 
 StringRules SchemaBuilder::rules_of(const SchemaCase& one) const {
     StringRules rules;
@@ -88,22 +86,17 @@ Expr SchemaBuilder::string(const SchemaCase& one) {
 /// The one place where what is said of a number becomes a grammar.
 Expr SchemaBuilder::number(const SchemaCase& one) {
     bool whole = (one.types & SchemaTypes::kFraction) == 0, bounded = false;
-    std::vector<json::object> of_formats;  // reserved: their addresses are kept
-    of_formats.reserve(one.parts.size());
     std::vector<const json::object*> schemas;
     for (const json::value* part : one.parts) {
         const json::object& schema = part->get_object();
         schemas.push_back(&schema);
         for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
             bounded = bounded || schema.contains(word);
-        const json::value* format = schema.if_contains("format");
-        for (const NumberFormat& known : kNumberFormats) {
-            if (format == nullptr || !format->is_string() || known.name != std::string_view(format->get_string()))
-                continue;
-            whole = whole || known.whole;
-            bounded = true;
-            schemas.push_back(&of_formats.emplace_back(json::parse(known.bounds).get_object()));
-        }
+        const json::object* format = number_format(schema);
+        if (format == nullptr) continue;
+        whole = whole || format->contains("type");
+        bounded = true;
+        schemas.push_back(format);
     }
     if (whole && (one.types & SchemaTypes::kInteger) == 0) return g_.choice({});
     std::vector<std::string> excluded;

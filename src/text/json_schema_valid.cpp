@@ -1,8 +1,10 @@
 // Whether a value that a schema lists is valid by the rest of it.
 #include <algorithm>
-#include <cmath>
+#include <compare>
 #include <set>
 
+#include "text/decimal.h"
+#include "text/json_grammar.h"
 #include "text/json_schema.h"
 #include "text/json_schema_cases.h"
 
@@ -19,6 +21,26 @@ bool count_fits(const json::object& schema, const char* least, const char* most,
     const auto size = static_cast<int64_t>(count);
     return size >= schema_count(schema, least, "#").value_or(0) &&
            size <= schema_count(schema, most, "#").value_or(size);
+}
+
+/// Whole numbers as they are, others as doubles.
+std::partial_ordering compare_numbers(const json::value& a, const json::value& b) {
+    if (a.is_double() || b.is_double()) return a.to_number<double>() <=> b.to_number<double>();
+    const auto is_below_zero = [](const json::value& number) { return number.is_int64() && number.get_int64() < 0; };
+    if (is_below_zero(a) || is_below_zero(b))
+        return is_below_zero(a) && is_below_zero(b) ? a.get_int64() <=> b.get_int64()
+                                                    : is_below_zero(b) <=> is_below_zero(a);
+    return a.to_number<uint64_t>() <=> b.to_number<uint64_t>();
+}
+
+/// Of multipleOf.
+Decimal unit_of(const json::value& number) {
+    const Decimal unit = decimal_of(json_text(number));
+    const std::string digits = unit.whole + unit.fraction;
+    if (unit.negative || unit.is_zero()) throw GrammarError("#: 'multipleOf' is not above 0");
+    if (digits.find_last_not_of('0') - digits.find_first_not_of('0') >= 18)
+        throw GrammarError(fmt::format("#: 'multipleOf' of more than 18 digits, {}, is not supported", digits));
+    return unit;
 }
 
 }  // namespace
@@ -146,23 +168,23 @@ bool SchemaCases::string_valid(std::string_view value, const json::object& schem
 }
 
 bool SchemaCases::number_valid(const json::value& value, const json::object& schema) const {
-    const double number = value.to_number<double>();
     const auto bound = [&](const char* word, const char* strict, bool low) {
         const json::value *limit = schema.if_contains(word), *open = schema.if_contains(strict);
         const auto inside = [&](const json::value& end, bool is_open) {
-            const double other = end.to_number<double>();
-            return is_open ? (low ? number > other : number < other) : (low ? number >= other : number <= other);
+            const auto order = low ? compare_numbers(value, end) : compare_numbers(end, value);
+            return is_open ? order > 0 : order >= 0;
         };
         const bool draft4 = open != nullptr && open->is_bool() && open->get_bool();
         return (limit == nullptr || !limit->is_number() || inside(*limit, draft4)) &&
                (open == nullptr || !open->is_number() || inside(*open, true));
     };
     if (!bound("minimum", "exclusiveMinimum", true) || !bound("maximum", "exclusiveMaximum", false)) return false;
-    if (const json::value* unit = schema.if_contains("multipleOf"); unit != nullptr && unit->is_number()) {
-        const double times = number / unit->to_number<double>();
-        if (!(std::floor(times) == times)) return false;
-    }
-    return true;
+    const json::value* unit = schema.if_contains("multipleOf");
+    if (unit != nullptr && unit->is_number() && !is_multiple(decimal_of(json_text(value)), unit_of(*unit)))
+        return false;
+    const json::object* format = number_format(schema);
+    return format == nullptr || ((!format->contains("type") || SchemaTypes::of(value) == SchemaTypes::kInteger) &&
+                                 number_valid(value, *format));
 }
 
 }  // namespace riptide

@@ -85,31 +85,17 @@ Type ToolSchemas::type_of(std::string_view tool, std::string_view parameter) con
     return type == types->second.end() ? Type::any : type->second;
 }
 
+std::string json_escape(char c) {
+    constexpr std::string_view kEscaped = "\"\\\b\f\n\r\t", kEscapes = "\"\\bfnrt";
+    const std::size_t at = kEscaped.find(c);
+    return at != std::string_view::npos ? std::string("\\") + kEscapes[at]
+                                        : fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+}
+
 void append_json_escaped(std::string_view text, std::string& out) {
     for (const char c : text) {
-        switch (c) {
-            case '"':
-                out += "\\\"";
-                break;
-            case '\\':
-                out += "\\\\";
-                break;
-            case '\n':
-                out += "\\n";
-                break;
-            case '\r':
-                out += "\\r";
-                break;
-            case '\t':
-                out += "\\t";
-                break;
-            default:
-                if (static_cast<unsigned char>(c) < 0x20) {
-                    out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
-                } else {
-                    out += c;
-                }
-        }
+        if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) out += json_escape(c);
+        else out += c;
     }
 }
 

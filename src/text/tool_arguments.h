@@ -67,7 +67,10 @@ class ToolArguments {
 /// space round it. Nesting beyond 100 counts as no JSON.
 std::string json_of_raw(std::string_view raw, ToolSchemas::Type type);
 
-/// Appends `text` (valid UTF-8) as the inside of a JSON string.
+/// A character that stands inside a JSON string in no other way (a quote, a backslash, those below a space): \" \\ \b
+/// \f \n \r \t, or \u00XX.
+std::string json_escape(char c);
+/// Appends `text` (valid UTF-8) as the inside of a JSON string, with these escapes only.
 void append_json_escaped(std::string_view text, std::string& out);
 
 }  // namespace riptide

@@ -1,21 +1,18 @@
 // Laws: the body of any request is refused with 4xx, or gives a request whose numbers are finite (their ranges are the
 // engine's affair); and the same each time. Input: one byte for the dialect, then the body.
 #include <cmath>
-#include <cstdlib>
 #include <string_view>
 
-#include "server/anthropic_request.h"
 #include "base/json.h"
+#include "server/anthropic_request.h"
 #include "server/responses_request.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 
 using namespace riptide;
 using namespace riptide::server;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using fuzz::require;
 
 void check(const GenerationRequest& r) {
     require(!r.prompts.empty());

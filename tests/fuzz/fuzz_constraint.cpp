@@ -3,9 +3,9 @@
 // from a schema. Input: one byte for the kind (s, r, or another: a grammar in either notation), the text, a NUL byte,
 // and the choices of the walk.
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
+#include "tests/fuzz/fuzz_input.h"
 #include "tests/text/small_vocabulary.h"
 #include "text/answer_format.h"
 #include "text/constraint.h"
@@ -13,10 +13,7 @@
 namespace {
 
 using namespace riptide;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using fuzz::require;
 
 const Tokenizer& tokenizer() {
     static const Tokenizer made = [] {

@@ -1,19 +1,16 @@
 // Laws: any bytes open or throw Error; what opens lies inside the image; and written out again it reads back the same.
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 
 #include "base/error.h"
 #include "io/gguf.h"
 #include "io/gguf_writer.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 
 using namespace riptide;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using fuzz::require;
 
 std::vector<std::byte> rewrite(const GgufFile& file) {
     std::vector<std::byte> out;

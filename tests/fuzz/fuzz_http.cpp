@@ -3,18 +3,15 @@
 // more than their limits. Input: one byte for the cuts, then what a client sends.
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
-#include <cstdlib>
 #include <string_view>
 
 #include "server/http_head.h"
+#include "tests/fuzz/fuzz_input.h"
 
 namespace {
 
 using namespace riptide::server;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using riptide::fuzz::require;
 
 struct Read {
     int status = 0;

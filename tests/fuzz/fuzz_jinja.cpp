@@ -2,9 +2,9 @@
 // disjoint and inside the text; rendering again gives the same. Input: the template, then (after a NUL byte) the JSON
 // of the variables.
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
+#include "tests/fuzz/fuzz_input.h"
 #include "text/jinja.h"
 
 #include "base/json.h"
@@ -12,10 +12,7 @@
 namespace {
 
 using namespace riptide;
-
-void require(bool law) {
-    if (!law) std::abort();
-}
+using fuzz::require;
 
 const json::object& usual_variables() {
     static const json::object variables =

@@ -1,22 +1,17 @@
 // Laws: any bytes open or throw Error; what opens covers the data exactly.
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 
 #include "base/error.h"
 #include "io/safetensors.h"
+#include "tests/fuzz/fuzz_input.h"
 
-namespace {
-
-void require(bool law) {
-    if (!law) std::abort();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace riptide;
+    using fuzz::require;
     const std::span<const std::byte> image(reinterpret_cast<const std::byte*>(data), size);
     std::unique_ptr<SafetensorsModel> model;
     try {

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the seed files of fuzz_gguf and fuzz_safetensors into corpus/ beside this script. Standard library only.
+"""Writes the seed files of fuzz_gguf, fuzz_safetensors and the targets that make their inputs out of choices into
+corpus/ beside this script. Standard library only.
 
-The seeds are small valid files that hold every value type, tensor type and shape between them, and the known ways to be
-wrong: each one byte-sized step from a valid file, so that the fuzzer starts on both sides of every check."""
+The seeds of files are small valid files that hold every value type, tensor type and shape between them, and the known ways to be
+wrong: each one byte-sized step from a valid file, so that the fuzzer starts on both sides of every check. Choices are
+bytes of a generator, more and more of them: what they mean is the targets' affair."""
 import json
 import pathlib
+import random
 import struct
 
 HERE = pathlib.Path(__file__).resolve().parent / "corpus"
@@ -150,8 +153,14 @@ def safetensors_seeds():
     yield "pickle", b"PK\x03\x04archive/data.pkl"
 
 
+def choices_seeds():
+    for i in range(16):
+        yield f"choices_{i}", random.Random(i).randbytes(8 * i)
+
+
 def main():
-    for name, seeds in (("gguf", gguf_seeds()), ("safetensors", safetensors_seeds())):
+    chosen = [(name, choices_seeds()) for name in ("schema", "tool_arguments", "history")]
+    for name, seeds in [("gguf", gguf_seeds()), ("safetensors", safetensors_seeds())] + chosen:
         folder = HERE / name
         folder.mkdir(parents=True, exist_ok=True)
         for seed, data in seeds:

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "tests/fuzz/fuzz_input.h"
 #include "text/parser_options.h"
 #include "text/section_parser.h"
 #include "text/utf8.h"
@@ -18,10 +18,6 @@
 namespace riptide::fuzz {
 
 using MakeParser = std::unique_ptr<StreamParser> (*)(ParserOptions);
-
-inline void require(bool condition) {
-    if (!condition) std::abort();
-}
 
 inline ParserOptions options_of(uint8_t bits) {
     static const ToolSchemas tools(
@@ -57,9 +53,9 @@ inline StreamEvents feed(StreamParser& parser, const MarkerSpellings& markers, s
     return events;
 }
 
-/// Of a call: the fragments joined, and whether it is complete.
+/// Of a call: its name, the fragments joined, and whether it is complete.
 struct Arguments {
-    std::string text;
+    std::string name, text;
     bool complete = false;
     bool operator==(const Arguments&) const = default;
 };
@@ -83,7 +79,7 @@ inline std::string joined(const StreamEvents& events, std::vector<Arguments>& ar
         }
         if (const auto* e = std::get_if<ToolCallBegin>(&event)) {
             add('B', e->name);
-            arguments.emplace_back();
+            arguments.push_back({.name = e->name});
         }
         if (const auto* e = std::get_if<ToolCallEnd>(&event)) {
             add('E', e->complete ? "1" : "0");
@@ -101,24 +97,31 @@ inline std::string joined(const StreamEvents& events, std::vector<Arguments>& ar
     return out;
 }
 
-inline int check_stream(const uint8_t* data, std::size_t size, MakeParser make, std::string_view end_turn) {
-    if (size == 0) return 0;
-    const std::string_view input(reinterpret_cast<const char*>(data) + 1, size - 1);
+/// The calls of an answer: the same in any pieces, and sound.
+inline std::vector<Arguments> check_pieces(MakeParser make, const ParserOptions& options,
+                                           const MarkerSpellings& markers, std::string_view input) {
     const auto run = [&](std::size_t step, std::vector<Arguments>& arguments) {
-        const auto parser = make(options_of(data[0]));
-        return joined(feed(*parser, markers_with(end_turn), input, step), arguments);
+        const auto parser = make(options);
+        return joined(feed(*parser, markers, input, step), arguments);
     };
     std::vector<Arguments> whole_arguments;
     const std::string whole = run(input.size(), whole_arguments);
-    for (const auto& [text, complete] : whole_arguments) {
+    for (const auto& [name, text, complete] : whole_arguments) {
         json::error_code error;
         const json::value value = json::parse(text, error, {}, {.max_depth = 128});
-        require(complete ? !error && value.is_object() : error && text.starts_with('{'));
+        require(complete ? !error && value.is_object() : error && text.starts_with('{'), "arguments are sound", text);
     }
     for (const std::size_t step : {std::size_t{1}, std::size_t{3}}) {
         std::vector<Arguments> arguments;
-        require(run(step, arguments) == whole && arguments == whole_arguments);
+        require(run(step, arguments) == whole && arguments == whole_arguments, "pieces say the same", whole);
     }
+    return whole_arguments;
+}
+
+inline int check_stream(const uint8_t* data, std::size_t size, MakeParser make, std::string_view end_turn) {
+    if (size == 0) return 0;
+    const std::string_view input(reinterpret_cast<const char*>(data) + 1, size - 1);
+    check_pieces(make, options_of(data[0]), markers_with(end_turn), input);
     return 0;
 }
 

@@ -22,6 +22,44 @@ void expect_cases(std::span<const WordCase> cases) {
     }
 }
 
+TEST(JsonSchemaWords, listed_numbers_are_judged_as_others_are) {
+    const WordCase cases[] = {
+        {R"({"enum": [127, 128, -129, 1.5, "a"], "format": "int8"})", {"127", R"("a")"}, {"128", "-129", "1.5"}},
+        {R"({"enum": [0, -1, 4294967296], "format": "uint32"})", {"0"}, {"-1", "4294967296"}},
+        {R"({"enum": [18446744073709551615, 9223372036854775807, 9223372036854775808], "format": "int64"})",
+         {"9223372036854775807"},
+         {"18446744073709551615", "9223372036854775808"}},
+        {R"({"enum": [9007199254740993, 9007199254740992], "maximum": 9007199254740992})",
+         {"9007199254740992"},
+         {"9007199254740993"}},
+        {R"({"enum": [0.3, 0.35, 91897120.6, 91897120.65, 1], "multipleOf": 0.1})",
+         {"0.3", "91897120.6", "1"},
+         {"0.35", "91897120.65"}},
+        {R"({"enum": [300, 1000, 1e20, 250], "multipleOf": 100})", {"300", "1000", "1e+20"}, {"250"}},
+    };
+    expect_cases(cases);
+    EXPECT_THROW(schema_constraint(parse_json(R"({"enum": [1, 2], "multipleOf": 0})", "test")), GrammarError);
+}
+
+TEST(JsonSchemaWords, numbers_that_no_double_holds_are_read_as_numbers) {
+    const WordCase cases[] = {
+        {R"({"enum": [1, 1e999, -1e999]})", {"1", "1e400", "-1e400"}, {"inf"}},
+        {R"({"enum": [0, 1, 2], "multipleOf": 1e999})", {"0"}, {"1", "2"}},
+        {R"({"type": "integer", "maximum": 1e999, "minimum": 7})", {"7", "123456"}, {"6"}},
+    };
+    expect_cases(cases);
+    EXPECT_THROW(schema_constraint(parse_json(R"({"type": "number", "multipleOf": 1e999})", "test")), GrammarError);
+    EXPECT_THROW(schema_constraint(parse_json(R"({"type": "number", "minimum": 1e999, "maximum": 1})", "test")),
+                 GrammarError);
+}
+
+TEST(JsonSchemaWords, formats_of_numbers_are_not_passed_over_under_not) {
+    const char* const opposed[] = {R"({"not": {"format": "int8"}})",
+                                   R"({"oneOf": [{"format": "int8"}, {"type": "number"}]})"};
+    for (const char* schema : opposed)
+        EXPECT_THROW(schema_constraint(parse_json(schema, "test")), GrammarError) << schema;
+}
+
 TEST(JsonSchemaWords, joined_schemas_hold_together) {
     const WordCase cases[] = {
         {R"({"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 5}]})", {"3", "5"}, {"2", "6", "\"a\""}},

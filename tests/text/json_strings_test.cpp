@@ -1,6 +1,7 @@
 // Strings by pattern, format and lengths, all at once.
 #include "tests/text/constraint_world.h"
 #include "tests/text/schema_judge.h"
+#include "text/json_grammar.h"
 
 namespace riptide::testing {
 namespace {
@@ -24,6 +25,24 @@ void check_strings(std::span<const StringCase> cases) {
             ADD_FAILURE() << c.schema << "\n" << error.what();
         }
     }
+}
+
+TEST(JsonStrings, what_json_text_writes_is_taken_whatever_holds_the_string) {
+    const json::value text = "a\b\f\n\r\t\x01\x1F\"\\/\x7F\xC3\xA4";
+    const json::object schemas[] = {{{"type", "string"}},
+                                    {{"type", "string"}, {"maxLength", 20}},
+                                    {{"type", "string"}, {"pattern", "^a[^]*$"}},
+                                    {{"not", {{"const", "b"}}}},
+                                    {{"const", text}},
+                                    {{"enum", {text, "b"}}}};
+    for (const json::object& schema : schemas) {
+        EXPECT_TRUE(takes(schema_constraint(schema), json_text(text))) << json::serialize(schema);
+        const json::object names = {{"propertyNames", schema}, {"minProperties", 1}};
+        EXPECT_TRUE(takes(schema_constraint(names), "{" + json_text(text) + ":1}")) << json::serialize(schema);
+    }
+    const json::object closed = {{"properties", json::object{{text.as_string(), true}}},
+                                 {"additionalProperties", false}};
+    EXPECT_TRUE(takes(schema_constraint(closed), "{" + json_text(text) + ":1}"));
 }
 
 TEST(JsonStrings, pattern_format_and_lengths_hold_together) {
