@@ -78,7 +78,7 @@ KINDS = {  # name: (path, body of about so many bytes)
     "a list of words": ("/v1/chat/completions", lambda n: schema_body({"enum": [f"w{i:07}" for i in range(count_of(n, '"w0000000",'))]})),
     "a pattern": ("/v1/chat/completions", lambda n: schema_body({"type": "string", "pattern": "(a|b)*" * (n // 6)})),
     "a grammar": ("/v1/chat/completions", lambda n: chat("a", grammar='root ::= x\nx ::= x x | . # ' + "c" * n)),
-    "x ::= x x \\| .": ("/v1/chat/completions", lambda n: chat("a" * (n // 16384), grammar="root ::= x\nx ::= x x | .", max_tokens=100)),
+    "x ::= x x \\| .": ("/v1/chat/completions", lambda n: chat("a", grammar="root ::= x\nx ::= x x | .", max_tokens=100)),
     "tools": ("/v1/chat/completions", lambda n: chat("a", tool_choice="required", tools=[
         {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
         for i in range(count_of(n, '{"type": "function", "function": {"name": "f00000", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}},'))])),
