@@ -27,12 +27,12 @@ function withLoneReferences(part) {
 }
 
 /// Ajv's verdict on a value, by the draft that the schema names; null where Ajv cannot use the schema.
-function judge(schema) {
+function judge(schema, more = {}) {
   const draft = typeof schema === 'object' && schema !== null ? String(schema.$schema ?? '') : '';
   const old = /draft-0[4-7]/.test(draft);
   const Draft = /draft-04/.test(draft) ? Ajv4 : old ? Ajv : Ajv2020;
   for (const unicodeRegExp of [true, false]) {
-    const ajv = new Draft({ strict: false, logger: false, unicodeRegExp, validateSchema: false, ownProperties: true });
+    const ajv = new Draft({ strict: false, logger: false, unicodeRegExp, validateSchema: false, ownProperties: true, ...more });
     addFormats(ajv);
     try {
       return ajv.compile(typeof schema === 'object' ? { ...(old ? withLoneReferences(schema) : schema), $schema: undefined } : schema);
@@ -73,7 +73,10 @@ async function check(name, lines) {
     }
     for (const text of texts) {
       told.walks++;
-      if (valid(JSON.parse(text))) continue;
+      const value = JSON.parse(text);
+      if (valid(value)) continue;
+      // 9.12 / 0.01 is 911.9999999999999 in doubles: then a quotient that is whole to nine decimals will do.
+      if (valid.errors[0].keyword === 'multipleOf' && judge(schemas.get(id), { multipleOfPrecision: 9 })(value)) continue;
       told.wrong++;
       console.log(`    ${id}: ${text.slice(0, 300)} is let through; ${JSON.stringify(valid.errors?.[0]).slice(0, 300)}`);
     }

@@ -13,9 +13,9 @@ AnswerFormat slow_grammar() {
     return {.kind = AnswerFormat::Kind::grammar, .text = "root ::= s\ns ::= s s s? | [a-z]+ \" \""};
 }
 
-/// Reading a few letters takes more ways than are allowed.
+/// Reading a few letters takes more ways than are allowed, and no text ends before them.
 AnswerFormat hopeless_grammar() {
-    std::string text = "root ::= [b-z]{5} e\ne ::= ";
+    std::string text = "root ::= [b-z]{5} e{40}\ne ::= ";
     for (int i = 0; i < 200; ++i) text += fmt::format("{}x{}", i > 0 ? " | " : "", i);
     for (int i = 0; i < 200; ++i) text += fmt::format("\nx{} ::= \"a\" e e | \"a\" e | \"a\"", i);
     return {.kind = AnswerFormat::Kind::grammar, .text = text};
