@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "text/recognizer.h"
+#include "text/state_runs.h"
 
 namespace riptide {
 
@@ -25,6 +26,7 @@ struct ConstraintState::Table {
           trie(trie_),
           short_walk(limits.short_walk),
           recognizer(automaton_, limits.work),
+          runs(automaton_, recognizer),
           path(static_cast<std::size_t>(trie_.most_depth()) + 1) {
         for (std::size_t byte = 0; byte < 256; ++byte) class_of[byte] = automaton.class_of(static_cast<uint8_t>(byte));
         for (const std::string& spelling : automaton.token_spellings()) {
@@ -46,18 +48,21 @@ struct ConstraintState::Table {
     };
 
     bool walk(State from, int32_t top, TokenMask& out, int64_t most, Local* local = nullptr);
+    bool all_below(State state, int32_t node, TokenMask& out, Local* local);
     const Local& local_of(State state);
     void add_group(int32_t origin, std::span<const int32_t> nodes, TokenMask& out);
     std::shared_ptr<const TokenMask> mask(State state);
     State accept(State state, int32_t token);
     std::size_t bytes() const {
-        return recognizer.bytes() + local_bytes + masks.size() * (static_cast<std::size_t>(trie.vocab_size()) / 8 + 64);
+        return recognizer.bytes() + runs.bytes() + local_bytes +
+               masks.size() * (static_cast<std::size_t>(trie.vocab_size()) / 8 + 64);
     }
 
     const Automaton& automaton;
     const TokenTrie& trie;
     const int64_t short_walk;
     Recognizer recognizer;
+    StateRuns runs;
     std::array<uint16_t, 256> class_of{};
     std::vector<int32_t> markup;  // ids of the automaton's markup tokens
     std::unordered_map<State, Local> locals;
@@ -65,6 +70,19 @@ struct ConstraintState::Table {
     std::unordered_map<State, std::shared_ptr<const TokenMask>> masks;
     std::vector<State> path;  // of a walk, by depth
 };
+
+/// Marks the tokens below a node of the tree, where it is plain that all of them fit behind the state that it led to.
+bool ConstraintState::Table::all_below(State state, int32_t node, TokenMask& out, Local* local) {
+    constexpr int32_t kFew = 16;  // nodes that are walked through sooner
+    const TokenTrie::Node& at = trie.nodes()[static_cast<std::size_t>(node)];
+    if (at.end - node <= kFew || (trie.below(node) & TokenTrie::kPieces) != 0) return false;
+    const StateRuns::Run& run = runs.from(state);
+    if ((trie.below(node) & ~run.kinds) != 0 || at.height > run.length || (local != nullptr && run.escapes))
+        return false;
+    for (const int32_t id : trie.ids_below(node)) out.set(id);
+    if (local != nullptr) local->height = std::max(local->height, run.depth);
+    return true;
+}
 
 /// Marks the tokens below `top` that fit behind `from`. False if there are more than `most` nodes to look at.
 bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64_t most, Local* local) {
@@ -93,7 +111,7 @@ bool ConstraintState::Table::walk(State from, int32_t top, TokenMask& out, int64
                 if (found == local->rule_sets.end()) local->rule_sets.push_back(rules);
             }
         }
-        ++i;
+        i = all_below(next, i, out, local) ? node.end : i + 1;
     }
     recognizer.count_work((1 + steps % kCountEvery) * Recognizer::kKnown);
     return i >= end;

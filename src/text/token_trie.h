@@ -21,7 +21,14 @@ class TokenTrie {
         int32_t tokens = 0;  // of ids(): the node's are [tokens, tokens of the next node)
         uint16_t depth = 0;  // bytes on the way here
         uint8_t byte = 0;    // the last of them
+        uint8_t height = 0;  // bytes to the end of the longest token below; 255: or more
     };
+    /// Kinds of text, as bits: small letters, capitals, digits, each other character of ASCII but controls by itself,
+    /// and two more: whole characters beyond ASCII, and what is not whole.
+    using Kinds = uint64_t;
+    static constexpr Kinds kWhole = Kinds{1} << 62, kPieces = Kinds{1} << 63;
+    /// Of a byte of ASCII.
+    static Kinds kind_of(uint8_t byte);
 
     /// Copies what it needs. Time n log n.
     explicit TokenTrie(const Tokenizer& tokenizer);
@@ -32,6 +39,15 @@ class TokenTrie {
         const auto at = static_cast<std::size_t>(node);
         const auto begin = static_cast<std::size_t>(nodes_[at].tokens),
                    end = static_cast<std::size_t>(nodes_[at + 1].tokens);
+        return std::span(ids_).subspan(begin, end - begin);
+    }
+    /// What the tokens below a node have behind it.
+    Kinds below(int32_t node) const { return below_[static_cast<std::size_t>(node)]; }
+    /// The tokens below a node.
+    std::span<const int32_t> ids_below(int32_t node) const {
+        const auto begin = static_cast<std::size_t>(nodes_[static_cast<std::size_t>(node) + 1].tokens),
+                   end = static_cast<std::size_t>(
+                       nodes_[static_cast<std::size_t>(nodes_[static_cast<std::size_t>(node)].end)].tokens);
         return std::span(ids_).subspan(begin, end - begin);
     }
     int32_t most_depth() const { return most_depth_; }
@@ -47,6 +63,7 @@ class TokenTrie {
   private:
     int32_t vocab_size_ = 0, most_depth_ = 0;
     std::vector<Node> nodes_;
+    std::vector<Kinds> below_;  // of each node
     std::vector<int32_t> ids_;
     std::string bytes_;
     std::vector<uint32_t> offsets_;
