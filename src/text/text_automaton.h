@@ -44,7 +44,7 @@ TextAutomaton text_automaton(std::span<const TextCondition> conditions, WorkBudg
 TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b, WorkBudget* work = nullptr);
 
 /// A grammar of an automaton's texts that have `least` to `most` (or Grammar::kUnbounded) characters. `write`: empty
-/// for UTF-8. A length that the automaton does not keep by itself is counted: states times counts, up to 50,000, beyond
+/// for UTF-8. A length that the automaton does not keep by itself is counted: states times counts, up to 70,000, beyond
 /// which it throws GrammarError; what repeats one set of characters to the end costs nothing.
 Grammar::Expr add_text_automaton(Grammar& grammar, const TextAutomaton& automaton, int64_t least, int64_t most,
                                  const CharWriter& write);

@@ -106,7 +106,7 @@ class AutomatonWriter {
         int64_t count;
         friend auto operator<=>(const Place&, const Place&) = default;
     };
-    static constexpr int64_t kMostPlain = 10'000, kMostPlaces = 50'000, kMostInline = 500;
+    static constexpr int64_t kMostPlain = 10'000, kMostPlaces = 70'000, kMostInline = 500;
     static constexpr int32_t kEnd = -1;
 
     /// longest_: of all texts, in characters; -1: there is no end.

@@ -159,6 +159,20 @@ TEST(JsonStrings, walks_keep_pattern_and_lengths) {
     }
 }
 
+TEST(JsonStrings, what_pydantic_writes_is_held) {
+    const StringCase cases[] = {
+        {R"("format": "uri", "minLength": 1, "maxLength": 2083)", {"https://a.org/b?c#d"}, {"", "a b", "//a.org"}},
+        {R"re("pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$")re",
+         {"1", "-0012.50", "+.5", "5."},
+         {"", "-", ".", "1e5"}},
+        {R"re("pattern": "^(?!^[-+.]*$)[+-]?0*(?:\\d{0,8}|(?=[\\d.]{1,11}0*$)\\d{0,8}\\.\\d{0,2}0*$)")re",
+         {"12345678", "1.25", "1.2500"},
+         {"123456789", "1.255", "+"}},
+        {R"("format": "password", "writeOnly": true)", {"", "a b"}, {}},
+    };
+    check_strings(cases);
+}
+
 TEST(JsonStrings, what_cannot_be_held_is_refused_with_its_limit) {
     const std::pair<const char*, const char*> cases[] = {
         {R"("pattern": "^(ab|cd)*$", "maxLength": 1000000)", "#/pattern: counting up to 1000000 characters in"},
