@@ -34,7 +34,7 @@ void require_written(const WrittenAnswer& answer, const std::vector<Arguments>& 
 void require_by_grammar(const WrittenAnswer& answer) {
     const auto& tokenizer = testing::crossing_tokenizer();
     const auto constraint =
-        Constraint::compile(answer.dialect->grammar(answer.form), testing::crossing_trie(), testing::kNoShortWalks);
+        Constraint::compile(answer.dialect->grammar(answer.form, nullptr), testing::crossing_trie(), testing::kNoShortWalks);
     ConstraintState state = constraint->start();
     for (std::size_t i = 0; i < answer.input.size(); ++i) {
         const int k = static_cast<unsigned char>(answer.input[i]) - 0xF8;

@@ -127,9 +127,9 @@ TEST_F(ServerCustomTools, the_chat_api_has_them_too_streamed_or_not_and_in_the_h
     body["messages"].as_array().push_back({{"role", "tool"}, {"tool_call_id", call.at("id")}, {"content", "taken"}});
     EXPECT_EQ(post("/v1/chat/completions", body).status, 200);
 
-    body["tools"] = {chat_tool("note", "start: a")};
+    body["tools"] = json::array{chat_tool("note", "start: a")};
     EXPECT_EQ(post("/v1/chat/completions", body).param(), "tools[0].custom.format.grammar.definition");
-    body["tools"] = {{{"type", "custom"}}};
+    body["tools"] = json::array{json::object{{"type", "custom"}}};
     EXPECT_EQ(post("/v1/chat/completions", body).param(), "tools[0].custom");
 }
 
