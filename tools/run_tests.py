@@ -2,8 +2,9 @@
 """Runs the test_* binaries of a build folder, prints what failed and what was skipped for which reason, and ends with a
 line `N passed, N failed, N skipped`.
 
-usage: run_tests.py BUILD_DIR [--only NAME,NAME] [--tally FILE] [--timeout SECONDS]
+usage: run_tests.py BUILD_DIR [--only NAME,NAME] [--tally FILE] [--timeout SECONDS] [--slowest N]
 
+A binary runs in pieces, two at a time; its seconds are those of its pieces together.
 --tally writes the counts to FILE (JSON: passed, failed, skips by reason) and leaves the closing line to whoever sums up.
 """
 import argparse
@@ -16,29 +17,60 @@ import re
 import subprocess
 import sys
 import time
+import typing
+
+PIECE = 60
 
 
-def run(binary: pathlib.Path, timeout: int) -> dict:
+class Piece(typing.NamedTuple):
+    """One process: the tests of a binary whose number modulo `pieces` is `index`."""
+    binary: pathlib.Path
+    index: int
+    pieces: int
+
+
+def pieces_of(binary: pathlib.Path) -> list[Piece]:
+    """Pieces of about PIECE tests, so that no long binary is left alone on one core at the end."""
+    try:
+        listed = subprocess.run([str(binary), "--gtest_list_tests"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
+        count = sum(line.startswith("  ") for line in listed.stdout.decode("utf-8", "replace").splitlines())
+    except subprocess.TimeoutExpired:
+        count = 0
+    pieces = max(1, round(count / PIECE))
+    return [Piece(binary, index, pieces) for index in range(pieces)]
+
+
+def run(piece: Piece, timeout: int) -> dict:
     started = time.time()
     environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1", ASAN_OPTIONS="detect_stack_use_after_return=1")
+    if piece.pieces > 1:
+        environment.update(GTEST_TOTAL_SHARDS=str(piece.pieces), GTEST_SHARD_INDEX=str(piece.index))
     try:
-        done = subprocess.run([str(binary), "--gtest_brief=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        done = subprocess.run([str(piece.binary), "--gtest_brief=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               timeout=timeout, env=environment)
         text, code = done.stdout.decode("utf-8", "replace"), done.returncode
     except subprocess.TimeoutExpired as expired:
         text, code = (expired.stdout or b"").decode("utf-8", "replace") + f"\ntimed out after {timeout} s", 124
-    result = {"passed": 0, "failed": 0, "skipped": 0}
-    result["passed"] = len(re.findall(r"^\[       OK \]", text, re.M))
-    result["failed"] = len(set(re.findall(r"^\[  FAILED  \] (\S+)(?:,.*)? \(\d+ ms\)", text, re.M)))
-    result["skipped"] = len(re.findall(r"^\[  SKIPPED \] .* \(\d+ ms\)", text, re.M))
+    result = {"passed": len(re.findall(r"^\[       OK \]", text, re.M)),
+              "failed": len(set(re.findall(r"^\[  FAILED  \] (\S+)(?:,.*)? \(\d+ ms\)", text, re.M))),
+              "skipped": len(re.findall(r"^\[  SKIPPED \] .* \(\d+ ms\)", text, re.M))}
     reasons = [re.sub(r"/\S+", "FILE", reason.strip()) for reason in re.findall(r": Skipped\n(.*)", text)]
     result["skips"] = collections.Counter(reasons[: result["skipped"]])
     result["skips"].update(["for no stated reason"] * (result["skipped"] - len(reasons)))
     if code != 0 and result["failed"] == 0:
         result["failed"] = 1  # crashed or timed out before gtest could say so
     if result["passed"] + result["failed"] + result["skipped"] == 0:
-        result["failed"] = 1  # a binary that ran no test is a failure
-    return {"name": binary.name, "seconds": time.time() - started, "text": text, "code": code, **result}
+        result["failed"] = 1  # a process that ran no test is a failure
+    result["times"] = [(int(ms) / 1000, name) for name, ms in re.findall(r"^\[       OK \] (\S+).* \((\d+) ms\)", text, re.M)]
+    return {"binary": piece.binary, "seconds": time.time() - started, "text": text, **result}
+
+
+def joined(parts: list[dict]) -> dict:
+    """What all pieces of one binary gave; the text is that of the pieces that failed."""
+    whole = {key: sum(part[key] for part in parts) for key in ("passed", "failed", "skipped", "seconds")}
+    whole["skips"] = sum((part["skips"] for part in parts), collections.Counter())
+    whole["text"] = "\n".join("\n".join(part["text"].splitlines()[-120:]) for part in parts if part["failed"])
+    return whole
 
 
 def main() -> int:
@@ -48,25 +80,37 @@ def main() -> int:
     parser.add_argument("--tally", type=pathlib.Path)
     parser.add_argument("--timeout", type=int, default=2700)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--slowest", type=int, default=10, help="how many of the slowest tests are listed at the end")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
     binaries = sorted(p for p in (options.build / "tests").glob("test_*") if p.is_file() and os.access(p, os.X_OK))
     # test_NAME_gpu has the tests of test_NAME again, for a GPU: it is run where it is named.
     binaries = [p for p in binaries if (p.name.removeprefix("test_") in wanted if wanted else not p.name.endswith("_gpu"))]
+    # The binaries with most tests first: what is left at the end is short.
+    pieces = sorted((piece for binary in binaries for piece in pieces_of(binary)), key=lambda piece: -piece.pieces)
     total = {"passed": 0, "failed": 0, "skipped": 0}
     skips = collections.Counter()
+    parts, times = collections.defaultdict(list), []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(lambda p: run(p, options.timeout), binaries):
-            print(f"{result['name']:<14} {result['passed']:4d} passed {result['failed']:3d} failed "
-                  f"{result['skipped']:3d} skipped  {result['seconds']:6.1f} s", flush=True)
-            if result["failed"]:
-                lines = result["text"].splitlines()
-                print("\n".join(lines[-120:]), flush=True)
-            for reason, count in result["skips"].most_common():
+        waiting = {pool.submit(run, piece, options.timeout): piece for piece in pieces}
+        for done in concurrent.futures.as_completed(waiting):
+            piece, part = waiting[done], done.result()
+            times += part["times"]
+            parts[piece.binary].append(part)
+            if len(parts[piece.binary]) < piece.pieces:
+                continue
+            whole = joined(parts[piece.binary])
+            print(f"{piece.binary.name:<14} {whole['passed']:4d} passed {whole['failed']:3d} failed "
+                  f"{whole['skipped']:3d} skipped  {whole['seconds']:6.1f} s", flush=True)
+            if whole["failed"]:
+                print(whole["text"], flush=True)
+            for reason, count in whole["skips"].most_common():
                 print(f"    {count:4d} skipped: {reason}", flush=True)
-            skips.update(result["skips"])
+            skips.update(whole["skips"])
             for key in total:
-                total[key] += result[key]
+                total[key] += whole[key]
+    for seconds, name in sorted(times, reverse=True)[:options.slowest]:
+        print(f"    {seconds:7.1f} s  {name}", flush=True)
     if not binaries:
         print(f"no test binaries in {options.build}/tests")
         total["failed"] += 1
