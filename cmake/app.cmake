@@ -2,7 +2,7 @@
 set(DEMO_MODEL ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo.gguf)
 set(DEMO_DRAFTER ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo-dflash.gguf)
 set(DEMO_SCORER ${CMAKE_SOURCE_DIR}/models/demo/laguna-demo-scorer.gguf)
-file(GLOB app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/apps/*.cpp)
+file(GLOB_RECURSE app_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/apps/*.cpp)
 list(FILTER app_sources EXCLUDE REGEX "/main\\.cpp$")
 # riptide pull needs libcurl, which cannot be linked statically as Debian has it.
 find_package(CURL)

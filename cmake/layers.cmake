@@ -17,7 +17,7 @@ endfunction()
 # What runs on the GPU is beside the layers: `NAME_cuda` has the *.cu files of a layer, `NAME_no_cuda` has no_cuda.cpp,
 # whose functions throw. Which of the two is linked is a property of the program, RIPTIDE_GPU: both kinds share all else.
 function(riptide_back_end name)
-  file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cu)
+  file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cu)
   if(NOT kernels)
     return()
   endif()
@@ -39,7 +39,7 @@ endfunction()
 
 function(riptide_layer name)
   cmake_parse_arguments(ARG "" "" "LINKS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/no_cuda\\.cpp$")
   add_library(riptide_${name} STATIC ${sources})
   target_include_directories(riptide_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)

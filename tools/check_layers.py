@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if a source file includes an upper layer, or if CUDA leaks out of its folders. The table is DESIGN.md's.
+"""Fails if a source file includes an upper layer, or an upper part of its layer, or if CUDA leaks out of its folders. The table is DESIGN.md's.
 
 usage: check_layers.py [ROOT]        check_layers.py --self-test
 """
@@ -21,9 +21,25 @@ ALLOWED = {
     "server": {"base", "text"},
     "apps": {"base", "tensor", "quant", "ops", "io", "text", "cache", "models", "engine", "server"},
 }
+# Folders inside a layer, lowest first: each may include those before it. What lies in the layer's own folder are its
+# faces, and basics that include no part: any part may include them.
+PARTS = {
+    "text": ["generated", "tokenizer", "grammar", "structured", "json", "jinja", "chat", "dialects"],
+    "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "session", "loop"],
+    "server": ["http", "api"],
+    "apps": ["support", "convert", "synth", "flags", "ab", "niah", "bench", "commands"],
+}
 SERVER_MAY = {"engine/engine.h", "engine/request.h"}
 CUDA_FOLDERS = {"tensor", "quant", "ops"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+
+
+def upward(layer: str, place: tuple[str, ...], target: list[str]) -> bool:
+    """Whether a file of one part of the layer includes a later part."""
+    parts = PARTS.get(layer, [])
+    if len(place) < 3 or len(target) < 3 or place[1] == target[1]:
+        return False
+    return place[1] in parts and target[1] in parts and parts.index(target[1]) > parts.index(place[1])
 
 
 def check(root: pathlib.Path) -> list[str]:
@@ -33,6 +49,9 @@ def check(root: pathlib.Path) -> list[str]:
             continue
         layer = path.relative_to(root / "src").parts[0]
         where = path.relative_to(root)
+        inside = path.relative_to(root / "src").parts[1:-1]
+        if layer in PARTS and inside and inside[0] not in PARTS[layer]:
+            problems.append(f"{where}: folder '{inside[0]}' is not a part of {layer} in the table")
         if layer not in ALLOWED:
             problems.append(f"{where}: folder '{layer}' is not a layer of the table")
             continue
@@ -48,6 +67,8 @@ def check(root: pathlib.Path) -> list[str]:
                 if bracket == '"' and first in ALLOWED and first != layer and first not in ALLOWED[layer]:
                     if not (layer == "server" and target in SERVER_MAY):
                         problems.append(f"{where}:{number}: {layer} must not include {target}")
+                if bracket == '"' and first == layer and upward(layer, path.relative_to(root / "src").parts, target.split("/")):
+                    problems.append(f"{where}:{number}: {'/'.join(path.relative_to(root / 'src').parts[:2])} must not include {target}")
             elif re.match(r"^\s*#\s*if.*CUDA", line) and layer not in CUDA_FOLDERS:
                 problems.append(f"{where}:{number}: CUDA conditional outside the CUDA folders")
             elif re.search(r"\bgetenv\s*\(", line) and where.name != "environment.cpp":
@@ -69,12 +90,16 @@ def self_test() -> None:
             "src/stray/e.cpp": "\n",
             "src/text/f.cpp": "std::regex r;\n",
             "src/models/g.cu": "\n",
-            "src/server/h.cpp": '#include "engine/session.h"\n',
+            "src/text/grammar/i.h": '#include "text/json/schema.h"\n',
+            "src/engine/misc/j.h": "\n",
+            "src/server/h.cpp": '#include "engine/session/session.h"\n',
         }
         for name, text in planted.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-        (root / "src/server/allowed.cpp").write_text('#include "engine/engine.h"\n#include "text/chat.h"\n')
+        (root / "src/server/allowed.cpp").write_text('#include "engine/engine.h"\n#include "text/chat/chat.h"\n')
+        (root / "src/text/json").mkdir()
+        (root / "src/text/json/allowed.h").write_text('#include "text/grammar/i.h"\n#include "text/utf8.h"\n')
         problems = check(root)
         assert not any("allowed.cpp" in problem for problem in problems), problems
         for name in planted:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Fails if two sources of a folder give a name of their own (in an anonymous namespace) to different things.
+"""Fails if two sources of a layer give a name of their own (in an anonymous namespace) to different things.
 
-The sources of a folder are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
+The sources of a layer (a folder of src, with all folders inside) are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
 defined twice, or, worse, a call would find the other file's overload. For the same reason a source's own name must not
-be one that a header of the folder declares: another source of the group may have included it. Of several names in one
+be one that a header of the layer declares: another source of the group may have included it. Of several names in one
 declaration only the first is seen; the compiler sees the others.
 
 usage: check_names.py [ROOT]        check_names.py --self-test
@@ -67,14 +67,17 @@ def check(root: pathlib.Path) -> list[str]:
     problems = []
     for top in ("src", "tests", "bench"):
         folders, declared = collections.defaultdict(list), collections.defaultdict(dict)
+        def layer(path: pathlib.Path) -> str:
+            return path.relative_to(root / top).parts[0]
+
         for path in sorted((root / top).rglob("*.h")):
             for name, (number, line) in names_in(path.read_text(encoding="utf-8"), own=False).items():
-                declared[path.parent][name] = (f"{path.relative_to(root)}:{number}", line)
+                declared[layer(path)][name] = (f"{path.relative_to(root)}:{number}", line)
         for path in sorted((root / top).rglob("*.cpp")):
             # Compiled alone: for another instruction set, or one binary each.
             if re.search(r"_avx(2|512)\.cpp$|^fuzz_|/main\.cpp$", path.name) or top == "bench":
                 continue
-            folders[path.parent].append(path)
+            folders[layer(path)].append(path)
         for folder, paths in folders.items():
             seen = collections.defaultdict(list)
             for path in paths:
@@ -115,5 +118,5 @@ if __name__ == "__main__":
         self_test()
         sys.exit(0)
     found = check(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
-    print("\n".join(found) if found else "names: one meaning in each folder")
+    print("\n".join(found) if found else "names: one meaning in each layer")
     sys.exit(1 if found else 0)
