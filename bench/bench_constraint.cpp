@@ -14,8 +14,8 @@
 #include "engine/mask_pool.h"
 #include "engine/sampler.h"
 #include "io/checkpoint.h"
-#include "text/answer_format.h"
-#include "text/constraint.h"
+#include "text/dialects/response_format.h"
+#include "text/structured/token_masks.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "engine/loaded_text.h"
 #include "engine/speculation.h"
-#include "text/chat.h"
+#include "text/chat/chat.h"
 
 namespace riptide::apps {
 

@@ -10,8 +10,8 @@
 #include "apps/model_flags.h"
 #include "base/json.h"
 #include "engine/model_text.h"
-#include "text/chat.h"
-#include "text/stream_parser.h"
+#include "text/chat/chat.h"
+#include "text/dialects/stream_parser.h"
 
 namespace riptide::apps {
 

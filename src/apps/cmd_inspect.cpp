@@ -11,7 +11,7 @@
 #include "apps/terminal.h"
 #include "base/json.h"
 #include "engine/loaded_text.h"
-#include "text/chat.h"
+#include "text/chat/chat.h"
 
 namespace riptide::apps {
 

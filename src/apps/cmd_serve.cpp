@@ -24,7 +24,7 @@
 #include "models/dflash_config.h"
 #include "server/access.h"
 #include "server/server.h"
-#include "text/chat_messages.h"
+#include "text/chat/chat_messages.h"
 
 namespace riptide::apps {
 

@@ -7,7 +7,7 @@
 #include "apps/terminal.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "text/jinja.h"
+#include "text/jinja/template.h"
 
 namespace riptide::apps {
 

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "engine/loaded_text.h"
-#include "text/pretokenizer.h"
+#include "text/tokenizer/pretokenizer.h"
 
 namespace riptide::apps {
 

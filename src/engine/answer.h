@@ -14,7 +14,7 @@
 #include "engine/sampler.h"
 #include "engine/stop_matcher.h"
 #include "tensor/tensor.h"
-#include "text/detokenizer.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace riptide {
 

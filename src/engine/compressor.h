@@ -13,7 +13,7 @@
 #include "engine/kept_memory.h"
 #include "engine/prompt_choice.h"
 #include "engine/prompt_scorer.h"
-#include "text/chat_parts.h"
+#include "text/chat/chat_parts.h"
 
 namespace riptide {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "engine/mask_search.h"
-#include "text/constraint.h"
-#include "text/dialect.h"
+#include "text/dialects/dialect.h"
+#include "text/structured/token_masks.h"
 
 namespace riptide {
 

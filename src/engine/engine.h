@@ -13,7 +13,7 @@
 #include "engine/request.h"
 #include "engine/session_options.h"
 #include "io/checkpoint.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 
@@ -45,8 +45,8 @@ struct EngineOptions : SessionOptions {
     /// or it cannot be listed), and for each record that cannot be saved, on the engine's thread and at times often.
     std::function<void(const std::string& problem)> on_disk_problem;
     /// The third tier knows weights by their content, wherever they lie; until it is known, by their files on this
-    /// machine. Its SHA-256 is remembered in this file (base/digest_memo.h) and in `digests` in the tier's folder; empty:
-    /// there alone.
+    /// machine. Its SHA-256 is remembered in this file (base/digest_memo.h) and in `digests` in the tier's folder;
+    /// empty: there alone.
     std::string digests;
     /// Who hears that it has been computed, or why not; on the engine's thread.
     std::function<void(const std::string& news)> on_disk_news;
@@ -64,7 +64,7 @@ struct EngineInfo {
     std::string device;        // "NVIDIA H200", "CPU, 8 threads"
     bool chat = false;         // there is a template in a dialect that the engine can parse
     std::string no_chat;       // else why not
-    std::string chat_dialect;  // its name, text/dialect.h
+    std::string chat_dialect;  // its name, text/dialects/dialect.h
     ChatTraits chat_traits;
     std::vector<int32_t> stop_ids;
     GenerationDefaults makers;       // those of the first weights, also after a reload

@@ -7,7 +7,7 @@
 #include "engine/device_draw.h"
 #include "engine/session.h"
 #include "engine/stop_matcher.h"
-#include "text/detokenizer.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace riptide {
 

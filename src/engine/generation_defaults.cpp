@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "text/chat_messages.h"
+#include "text/chat/chat_messages.h"
 
 namespace riptide {
 

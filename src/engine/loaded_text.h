@@ -8,8 +8,8 @@
 
 #include "engine/generation_defaults.h"
 #include "io/checkpoint.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/chat/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

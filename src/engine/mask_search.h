@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "text/constraint.h"
+#include "text/structured/token_masks.h"
 
 namespace riptide {
 

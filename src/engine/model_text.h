@@ -13,11 +13,11 @@
 #include "engine/generation_defaults.h"
 #include "engine/request.h"
 #include "io/checkpoint.h"
-#include "text/chat.h"
-#include "text/chat_parts.h"
-#include "text/dialect.h"
-#include "text/stream_parser.h"
-#include "text/tokenizer.h"
+#include "text/chat/chat.h"
+#include "text/chat/chat_parts.h"
+#include "text/dialects/dialect.h"
+#include "text/dialects/stream_parser.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "text/token_map.h"
+#include "text/tokenizer/token_map.h"
 
 namespace riptide {
 

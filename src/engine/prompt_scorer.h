@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "models/scorer.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

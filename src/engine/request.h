@@ -14,9 +14,9 @@
 #include "engine/compression.h"
 #include "engine/finish_reason.h"
 #include "engine/sampler.h"
-#include "text/answer_format.h"
-#include "text/chat.h"
-#include "text/stream_parser.h"
+#include "text/chat/chat.h"
+#include "text/dialects/response_format.h"
+#include "text/dialects/stream_parser.h"
 
 namespace riptide {
 

@@ -23,7 +23,7 @@
 #include "engine/speculation.h"
 #include "io/checkpoint.h"
 #include "models/model.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/json.h"
-#include "text/jinja.h"
+#include "text/jinja/template.h"
 
 namespace riptide::server {
 

@@ -5,16 +5,15 @@
 #include <vector>
 
 #include "server/fields.h"
-#include "text/answer_format.h"
+#include "text/dialects/response_format.h"
 
 namespace riptide::server {
 
 /// `response_format` (text, json_object, json_schema), this server's own `regex` and `grammar` (EBNF or
-/// Lark, see text/grammar_ebnf.h and text/grammar_lark.h), and what other engines call these: `json_schema`,
-/// `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `structured_outputs` (json, regex, choice,
-/// grammar, json_object). One of them may be given. Throws ApiError naming the field, and for a schema the word that is
-/// not supported and its place.
-/// `work` counts what it takes to find that out, and stops it; null: nobody does.
+/// Lark, see text/structured/grammar_ebnf.h and text/structured/grammar_lark.h), and what other engines call these:
+/// `json_schema`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `structured_outputs` (json, regex,
+/// choice, grammar, json_object). One of them may be given. Throws ApiError naming the field, and for a schema the word
+/// that is not supported and its place. `work` counts what it takes to find that out, and stops it; null: nobody does.
 AnswerFormat parse_format(const Fields& fields, WorkBudget* work);
 /// {"type": "json_schema", "schema": ...} or with the schema under "json_schema", {"type": "json_object"} (with or
 /// without "schema"), {"type": "text"}; `where` names it in errors.

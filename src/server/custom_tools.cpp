@@ -4,9 +4,9 @@
 
 #include "base/json.h"
 #include "server/fields.h"
-#include "text/answer_grammar.h"
-#include "text/grammar_lark.h"
-#include "text/grammar_regex.h"
+#include "text/dialects/response_grammar.h"
+#include "text/grammar/grammar_regex.h"
+#include "text/structured/grammar_lark.h"
 
 namespace riptide::server {
 

@@ -10,7 +10,7 @@
 #include "engine/request.h"
 #include "server/custom_tools.h"
 #include "server/fields.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide::server {
 

@@ -8,7 +8,7 @@
 #include "base/json_fwd.h"
 #include "server/api_error.h"
 #include "server/event_queue.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide::server {
 

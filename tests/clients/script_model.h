@@ -13,7 +13,7 @@
 
 #include "models/model.h"
 #include "tests/cache/fake_forward.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide::testing {
 

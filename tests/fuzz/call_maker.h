@@ -6,10 +6,10 @@
 
 #include "base/json.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "text/answer_form.h"
-#include "text/dialect.h"
-#include "text/json_grammar.h"
-#include "text/section_parser.h"
+#include "text/dialects/dialect.h"
+#include "text/dialects/response_form.h"
+#include "text/dialects/section_parser.h"
+#include "text/json/json_grammar.h"
 
 namespace riptide::fuzz {
 

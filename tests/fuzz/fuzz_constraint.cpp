@@ -7,8 +7,8 @@
 
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/text/small_vocabulary.h"
-#include "text/answer_format.h"
-#include "text/constraint.h"
+#include "text/dialects/response_format.h"
+#include "text/structured/token_masks.h"
 
 namespace {
 

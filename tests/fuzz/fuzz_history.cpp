@@ -7,7 +7,7 @@
 #include "server/responses_request.h"
 #include "tests/fuzz/history_maker.h"
 #include "tests/text/demo_tokenizer.h"
-#include "text/chat.h"
+#include "text/chat/chat.h"
 
 namespace {
 

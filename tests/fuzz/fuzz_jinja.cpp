@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "tests/fuzz/fuzz_input.h"
-#include "text/jinja.h"
+#include "text/jinja/template.h"
 
 #include "base/json.h"
 

@@ -1,6 +1,6 @@
 // Laguna's stream parser; see stream_laws.h.
 #include "tests/fuzz/stream_laws.h"
-#include "text/dialect_laguna.h"
+#include "text/dialects/laguna.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     return riptide::fuzz::check_stream(data, size, riptide::make_laguna_parser, "</assistant>");

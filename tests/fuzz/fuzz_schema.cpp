@@ -7,8 +7,8 @@
 #include "tests/fuzz/schema_maker.h"
 #include "tests/text/crossing_vocabulary.h"
 #include "tests/text/schema_judge.h"
-#include "text/json_grammar.h"
-#include "text/json_schema_cases.h"
+#include "text/json/json_grammar.h"
+#include "text/json/json_schema_cases.h"
 
 namespace {
 

@@ -11,8 +11,8 @@
 
 #include "base/json.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "text/parser_options.h"
-#include "text/section_parser.h"
+#include "text/dialects/parser_options.h"
+#include "text/dialects/section_parser.h"
 #include "text/utf8.h"
 
 namespace riptide::fuzz {

@@ -7,7 +7,7 @@
 #include "engine/session.h"
 #include "ops/topk.h"
 #include "tests/models/fixture.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide::testing {
 namespace {

@@ -1,13 +1,13 @@
 // Who said what in a rendered chat.
-#include "text/chat_parts.h"
+#include "text/chat/chat_parts.h"
 
 #include <filesystem>
 
 #include "tests/source_dir.h"
 #include "tests/text/demo_tokenizer.h"
 #include "tests/text/jinja_cases.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/chat/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 namespace {

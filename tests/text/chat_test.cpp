@@ -1,13 +1,13 @@
 // Chat requests through templates: the Laguna formats, checks of messages, provenance of the prompt, speed.
+#include "text/chat/chat.h"
 #include "tests/source_dir.h"
-#include "text/chat.h"
 
 #include <chrono>
 #include <filesystem>
 
 #include "base/json.h"
 #include "tests/text/jinja_cases.h"
-#include "text/chat_messages.h"
+#include "text/chat/chat_messages.h"
 
 namespace riptide {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/json.h"
 #include "tests/text/crossing_vocabulary.h"
-#include "text/grammar_ebnf.h"
-#include "text/grammar_regex.h"
+#include "text/grammar/grammar_regex.h"
+#include "text/structured/grammar_ebnf.h"
 
 namespace riptide::testing {
 

@@ -10,8 +10,8 @@
 
 #include "base/json.h"
 #include "tests/text/small_vocabulary.h"
-#include "text/constraint.h"
-#include "text/json_schema.h"
+#include "text/json/json_schema.h"
+#include "text/structured/token_masks.h"
 
 namespace riptide::testing {
 

@@ -3,7 +3,7 @@
 
 #include "io/checkpoint.h"
 #include "tests/source_dir.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

@@ -1,5 +1,5 @@
 // Streamed text: whole characters only, equal to the decoded whole.
-#include "text/detokenizer.h"
+#include "text/tokenizer/detokenizer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // Answers held to tool calls: whatever is drawn, the stream parser makes valid calls of it.
-#include "text/dialect.h"
+#include "text/dialects/dialect.h"
 
 #include "base/json.h"
 #include "tests/text/constraint_world.h"
 #include "tests/text/schema_judge.h"
-#include "text/grammar_lark.h"
+#include "text/structured/grammar_lark.h"
 
 namespace riptide::testing {
 namespace {

@@ -1,9 +1,9 @@
 // Grammars in Lark's notation: judged by hand, construct by construct.
-#include "text/grammar_lark.h"
+#include "text/structured/grammar_lark.h"
 
 #include "tests/text/constraint_world.h"
-#include "text/answer_format.h"
-#include "text/json_grammar.h"
+#include "text/dialects/response_format.h"
+#include "text/json/json_grammar.h"
 
 namespace riptide::testing {
 namespace {

@@ -1,10 +1,10 @@
 // Regular expressions and grammars: judged by PCRE2, by tables, and by hand.
 #include <filesystem>
 
-#include "tests/source_dir.h"
 #include "io/checkpoint.h"
+#include "tests/source_dir.h"
 #include "tests/text/constraint_world.h"
-#include "text/regex.h"
+#include "text/tokenizer/regex.h"
 #include "text/utf8.h"
 
 namespace riptide::testing {

@@ -1,5 +1,5 @@
 // Grammars without a word: against the grammar with it.
-#include "text/grammar_without.h"
+#include "text/structured/grammar_without.h"
 
 #include "tests/text/constraint_world.h"
 

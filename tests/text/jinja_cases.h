@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/json.h"
-#include "text/jinja.h"
+#include "text/jinja/template.h"
 
 namespace riptide {
 

@@ -1,7 +1,7 @@
 // Which bytes of a rendered text are the template's own.
-#include "tests/text/jinja_cases.h"
 #include "base/json.h"
-#include "text/jinja_text.h"
+#include "tests/text/jinja_cases.h"
+#include "text/jinja/text.h"
 
 #include <random>
 

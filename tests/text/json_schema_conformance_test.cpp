@@ -6,11 +6,11 @@
 #include <iostream>
 #include <map>
 
-#include "tests/source_dir.h"
 #include "base/json.h"
+#include "tests/source_dir.h"
 #include "tests/text/constraint_world.h"
-#include "text/json_grammar.h"
-#include "text/json_schema_cases.h"
+#include "text/json/json_grammar.h"
+#include "text/json/json_schema_cases.h"
 
 namespace riptide::testing {
 namespace {

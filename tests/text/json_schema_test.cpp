@@ -1,5 +1,5 @@
 // What a schema's grammar takes is valid by the schema; what is not supported is refused by name.
-#include "text/json_schema.h"
+#include "text/json/json_schema.h"
 
 #include "base/json.h"
 #include "tests/text/constraint_world.h"

@@ -3,8 +3,8 @@
 
 #include "base/json.h"
 #include "tests/text/constraint_world.h"
-#include "text/text_set.h"
-#include "text/tool_arguments.h"
+#include "text/grammar/text_set.h"
+#include "text/json/tool_arguments.h"
 
 namespace riptide::testing {
 namespace {

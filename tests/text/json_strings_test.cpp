@@ -1,7 +1,7 @@
 // Strings by pattern, format and lengths, all at once.
 #include "tests/text/constraint_world.h"
 #include "tests/text/schema_judge.h"
-#include "text/json_grammar.h"
+#include "text/json/json_grammar.h"
 
 namespace riptide::testing {
 namespace {

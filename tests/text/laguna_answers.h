@@ -3,9 +3,9 @@
 
 #include <array>
 
-#include "tests/text/stream_answers.h"
 #include "base/json.h"
-#include "text/dialect_laguna.h"
+#include "tests/text/stream_answers.h"
+#include "text/dialects/laguna.h"
 
 namespace riptide::testing_laguna {
 

@@ -1,5 +1,5 @@
 // Where text is cut: the named rules, Hugging Face's Split behaviours, invalid UTF-8.
-#include "text/pretokenizer.h"
+#include "text/tokenizer/pretokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "tests/text/small_vocabulary.h"
-#include "text/nfc.h"
+#include "text/tokenizer/nfc.h"
 #include "text/utf8.h"
 
 namespace riptide {

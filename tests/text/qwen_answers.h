@@ -3,9 +3,9 @@
 
 #include <array>
 
-#include "tests/text/stream_answers.h"
 #include "base/json.h"
-#include "text/dialect_qwen.h"
+#include "tests/text/stream_answers.h"
+#include "text/dialects/qwen.h"
 
 namespace riptide::testing_qwen {
 

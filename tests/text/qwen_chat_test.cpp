@@ -2,13 +2,13 @@
 // an answer, rendered again, is what the model wrote.
 #include <filesystem>
 
-#include "tests/source_dir.h"
-#include "io/checkpoint.h"
 #include "base/json.h"
+#include "io/checkpoint.h"
+#include "tests/source_dir.h"
 #include "tests/text/jinja_cases.h"
 #include "tests/text/stream_answers.h"
-#include "text/chat.h"
-#include "text/dialect.h"
+#include "text/chat/chat.h"
+#include "text/dialects/dialect.h"
 
 namespace riptide {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <chrono>
 
-#include "tests/text/qwen_answers.h"
 #include "base/json.h"
-#include "text/json_call.h"
+#include "tests/text/qwen_answers.h"
+#include "text/dialects/json_call.h"
 
 namespace riptide {
 namespace {

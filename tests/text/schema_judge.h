@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "text/regex.h"
+#include "text/tokenizer/regex.h"
 
 namespace riptide::testing {
 

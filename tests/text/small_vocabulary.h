@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/json.h"
-#include "text/byte_alphabet.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/byte_alphabet.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 

@@ -4,7 +4,7 @@
 #include "io/checkpoint.h"
 #include "tests/source_dir.h"
 #include "tests/text/constraint_world.h"
-#include "text/answer_format.h"
+#include "text/dialects/response_format.h"
 
 namespace riptide::testing {
 namespace {

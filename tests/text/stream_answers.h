@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "text/stream_parser.h"
+#include "text/dialects/stream_parser.h"
 #include "text/utf8.h"
 
 namespace riptide::testing_stream {

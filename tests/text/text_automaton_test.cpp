@@ -1,8 +1,8 @@
 // Regular expressions with anchors, \b and look-ahead anywhere: judged by PCRE2, which reads them in its own way.
-#include "text/text_automaton.h"
+#include "text/grammar/text_automaton.h"
 
 #include "tests/text/constraint_world.h"
-#include "text/regex.h"
+#include "text/tokenizer/regex.h"
 #include "text/utf8.h"
 
 namespace riptide::testing {

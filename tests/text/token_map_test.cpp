@@ -1,5 +1,5 @@
 // Tokens and bytes of one text, in one vocabulary and in two; where it may be cut.
-#include "text/token_map.h"
+#include "text/tokenizer/token_map.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "tests/test_device.h"
 #include "tests/text/demo_tokenizer.h"
 #include "tests/text/small_vocabulary.h"
-#include "text/nfc.h"
+#include "text/tokenizer/nfc.h"
 #include "text/utf8.h"
 
 namespace riptide {

@@ -7,10 +7,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "tests/source_dir.h"
 #include "base/json.h"
 #include "io/checkpoint.h"
-#include "text/tokenizer.h"
+#include "tests/source_dir.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
 namespace {

@@ -1,5 +1,5 @@
 // Encoding and decoding with small vocabularies made here.
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
 

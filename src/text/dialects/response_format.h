@@ -1,0 +1,43 @@
+// What a request may ask of the form of an answer.
+#pragma once
+
+#include <string>
+
+#include "base/json.h"
+#include "text/grammar/grammar.h"
+
+namespace riptide {
+
+/// The form of the visible text.
+struct AnswerFormat {
+    enum class Kind {
+        any,
+        json_object,  // any JSON object
+        json_schema,  // `schema`: see add_json_schema
+        regex,        // `text` matches the whole answer: see add_regex
+        grammar,      // `text`: see add_ebnf and add_lark
+        choice,       // one of the strings in `schema`, an array
+    };
+    Kind kind = Kind::any;
+    SharedJson schema = {};
+    std::string text = {};
+    std::string field = "response_format";  // what the request calls it, for errors
+};
+
+/// Whether tools are called.
+struct ToolChoice {
+    enum class Kind {
+        automatic,  // the model decides
+        required,   // at least one call, and nothing else
+        named,      // one call of `name`, and nothing else
+    };
+    Kind kind = Kind::automatic;
+    std::string name = {};
+    bool single =
+        false;  // at most one call; with `automatic` this holds only where something else constrains the answer
+};
+
+/// REQUIRES: kind is not any. Throws GrammarError.
+Grammar::Expr add_format(Grammar& grammar, const AnswerFormat& format);
+
+}  // namespace riptide
