@@ -10,9 +10,9 @@
 
 #include "base/json.h"
 #include "base/work_budget.h"
-#include "engine/constrainer.h"
-#include "engine/mask_pool.h"
-#include "engine/sampler.h"
+#include "engine/sampling/device_masks.h"
+#include "engine/sampling/form_cache.h"
+#include "engine/sampling/sampler.h"
 #include "io/checkpoint.h"
 #include "text/dialects/response_format.h"
 #include "text/structured/token_masks.h"

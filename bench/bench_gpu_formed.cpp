@@ -8,8 +8,8 @@
 
 #include "apps/random_checkpoint.h"
 #include "base/error.h"
-#include "engine/engine_loop.h"
-#include "engine/job_maker.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/loop/job_maker.h"
 
 namespace riptide {
 namespace {

@@ -16,9 +16,9 @@
 #include "apps/random_checkpoint.h"
 #include "base/error.h"
 #include "cache/batch_builder.h"
-#include "engine/device_batch.h"
-#include "engine/gpu_decoder.h"
-#include "engine/runner.h"
+#include "engine/execution/decode_ahead.h"
+#include "engine/execution/device_batch.h"
+#include "engine/execution/runner.h"
 #include "models/qwen35.h"
 #include "ops/topk.h"
 

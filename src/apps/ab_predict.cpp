@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "engine/draft_tree.h"
+#include "engine/speculation/draft_tree.h"
 
 namespace riptide::apps {
 

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
-#include "engine/speculation.h"
+#include "engine/prompt/loaded_text.h"
+#include "engine/speculation/speculation.h"
 #include "text/chat/chat.h"
 
 namespace riptide::apps {

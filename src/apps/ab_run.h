@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 
 namespace riptide::apps {
 

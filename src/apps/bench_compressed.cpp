@@ -15,8 +15,8 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "engine/compression/model_scorer.h"
 #include "engine/engine.h"
-#include "engine/model_scorer.h"
 
 namespace riptide::apps {
 

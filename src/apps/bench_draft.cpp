@@ -9,7 +9,7 @@
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/draft_rounds.h"
+#include "engine/speculation/device_rounds.h"
 #include "ops/topk.h"
 
 namespace riptide::apps {

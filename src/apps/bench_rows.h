@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "apps/op_profile.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tensor/gpu_energy.h"
 
 namespace riptide::apps {

@@ -9,7 +9,7 @@
 #include "apps/compress_flags.h"
 #include "apps/model_flags.h"
 #include "base/json.h"
-#include "engine/model_text.h"
+#include "engine/prompt/model_text.h"
 #include "text/chat/chat.h"
 #include "text/dialects/stream_parser.h"
 

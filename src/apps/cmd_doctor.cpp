@@ -17,7 +17,7 @@
 #include "apps/local_http.h"
 #include "apps/terminal.h"
 #include "base/error.h"
-#include "engine/model_text.h"
+#include "engine/prompt/model_text.h"
 #include "io/checkpoint.h"
 #include "models/dflash_config.h"
 #include "tensor/gpu.h"

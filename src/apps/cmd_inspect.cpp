@@ -10,7 +10,7 @@
 #include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "text/chat/chat.h"
 
 namespace riptide::apps {

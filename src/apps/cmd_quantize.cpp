@@ -15,7 +15,7 @@
 #include "apps/terminal.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "engine/generation_defaults.h"
+#include "engine/prompt/generation_defaults.h"
 #include "io/gguf.h"
 #include "quant/codec.h"
 #include "quant/quant_mix.h"

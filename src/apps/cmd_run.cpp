@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 
 namespace riptide::apps {
 

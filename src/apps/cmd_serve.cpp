@@ -20,7 +20,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/engine.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "models/dflash_config.h"
 #include "server/access.h"
 #include "server/server.h"

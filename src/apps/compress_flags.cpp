@@ -4,7 +4,7 @@
 #include "apps/flags.h"
 #include "apps/terminal.h"
 #include "base/error.h"
-#include "engine/model_scorer.h"
+#include "engine/compression/model_scorer.h"
 
 namespace riptide::apps {
 

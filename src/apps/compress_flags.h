@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/model_flags.h"
-#include "engine/compressor.h"
+#include "engine/compression/compressor.h"
 
 namespace riptide::apps {
 

@@ -4,7 +4,7 @@
 #include "apps/convert.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "text/tokenizer/pretokenizer.h"
 
 namespace riptide::apps {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/speculation_options.h"
+#include "engine/speculation/speculation_options.h"
 #include "io/checkpoint.h"
 
 namespace riptide::apps {

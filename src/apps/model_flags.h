@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/engine.h"
+#include "engine/session/session.h"
 
 namespace riptide::apps {
 

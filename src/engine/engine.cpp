@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "base/error.h"
-#include "engine/answer.h"
-#include "engine/engine_loop.h"
-#include "engine/job_maker.h"
-#include "engine/scoring_queue.h"
+#include "engine/loop/answer.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/loop/job_maker.h"
+#include "engine/loop/scoring_queue.h"
 
 namespace riptide {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/generation_defaults.h"
-#include "engine/prompt_scorer.h"
+#include "engine/compression/prompt_scorer.h"
+#include "engine/prompt/generation_defaults.h"
 #include "engine/request.h"
 #include "engine/session_options.h"
 #include "io/checkpoint.h"

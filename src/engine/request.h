@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/compression.h"
+#include "engine/compression/compression.h"
 #include "engine/finish_reason.h"
-#include "engine/sampler.h"
+#include "engine/sampling/sampler.h"
 #include "text/chat/chat.h"
 #include "text/dialects/response_format.h"
 #include "text/dialects/stream_parser.h"

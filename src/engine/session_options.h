@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "cache/state_spec.h"
-#include "engine/speculation_options.h"
+#include "engine/speculation/speculation_options.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
 #include "tensor/gpu.h"

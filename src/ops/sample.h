@@ -1,4 +1,4 @@
-// Drawing tokens on a GPU: what engine/sampler.h defines, without the host.
+// Drawing tokens on a GPU: what engine/sampling/sampler.h defines, without the host.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ struct SampleSlot {
 
 /// Device memory of all slots. `marks` has a word for each token: how often it stands in the answer, and flags.
 struct SampleState {
-    SampleSlot* slots = nullptr;    // [count]
-    uint32_t* marks = nullptr;      // [count, vocab]
-    SampleBias* biases = nullptr;   // [count, kMaxBiases]
+    SampleSlot* slots = nullptr;   // [count]
+    uint32_t* marks = nullptr;     // [count, vocab]
+    SampleBias* biases = nullptr;  // [count, kMaxBiases]
     int64_t count = 0;
     int64_t vocab = 0;
 
@@ -65,8 +65,9 @@ struct SampleStart {
 class SampleSlots {
   public:
     SampleSlots(Gpu& gpu, int64_t count, int64_t vocab);
-    /// Begins an answer in a slot, in stream order, by copies of the slot's memory (400 KB for 100,352 tokens): recorded
-    /// graphs that draw for it stay valid. Throws Error for more than kMaxBiases biases or a bias outside the vocabulary.
+    /// Begins an answer in a slot, in stream order, by copies of the slot's memory (400 KB for 100,352 tokens):
+    /// recorded graphs that draw for it stay valid. Throws Error for more than kMaxBiases biases or a bias outside the
+    /// vocabulary.
     void start(int64_t slot, const SampleStart& start);
     const SampleState& state() const { return state_; }
 

@@ -47,9 +47,9 @@ SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defau
 /// ApiError.
 std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys);
 
-/// `compress`: what is to become of a long prompt (engine/compression.h). A mode ("off", "auto", "always"), or an
-/// object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt with
-/// what was left out in marks). This server's own field. Throws ApiError.
+/// `compress`: what is to become of a long prompt (engine/compression/compression.h). A mode ("off", "auto", "always"),
+/// or an object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt
+/// with what was left out in marks). This server's own field. Throws ApiError.
 CompressionRequest parse_compression(const Fields& fields);
 
 /// Tokens of thinking for the efforts that the APIs know; -1 (no limit) for "high" and more. Throws ApiError naming

@@ -3,7 +3,7 @@
 
 #include "apps/commands.h"
 #include "base/json.h"
-#include "engine/generation_defaults.h"
+#include "engine/prompt/generation_defaults.h"
 #include "tests/io/test_files.h"
 #include "tests/server/qwen_folder.h"
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "apps/demo_model.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/test_device.h"
 
 namespace riptide::apps {

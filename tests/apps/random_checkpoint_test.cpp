@@ -12,7 +12,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/test_device.h"
 
 namespace riptide::apps {

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "server/server.h"
 #include "tests/clients/script_model.h"
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "engine/speculation.h"
+#include "engine/speculation/speculation.h"
 
 namespace riptide {
 namespace {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <random>
 
-#include "engine/gpu_decoder.h"
-#include "engine/runner.h"
+#include "engine/execution/decode_ahead.h"
+#include "engine/execution/runner.h"
 #include "tests/models/fixture.h"
 #include "tests/models/seeded_hybrid.h"
 

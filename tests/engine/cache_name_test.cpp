@@ -3,7 +3,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/machine.h"
+#include "engine/loop/resources.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

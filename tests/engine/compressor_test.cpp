@@ -1,5 +1,5 @@
 // Long prompts made shorter: what must stay, what is chosen, what is remembered.
-#include "engine/compressor.h"
+#include "engine/compression/compressor.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <random>
 
 #include "base/json.h"
-#include "engine/loaded_text.h"
-#include "engine/model_text.h"
+#include "engine/prompt/loaded_text.h"
+#include "engine/prompt/model_text.h"
 #include "tests/engine/engine_world.h"
 #include "tests/text/small_vocabulary.h"
 
@@ -342,9 +342,8 @@ TEST(Compressor, random_conversations_keep_markup_tools_calls_and_the_last_turn)
         const double share = static_cast<double>(5 + rng() % 60) / 100;
         CompressionOptions options = keeping(share);
         if (rng() % 2 == 0)
-            options.keep_tokens =
-                std::max<int64_t>(1, static_cast<int64_t>(
-                                         share * static_cast<double>(demo().encode(chat).tokens.size())));
+            options.keep_tokens = std::max<int64_t>(
+                1, static_cast<int64_t>(share * static_cast<double>(demo().encode(chat).tokens.size())));
         const Compressed got = compress(compressor, chat, options, rng() % 2 == 0);
         if (!got.plan) continue;
         ++compressed;

@@ -4,7 +4,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/constrainer.h"
+#include "engine/sampling/form_cache.h"
 #include "tests/engine/engine_world.h"
 #include "tests/text/schema_judge.h"
 

@@ -1,9 +1,9 @@
 // DFlash models as drafters of a session.
-#include "engine/dflash_drafter.h"
+#include "engine/speculation/dflash_drafter.h"
 
 #include <gtest/gtest.h>
 
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "engine/sampling_params.h"
+#include "engine/sampling/sampling_params.h"
 
 namespace riptide::testing {
 

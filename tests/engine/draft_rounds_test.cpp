@@ -1,5 +1,5 @@
 // Rounds that the device runs by itself say what plain decoding says, and what the host's rounds say.
-#include "engine/draft_rounds.h"
+#include "engine/speculation/device_rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

@@ -1,5 +1,5 @@
 // Draft trees: what is in them, in which order, and the way through.
-#include "engine/draft_tree.h"
+#include "engine/speculation/draft_tree.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // How much of a draft is checked: simulated acceptance and costs.
-#include "engine/draft_width.h"
+#include "engine/speculation/draft_width.h"
 
 #include <gtest/gtest.h>
 

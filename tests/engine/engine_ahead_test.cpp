@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "engine/engine_loop.h"
+#include "engine/loop/engine_loop.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/fake_model.h"
 #include "tests/engine/test_drafters.h"
@@ -43,7 +43,8 @@ class FakeDevice {
         drawn_.clear();
         for (int64_t r = 0; r < logits.rows(); ++r) {
             if (draw == GpuDecoder::Draw::sampled) {
-                EXPECT_FALSE(slots_.at(static_cast<size_t>(rows[static_cast<size_t>(r)])).empty()) << "a slot not begun";
+                EXPECT_FALSE(slots_.at(static_cast<size_t>(rows[static_cast<size_t>(r)])).empty())
+                    << "a slot not begun";
             }
             drawn_.push_back(fake_choice(logits, r));
         }

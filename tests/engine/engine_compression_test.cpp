@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "engine/compressor.h"
-#include "engine/model_text.h"
+#include "engine/compression/compressor.h"
+#include "engine/prompt/model_text.h"
 #include "tests/engine/engine_world.h"
 
 namespace riptide::testing {

@@ -1,6 +1,6 @@
 // The engine with the demo model's DFlash drafter.
 #include "base/error.h"
-#include "engine/dflash_drafter.h"
+#include "engine/speculation/dflash_drafter.h"
 #include "tests/engine/engine_world.h"
 
 namespace riptide::testing {

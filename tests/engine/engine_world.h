@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "engine/engine.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/source_dir.h"
 #include "tests/test_device.h"
 

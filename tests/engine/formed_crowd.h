@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "engine/engine_loop.h"
-#include "engine/job_maker.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/loop/job_maker.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/host_decoder.h"
 #include "tests/engine/test_drafters.h"

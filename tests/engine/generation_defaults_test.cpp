@@ -1,5 +1,5 @@
 // What a model's makers publish: both formats, every key, and what comes before it.
-#include "engine/generation_defaults.h"
+#include "engine/prompt/generation_defaults.h"
 
 #include <gtest/gtest.h>
 

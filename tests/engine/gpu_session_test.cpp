@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "engine/device_draw.h"
-#include "engine/session.h"
+#include "engine/sampling/device_sampling.h"
+#include "engine/session/session.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

@@ -5,8 +5,8 @@
 #include <map>
 #include <optional>
 
-#include "engine/machine.h"
-#include "engine/sampler.h"
+#include "engine/loop/resources.h"
+#include "engine/sampling/sampler.h"
 
 namespace riptide::testing {
 
@@ -51,7 +51,7 @@ class HostDecoder {
                 },
                 machine_.cache().delta().follow_rows()};
     }
-    int64_t lost = 0;  // steps without a draw
+    int64_t lost = 0;                     // steps without a draw
     int64_t most_run = 0, most_rows = 0;  // of steps that followed each other: how many, and of how many answers
 
   private:

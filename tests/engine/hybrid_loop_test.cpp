@@ -3,8 +3,8 @@
 #include <random>
 #include <set>
 
-#include "engine/constrainer.h"
-#include "engine/engine_loop.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/sampling/form_cache.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/host_decoder.h"
 #include "tests/engine/state_hash.h"

@@ -1,7 +1,7 @@
 // A loop that a test steps by itself, on a fake model and a clock that only the model moves.
 #pragma once
 
-#include "engine/engine_loop.h"
+#include "engine/loop/engine_loop.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/fake_model.h"
 

@@ -1,5 +1,5 @@
 // Prompts: where messages end, where state is kept.
-#include "engine/model_text.h"
+#include "engine/prompt/model_text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The n-gram drafter: what stood there before comes again.
-#include "engine/ngram_drafter.h"
+#include "engine/speculation/ngram_drafter.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
 // Units of a prompt, anchors, the budget.
-#include "engine/prompt_choice.h"
+#include "engine/compression/prompt_choice.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <random>
 
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "tests/engine/engine_world.h"
 
 namespace riptide::testing {

@@ -1,4 +1,4 @@
-#include "engine/prompt_pace.h"
+#include "engine/execution/prompt_pace.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // A step of prompts in parts, on both devices.
-#include "engine/prompt_step.h"
+#include "engine/execution/prefill_step.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "engine/sampling/sampler.h"
 #include "ops/sample.h"
 #include "tests/ops/op_fixture.h"
 

@@ -1,8 +1,8 @@
 // What is drawn for guesses and behind them follows the distribution that plain decoding has there.
 #include <gtest/gtest.h>
 
-#include "engine/draft_tree.h"
-#include "engine/sampler.h"
+#include "engine/sampling/sampler.h"
+#include "engine/speculation/draft_tree.h"
 #include "tests/engine/distribution.h"
 #include "tests/engine/engine_world.h"
 

@@ -1,5 +1,5 @@
 // The sampler draws exactly from the distribution that its header defines.
-#include "engine/sampler.h"
+#include "engine/sampling/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <span>
 
 #include "base/error.h"
-#include "engine/logits_hash.h"
+#include "engine/sampling/logits_hash.h"
 #include "ops/noise.h"
 #include "tests/engine/distribution.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 #include "tests/engine/scheduler_world.h"
 #include "tests/test_device.h"
 

@@ -1,5 +1,5 @@
 // What the scheduler promises, one thing at a time. scheduler_scenarios_test.cpp has the law.
-#include "engine/scheduler.h"
+#include "engine/scheduler/scheduler.h"
 
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 #include <random>
 #include <set>
 
-#include "engine/prompt_step.h"
-#include "engine/scheduler.h"
+#include "engine/execution/prefill_step.h"
+#include "engine/scheduler/scheduler.h"
 #include "tests/engine/fake_model.h"
 
 namespace riptide {

@@ -1,5 +1,5 @@
 // Generation: what ends it, what is reused, what a user is told.
-#include "engine/session.h"
+#include "engine/session/session.h"
 
 #include <gtest/gtest.h>
 

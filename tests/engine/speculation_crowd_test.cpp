@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "engine/schedule.h"
+#include "engine/scheduler/schedule.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/test_drafters.h"
 #include "tests/models/fixture.h"

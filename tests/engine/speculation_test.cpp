@@ -1,13 +1,13 @@
 // Speculation never changes a token, a log-probability or a logit.
-#include "engine/speculation.h"
+#include "engine/speculation/speculation.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "base/error.h"
-#include "engine/ngram_drafter.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
+#include "engine/speculation/ngram_drafter.h"
 #include "tests/engine/engine_world.h"
 #include "tests/engine/test_drafters.h"
 #include "tests/models/fixture.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/models/fixture.h"
 #include "tests/test_device.h"
 

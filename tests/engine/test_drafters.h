@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/drafter.h"
+#include "engine/speculation/drafter.h"
 #include "tensor/dtype.h"
 
 namespace riptide::testing {

@@ -1,6 +1,6 @@
 // Weights are what they hold: copies share the records on disk, and what was changed never meets them.
 #include "base/digest_memo.h"
-#include "engine/weights_digest.h"
+#include "engine/prompt/weights_digest.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

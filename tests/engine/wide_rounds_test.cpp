@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "engine/draft_rounds.h"
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
+#include "engine/speculation/device_rounds.h"
 #include "quant/random_fill.h"
 #include "tests/engine/ahead_world.h"
 #include "tests/engine/state_hash.h"

@@ -7,7 +7,7 @@
 // distance of two logits by e |x| |w_a - w_b| / sqrt(D); five standard deviations are allowed.
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "ops/topk.h"
 #include "tests/models/fixture.h"
 #include "text/tokenizer/tokenizer.h"

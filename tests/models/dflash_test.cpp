@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "base/json.h"
-#include "engine/device_batch.h"
+#include "engine/execution/device_batch.h"
 #include "tests/models/expect_says.h"
 #include "tests/models/fake_checkpoint.h"
 #include "tests/models/fixture.h"

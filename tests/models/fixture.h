@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "tensor/half.h"

@@ -4,7 +4,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "ops/topk.h"
 #include "tests/models/fixture.h"
 #include "text/tokenizer/tokenizer.h"

@@ -1,7 +1,7 @@
 // Answers that no small model gives, recited: calls with text inside, calls that are cut, calls of what nobody offered.
 // What each API makes of them.
-#include "engine/loaded_text.h"
 #include "base/json.h"
+#include "engine/prompt/loaded_text.h"
 #include "tests/clients/script_model.h"
 #include "tests/server/http_client.h"
 

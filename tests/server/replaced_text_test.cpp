@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/loaded_text.h"
+#include "engine/prompt/loaded_text.h"
 #include "io/replaced_text.h"
 #include "tests/server/http_client.h"
 

@@ -1,0 +1,62 @@
+// EngineLoop: the prompts' step, in parts.
+#include "base/error.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/scheduler/waiting.h"
+
+namespace riptide {
+
+/// Takes over what is planned, or gives up what is under way and has nobody left.
+void EngineLoop::begin_prompts(const StepPlan& plan) {
+    if (scheduler_.reading() > 0) return;
+    machine_.prompts().drop();
+    prompt_items_ = plan.prefill;
+    prompt_ids_ = plan.prefill_ids;
+    prompts_begun_ = false;
+}
+
+/// Puts the next layers behind what runs: some if answers decode beside, else all.
+EngineLoop::Prompts EngineLoop::run_prompts(bool beside) {
+    if (prompt_items_.empty()) return Prompts::none;
+    PromptStep& step = machine_.prompts();
+    const bool ran = try_run([&] {
+        if (!std::exchange(prompts_begun_, true)) step.begin(prompt_items_);
+        const std::span<const char> left = step.layers_left();
+        step.run(!beside        ? std::ssize(left)
+                 : part_layers_ ? part_layers_()
+                                : pace_.layers(left, step.rows(), step.row_keys()));
+        if (step.complete()) machine_.finish_prompts();
+    });
+    stats_.prompt_parts += ran;
+    return !ran ? Prompts::failed : step.complete() ? Prompts::complete : Prompts::under_way;
+}
+
+/// Draws what follows the prompts that have been read to their end.
+void EngineLoop::finish_prompts(Prompts prompts) {
+    if (prompts == Prompts::none || prompts == Prompts::under_way) return;
+    if (prompts == Prompts::complete) {
+        draw_all(prompt_items_, prompt_ids_);
+        feed_drafter(prompt_items_, prompt_ids_);
+    } else {
+        run_each(prompt_items_, prompt_ids_, Family::prefill);
+    }
+    prompt_items_.clear();
+    prompt_ids_.clear();
+}
+
+/// Learns from the step: `decoded_us` is when `steps` decode steps had their tokens, or -1. On a GPU, and here too, the
+/// tokens come when the part of the step before has run and that of this step has not: the newest is left for later.
+void EngineLoop::keep_pace(int64_t decoded_us, int64_t steps, bool parts_run) {
+    double reading = 0;
+    {
+        const Waiting waiting_for(waited_);  // where nothing decodes, for all but the newest part: no further ahead
+        while (const auto part = machine_.prompts().time(parts_run ? 1 : 0)) {
+            pace_.read(*part);
+            reading += part->seconds;
+        }
+    }
+    if (decoded_us >= 0 && decoded_us_ >= 0)
+        pace_.decoded(static_cast<double>(decoded_us - decoded_us_) * 1e-6 - reading, steps);
+    decoded_us_ = decoded_us;
+}
+
+}  // namespace riptide

@@ -1,0 +1,216 @@
+#include "engine/sampling/form_cache.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace riptide {
+
+namespace {
+
+std::string key_of(const AnswerFormat& format) {
+    return fmt::format("{} {} {}", static_cast<int>(format.kind), json::serialize(*format.schema), format.text);
+}
+
+}  // namespace
+
+std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work) {
+    return find_or_make(tokenizer, "text " + key_of(format), [&] {
+        Grammar grammar(work);
+        grammar.set_root(add_format(grammar, format));
+        return grammar;
+    });
+}
+
+std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form,
+                                             WorkBudget* work) {
+    const ToolChoice& choice = form.choice;
+    const std::string key =
+        fmt::format("{} {}{:d} {}{:d} {} {} {} {}", dialect.name, static_cast<int>(form.thinking), form.newline_framing,
+                    static_cast<int>(choice.kind), choice.single, choice.name.size(), choice.name,
+                    json::serialize(form.tools), key_of(form.format));
+    return find_or_make(tokenizer, key, [&] { return dialect.grammar(form, work); });
+}
+
+std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer, const std::string& key,
+                                                      const std::function<Grammar()>& make) {
+    std::shared_ptr<const TokenTrie> vocabulary;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!vocabulary_) vocabulary_ = std::make_shared<TokenTrie>(tokenizer);
+        vocabulary = vocabulary_;
+        for (auto it = kept_.begin(); it != kept_.end(); ++it)
+            if (it->first == key) {
+                kept_.splice(kept_.begin(), kept_, it);
+                return it->second;
+            }
+    }
+    std::shared_ptr<Constraint> made = Constraint::compile(make(), vocabulary);  // others need not wait for it
+    const std::lock_guard lock(mutex_);
+    kept_.emplace_front(key, made);
+    std::size_t bytes = 0, count = 0;
+    const auto too_many = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) {
+        bytes += entry.second->bytes() + entry.first.size();
+        return ++count > 1 && (count > kMostKept || bytes > kMostBytes);
+    });
+    kept_.erase(too_many, kept_.end());
+    return made;
+}
+
+AllowedTokens::AllowedTokens(const std::shared_ptr<Constraint>& constraint, std::span<const int32_t> stop_ids,
+                             int64_t vocab_size, const std::atomic<bool>* stop)
+    : state_(constraint->start()),
+      stop_ids_(stop_ids.begin(), stop_ids.end()),
+      words_((static_cast<std::size_t>(vocab_size) + 63) / 64),
+      stop_(stop) {
+    std::erase_if(stop_ids_, [&](int32_t id) { return id < 0 || id >= vocab_size; });
+    RT_CHECK(!stop_ids_.empty(), "an answer of a given form needs a stop id to end with: it excludes ignore_eos");
+}
+
+AllowedTokens::~AllowedTokens() {
+    if (search_) search_->stop();
+}
+
+void AllowedSet::write(std::span<uint64_t> words) const {
+    const std::size_t shared = std::min(words.size(), mask->words.size());
+    std::copy_n(mask->words.begin(), shared, words.begin());
+    std::fill(words.begin() + static_cast<std::ptrdiff_t>(shared), words.end(), uint64_t{0});
+    for (const int32_t id : stop_ids) {
+        const uint64_t bit = uint64_t{1} << (id % 64);
+        uint64_t& word = words[static_cast<std::size_t>(id) / 64];
+        word = can_end ? word | bit : word & ~bit;
+    }
+}
+
+void AllowedSet::check() const {
+    if (!error.empty()) throw GrammarError(error, error_kind);
+}
+
+/// Throws GrammarError if nothing may come.
+AllowedSet AllowedTokens::set_of(const NextTokens& next) const {
+    RT_CHECK(next.mask, ErrorKind::system, "a token does not fit the form that was asked for: this is a bug");
+    AllowedSet set{.mask = next.mask, .can_end = next.can_end, .stop_ids = stop_ids_};
+    if (set.can_end) return set;
+    for (std::size_t w = 0; w < std::min(words_.size(), set.mask->words.size()); ++w) {
+        uint64_t word = set.mask->words[w];  // found at once, as a rule: there are few words without any token
+        for (const int32_t id : stop_ids_)
+            if (static_cast<std::size_t>(id) / 64 == w) word &= ~(uint64_t{1} << (id % 64));
+        if (word != 0) return set;
+    }
+    throw GrammarError("the form that was asked for allows no further token, and is not complete");
+}
+
+/// The set of what find() returns, with its error if it throws one. Throws what a WorkBudget does.
+template <class Find>
+AllowedSet AllowedTokens::found(const Find& find) const {
+    AllowedSet failed;
+    try {
+        return set_of(find());
+    } catch (const TooMuchWork&) {
+        throw;
+    } catch (const WorkStopped&) {
+        throw;
+    } catch (const Error& error) {
+        failed.error = error.what();
+        failed.error_kind = error.kind();
+    } catch (const std::exception& error) {
+        failed.error = error.what();
+        failed.error_kind = ErrorKind::system;
+    }
+    return failed;
+}
+
+const AllowedSet& AllowedTokens::place() {
+    if (!known()) {
+        WorkBudget work(WorkBudget::kUnlimited, stop_);
+        take(found([&] { return state_.next(behind_, &work); }), 0);
+    }
+    set_->check();
+    return *set_;
+}
+
+std::span<const uint64_t> AllowedTokens::next() {
+    place().write(words_);
+    return words_;
+}
+
+bool AllowedTokens::try_find(WorkBudget& work) {
+    if (known()) return true;
+    if (search_) return false;
+    try {
+        take(found([&] { return state_.try_next(behind_, &work); }), 0);
+    } catch (const TooMuchWork&) {
+        return false;
+    }
+    return true;
+}
+
+std::shared_ptr<MaskSearch> AllowedTokens::search() {
+    RT_ASSERT(!set_);
+    if (!search_) search_ = std::make_shared<MaskSearch>(state_, behind_);
+    return search_;
+}
+
+bool AllowedTokens::known() {
+    if (!set_ && search_ && search_->done()) {
+        state_ = search_->state();
+        take(found([&] { return search_->next(); }), search_->steps());
+        search_.reset();
+    }
+    return set_.has_value();
+}
+
+/// state_ has come behind all tokens, and `set` may come there.
+void AllowedTokens::take(AllowedSet set, int64_t search_steps) {
+    set_ = std::move(set);
+    behind_.clear();
+    search_steps_ = search_steps;
+}
+
+void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
+                              Others others, std::vector<AllowedSet>& out) const {
+    RT_ASSERT(set_);
+    std::vector<std::optional<ConstraintState>> states(tokens.size());  // none: no draw depends on what follows
+    states[0] = state_;
+    out.push_back(*set_);
+    for (std::size_t r = 1; r < tokens.size(); ++r) {
+        AllowedSet& set = out.emplace_back();
+        states[r] = states[parents.empty() ? r - 1 : static_cast<std::size_t>(parents[r])];
+        if (!states[r]) continue;
+        std::optional<NextTokens> next;
+        try {
+            set = found([&] {
+                const std::span<const int32_t> guess = tokens.subspan(r, 1);
+                next = others == Others::wait_for ? states[r]->next(guess, &work) : states[r]->try_next(guess, &work);
+                return *next;
+            });
+        } catch (const TooMuchWork&) {
+            set.unknown = true;
+        }
+        if (next && next->mask && set.error.empty()) continue;
+        states[r].reset();
+        if (next && !next->mask) set = {};  // the form does not allow the guess
+    }
+}
+
+void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
+                         std::vector<AllowedSet>& out) const {
+    find_rows(tokens, parents, work, Others::give_up, out);
+}
+
+void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
+                         std::vector<AllowedSet>& out) {
+    place();
+    WorkBudget work(WorkBudget::kUnlimited, stop_);
+    find_rows(tokens, parents, work, Others::wait_for, out);
+}
+
+void AllowedTokens::accept(int32_t token) {
+    if (search_) search_->stop();
+    search_.reset();
+    set_.reset();
+    behind_.push_back(token);
+}
+
+}  // namespace riptide
