@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "server/authority.h"
+#include "server/http/authority.h"
 
 namespace riptide::server {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/sha256.h"
-#include "server/api_error.h"
-#include "server/http_message.h"
+#include "server/api/api_error.h"
+#include "server/http/message.h"
 
 namespace riptide::server {
 

@@ -4,8 +4,8 @@
 #include <atomic>
 
 #include "server/access.h"
-#include "server/api.h"
-#include "server/routes.h"
+#include "server/api/api.h"
+#include "server/api/routes.h"
 #include "text/utf8.h"
 
 namespace riptide::server {

@@ -6,21 +6,21 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "server/generation_request.h"
-#include "server/http_server.h"
+#include "server/api/generation_request.h"
+#include "server/http/server.h"
 #include "server/request_log.h"
 
 namespace riptide::server {
 
 struct ServerOptions {
     HttpOptions http;
-    std::string model;                       // its name in the API
-    bool strict_model = false;               // other names are refused, not taken for this model
-    std::vector<std::string> api_keys;       // none: everybody may ask
-    std::vector<std::string> allowed_hosts;  // further names in Host and Origin headers
-    std::vector<std::string> cors_origins;   // whose web pages may ask; none: only our own
-    RequestDefaults defaults;                // of `sampling` what nobody else says
-    SamplingChoice sampling;                 // the command line's: comes before what the model's makers say
+    std::string model;                         // its name in the API
+    bool strict_model = false;                 // other names are refused, not taken for this model
+    std::vector<std::string> api_keys;         // none: everybody may ask
+    std::vector<std::string> allowed_hosts;    // further names in Host and Origin headers
+    std::vector<std::string> cors_origins;     // whose web pages may ask; none: only our own
+    RequestDefaults defaults;                  // of `sampling` what nobody else says
+    SamplingChoice sampling;                   // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
     bool admin = false;  // clients may pause the engine and give it other weights

@@ -5,7 +5,7 @@
 #include <boost/asio/buffer.hpp>
 #include <string_view>
 
-#include "server/http_head.h"
+#include "server/http/head.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

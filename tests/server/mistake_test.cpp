@@ -1,7 +1,7 @@
 // Replies that cannot be made of what the engine says: the client is told, in its words, and so is the log.
-#include "server/api.h"
 #include "base/json.h"
-#include "server/http_server.h"
+#include "server/api/api.h"
+#include "server/http/server.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

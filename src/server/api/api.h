@@ -1,0 +1,79 @@
+// What each route does. Internal to the server.
+#pragma once
+
+#include <string>
+
+#include "engine/engine.h"
+#include "server/api/generation_request.h"
+#include "server/api/live_requests.h"
+#include "server/api/response_store.h"
+#include "server/http/message.h"
+#include "server/metrics.h"
+#include "server/server.h"
+
+namespace riptide::server {
+
+/// What a request is answered with, and for whom.
+struct ApiContext {
+    Engine& engine;
+    const ServerOptions& options;
+    RequestDefaults defaults;  // of `options`, with what the model's makers say and this request's `work`
+    Metrics& metrics;
+    ResponseStore& responses;
+    LiveRequests& live;
+    const RequestLog& log;
+    std::string isolation;   // Request::isolation
+    std::string session;     // from headers; may be empty
+    std::string_view route;  // Known::label
+    const std::string& body;
+    WorkBudget& work;  // of the whole request
+};
+
+// All throw ApiError, or Error as Engine::submit does.
+Outcome post_chat(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_completion(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_responses(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_messages(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_pause(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_resume(const ApiContext& ctx);
+HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request);
+HttpReply get_requests(const ApiContext& ctx);
+/// Ends it, if it is one of the same key's.
+HttpReply delete_request(const ApiContext& ctx, std::string_view id);
+HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request);
+HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request);
+HttpReply get_models(const ApiContext& ctx);
+/// One of them; `id` as in the path.
+HttpReply get_model(const ApiContext& ctx, std::string_view id);
+HttpReply get_props(const ApiContext& ctx);
+
+/// `prefix` and 24 random hexadecimal digits.
+std::string random_id(std::string_view prefix);
+/// Throws ApiError(404) for another model's name, if the server is strict.
+void check_model(const ApiContext& ctx, const std::string& name);
+/// What the engine throws when a prompt is too long, in the words that clients look for.
+ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field);
+
+/// Hands the prompts to the engine, and leaves in `reply`, which has the id `id`, how to follow and to end them. All or
+/// none are submitted. Throws ApiError.
+void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
+           const std::string& id, PendingReply& reply);
+
+/// Fills a PendingReply with the functions of a dialect's reply object.
+template <class Reply>
+PendingReply pending(std::shared_ptr<Reply> reply, bool stream) {
+    PendingReply out;
+    out.stream = stream;
+    if (stream) out.opening = reply->opening();
+    out.take = [reply](const Item& item, std::string& bytes) { return reply->take(item, bytes); };
+    out.heartbeat = [reply](std::string& bytes) { reply->heartbeat(bytes); };
+    out.abort = [reply](int status, const std::string& message, std::string& bytes) {
+        reply->abort(ApiError(status, message), bytes);
+    };
+    out.finish = [reply] { return reply->finish(); };
+    return out;
+}
+
+}  // namespace riptide::server

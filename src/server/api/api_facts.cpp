@@ -1,0 +1,209 @@
+// Routes that tell about the model, and about tokens.
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "server/api/api.h"
+#include "server/api/reply_parts.h"
+#include "text/utf8.h"
+
+namespace riptide::server {
+
+namespace {
+
+HttpReply reply_of(const json::object& body) { return {200, json::serialize(body)}; }
+
+json::object model_entry(const ApiContext& ctx) {
+    const EngineInfo info = ctx.engine.info();
+    return {{"id", ctx.options.model},
+            {"object", "model"},
+            {"created", 0},
+            {"owned_by", "riptide"},
+            {"context_length", info.context_length},
+            {"max_model_len", info.context_length},
+            {"type", "model"},
+            {"display_name", info.model.name},
+            {"created_at", "1970-01-01T00:00:00Z"},
+            {"meta",
+             {{"architecture", info.model.architecture},
+              {"n_ctx", info.context_length},
+              {"n_ctx_train", info.model.max_position_embeddings},
+              {"n_vocab", info.model.vocab_size},
+              {"n_params", info.model.parameters},
+              {"n_active_params", info.model.active_parameters},
+              {"size", info.model.weight_bytes}}}};
+}
+
+const Tokenizer& need_tokenizer(const ApiContext& ctx) {
+    const Tokenizer* tokenizer = ctx.engine.tokenizer();
+    if (tokenizer == nullptr) throw ApiError(400, "this model has no tokenizer");
+    return *tokenizer;
+}
+
+/// The text of /tokenize, under any of the names that other servers have for it.
+std::optional<std::string_view> text_field(const Fields& fields) {
+    for (const char* key : {"content", "prompt", "text"})
+        if (const auto text = fields.string(key)) return text;
+    return std::nullopt;
+}
+
+/// Null without a scorer.
+json::value describe_compression(const EngineInfo& info) {
+    if (info.scorer.empty()) return nullptr;
+    const CompressionOptions& o = info.compression;
+    return {{"scorer", info.scorer},
+            {"mode", o.mode == CompressMode::off      ? "off"
+                     : o.mode == CompressMode::always ? "always"
+                                                      : "auto"},
+            {"keep", o.keep},
+            {"keep_tokens", o.keep_tokens},
+            {"above", o.above},
+            {"positions", o.positions == KeptPositions::original ? "original" : "compact"}};
+}
+
+/// The values in force, and who said each.
+void describe_defaults(const ApiContext& ctx, const GenerationDefaults& makers, json::object& out) {
+    json::object sampling, from;
+    for (const auto& [name, value, source] :
+         settle_sampling(ctx.options.defaults.sampling, ctx.options.sampling, makers).values) {
+        if (name == "top_k") sampling[name] = static_cast<int64_t>(value);
+        else sampling[name] = value;
+        from[name] = source;
+    }
+    out["default_sampling"] = std::move(sampling);
+    out["default_sampling_from"] = std::move(from);
+    const json::object own = template_variables(ctx.defaults, {});
+    json::object variables = template_variables(ctx.defaults, makers.template_kwargs), variables_from;
+    for (const auto& [name, value] : variables)
+        variables_from[name] = own.contains(name) ? "command line" : makers.source;
+    out["default_chat_template_kwargs"] = std::move(variables);
+    out["default_chat_template_kwargs_from"] = std::move(variables_from);
+}
+
+/// As JSON.
+void append_quoted(std::string_view text, std::string& out) {
+    json::serializer serializer;
+    serializer.reset(text);
+    for (char piece[4096]; !serializer.done();) out += serializer.read(piece);
+}
+
+/// Written at once: a tree of values would take many times the memory. With the tokens' texts if there is a tokenizer.
+std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenizer, const ApiContext& ctx) {
+    constexpr int64_t kBytesOfWork = 16;  // of each
+    std::string out = "{\"tokens\":[";
+    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
+    if (!ids.empty()) out.pop_back();
+    out += fmt::format("],\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
+    if (tokenizer != nullptr) {
+        out += ",\"pieces\":[";
+        for (const int32_t id : ids) {
+            ctx.work.spend_bytes(kBytesOfWork);
+            append_quoted(token_text(tokenizer, id), out);
+            out += ',';
+        }
+        if (!ids.empty()) out.pop_back();
+        out += ']';
+    }
+    out += '}';
+    return out;
+}
+
+}  // namespace
+
+HttpReply get_models(const ApiContext& ctx) {
+    return reply_of({{"object", "list"},
+                     {"data", json::array{model_entry(ctx)}},
+                     {"has_more", false},
+                     {"first_id", ctx.options.model},
+                     {"last_id", ctx.options.model}});
+}
+
+HttpReply get_model(const ApiContext& ctx, std::string_view id) {
+    if (id != ctx.options.model)
+        throw ApiError(
+            404,
+            fmt::format("the model '{}' does not exist; this server has '{}'", id.substr(0, 80), ctx.options.model),
+            "model", "model_not_found");
+    return reply_of(model_entry(ctx));
+}
+
+HttpReply get_props(const ApiContext& ctx) {
+    const EngineInfo info = ctx.engine.info();
+    const EngineStats stats = ctx.engine.stats();
+    json::object out = {{"model", ctx.options.model},
+                        {"context_length", info.context_length},
+                        {"kv_tokens", info.kv_tokens},
+                        {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
+                        {"max_running", info.max_running},
+                        {"device", info.device},
+                        {"weights_version", info.version},
+                        {"chat",
+                         {{"template", info.chat},
+                          {"dialect", info.chat_dialect},
+                          {"tools", info.chat_traits.tools},
+                          {"thinking", info.chat_traits.thinking},
+                          {"laguna_version", info.chat_traits.laguna_version}}},
+                        {"compression", describe_compression(info)},
+                        {"stop_ids", json::value_from(info.stop_ids)},
+                        {"now", {{"waiting", stats.waiting}, {"running", stats.running}}}};
+    describe_defaults(ctx, info.makers, out);
+    return reply_of(out);
+}
+
+HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
+    const Tokenizer& tokenizer = need_tokenizer(ctx);
+    json::object body = parse_body(request.body);
+    const Fields fields(body);
+    std::vector<int32_t> ids;
+    if (fields.find("messages") != nullptr) {
+        ids = ctx.engine.tokenize(parse_chat(body, ctx.defaults).prompts.at(0).prompt, &ctx.work);
+    } else {
+        const auto text = text_field(fields);
+        if (!text) refuse("content", "content: missing (a string; or messages)");
+        TextPrompt prompt{.text = std::string(*text)};
+        prompt.add_special = fields.boolean("add_special").value_or(false);
+        prompt.parse_special = fields.boolean("parse_special").value_or(true);
+        if (!prompt.text.empty()) ids = ctx.engine.tokenize(prompt, &ctx.work);
+    }
+    const bool pieces = fields.boolean("with_pieces").value_or(false);
+    return {200, tokens_reply(ids, pieces ? &tokenizer : nullptr, ctx)};
+}
+
+HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
+    const Tokenizer& tokenizer = need_tokenizer(ctx);
+    const json::object body = parse_body(request.body);
+    const json::array* list = Fields(body).array("tokens");
+    if (list == nullptr) refuse("tokens", "tokens: missing");
+    const std::size_t most = (std::size_t{8} << 20) + 4 * request.body.size();
+    std::string text;
+    Utf8Stream stream;
+    for (std::size_t i = 0; i < list->size(); ++i) {
+        const json::value& id = (*list)[i];
+        if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= tokenizer.vocab_size())
+            refuse("tokens", "tokens[{}] is {}, expected 0 to {}", i, json::serialize(id).substr(0, 40),
+                   tokenizer.vocab_size() - 1);
+        const std::string_view piece = tokenizer.piece(static_cast<int32_t>(id.get_int64()));
+        ctx.work.spend_bytes(static_cast<int64_t>(piece.size()) + 16);
+        stream.push(piece, text);
+        if (text.size() > most) refuse("tokens", "tokens: the first {} spell more than {} bytes", i + 1, most);
+    }
+    stream.finish(text);
+    std::string out = "{\"content\":";
+    const std::size_t begin = out.size();
+    append_quoted(text, out);
+    text = {};
+    const std::size_t size = out.size() - begin;
+    out += ",\"prompt\":";
+    out.append(out, begin, size);
+    out += '}';
+    return {200, std::move(out)};
+}
+
+HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
+    const ChatTemplate* chat = ctx.engine.chat_template();
+    if (chat == nullptr) throw ApiError(400, ctx.engine.info().no_chat);
+    GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
+    const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
+    return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options, &ctx.work).text}});
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,217 @@
+// Routes that generate.
+#include <ctime>
+#include <random>
+
+#include "base/json.h"
+#include "server/api/anthropic_reply.h"
+#include "server/api/anthropic_request.h"
+#include "server/api/api.h"
+#include "server/api/api_error.h"
+#include "server/api/openai_chat.h"
+#include "server/api/openai_completion.h"
+#include "server/api/responses_reply.h"
+
+namespace riptide::server {
+
+namespace {
+
+uint64_t random_number() {
+    thread_local std::mt19937_64 source = [] {
+        std::random_device device;
+        std::seed_seq seed{device(), device(), device(), device()};
+        return std::mt19937_64(seed);
+    }();
+    return source();
+}
+
+/// What keeps a request's K/V apart from those of others: its key, and the salt that it names.
+std::string salted(const std::string& isolation, const std::string& salt) {
+    return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
+}
+
+ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
+    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
+}
+
+}  // namespace
+
+std::string random_id(std::string_view prefix) {
+    return fmt::format("{}{:016x}{:08x}", prefix, random_number(), static_cast<uint32_t>(random_number()));
+}
+
+void check_model(const ApiContext& ctx, const std::string& name) {
+    if (!ctx.options.strict_model || name.empty() || name == ctx.options.model) return;
+    throw ApiError(
+        404, fmt::format("the model '{}' does not exist; this server has '{}'", name.substr(0, 80), ctx.options.model),
+        "model", "model_not_found");
+}
+
+ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field) {
+    if (shape == ErrorShape::anthropic)
+        return {400,
+                fmt::format("prompt is too long: {} tokens > {} maximum", error.prompt_tokens, error.context_length)};
+    return {
+        400,
+        fmt::format("This model's maximum context length is {} tokens. However, your messages resulted in {} tokens.",
+                    error.context_length, error.prompt_tokens),
+        field, "context_length_exceeded"};
+}
+
+namespace {
+
+/// What is told of a reply while it is made, beside the client.
+class Follower {
+  public:
+    Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live)
+        : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), live_(std::move(live)) {
+        subject_ = {live_->id, live_->route, live_->session};
+        all_.add(live_);
+        log_.asked(subject_, ctx.body);
+    }
+    ~Follower() { all_.remove(live_->id); }
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
+
+    void submitted(RequestId id) { all_.submitted(*live_, id); }
+    void hear(const Event& event) {
+        all_.heard(*live_, event);
+        if (log_.content()) note(event);
+        if (const auto* done = std::get_if<Done>(&event.body)) {
+            metrics_.answered(*done);
+            log_.answered(subject_, event, *done, said_[event.answer]);
+        } else if (const auto* failed = std::get_if<Failed>(&event.body)) {
+            log_.failed(subject_, event.id, failed->message);
+        }
+    }
+    void ended(const ReplyEnding& ending) {
+        using How = ReplyEnding::How;
+        if (ending.how == How::complete) return;
+        const RequestId id = live_->requests.empty() ? 0 : live_->requests.front();
+        if (ending.how == How::client_gone) metrics_.abandoned();
+        if (ending.how == How::client_gone) return log_.abandoned(subject_, id);
+        if (ending.how == How::mistake) metrics_.mistaken();
+        log_.failed(subject_, id, ending.why);
+    }
+
+  private:
+    void note(const Event& event) {
+        std::string& said = said_[event.answer];
+        if (const auto* text = std::get_if<TextDelta>(&event.body)) said += text->text;
+        if (const auto* thought = std::get_if<ReasoningDelta>(&event.body)) said += thought->text;
+        if (const auto* call = std::get_if<ToolCallBegin>(&event.body)) said += "\n" + call->name + " ";
+        if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) said += part->json_fragment;
+    }
+
+    Metrics& metrics_;
+    const RequestLog& log_;
+    LiveRequests& all_;
+    std::shared_ptr<LiveRequest> live_;
+    LogSubject subject_;
+    std::map<int32_t, std::string> said_;  // by each answer, if it is logged
+};
+
+}  // namespace
+
+void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
+           const std::string& id, PendingReply& reply) {
+    reply.events = std::make_shared<EventQueue>();
+    auto live = std::make_shared<LiveRequest>();
+    live->id = id;
+    live->route = ctx.route;
+    live->isolation = ctx.isolation;
+    live->session = asked.session.empty() ? ctx.session : asked.session;
+    live->stream = asked.stream;
+    live->answers = std::ssize(asked.prompts) * asked.prompts.at(0).n;
+    const auto follower = std::make_shared<Follower>(ctx, live);
+    const auto ids = std::make_shared<std::vector<RequestId>>();
+    reply.cancel = [&engine = ctx.engine, ids] {
+        for (const RequestId each : *ids) engine.cancel(each);
+    };
+    reply.take = [take = std::move(reply.take), follower](const Item& item, std::string& out) {
+        follower->hear(item.event);
+        return take(item, out);
+    };
+    reply.refusal = [shape](int status, const std::string& message) {
+        return error_reply(ApiError(status, message), shape);
+    };
+    reply.ended = [follower](const ReplyEnding& ending) { follower->ended(ending); };
+    try {
+        for (std::size_t i = 0; i < asked.prompts.size(); ++i) {
+            Request& request = asked.prompts[i];
+            request.isolation = salted(ctx.isolation, asked.cache_salt);
+            request.session = live->session;
+            ids->push_back(
+                ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i)), &ctx.work));
+            follower->submitted(ids->back());
+        }
+    } catch (const Error& error) {
+        reply.events->close();
+        reply.cancel();
+        if (const auto* size = dynamic_cast<const PromptTooLong*>(&error)) throw too_long(*size, shape, field);
+        throw from_engine(error);
+    }
+}
+
+namespace {
+
+template <class Reply>
+Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shape, std::string_view id_prefix,
+                 const std::string& field) {
+    check_model(ctx, asked.model);
+    const ReplyFacts facts = facts_of(ctx, id_prefix);
+    PendingReply out = pending(std::make_shared<Reply>(facts, asked, ctx.engine.tokenizer()), asked.stream);
+    start(ctx, asked, shape, field, facts.id, out);
+    return out;
+}
+
+/// The defaults, with a seed of the request's own: a client that wants the same answer again says which.
+RequestDefaults defaults_of(const ApiContext& ctx) {
+    RequestDefaults out = ctx.defaults;
+    out.sampling.seed = random_number();
+    return out;
+}
+
+}  // namespace
+
+Outcome post_chat(const ApiContext& ctx, const HttpRequest& request) {
+    GenerationRequest asked = parse_chat(parse_body(request.body), defaults_of(ctx));
+    return generate<ChatReply>(ctx, std::move(asked), ErrorShape::openai, "chatcmpl-", "messages");
+}
+
+Outcome post_completion(const ApiContext& ctx, const HttpRequest& request) {
+    GenerationRequest asked = parse_completion(parse_body(request.body), defaults_of(ctx), ctx.engine.tokenizer());
+    return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
+}
+
+Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
+    ResponsesRequest asked = parse_responses(parse_body(request.body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+    check_model(ctx, asked.generation.model);
+    ResponseReply::Keep keep;
+    if (asked.store)
+        keep = [&store = ctx.responses, isolation = ctx.isolation](
+                   const std::string& id, const json::array& conversation, std::size_t output_items) {
+            store.put(isolation, id, conversation, output_items);
+        };
+    const ReplyFacts facts = facts_of(ctx, "resp_");
+    PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
+    try {
+        start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
+    } catch (const ApiError& error) {
+        throw in_its_words(error, asked.origins);
+    }
+    return out;
+}
+
+Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
+    GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx), MessagesFor::answering);
+    if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
+    return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
+}
+
+HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
+    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults, MessagesFor::counting);
+    const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt, &ctx.work));
+    return {200, json::serialize(json::object{{"input_tokens", tokens}})};
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,104 @@
+#include "server/api/reply_parts.h"
+
+#include <algorithm>
+
+#include "base/json.h"
+#include "text/utf8.h"
+
+namespace riptide::server {
+
+void UsageSum::add(const Item& item) {
+    const Event& event = item.event;
+    if (const auto* done = std::get_if<Done>(&event.body)) {
+        --open_;
+        completion_ += done->usage.completion;
+        reasoning_ += done->usage.reasoning;
+        version_ = done->version;
+        decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
+        if (event.answer != 0) return;
+        prompt_ += done->usage.prompt;
+        cached_ += done->usage.cached;
+        if (done->compression.original > 0) {
+            original_ += done->compression.original;
+            scored_ += done->compression.scored;
+            shown_ += done->compression.shown;
+        }
+        scoring_seconds_ = std::max(scoring_seconds_, done->timings.scoring);
+        prefill_seconds_ = std::max(prefill_seconds_, done->timings.prefill);
+    } else if (std::holds_alternative<Failed>(event.body)) {
+        --open_;
+    }
+}
+
+json::object UsageSum::openai() const {
+    json::object details = compression();
+    details["cached_tokens"] = cached_;
+    return {{"prompt_tokens", prompt_},
+            {"completion_tokens", completion_},
+            {"total_tokens", prompt_ + completion_},
+            {"prompt_tokens_details", std::move(details)},
+            {"completion_tokens_details", {{"reasoning_tokens", reasoning_}}}};
+}
+
+json::object UsageSum::compression() const {
+    if (original_ == 0) return {};
+    json::object out = {{"original_tokens", original_}, {"scored_tokens", scored_}};
+    if (!shown_.empty()) out["shown"] = shown_;
+    return out;
+}
+
+json::object UsageSum::timings() const {
+    const auto rate = [](int64_t count, double seconds) {
+        return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
+    };
+    return {{"cache_n", cached_},
+            {"scoring_ms", 1000 * scoring_seconds_},
+            {"prompt_n", prompt_ - cached_},
+            {"prompt_ms", 1000 * prefill_seconds_},
+            {"prompt_per_second", rate(prompt_ - cached_, prefill_seconds_)},
+            {"predicted_n", completion_},
+            {"predicted_ms", 1000 * decode_seconds_},
+            {"predicted_per_second", rate(completion_, decode_seconds_)}};
+}
+
+std::string_view openai_finish_reason(const Done& done) {
+    if (done.reason == FinishReason::length || done.reason == FinishReason::context) return "length";
+    if (done.reason == FinishReason::stop_id && done.tool_calls > 0) return "tool_calls";
+    return "stop";
+}
+
+bool was_cancelled(const Event& event) {
+    const auto* done = std::get_if<Done>(&event.body);
+    return done != nullptr && done->reason == FinishReason::cancelled;
+}
+
+ApiError error_of(const Event& event) {
+    if (const auto* failed = std::get_if<Failed>(&event.body)) return from_failure(*failed);
+    return {503, "the answer was broken off: the request was cancelled"};  // by DELETE or pause: no use to try again
+}
+
+void append_data(std::string& out, std::string_view text) {
+    out += "data: ";
+    out += text;
+    out += "\n\n";
+}
+
+std::string token_text(const Tokenizer* tokenizer, int32_t token) {
+    std::string text;
+    if (tokenizer == nullptr) return text;
+    Utf8Stream stream;
+    stream.push(tokenizer->piece(token), text);
+    stream.finish(text);
+    return text;
+}
+
+double json_logprob(float logprob) { return std::max(-9999.0, static_cast<double>(logprob)); }
+
+json::object logprob_entry(const Tokenizer* tokenizer, int32_t token, float logprob) {
+    json::array bytes;
+    if (tokenizer != nullptr)
+        for (const char c : tokenizer->piece(token)) bytes.push_back(static_cast<unsigned char>(c));
+    return {{"token", token_text(tokenizer, token)}, {"logprob", json_logprob(logprob)}, {"bytes", std::move(bytes)}};
+}
+
+}  // namespace riptide::server

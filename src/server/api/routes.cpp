@@ -1,0 +1,61 @@
+#include "server/api/routes.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/percent.h"
+#include "text/utf8.h"
+
+namespace riptide::server {
+
+namespace {
+
+constexpr std::array kRoutes = {
+    Known{"/", Route::hello, "GET", "/"},
+    Known{"/api/hello", Route::hello, "GET", "/api/hello"},
+    Known{"/health", Route::health, "GET", "/health"},
+    Known{"/models", Route::models, "GET", "/v1/models"},
+    Known{"/props", Route::props, "GET", "/props"},
+    Known{"/metrics", Route::metrics, "GET", "/metrics"},
+    Known{"/requests", Route::requests, "GET", "/v1/requests"},
+    Known{"/chat/completions", Route::chat, "POST", "/v1/chat/completions"},
+    Known{"/completions", Route::completions, "POST", "/v1/completions"},
+    Known{"/responses", Route::responses, "POST", "/v1/responses"},
+    Known{"/messages", Route::messages, "POST", "/v1/messages"},
+    Known{"/messages/count_tokens", Route::count_tokens, "POST", "/v1/messages/count_tokens"},
+    Known{"/tokenize", Route::tokenize, "POST", "/tokenize"},
+    Known{"/detokenize", Route::detokenize, "POST", "/detokenize"},
+    Known{"/apply-template", Route::apply_template, "POST", "/apply-template"},
+    Known{"/pause", Route::pause, "POST", "/pause"},
+    Known{"/resume", Route::resume, "POST", "/resume"},
+    Known{"/update_weights", Route::update_weights, "POST", "/update_weights"},
+};
+constexpr std::array kWithId = {
+    Known{"/models/", Route::model, "GET", "/v1/models/{id}"},
+    Known{"/requests/", Route::request, "DELETE", "/v1/requests/{id}"},
+};
+constexpr Known kUnknown{"", Route::none, "GET", "other"};
+
+std::string_view bare_path(std::string_view path) {
+    while (path.starts_with("/v1/")) path.remove_prefix(3);
+    return path == "/v1" ? "/" : path;
+}
+
+}  // namespace
+
+const Known& find_route(std::string_view path) {
+    path = bare_path(path);
+    for (const Known& known : kWithId)
+        if (path.starts_with(known.path)) return known;
+    const auto found =
+        std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
+    return found == kRoutes.end() ? kUnknown : *found;
+}
+
+std::string rest_of(std::string_view path, const Known& known) {
+    const std::string_view raw = bare_path(path).substr(known.path.size());
+    const std::string id = percent_decoded(raw);
+    return utf8_valid_prefix(id) == id.size() ? id : std::string(raw);  // it may be shown
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,90 @@
+// What goes in and out of the HTTP server: plain structs, no library types.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "server/http/event_queue.h"
+
+namespace riptide::server {
+
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+    std::string method, path, query;  // path and query as sent, without the '?'
+    Headers headers;                  // names in lower case
+    std::string body;
+    std::stop_token stop;  // asked for once nobody waits for the reply
+
+    /// The first field of this (lower-case) name, or "".
+    std::string_view header(std::string_view name) const {
+        for (const auto& [key, value] : headers)
+            if (key == name) return value;
+        return {};
+    }
+};
+
+struct HttpReply {
+    int status = 200;
+    std::string body;
+    std::string content_type = "application/json";
+    Headers headers = {};
+};
+
+/// How a reply ended, and why in words, if it is not complete.
+struct ReplyEnding {
+    enum class How {
+        client_gone,   // or has stopped reading; also: not over yet
+        complete,      // the client has all of it, be it an error that the engine reported
+        server_stops,  // before the reply was complete
+        mistake,       // the reply could not be made of what the engine said
+    } how = How::client_gone;
+    std::string why = {};
+};
+
+/// A reply that the engine is still working on. The functions are called on the I/O thread, `ended` once and last.
+/// What `take` and `finish` throw ends the reply as a mistake of the server.
+struct PendingReply {
+    std::shared_ptr<EventQueue> events;
+    /// true: server-sent events, the header and `opening` are sent at once. false: one reply when all has come.
+    bool stream = false;
+    std::string opening;
+    /// Takes one event; for a stream appends what the client gets to see. Returns true when the reply is complete:
+    /// nothing more is taken then.
+    std::function<bool(const Item& item, std::string& out)> take;
+    /// For a stream that has been silent: something that clients take for life.
+    std::function<void(std::string& out)> heartbeat;
+    /// For a stream that ends before its time: an error in the client's dialect.
+    std::function<void(int status, const std::string& message, std::string& out)> abort;
+    /// The reply, once take() has returned true; not for a stream.
+    std::function<HttpReply()> finish;
+    /// In its place, if it does not get so far: an error in the client's dialect.
+    std::function<HttpReply(int status, const std::string& message)> refusal;
+    /// Ends the engine's work; called if the reply is given up.
+    std::function<void()> cancel;
+    std::function<void(const ReplyEnding& ending)> ended;
+};
+
+using Outcome = std::variant<HttpReply, PendingReply>;
+
+/// Who answers requests.
+struct HttpHandlers {
+    /// From the header alone, on the I/O thread, so it must be quick: a refusal, or a reply that needs no body.
+    /// nullopt: read the body and call `handle`.
+    std::function<std::optional<HttpReply>(const HttpRequest&)> door;
+    /// On a worker thread, several at a time. Must not throw, and should end soon once HttpRequest::stop asks for it.
+    std::function<Outcome(HttpRequest&&)> handle;
+    /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
+    std::function<Headers(const HttpRequest&)> headers;
+    /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
+    std::function<std::string(int status, const std::string& message)> error_body;
+};
+
+}  // namespace riptide::server
