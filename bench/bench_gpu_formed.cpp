@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "apps/random_checkpoint.h"
+#include "apps/synth/random_checkpoint.h"
 #include "base/error.h"
 #include "engine/loop/engine_loop.h"
 #include "engine/loop/job_maker.h"

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <random>
 
-#include "apps/random_checkpoint.h"
+#include "apps/synth/random_checkpoint.h"
 #include "base/error.h"
 #include "cache/batch_builder.h"
 #include "engine/execution/decode_ahead.h"

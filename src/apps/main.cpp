@@ -1,3 +1,3 @@
-#include "apps/commands.h"
+#include "apps/commands/commands.h"
 
 int main(int argc, char** argv) { return riptide::apps::riptide_main(argc, argv); }

@@ -2,7 +2,7 @@
 // that differs.
 #include <gtest/gtest.h>
 
-#include "apps/ab_run.h"
+#include "apps/ab/ab_run.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "tests/source_dir.h"

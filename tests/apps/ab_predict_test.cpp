@@ -1,4 +1,4 @@
-#include "apps/ab_predict.h"
+#include "apps/ab/ab_predict.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // Small loads on the demo model: what is measured is what was asked for, and an agent's turns come from the cache.
-#include "apps/bench_serve.h"
+#include "apps/bench/bench_serve.h"
 
 #include <gtest/gtest.h>
 
-#include "apps/demo_model.h"
-#include "apps/load_driver.h"
-#include "apps/terminal.h"
+#include "apps/bench/load_driver.h"
+#include "apps/support/demo_model.h"
+#include "apps/support/terminal.h"
 #include "tests/test_device.h"
 
 namespace riptide::apps {

@@ -1,7 +1,7 @@
 // What a model's makers publish, from the command line: run and chat use it, quantize keeps it.
 #include <gtest/gtest.h>
 
-#include "apps/commands.h"
+#include "apps/commands/commands.h"
 #include "base/json.h"
 #include "engine/prompt/generation_defaults.h"
 #include "tests/io/test_files.h"

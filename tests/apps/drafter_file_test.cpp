@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "apps/commands.h"
+#include "apps/commands/commands.h"
 #include "base/json.h"
 #include "cache/batch_builder.h"
 #include "io/gguf_writer.h"

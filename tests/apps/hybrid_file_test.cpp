@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
-#include "apps/commands.h"
-#include "apps/random_checkpoint.h"
+#include "apps/commands/commands.h"
+#include "apps/synth/random_checkpoint.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

@@ -1,5 +1,5 @@
 // Percentiles, steady stretches, arrivals: against cases worked out by hand.
-#include "apps/load_figures.h"
+#include "apps/bench/load_figures.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // Long-context questions: what answers stands in the text once, where it was asked for; judges; what is reported.
-#include "apps/niah_cases.h"
+#include "apps/niah/niah_cases.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "apps/niah_report.h"
+#include "apps/niah/niah_report.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/sha256.h"

@@ -1,11 +1,11 @@
 // What a profile counts is what the model reads and computes, and watching changes nothing.
-#include "apps/op_profile.h"
+#include "apps/bench/op_profile.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "apps/demo_model.h"
+#include "apps/support/demo_model.h"
 #include "engine/session/session.h"
 #include "tests/test_device.h"
 

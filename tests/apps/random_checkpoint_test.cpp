@@ -1,7 +1,7 @@
 // Random weights without a file: what `riptide bench --random-weights` opens is a model that runs.
-#include "apps/random_checkpoint.h"
+#include "apps/synth/random_checkpoint.h"
 
-#include "apps/bench_draft.h"
+#include "apps/bench/bench_draft.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,91 @@
+#include "apps/commands/commands.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "apps/flags/flags.h"
+#include "apps/support/terminal.h"
+#include "base/error.h"
+
+namespace riptide::apps {
+
+namespace {
+
+constexpr const char* kDescription =
+    "Riptide runs Poolside's Laguna models and their siblings.\n"
+    "MODEL is a GGUF file, a folder of safetensors, or left out for the small demo model inside this program.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  riptide run --prompt 'def fibonacci(n):' -n 64\n"
+    "  riptide chat laguna-xs.2-q4_k_m.gguf --think\n"
+    "  riptide serve laguna-xs.2-q4_k_m.gguf\n"
+    "  riptide launch claude\n"
+    "  riptide inspect laguna-xs.2-q4_k_m.gguf\n"
+    "  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
+    "Each command explains itself: riptide COMMAND --help";
+
+int report(const std::string& message, ErrorKind kind) {
+    std::string line = message;
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    say("error: {}\n", line);
+    return static_cast<int>(kind);
+}
+
+int run_command(int argc, const char* const* argv) {
+    Command app(kDescription, "riptide");
+    app.footer(kExamples);
+    app.set_version_flag("--version", "riptide " RIPTIDE_VERSION);
+    app.require_subcommand(0, 1);
+    Action action;
+    add_run(app, action);
+    add_chat(app, action);
+    add_serve(app, action);
+    add_launch(app, action);
+    add_pull(app, action);
+    add_ps(app, action);
+    add_doctor(app, action);
+    add_bench(app, action);
+    add_ab(app, action);
+    add_niah(app, action);
+    add_ppl(app, action);
+    add_inspect(app, action);
+    add_tokenize(app, action);
+    add_template(app, action);
+    add_quantize(app, action);
+    add_synth(app, action);
+    add_trace(app, action);
+    add_completion(app, action);
+    try {
+        std::optional<std::string> text = app.parse(argc, argv);
+        if (!text && !action) text = app.help();
+        if (!text) return action();
+        std::fputs(text->c_str(), stdout);
+        return 0;
+    } catch (const Error& e) {
+        return report(e.what(), e.kind());
+    } catch (const std::bad_alloc&) {
+        return report("out of memory", ErrorKind::system);
+    } catch (const std::exception& e) {
+        return report(e.what(), ErrorKind::system);
+    }
+}
+
+}  // namespace
+
+int riptide_main(int argc, const char* const* argv) {
+    open_standard_streams();
+    const int code = run_command(argc, argv);
+    if (code != 0) return code;
+    try {
+        finish_output();
+    } catch (const Error& e) {
+        return report(e.what(), e.kind());
+    }
+    return 0;
+}
+
+}  // namespace riptide::apps

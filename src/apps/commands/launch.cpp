@@ -1,0 +1,138 @@
+// riptide launch: a coding agent that talks to a riptide server, in one command.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <thread>
+
+#include "apps/commands/agent_profile.h"
+#include "apps/commands/commands.h"
+#include "apps/flags/flags.h"
+#include "apps/support/child_process.h"
+#include "apps/support/environment.h"
+#include "apps/support/local_http.h"
+#include "apps/support/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct LaunchFlags {
+    std::string agent, model;
+    ServerAddress server;
+    std::vector<std::string> rest;
+};
+
+constexpr std::chrono::minutes kLoadTime{30};
+
+/// A folder that goes away again.
+class TemporaryFolder {
+  public:
+    TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "riptide-launch-XXXXXX").string()) {
+        RT_CHECK(::mkdtemp(path_.data()) != nullptr, ErrorKind::io, "{}: cannot be made", path_);
+    }
+    ~TemporaryFolder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TemporaryFolder(const TemporaryFolder&) = delete;
+    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+    const std::string& path() const { return path_; }
+
+  private:
+    std::string path_;
+};
+
+std::string last_line(const std::string& path) {
+    std::string text = read_file(path, 1 << 20);
+    while (text.ends_with('\n')) text.pop_back();
+    const std::size_t line = text.rfind('\n');
+    return line == std::string::npos ? text : text.substr(line + 1);
+}
+
+bool ready(const ServerAddress& server) {
+    const auto reply = get_local(server, "/health", 2);
+    return reply && reply->status == 200;
+}
+
+/// The server, if there is none yet.
+std::unique_ptr<ChildProcess> start_server(const LaunchFlags& o, const std::string& log) {
+    std::unique_ptr<ChildProcess> server;
+    if (!get_local(o.server, "/health", 2)) {
+        std::error_code ec;
+        const std::string self = std::filesystem::read_symlink("/proc/self/exe", ec).string();
+        RT_CHECK(!ec, ErrorKind::system, "/proc/self/exe: {}", ec.message());
+        std::vector<std::string> command = {self, "serve"};
+        if (!o.model.empty()) command.push_back(o.model);
+        for (const std::string& more : {std::string("--port"), std::to_string(o.server.port)}) command.push_back(more);
+        say("starting the server; its log is {}\n", log);
+        server = std::make_unique<ChildProcess>(ChildProcess::Start{command, {}, log, true});
+    } else if (!o.model.empty()) {
+        say("a server runs on port {}: taking its model\n", o.server.port);
+    }
+    const auto until = std::chrono::steady_clock::now() + kLoadTime;
+    while (!ready(o.server)) {
+        if (server && !server->running()) fail(ErrorKind::unavailable, "the server has ended: {}", last_line(log));
+        if (std::chrono::steady_clock::now() > until)
+            fail(ErrorKind::unavailable, "the server on port {} does not get ready", o.server.port);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    return server;
+}
+
+AgentServer agent_server(const LaunchFlags& o) {
+    const auto reply = get_local(o.server, "/props");
+    RT_CHECK(reply && reply->status == 200, ErrorKind::unavailable,
+             "the server on port {} does not say what it runs (status {}): --api-key?", o.server.port,
+             reply ? reply->status : 0);
+    const json::object props = parse_json(reply->body, "/props").as_object();
+    AgentServer out;
+    out.url = fmt::format("http://{}:{}", o.server.host, o.server.port);
+    out.key = o.server.key.empty() ? "riptide" : o.server.key;
+    out.model = props.at("model").as_string();
+    out.context = props.at("context_length").to_number<int64_t>();
+    return out;
+}
+
+int launch(const LaunchFlags& o) {
+    const std::string program = find_program(agent_profile(o.agent, {}, "").program);
+    RT_CHECK(!program.empty(), ErrorKind::unavailable, "{} is not on PATH: install it first", o.agent);
+    const TemporaryFolder folder;
+    std::unique_ptr<ChildProcess> server = start_server(o, folder.path() + "/server.log");
+    const AgentProfile profile = agent_profile(o.agent, agent_server(o), folder.path());
+    for (const auto& [name, contents] : profile.files) std::ofstream(folder.path() + "/" + name) << contents;
+    std::vector<std::string> command = {program};
+    command.insert(command.end(), profile.arguments.begin(), profile.arguments.end());
+    command.insert(command.end(), o.rest.begin(), o.rest.end());
+    ::signal(SIGINT, SIG_IGN);  // Ctrl-C is the agent's
+    ChildProcess agent({command, profile.environment, "", false});
+    return agent.wait();
+}
+
+}  // namespace
+
+void add_launch(Command& app, Action& action) {
+    Command* cmd =
+        app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
+    auto options = std::make_shared<LaunchFlags>();
+    cmd->add_option("AGENT", options->agent, "claude | codex | opencode | pi")
+        ->required()
+        ->check(IsMember({"claude", "codex", "opencode", "pi"}));
+    cmd->add_option("ARGUMENTS", options->rest, "For the agent, behind --");
+    cmd->add_option("--model", options->model, "What to serve, if no server runs; left out: the demo model");
+    add_server_address(*cmd, options->server);
+    cmd->footer(
+        "The agent's own settings stay as they are: it gets variables, flags and a temporary folder.\n"
+        "Examples:\n  riptide launch claude --model laguna-xs.2-q4_k_m.gguf\n  riptide launch codex -- exec 'fix the "
+        "tests'");
+    cmd->callback([options, &action] { action = [options] { return launch(*options); }; });
+}
+
+}  // namespace riptide::apps

@@ -1,0 +1,199 @@
+// riptide run: complete a prompt.
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "apps/commands/commands.h"
+#include "apps/flags/compress_flags.h"
+#include "apps/flags/flags.h"
+#include "apps/flags/model_flags.h"
+#include "apps/support/demo_model.h"
+#include "apps/support/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "engine/prompt/loaded_text.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct RunFlags {
+    ModelFlags model;
+    SamplingFlags sampling;
+    DraftFlags draft;
+    CompressFlags compress;
+    std::string prompt, prompt_file, tokens_file;
+    bool echo = false, no_bos = false, parse_special = false, as_json = false, show_kept = false;
+    std::string json_schema, regex, grammar;
+};
+
+constexpr int64_t kMaxPrompt = int64_t{64} << 20;
+
+std::string prompt_text(const RunFlags& o) {
+    if (!o.prompt_file.empty()) {
+        if (o.prompt_file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+        return read_file(o.prompt_file, kMaxPrompt);
+    }
+    return o.prompt;
+}
+
+constexpr int64_t kMaxGrammar = int64_t{1} << 20;
+
+/// What the text must look like.
+AnswerFormat format_of(const RunFlags& o) {
+    const int given = (o.json_schema.empty() ? 0 : 1) + (o.regex.empty() ? 0 : 1) + (o.grammar.empty() ? 0 : 1);
+    RT_CHECK(given <= 1, ErrorKind::usage, "--json-schema, --regex and --grammar exclude each other");
+    RT_CHECK(
+        given == 0 || (o.tokens_file.empty() && !o.sampling.params.ignore_eos), ErrorKind::usage,
+        "--json-schema, --regex and --grammar exclude --tokens and --ignore-eos: the text ends where it is complete");
+    if (!o.regex.empty()) return {.kind = AnswerFormat::Kind::regex, .text = o.regex};
+    if (!o.grammar.empty()) return {.kind = AnswerFormat::Kind::grammar, .text = read_file(o.grammar, kMaxGrammar)};
+    if (o.json_schema.empty()) return {};
+    return {.kind = AnswerFormat::Kind::json_schema,
+            .schema = parse_json(read_file(o.json_schema, kMaxGrammar), o.json_schema)};
+}
+
+void check_one_prompt(const RunFlags& o) {
+    const int given = (o.prompt.empty() ? 0 : 1) + (o.prompt_file.empty() ? 0 : 1) + (o.tokens_file.empty() ? 0 : 1);
+    RT_CHECK(given != 0, ErrorKind::usage, "no prompt: give --prompt TEXT, --prompt-file FILE or --tokens IDS.json");
+    RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
+}
+
+void print_completion_json(Session& session, const GenerationResult& result, const PromptShortener* shortener,
+                           bool has_text) {
+    json::object out = closing_json(session, result);
+    if (shortener != nullptr && shortener->last() != nullptr) out["compression"] = shortener->last()->report.facts();
+    out["tokens"] = json::value_from(result.tokens);
+    if (has_text) out["text"] = result.text;
+    out["finish_reason"] = finish_reason_name(result.reason);
+    tell("{}\n", json::serialize(out));
+}
+
+EncodeOptions encode_options(const RunFlags& o) {
+    EncodeOptions encode;
+    encode.add_special = !o.no_bos;
+    encode.parse_special = o.parse_special;
+    return encode;
+}
+
+/// The prompt with what would be dropped in marks; no model is loaded but the scorer.
+int print_kept(const RunFlags& o) {
+    RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
+             "--show-kept needs --scorer FILE, and a text");
+    const auto checkpoint = open_model(o.model);
+    const Tokenizer tokenizer = load_tokenizer(*checkpoint);
+    PromptShortener shortener(o.compress, open_scorer(o.compress, o.model), tokenizer);
+    const std::string text = prompt_text(o);
+    shortener.shorten(tokenizer.encode(text, encode_options(o)));
+    if (interrupted()) return 130;
+    const std::string shown = shortener.last() != nullptr ? show_kept(*shortener.last()) : text;
+    put_text(shown + "\n");
+    return 0;
+}
+
+/// False if that was interrupted.
+bool compile_form(const AnswerFormat& format, const Tokenizer& tokenizer, GenerateRequest& request) {
+    WorkBudget work(WorkBudget::kUnlimited, &interrupted());
+    try {
+        request.constraint = Constrainer().get(tokenizer, format, &work);
+    } catch (const WorkStopped&) {
+        return false;
+    }
+    return true;
+}
+
+int run(const RunFlags& o) {
+    check_one_prompt(o);
+    compression_options(o.compress);  // what is wrong is said before anything is loaded
+    RT_CHECK(o.tokens_file.empty() || o.compress.scorer.empty(), ErrorKind::usage,
+             "--tokens and --scorer exclude each other: ids are fed as they are");
+    if (o.show_kept) return print_kept(o);
+    const AnswerFormat format = format_of(o);
+    catch_interrupts();
+    PromptScorer scorer = open_scorer(o.compress, o.model);
+    const auto session = open_session(o.model, speculation_options(o.draft), device_bytes(scorer));
+    const Checkpoint& checkpoint = session->checkpoint();
+    GenerateRequest request;
+    request.sampling = sampling_params(o.sampling, generation_defaults(checkpoint), session->model().info().vocab_size,
+                                       kDefaultTokens);
+    std::optional<Tokenizer> tokenizer;
+    std::optional<PromptShortener> shortener;
+    std::vector<int32_t> prompt, eos;
+    std::string text;
+    if (o.tokens_file.empty()) {
+        tokenizer.emplace(load_tokenizer(checkpoint));
+        text = prompt_text(o);
+        shortener.emplace(o.compress, std::move(scorer), *tokenizer);
+        prompt = shortener->shorten(tokenizer->encode(text, encode_options(o)));
+        if (interrupted()) return 130;
+        eos = stop_ids(checkpoint, *tokenizer);
+    } else {
+        prompt = read_token_file(o.tokens_file);
+        if (has_tokenizer(checkpoint)) tokenizer.emplace(load_tokenizer(checkpoint));
+    }
+    request.prompt = prompt;
+    if (shortener) request.gaps = shortener->gaps(session->model().info());
+    request.eos_ids = eos;
+    request.tokenizer = tokenizer ? &*tokenizer : nullptr;
+    if (format.kind != AnswerFormat::Kind::any && !compile_form(format, *tokenizer, request)) return 130;
+    request.cancel = &interrupted();
+    Progress progress("reading the prompt", "tok");
+    request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
+    if (!o.as_json) {
+        if (o.echo) put_text(text);
+        if (tokenizer)  // else ids are printed in the end
+            request.on_text = [](std::string_view piece) {
+                put_text(piece);
+                std::fflush(stdout);
+            };
+    }
+    const GenerationResult result = session->generate(request);
+    if (o.as_json) {
+        print_completion_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
+    } else {
+        if (!tokenizer) tell("{}", json::serialize(json::value_from(result.tokens)));
+        put_text("\n");
+        say("{}\n", closing_line(*session, result));
+    }
+    return result.reason == FinishReason::cancelled ? 130 : 0;
+}
+
+}  // namespace
+
+void add_run(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("run", "Complete a prompt");
+    auto options = std::make_shared<RunFlags>();
+    add_model_flags(*cmd, options->model);
+    add_tokenizer_flag(*cmd, options->model);
+    cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
+    cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
+    cmd->add_option("--tokens", options->tokens_file,
+                    "File with a JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
+    add_sampling_flags(*cmd, options->sampling, "128");
+    add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
+    cmd->add_flag("--show-kept", options->show_kept,
+                  "With --scorer: print the prompt with [- what would be dropped -], and end");
+    cmd->add_flag("--echo", options->echo, "Print the prompt before its continuation");
+    cmd->add_flag("--no-bos", options->no_bos, "Do not put the begin-of-text token in front");
+    cmd->add_flag("--parse-special", options->parse_special,
+                  "Read <think> and the like in the prompt as control tokens");
+    cmd->add_option("--json-schema", options->json_schema,
+                    "File with a JSON Schema: the text is a document valid by it");
+    cmd->add_option("--regex", options->regex, "The text matches this regular expression as a whole");
+    cmd->add_option("--grammar", options->grammar,
+                    "File with a grammar in EBNF or Lark (see docs/constraints.md): the text is its root or start");
+    cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
+    for (const char* flag : {"--portable", "--yarn-attention-factor"})  // told by ppl: help is one screen
+        cmd->get_option(flag)->group("");
+    cmd->footer(
+        "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
+        "  riptide run model.gguf -f main.py --temperature 0\n"
+        "  riptide run model.gguf -f book-and-question.txt --scorer qwen3-0.6b.gguf --keep 0.1\n"
+        "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");
+    cmd->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace riptide::apps

@@ -1,0 +1,346 @@
+// riptide serve: the model over HTTP.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "apps/commands/commands.h"
+#include "apps/flags/compress_flags.h"
+#include "apps/flags/flags.h"
+#include "apps/flags/model_flags.h"
+#include "apps/support/demo_model.h"
+#include "apps/support/environment.h"
+#include "apps/support/log_writer.h"
+#include "apps/support/systemd.h"
+#include "apps/support/terminal.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "engine/engine.h"
+#include "engine/prompt/loaded_text.h"
+#include "models/dflash_config.h"
+#include "server/access.h"
+#include "server/server.h"
+#include "text/chat/chat_messages.h"
+
+namespace riptide::apps {
+
+namespace {
+
+struct ServerFlags {
+    ModelFlags model;
+    DraftFlags draft;
+    CompressFlags compress;
+    EngineOptions engine;
+    server::ServerOptions server;
+    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
+    int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
+    int grace_seconds = 30;
+    bool allow_no_auth = false, quiet = false;
+};
+
+/// One key a line, without the white space round it, which no HTTP header can carry; empty lines and lines that begin
+/// with # are skipped.
+void read_keys(const std::string& path, std::vector<std::string>& keys) {
+    const std::string text = read_file(path, 1 << 20);
+    const std::size_t before = keys.size();
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = std::min(text.find('\n', at), text.size());
+        const std::size_t first = text.find_first_not_of(" \t\r\v\f", at);
+        std::string line = first < end ? text.substr(first, end - first) : "";
+        at = end + 1;
+        line.erase(line.find_last_not_of(" \t\r\v\f") + 1);
+        if (!line.empty() && line[0] != '#') keys.push_back(line);
+    }
+    RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
+}
+
+/// What is wrong with the disk cache, in the log: at once, then once in kPause, so that a full disk does not fill it.
+class DiskWarnings {
+  public:
+    explicit DiskWarnings(LogWriter& log) : log_(log) {}
+    ~DiskWarnings() {
+        if (unsaid_ > 0) log_.write(fmt::format("cache   {} ({} more like it)", last_, unsaid_));
+    }
+    DiskWarnings(const DiskWarnings&) = delete;
+    DiskWarnings& operator=(const DiskWarnings&) = delete;
+    /// One thread at a time.
+    void hear(const std::string& problem) {
+        last_ = problem;
+        ++unsaid_;
+        const auto now = std::chrono::steady_clock::now();
+        if (said_ && now - *said_ < kPause) return;
+        const std::string more = unsaid_ > 1 ? fmt::format(" ({} more like it)", unsaid_ - 1) : "";
+        log_.write(fmt::format("cache   {}{}", problem, more));
+        said_ = now;
+        unsaid_ = 0;
+    }
+
+  private:
+    static constexpr std::chrono::minutes kPause{10};
+    LogWriter& log_;
+    std::string last_;
+    int64_t unsaid_ = 0;
+    std::optional<std::chrono::steady_clock::time_point> said_;
+};
+
+/// "laguna-xs.2-q4_k_m" of a path.
+std::string default_name(const std::string& path) {
+    if (path.empty()) return "laguna-demo";
+    std::filesystem::path name = std::filesystem::path(path).lexically_normal();
+    if (!name.has_filename()) name = name.parent_path();
+    return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
+}
+
+json::object template_kwargs(const std::string& text) {
+    if (text.empty()) return {};
+    try {
+        const json::value value = parse_json(text, "--chat-template-kwargs");
+        RT_CHECK(value.is_object(), "--chat-template-kwargs: expected a JSON object");
+        check_template_kwargs(value.get_object());
+        RT_CHECK(!value.get_object().contains("enable_thinking"),
+                 "--chat-template-kwargs: enable_thinking is --reasoning on or off");
+        return value.get_object();
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+}
+
+server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
+    server::ServerOptions out = o.server;
+    if (!o.key_file.empty()) read_keys(o.key_file, out.api_keys);
+    RT_CHECK(
+        server::is_loopback(out.http.host) || !out.http.unix_socket.empty() || !out.api_keys.empty() || o.allow_no_auth,
+        ErrorKind::usage,
+        "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
+        out.http.host);
+    if (out.model.empty()) out.model = default_name(o.model.model);
+    out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
+    out.http.inflight_bytes = o.inflight_mib << 20;
+    if (o.reasoning != "auto") out.defaults.thinking = o.reasoning == "on";
+    out.defaults.sampling = usual_sampling();
+    if (!o.quiet) out.log.write = [&log](const std::string& line) { log.write(line); };
+    out.log.json = o.log_format == "json";
+    try {
+        check_sampling_params(settle_sampling(out.defaults.sampling, out.sampling, {}).params, INT32_MAX);
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+    return out;
+}
+
+EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
+    EngineOptions out = o.engine;
+    static_cast<SessionOptions&>(out) = session_options(o.model);
+    out.speculation = speculation_options(o.draft);
+    out.compression = compression_options(o.compress);
+    out.scorer = open_scorer(o.compress, o.model);
+    out.host_cache_bytes = o.cache_ram_mib << 20;
+    out.disk_cache_bytes = o.cache_disk_gib << 30;
+    if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
+    return out;
+}
+
+std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
+    auto checkpoint = open_model(o.model);
+    refuse_dflash(*checkpoint);
+    RT_CHECK(has_tokenizer(*checkpoint),
+             "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
+             checkpoint->path());
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    EngineOptions options = server_engine_options(o, progress, total);
+    options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    options.on_disk_news = [&log](const std::string& news) { log.write("cache   " + news); };
+    options.digests = digests_file();
+    return std::make_unique<Engine>(std::move(checkpoint), options);
+}
+
+std::string url_of(const server::HttpOptions& http, int port) {
+    if (!http.unix_socket.empty()) return "unix:" + http.unix_socket;
+    const bool v6 = http.host.find(':') != std::string::npos;
+    return fmt::format("{}://{}:{}", http.tls_certificate.empty() ? "http" : "https",
+                       v6 ? fmt::format("[{}]", http.host) : http.host, port);
+}
+
+/// "enable_thinking true (generation_config.json), ..."
+std::string template_defaults(const server::RequestDefaults& defaults, const GenerationDefaults& makers) {
+    const json::object own = server::template_variables(defaults, {});
+    std::string out;
+    for (const auto& [name, value] : server::template_variables(defaults, makers.template_kwargs))
+        out += fmt::format("{}{} {} ({})", out.empty() ? "" : ", ", std::string_view(name), json::serialize(value),
+                           own.contains(name) ? "command line" : makers.source);
+    return out;
+}
+
+void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds, LogWriter& log) {
+    const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
+        log.write(fmt::format(format, std::forward<Args>(args)...));
+    };
+    const EngineInfo info = engine.info();
+    const std::string url = url_of(options.http, port);
+    const std::string kv = info.k_dtype == info.v_dtype
+                               ? dtype_name(info.k_dtype)
+                               : fmt::format("{}/{}", dtype_name(info.k_dtype), dtype_name(info.v_dtype));
+    say("model   {}  {:.2f}B parameters, {:.2f}B active  {}", options.model,
+        static_cast<double>(info.model.parameters) / 1e9, static_cast<double>(info.model.active_parameters) / 1e9,
+        human_bytes(info.model.weight_bytes));
+    say("device  {}", info.device);
+    say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
+        grouped(info.kv_tokens), kv, info.max_running);
+    if (!info.memory.empty()) say("memory  {}", info.memory);
+    const CompressionOptions& c = info.compression;
+    if (!info.scorer.empty())
+        say("scorer  {}: {} keep {} of what can be left out{}", info.scorer,
+            c.mode == CompressMode::always      ? "prompts"
+            : c.mode == CompressMode::automatic ? fmt::format("prompts above {} tokens", grouped(c.above))
+                                                : "prompts that ask for it",
+            c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep),
+            c.positions == KeptPositions::original ? ", at its original positions" : "");
+    say("draws   {}, where a request does not say",
+        describe(settle_sampling(options.defaults.sampling, options.sampling, info.makers)));
+    if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
+        say("chat    {} for the template, where a request does not say", variables);
+    if (!info.chat) say("chat    none: {}", info.no_chat);
+    say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
+    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
+    if (!options.http.unix_socket.empty()) return;
+    const auto [path, body] =
+        info.chat
+            ? std::pair("chat/completions", R"({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]})")
+            : std::pair("completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})");
+    say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
+}
+
+int serve(const ServerFlags& o) {
+    catch_interrupts();
+    ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
+    ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
+    const auto begun = std::chrono::steady_clock::now();
+    LogWriter log;
+    const server::ServerOptions options = server_options(o, log);
+    DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
+    std::unique_ptr<Engine> engine;  // outlives the server
+    server::Server server(options);
+    engine = open_server_engine(o, warnings, log);
+    server.serve(*engine);
+    announce(*engine, options, server.port(),
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
+    Systemd systemd;
+    systemd.ready(fmt::format("{} on port {}", options.model, server.port()));
+    while (!interrupted() && !server.engine_failed()) {
+        systemd.alive();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    systemd.stopping();
+    if (server.engine_failed()) fail(ErrorKind::system, "the engine has failed; start riptide serve again");
+    log.write(fmt::format("stopping: answers may take {} s more (Ctrl-C again ends at once)", o.grace_seconds));
+    server.drain(std::chrono::seconds(o.grace_seconds));
+    return 0;
+}
+
+void add_server_flags(Command& cmd, ServerFlags& o) {
+    cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
+    cmd.add_option("--port", o.server.http.port, "0: any that is free")->check(Range(0, 65535))->capture_default_str();
+    cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
+    cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
+    cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
+        ->allow_extra_args(false);
+    cmd.add_option("--api-key-file", o.key_file, "Keys, one a line");
+    cmd.add_flag("--allow-no-auth", o.allow_no_auth, "Let other machines in without a key");
+    cmd.add_option("--allowed-host", o.server.allowed_hosts, "A further name of this server (repeatable)")
+        ->allow_extra_args(false);
+    cmd.add_option("--socket", o.server.http.unix_socket, "Listen on this Unix socket, and on no port");
+    cmd.add_option("--tls-cert", o.server.http.tls_certificate, "Speak TLS, with the certificate (chain) in this file");
+    cmd.add_option("--tls-key", o.server.http.tls_key, "Its private key; left out: in the same file");
+    cmd.add_option("--cors-origin", o.server.cors_origins, "Let web pages of this origin ask (repeatable)")
+        ->allow_extra_args(false);
+    cmd.add_option("--max-inflight", o.inflight_mib,
+                   "MiB of memory for requests that are being read (32 times their size) and for replies; more get "
+                   "status 503; 0: a quarter of the machine's")
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
+        ->capture_default_str();
+    cmd.add_option("--grace", o.grace_seconds, "Seconds that answers get to end on Ctrl-C or SIGTERM")
+        ->check(Range(0, 86400))
+        ->capture_default_str();
+    cmd.add_flag("--quiet", o.quiet, "No line for each answer");
+    cmd.add_option("--log-format", o.log_format, "Of these lines: text | json")
+        ->check(IsMember({"text", "json"}))
+        ->capture_default_str();
+    cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
+    cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
+}
+
+void add_engine_flags(Command& cmd, ServerFlags& o) {
+    cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
+        ->check(Range(0, 1024))
+        ->capture_default_str();
+    cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
+        ->check(Range(1, 1 << 20))
+        ->capture_default_str();
+    cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
+                   "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 on a GPU")
+        ->check(Range(0, 65536))
+        ->capture_default_str();
+    cmd.add_option("--slowdown", o.engine.slowdown,
+                   "How much longer a token may take while prompts are read; 2: they get half of the device")
+        ->check(Range(1.0, 1e6))
+        ->capture_default_str();
+    cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
+        ->check(Sign::non_negative)
+        ->capture_default_str();
+    cmd.add_option("--cache-ram", o.cache_ram_mib, "Prefix cache in main memory, MiB; 0: none")
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
+        ->capture_default_str();
+    cmd.add_option("--cache-dir", o.engine.disk_cache, "Prefix cache on disk, in this folder");
+    cmd.add_option("--cache-disk", o.cache_disk_gib, "Its size at most, GiB")
+        ->check(Range(int64_t{1}, int64_t{1} << 22))
+        ->capture_default_str();
+    cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
+    cmd.add_option("--reasoning", o.reasoning,
+                   "Where a request does not say: on | off | auto (as the model's "
+                   "generation_config.json has it, else its template)")
+        ->check(IsMember({"on", "off", "auto"}))
+        ->capture_default_str();
+    cmd.add_option("--chat-template-kwargs", o.template_kwargs,
+                   "Variables of the chat template, where a request does not set them: a JSON object, e.g. "
+                   "'{\"preserve_thinking\": true}'");
+    cmd.add_option("--reasoning-budget", o.server.defaults.thinking_budget,
+                   "Tokens of thinking, where a request does not say; -1: no limit")
+        ->check(Range(int64_t{-1}, int64_t{1} << 31))
+        ->capture_default_str();
+    add_sampling_choice(cmd, o.server.sampling);
+    for (const char* flag : {"--temperature", "--top-k", "--top-p", "--min-p"}) {
+        Flag* option = cmd.get_option(flag);
+        option->description("Where a request does not say. " + option->description());
+    }
+}
+
+}  // namespace
+
+void add_serve(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
+    auto options = std::make_shared<ServerFlags>();
+    options->server.http.port = 8484;
+    cmd->wide_help(52);
+    add_model_flags(*cmd, options->model);
+    add_tokenizer_flag(*cmd, options->model);
+    add_template_flag(*cmd, options->model);
+    add_server_flags(*cmd, *options);
+    add_engine_flags(*cmd, *options);
+    add_draft_flags(*cmd, options->draft);
+    add_compress_flags(*cmd, options->compress);
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions",
+                             "--repetition-penalty", "--min-p", "--chunk", "--draft-tree"})  // told by run, ppl, chat
+        cmd->get_option(flag)->group("");
+    cmd->footer(
+        "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
+        "keys");
+    cmd->callback([options, &action] { action = [options] { return serve(*options); }; });
+}
+
+}  // namespace riptide::apps

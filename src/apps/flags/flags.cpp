@@ -1,0 +1,288 @@
+#include "apps/flags/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <deque>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+
+namespace riptide::apps {
+
+namespace {
+
+/// "--name" and "-n" of every flag of a command.
+std::vector<std::string> names_of_flags(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) {
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+        for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+    }
+    return names;
+}
+
+}  // namespace
+
+Flag* Flag::check(const Range<int>& range) {
+    option_->check(CLI::Range(range.least, range.most));
+    return this;
+}
+
+Flag* Flag::check(const Range<int64_t>& range) {
+    option_->check(CLI::Range(range.least, range.most));
+    return this;
+}
+
+Flag* Flag::check(const Range<double>& range) {
+    option_->check(CLI::Range(range.least, range.most));
+    return this;
+}
+
+Flag* Flag::check(const IsMember& member) {
+    option_->check(CLI::IsMember(member.words));
+    return this;
+}
+
+Flag* Flag::check(Sign sign) {
+    if (sign == Sign::positive) option_->check(CLI::PositiveNumber);
+    else option_->check(CLI::NonNegativeNumber);
+    return this;
+}
+
+Flag* Flag::capture_default_str() {
+    option_->capture_default_str();
+    return this;
+}
+
+Flag* Flag::group(const std::string& name) {
+    option_->group(name);
+    return this;
+}
+
+Flag* Flag::needs(const Flag* other) {
+    option_->needs(other->option_);
+    return this;
+}
+
+Flag* Flag::excludes(const Flag* other) {
+    option_->excludes(other->option_);
+    return this;
+}
+
+Flag* Flag::delimiter(char separator) {
+    option_->delimiter(separator);
+    return this;
+}
+
+Flag* Flag::required() {
+    option_->required();
+    return this;
+}
+
+Flag* Flag::expected(int count) {
+    option_->expected(count);
+    return this;
+}
+
+Flag* Flag::allow_extra_args(bool value) {
+    option_->allow_extra_args(value);
+    return this;
+}
+
+Flag* Flag::description(const std::string& text) {
+    option_->description(text);
+    return this;
+}
+
+std::string Flag::description() const { return option_->get_description(); }
+
+struct Command::Impl {
+    CLI::App* app = nullptr;
+    std::unique_ptr<CLI::App> program;  // of a subcommand: null, for its parent's app owns it
+    std::deque<Flag> flags;
+    std::vector<std::unique_ptr<Command>> subcommands;
+
+    Flag* flag_of(CLI::Option* option) { return &flags.emplace_back(option); }
+};
+
+Command::Command(const std::string& description, const std::string& name) : impl_(std::make_unique<Impl>()) {
+    impl_->program = std::make_unique<CLI::App>(description, name);
+    impl_->app = impl_->program.get();
+}
+
+Command::Command(CLI::App* app) : impl_(std::make_unique<Impl>()) { impl_->app = app; }
+
+Command::~Command() = default;
+
+template <class T>
+Flag* Command::add_option(const std::string& name, T& value, const std::string& help) {
+    return impl_->flag_of(impl_->app->add_option(name, value, help));
+}
+
+Flag* Command::add_flag(const std::string& name, bool& value, const std::string& help) {
+    return impl_->flag_of(impl_->app->add_flag(name, value, help));
+}
+
+Flag* Command::add_flag(const std::string& name, std::string& value, const std::string& help) {
+    return impl_->flag_of(impl_->app->add_flag(name, value, help));
+}
+
+Flag* Command::add_flag_function(const std::string& name, std::function<void(int64_t)> given, const std::string& help) {
+    return impl_->flag_of(impl_->app->add_flag_function(name, std::move(given), help));
+}
+
+Command* Command::add_subcommand(const std::string& name, const std::string& description) {
+    CLI::App* app = impl_->app->add_subcommand(name, description);
+    return impl_->subcommands.emplace_back(new Command(app)).get();
+}
+
+void Command::callback(std::function<void()> chosen) { impl_->app->callback(std::move(chosen)); }
+
+void Command::footer(const std::string& text) { impl_->app->footer(text); }
+
+void Command::wide_help(std::size_t width) {
+    auto format = std::make_shared<CLI::Formatter>();
+    format->column_width(width);
+    impl_->app->formatter(format);
+}
+
+void Command::set_version_flag(const std::string& name, const std::string& version) {
+    impl_->app->set_version_flag(name, version);
+}
+
+void Command::require_subcommand(std::size_t least, std::size_t most) { impl_->app->require_subcommand(least, most); }
+
+Flag* Command::get_option(const std::string& name) { return impl_->flag_of(impl_->app->get_option(name)); }
+
+std::size_t Command::count(const std::string& name) const { return impl_->app->count(name); }
+
+std::string Command::name() const { return impl_->app->get_name(); }
+
+std::vector<const Command*> Command::subcommands() const {
+    std::vector<const Command*> all;
+    for (const auto& command : impl_->subcommands) all.push_back(command.get());
+    return all;
+}
+
+std::vector<std::string> Command::flag_names() const { return names_of_flags(*impl_->app); }
+
+std::string Command::help() const { return impl_->app->help(); }
+
+namespace {
+
+/// Levenshtein distance.
+size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+            diagonal = row[j];
+            row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+        }
+    }
+    return row[b.size()];
+}
+
+/// " (did you mean X?)" if a known word is near `word`, else "".
+std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
+    std::string best;
+    size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+    for (const std::string& candidate : known) {
+        const size_t distance = edit_distance(word, candidate);
+        if (distance < best_distance) {
+            best_distance = distance;
+            best = candidate;
+        }
+    }
+    return best.empty() ? "" : " (did you mean " + best + "?)";
+}
+
+/// One line for what CLI11 could not place: the first unknown flag or word, with the nearest known one.
+std::string explain_extras(const CLI::App& app) {
+    const CLI::App* chosen = &app;
+    for (const CLI::App* sub : app.get_subcommands()) chosen = sub;
+    const std::vector<std::string> extras = app.remaining(true);
+    const std::string word = extras.empty() ? "" : extras.front().substr(0, extras.front().find('='));
+    if (!word.empty() && word[0] == '-') {
+        return fmt::format("unknown flag {}{}; see riptide {} --help", word, suggestion(word, names_of_flags(*chosen)),
+                           chosen == &app ? "" : chosen->get_name());
+    }
+    if (chosen == &app) {
+        std::vector<std::string> known;
+        for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+            known.push_back(sub->get_name());
+        return fmt::format("unknown command '{}'{}; see riptide --help", word, suggestion(word, known));
+    }
+    return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());
+}
+
+/// The arguments behind the program's name, with "--option=" as the two words "--option" and "": CLI11 takes the next
+/// argument for the value of an option with nothing behind its "=". Throws Error where nothing is no value.
+std::vector<std::string> split_arguments(const CLI::App& app, int argc, const char* const* argv) {
+    const std::vector<std::string> given(argv + 1, argv + argc);
+    std::vector<std::string> out;
+    const CLI::App* command = &app;
+    for (size_t i = 0; i < given.size(); ++i) {
+        const std::string& word = given[i];
+        if (word == "--") {  // the rest is not ours
+            out.insert(out.end(), given.begin() + static_cast<std::ptrdiff_t>(i), given.end());
+            break;
+        }
+        const std::string name = word.substr(0, word.find('='));
+        const CLI::Option* option = word.starts_with('-') ? command->get_option_no_throw(name) : nullptr;
+        out.push_back(word);
+        if (command == &app && option == nullptr)
+            for (const CLI::App* sub : app.get_subcommands([&](const CLI::App* s) { return s->get_name() == word; }))
+                command = sub;
+        if (option == nullptr || option->get_items_expected_min() == 0) continue;
+        const bool apart = name == word;
+        if (apart && i + 1 < given.size()) {
+            out.push_back(given[++i]);
+        } else if (name + "=" == word && name.starts_with("--")) {
+            out.back() = name;
+            out.emplace_back();
+        }
+        RT_CHECK(!out.back().empty() || option->get_type_name().starts_with("TEXT"), ErrorKind::usage,
+                 "{}: a value is missing", name);
+    }
+    return out;
+}
+
+}  // namespace
+
+std::optional<std::string> Command::parse(int argc, const char* const* argv) {
+    const CLI::App& app = *impl_->app;
+    std::vector<std::string> words = split_arguments(app, argc, argv);
+    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    try {
+        impl_->app->parse(std::move(words));
+        return std::nullopt;
+    } catch (const CLI::CallForHelp&) {
+        return app.help();  // of the subcommand, if one was chosen
+    } catch (const CLI::CallForVersion& e) {
+        return e.what() + std::string("\n");
+    } catch (const CLI::ExtrasError&) {
+        throw Error(explain_extras(app), ErrorKind::usage);
+    } catch (const CLI::ParseError& e) {
+        throw Error(e.what(), ErrorKind::usage);
+    }
+}
+
+template Flag* Command::add_option(const std::string&, std::string&, const std::string&);
+template Flag* Command::add_option(const std::string&, int32_t&, const std::string&);
+template Flag* Command::add_option(const std::string&, int64_t&, const std::string&);
+template Flag* Command::add_option(const std::string&, uint64_t&, const std::string&);
+template Flag* Command::add_option(const std::string&, float&, const std::string&);
+template Flag* Command::add_option(const std::string&, double&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::optional<int64_t>&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::optional<double>&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::vector<std::string>&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::vector<int32_t>&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::vector<int64_t>&, const std::string&);
+template Flag* Command::add_option(const std::string&, std::vector<double>&, const std::string&);
+
+}  // namespace riptide::apps

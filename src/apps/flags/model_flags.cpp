@@ -1,0 +1,307 @@
+#include "apps/flags/model_flags.h"
+
+#include <algorithm>
+
+#include "apps/flags/flags.h"
+#include "apps/support/demo_model.h"
+#include "apps/support/terminal.h"
+#include "apps/synth/random_checkpoint.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "io/replaced_text.h"
+#include "quant/kv_codec.h"
+
+namespace riptide::apps {
+
+namespace {
+
+constexpr int64_t kMaxTokenFile = int64_t{256} << 20;
+
+DType kv_type(const std::string& name) {
+    const auto type = dtype_from_name(name);
+    RT_CHECK(type && can_hold_kv(*type), ErrorKind::usage,
+             "--kv {}: expected f32, f16, bf16, f8_e4m3, q8_0, q4_0 or tq3_0", name);
+    return *type;
+}
+
+}  // namespace
+
+void add_model_flags(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("MODEL", flags.model, "GGUF file or safetensors folder; left out: the demo model");
+    cmd.add_option("--device", flags.device, "auto (a GPU if there is one) | cpu | cuda")
+        ->check(IsMember({"auto", "cpu", "cuda"}))
+        ->capture_default_str();
+    cmd.add_option("--gpu", flags.gpu, "Which GPU, from 0")->check(Sign::non_negative)->capture_default_str();
+    cmd.add_option("--memory-budget", flags.memory_budget,
+                   "GPU memory to use at most, e.g. 24GiB or 8000MB; left out: what is free");
+    cmd.add_flag("--portable", flags.portable, "Use only kernels that every supported GPU can run (for tests)");
+    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")->check(Range(0, 4096))->capture_default_str();
+    cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's, or what the GPU's memory holds")
+        ->check(Sign::non_negative)
+        ->capture_default_str();
+    cmd.add_option("--kv", flags.kv,
+                   "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
+                   "q8_0 on a GPU (f16 if heads are no multiple of 32)")
+        ->capture_default_str();
+    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
+        ->check(Range(0, 65536))
+        ->capture_default_str();
+    cmd.add_option("--decode", flags.decode,
+                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) "
+                   "| auto: the faster")
+        ->check(IsMember({"auto", "chain", "persistent"}))
+        ->capture_default_str()
+        ->group("");  // told by bench: help is one screen
+    cmd.add_option("--delta", flags.delta,
+                   "How prompts pass Gated DeltaNet layers on a Hopper GPU: rows (the same bits in any parts) | chunks "
+                   "(faster; bits depend on where steps begin)")
+        ->check(IsMember({"rows", "chunks"}))
+        ->capture_default_str()
+        ->group("");  // told by bench
+    cmd.add_option("--prefill", flags.prefill,
+                   "Prompts on a GPU: bf16 | fp8 (Hopper: faster, a byte of memory a weight more, rounded to e4m3)")
+        ->check(IsMember({"bf16", "fp8"}))
+        ->capture_default_str();
+    cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
+                   "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
+}
+
+void add_tokenizer_flag(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("--tokenizer", flags.tokenizer, "Folder with a tokenizer.json to use instead of the model's own");
+}
+
+void add_template_flag(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("--chat-template", flags.chat_template,
+                   "File with a chat template (Jinja) to use instead of the model's own");
+}
+
+std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags) {
+    return replace_text(open_model_or_demo(flags.model), flags.tokenizer, flags.chat_template);
+}
+
+void add_draft_flags(Command& cmd, DraftFlags& flags) {
+    cmd.add_option("--drafter", flags.drafter,
+                   "Guess tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
+                   "DFlash drafter's file or folder");
+    cmd.add_option("--draft-width", flags.width, "Guesses in a row, 1 to 63; auto: as many as pay, or none")
+        ->capture_default_str();
+    cmd.add_option("--draft-tree", flags.tree, "Guess a tree of up to so many tokens; 0: a chain")
+        ->capture_default_str();
+}
+
+SpeculationOptions speculation_options(const DraftFlags& flags) {
+    SpeculationOptions options = drafted_by(flags.drafter);
+    options.tree = flags.tree;
+    options.adaptive = flags.width == "auto";
+    if (!options.adaptive) {
+        const bool digits = !flags.width.empty() && flags.width.size() < 4 &&
+                            flags.width.find_first_not_of("0123456789") == std::string::npos;
+        RT_CHECK(digits, ErrorKind::usage, "--draft-width {}: expected auto or a number from 1 to {}", flags.width,
+                 SpeculationOptions::kMostWidth);
+        options.width = std::stoi(flags.width);
+    }
+    RT_CHECK(!flags.drafter.empty() || (options.adaptive && options.tree == 0), ErrorKind::usage,
+             "--draft-width and --draft-tree need --drafter");
+    check_speculation(options);
+    return options;
+}
+
+namespace {
+
+/// "24GiB", "8000 MB", "123456"
+int64_t parse_bytes(const std::string& text) {
+    constexpr std::pair<std::string_view, double> kUnits[] = {
+        {"", 1}, {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+    size_t used = 0;
+    double value = -1;
+    try {
+        value = std::stod(text, &used);
+    } catch (const std::exception&) {
+    }
+    std::string_view unit = std::string_view(text).substr(used);
+    while (unit.starts_with(' ')) unit.remove_prefix(1);
+    for (const auto& [name, factor] : kUnits)
+        if (unit == name && value > 0 && value * factor < 0x1p62) return static_cast<int64_t>(value * factor);
+    fail(ErrorKind::usage, "--memory-budget {}: expected a size such as 24GiB or 8000MB", text);
+}
+
+bool wants_gpu(const ModelFlags& flags) {
+    if (flags.device != "auto") return flags.device == "cuda";
+    if (!list_gpus().empty()) return true;
+    if (!nvidia_driver_installed()) return false;
+    try {  // say why not: the driver may be too old, or hide its GPUs
+        Gpu::open({.ordinal = flags.gpu, .memory_budget = 0, .portable = false});
+    } catch (const Error& error) {
+        say("running on the CPU: {}\n", error.what());
+    }
+    return false;
+}
+
+}  // namespace
+
+SessionOptions session_options(const ModelFlags& flags) {
+    SessionOptions options;
+    options.threads = flags.threads;
+    options.context = flags.context;
+    options.chunk_rows = flags.chunk;
+    if (wants_gpu(flags)) {
+        GpuOptions gpu{.ordinal = flags.gpu, .memory_budget = 0, .portable = flags.portable};
+        if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes(flags.memory_budget);
+        options.gpu = gpu;
+    }
+    options.choose_kv = flags.kv == "auto";
+    if (!options.choose_kv) {
+        const size_t slash = flags.kv.find('/');
+        options.k_dtype = kv_type(flags.kv.substr(0, slash));
+        options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
+    }
+    options.model.yarn_attention_factor = flags.yarn_attention_factor;
+    options.model.delta_by_chunks = flags.delta == "chunks";
+    options.model.prefill = flags.prefill == "fp8" ? PrefillKind::fp8 : PrefillKind::bf16;
+    options.model.decode = flags.decode == "chain"        ? DecodeKind::chain
+                           : flags.decode == "persistent" ? DecodeKind::persistent
+                                                          : DecodeKind::automatic;
+    return options;
+}
+
+std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation,
+                                      int64_t taken_bytes) {
+    SessionOptions options = session_options(flags);
+    if (options.gpu && options.gpu->memory_budget > 0)
+        options.gpu->memory_budget = std::max<int64_t>(1, options.gpu->memory_budget - taken_bytes);
+    options.speculation = speculation;
+    auto checkpoint = flags.random_weights.empty()
+                          ? open_model(flags)
+                          : random_checkpoint(flags.random_weights, flags.threads,
+                                              flags.random_routing == "skewed"    ? RandomRouting::skewed
+                                              : flags.random_routing == "uniform" ? RandomRouting::uniform
+                                                                                  : RandomRouting::alike);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    auto session = std::make_unique<Session>(std::move(checkpoint), options);
+    if (session->gpu() != nullptr)
+        say("{}: {}\n", session->gpu()->info().name,
+            describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
+    return session;
+}
+
+std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
+    static_cast<SessionOptions&>(options) = session_options(flags);
+    auto checkpoint = open_model(flags);
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
+    return std::make_unique<Engine>(std::move(checkpoint), options);
+}
+
+std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }
+
+std::string kv_name(DType k, DType v) {
+    return k == v ? std::string(dtype_name(k)) : fmt::format("{}/{}", dtype_name(k), dtype_name(v));
+}
+
+SamplingParams usual_sampling() {
+    SamplingParams out;
+    out.temperature = 0.7;  // what the makers of Laguna XS.2 recommend
+    out.top_k = 20;
+    return out;
+}
+
+void add_sampling_choice(Command& cmd, SamplingChoice& choice) {
+    cmd.add_option("--temperature", choice.temperature,
+                   "0: always the most likely token; left out: as the model's file says, else 0.7");
+    cmd.add_option("--top-k", choice.top_k, "Draw from the k most likely; 0: all; left out: the file's, else 20");
+    cmd.add_option("--top-p", choice.top_p,
+                   "Draw from the smallest set with this probability; left out: the file's, else 1");
+    cmd.add_option("--min-p", choice.min_p,
+                   "Leave out tokens below this share of the most likely; left out: the file's, else 0");
+    cmd.add_option("--repetition-penalty", choice.repetition_penalty, "1: none; left out: the file's, else 1");
+}
+
+void add_sampling_flags(Command& cmd, SamplingFlags& flags, const char* left_out) {
+    SamplingParams& p = flags.params = usual_sampling();
+    cmd.add_option("-n,--tokens-max", flags.max_tokens,
+                   fmt::format("Tokens to make at most, 1 or more; left out: {}", left_out));
+    add_sampling_choice(cmd, flags.choice);
+    cmd.add_option("--frequency-penalty", p.frequency_penalty)->capture_default_str();
+    cmd.add_option("--presence-penalty", p.presence_penalty)->capture_default_str();
+    cmd.add_option("--seed", p.seed, "The same seed gives the same answer")->capture_default_str();
+    cmd.add_option("--stop", p.stop_strings, "Stop at this text (repeatable)");
+    cmd.add_flag("--ignore-eos", p.ignore_eos, "Go on after the model's end-of-text token");
+}
+
+SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefaults& makers, int64_t vocab_size,
+                               int64_t fallback) {
+    RT_CHECK(flags.max_tokens.value_or(1) >= 1, ErrorKind::usage, "-n {}: the number of tokens must be at least 1",
+             flags.max_tokens.value_or(1));
+    SettledSampling settled = settle_sampling(flags.params, flags.choice, makers);
+    settled.params.max_tokens = flags.max_tokens.value_or(fallback);
+    try {
+        check_sampling_params(settled.params, vocab_size);
+    } catch (const Error& error) {
+        throw Error(error.what(), ErrorKind::usage);
+    }
+    const bool published = std::any_of(settled.values.begin(), settled.values.end(),
+                                       [&](const SettledValue& v) { return v.source == makers.source; });
+    if (published) say("draws: {}\n", describe(settled));
+    return settled.params;
+}
+
+std::vector<int32_t> read_token_file(const std::string& path) {
+    const json::value parsed = parse_json(read_file(path, kMaxTokenFile), path);
+    const json::value* list = &parsed;
+    if (parsed.is_object()) list = parsed.get_object().if_contains("tokens");
+    RT_CHECK(list != nullptr && list->is_array(),
+             "{}: expected a JSON array of token ids, or an object with \"tokens\"", path);
+    std::vector<int32_t> ids;
+    for (const json::value& id : list->get_array()) {
+        RT_CHECK(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= INT32_MAX,
+                 "{}: entry {} is {}, expected a token id", path, ids.size(), json::serialize(id).substr(0, 40));
+        ids.push_back(static_cast<int32_t>(id.get_int64()));
+    }
+    return ids;
+}
+
+json::object closing_json(Session& session, const GenerationResult& r) {
+    const double roof = session.memory_bandwidth();
+    const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.step_rate();
+    json::object facts = {{"prompt_tokens", r.prompt_tokens},
+                          {"reused_tokens", r.reused_tokens},
+                          {"completion_tokens", r.tokens.size()},
+                          {"prefill_tok_s", r.prefill_rate()},
+                          {"decode_tok_s", r.decode_rate()},
+                          {"weight_gb_s", rate * 1e-9},
+                          {"measured_bandwidth_gb_s", roof * 1e-9},
+                          {"bandwidth_share", rate / roof},
+                          {"kv", kv_name(session)}};
+    if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
+    else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
+    if (session.speculator() != nullptr)
+        facts["speculation"] = {{"tokens_per_step", r.speculation.tokens_per_step()},
+                                {"steps", r.speculation.steps},
+                                {"drafted", r.speculation.drafted},
+                                {"accepted", r.speculation.accepted}};
+    return facts;
+}
+
+std::string closing_line(Session& session, const GenerationResult& r) {
+    const json::object facts = closing_json(session, r);
+    const auto number = [&](const char* key) { return facts.at(key).to_number<double>(); };
+    const std::string where = session.gpu() != nullptr
+                                  ? session.gpu()->info().name
+                                  : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
+    const std::string guesses =
+        session.speculator() != nullptr ? fmt::format(" · {:.2f} tokens a step", r.speculation.tokens_per_step()) : "";
+    return fmt::format(
+        "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s{} · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
+        "GB/s measured · K/V {} · {} · {}]",
+        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), guesses, number("weight_gb_s"),
+        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
+        finish_reason_name(r.reason), where);
+}
+
+}  // namespace riptide::apps
