@@ -21,25 +21,36 @@ ALLOWED = {
     "server": {"base", "text"},
     "apps": {"base", "tensor", "quant", "ops", "io", "text", "cache", "models", "engine", "server"},
 }
-# Folders inside a layer, lowest first: each may include those before it. What lies in the layer's own folder are its
-# faces, and basics that include no part: any part may include them.
+# Folders inside a folder, lowest first: each may include those before it. What lies in the folder itself are its faces,
+# and basics that include no part: any part may include them.
 PARTS = {
     "text": ["generated", "tokenizer", "grammar", "structured", "json", "jinja", "chat", "dialects"],
+    "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation", "megakernel"],
+    "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "session", "loop"],
     "server": ["http", "api"],
     "apps": ["support", "convert", "synth", "flags", "ab", "niah", "bench", "commands"],
 }
+# Back ends, which include contracts and nothing of each other. Contracts, with the choice of a back end in their *.cpp,
+# are what else lies in ops.
+APART = {"ops": ["reference", "cpu", "cuda"]}
 SERVER_MAY = {"engine/engine.h", "engine/request.h"}
 CUDA_FOLDERS = {"tensor", "quant", "ops"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 
 
-def upward(layer: str, place: tuple[str, ...], target: list[str]) -> bool:
-    """Whether a file of one part of the layer includes a later part."""
-    parts = PARTS.get(layer, [])
-    if len(place) < 3 or len(target) < 3 or place[1] == target[1]:
-        return False
-    return place[1] in parts and target[1] in parts and parts.index(target[1]) > parts.index(place[1])
+def upward(place: str, target: str) -> bool:
+    """Whether a file of one part of a folder includes a later part, or one back end another."""
+    def part(path: str, folder: str, parts: list[str]) -> int | None:
+        rest = path.removeprefix(folder + "/").split("/") if path.startswith(folder + "/") else []
+        return parts.index(rest[0]) if len(rest) > 1 and rest[0] in parts else None
+
+    for table, apart in ((PARTS, False), (APART, True)):
+        for folder, parts in table.items():
+            here, there = part(place, folder, parts), part(target, folder, parts)
+            if here is not None and there is not None and (there > here or (apart and there != here)):
+                return True
+    return False
 
 
 def check(root: pathlib.Path) -> list[str]:
@@ -49,9 +60,10 @@ def check(root: pathlib.Path) -> list[str]:
             continue
         layer = path.relative_to(root / "src").parts[0]
         where = path.relative_to(root)
-        inside = path.relative_to(root / "src").parts[1:-1]
-        if layer in PARTS and inside and inside[0] not in PARTS[layer]:
-            problems.append(f"{where}: folder '{inside[0]}' is not a part of {layer} in the table")
+        folder = path.relative_to(root / "src").parent.as_posix()
+        above, _, part = folder.rpartition("/")
+        if above in PARTS and part not in PARTS[above]:
+            problems.append(f"{where}: folder '{part}' is not in the table of the parts of {above}")
         if layer not in ALLOWED:
             problems.append(f"{where}: folder '{layer}' is not a layer of the table")
             continue
@@ -67,8 +79,8 @@ def check(root: pathlib.Path) -> list[str]:
                 if bracket == '"' and first in ALLOWED and first != layer and first not in ALLOWED[layer]:
                     if not (layer == "server" and target in SERVER_MAY):
                         problems.append(f"{where}:{number}: {layer} must not include {target}")
-                if bracket == '"' and first == layer and upward(layer, path.relative_to(root / "src").parts, target.split("/")):
-                    problems.append(f"{where}:{number}: {'/'.join(path.relative_to(root / 'src').parts[:2])} must not include {target}")
+                if bracket == '"' and upward(path.relative_to(root / "src").as_posix(), target):
+                    problems.append(f"{where}:{number}: {folder} must not include {target}")
             elif re.match(r"^\s*#\s*if.*CUDA", line) and layer not in CUDA_FOLDERS:
                 problems.append(f"{where}:{number}: CUDA conditional outside the CUDA folders")
             elif re.search(r"\bgetenv\s*\(", line) and where.name != "environment.cpp":
@@ -92,6 +104,10 @@ def self_test() -> None:
             "src/models/g.cu": "\n",
             "src/text/grammar/i.h": '#include "text/json/schema.h"\n',
             "src/engine/misc/j.h": "\n",
+            "src/ops/cpu/k.h": '#include "ops/cuda/backend.h"\n',
+            "src/ops/cuda/l.cu": '#include "ops/reference/attention.h"\n',
+            "src/ops/cuda/linear/shared/m.cuh": '#include "ops/cuda/linear/gemv/n.cuh"\n',
+            "src/ops/cuda/linear/other/o.cuh": "\n",
             "src/server/h.cpp": '#include "engine/session/session.h"\n',
         }
         for name, text in planted.items():
@@ -100,6 +116,7 @@ def self_test() -> None:
         (root / "src/server/allowed.cpp").write_text('#include "engine/engine.h"\n#include "text/chat/chat.h"\n')
         (root / "src/text/json").mkdir()
         (root / "src/text/json/allowed.h").write_text('#include "text/grammar/i.h"\n#include "text/utf8.h"\n')
+        (root / "src/ops/allowed.cpp").write_text('#include "ops/cuda/backend.h"\n#include "ops/cpu/k.h"\n')
         problems = check(root)
         assert not any("allowed.cpp" in problem for problem in problems), problems
         for name in planted:

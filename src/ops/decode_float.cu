@@ -18,7 +18,6 @@
 #include <bit>
 
 #include "ops/decode_float.cuh"
-#include "ops/decode_route.cuh"
 
 namespace riptide::ops::cuda::decode {
 

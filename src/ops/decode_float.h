@@ -1,12 +1,10 @@
-// The host's side of the float kernels (decode_float.cu, decode_float_moe.cu): whether they fit, and launching them.
+// The host's side of the float products (decode_float.cu): whether they fit, and launching them.
 // False means: nothing was done; the general kernels take it, with the same bits.
 #pragma once
 
 #include <span>
 
-#include "ops/decode_group.h"
 #include "ops/decode_host.h"
-#include "ops/moe.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -29,15 +27,5 @@ bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
 
 /// out[ff] = silu(gate x) * (up x), one row of a dense layer.
 bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out);
-
-/// One row of a sparse layer: router, choice, experts and the shared one if layer has it. Fills the tensors of
-/// `result`; residual (or null) += y.
-bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
-               MoeResult& result, Tensor* residual);
-
-/// y[n, d] of ops/moe.h for experts that are chosen, + extra; residual += y. x: not int8. Right behind the kernel that
-/// wrote x and routing. Takes arena memory.
-bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
-                   const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra);
 
 }  // namespace riptide::ops::cuda::decode

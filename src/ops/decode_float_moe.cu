@@ -23,6 +23,7 @@
 
 #include "ops/decode_float.cuh"
 #include "ops/decode_float.h"
+#include "ops/experts_float.h"
 #include "ops/decode_float_down.cuh"
 #include "ops/decode_lean_router.cuh"
 #include "ops/decode_moe.cuh"

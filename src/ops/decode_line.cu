@@ -27,7 +27,6 @@
 #include "ops/decode_float.h"
 #include "ops/decode_lean.cuh"
 #include "ops/decode_line.h"
-#include "ops/decode_moe.cuh"
 #include "ops/row_math.cuh"
 
 namespace riptide::ops::cuda::decode {

@@ -19,6 +19,7 @@
 #include "ops/decode_eight.h"
 #include "ops/decode_few_moe.h"
 #include "ops/decode_float.h"
+#include "ops/experts_float.h"
 #include "ops/decode_group.h"
 #include "ops/decode_half.h"
 #include "ops/decode_host.h"

@@ -57,10 +57,6 @@ struct PairList {
     }
 };
 
-__device__ __forceinline__ int part_of(int count, int part, int parts) {
-    return static_cast<int>(static_cast<int64_t>(count) * part / parts);
-}
-
 /// out[r, slot, f] = silu(gate_f . x_r) * (up_f . x_r) for the experts of row r = blockIdx.y, last the shared one. CTA
 /// b of B has pairs (f of a slot) of its own; its warps share the rows of their matrices, results meet in shared
 /// memory. The first warps have the shared expert, whose weights they load before pdl_wait(); the others learn their

@@ -82,4 +82,9 @@ __device__ __forceinline__ float warp_rms_scale(const X& x, int d, float eps) {
     return rms_scale(warp_sum(squares), d, eps);
 }
 
+/// Where part `part` of `parts` about equal ones of `count` things begins.
+__device__ __forceinline__ int part_of(int count, int part, int parts) {
+    return static_cast<int>(static_cast<int64_t>(count) * part / parts);
+}
+
 }  // namespace riptide::ops
