@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "cache/host_heap.h"
 #include "cache/prefix_cache.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 
 namespace riptide {
 namespace {
@@ -128,7 +128,9 @@ class Bench {
     }
 
     int64_t length() const { return std::ssize(prompt_) - 1; }
-    int64_t bytes() const { return length() * kv_->bytes_per_token() + ops::packed_state_bytes(kv_->bounded(), length()); }
+    int64_t bytes() const {
+        return length() * kv_->bytes_per_token() + ops::packed_state_bytes(kv_->bounded(), length());
+    }
     KvCache& kv() { return *kv_; }
     const Times& published() const { return published_; }
     void synchronize() const {

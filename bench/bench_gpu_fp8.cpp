@@ -1,7 +1,7 @@
 // The FP8 products of the prefill family on a GPU, in the shapes of Laguna XS.2; see bench_gpu_gemm.cpp, whose figures
 // are those of bf16. Needs Hopper.
 #include "bench/gemm_device.h"
-#include "ops/prefill_fp8.h"
+#include "ops/cuda/linear/gemm/fp8_sm90.h"
 
 namespace {
 

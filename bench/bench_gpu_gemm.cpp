@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/gemm_device.h"
-#include "ops/cuda.h"
+#include "ops/cuda/backend.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "ops/prefill_gemm.h"
-#include "ops/prefill_moe.h"
+#include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/moe/moe_prefill.h"
 #include "quant/random_fill.h"
 #include "quant/weight_store.h"
 

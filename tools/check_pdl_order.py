@@ -10,7 +10,7 @@ loads not. Checked for every kernel, in its PTX, and in its machine code too whe
   - no read-only load at all, but for the table inside sincosf(): none may be used on activations, ids or K/V;
   - before the wait only loads that say what they are: of weights (past L1, as load_weights() and load_weight16/32/64() make
     them; asynchronous copies to shared memory), of results older than the kernel before (.cg: see gate_up_kernel), or of words
-    that are asked for until they are there (.relaxed: decode_lean_route.cuh);
+    that are asked for until they are there (.relaxed: route_row1.cuh);
   - no store, atomic or reduction to global memory before the wait (names in EARLY_WRITES excepted).
 """
 import pathlib
@@ -22,7 +22,7 @@ import sys
 # Kernels launched without programmatic dependence.
 NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_copy")
 # Kernels that write before they wait, and only what no earlier kernel still reads: the recurrent state that a step which
-# follows another commits first (gated_delta.cu, catch_up; what the step before did has ended when embed lets others start).
+# follows another commits first (decode_row.cu, catch_up; what the step before did has ended when embed lets others start).
 EARLY_WRITES = ("delta_row_kernel",)
 
 PTX = {

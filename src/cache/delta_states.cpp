@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 
 namespace riptide {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 #include "quant/kv_codec.h"
 
 namespace riptide {

@@ -5,11 +5,11 @@
 #include <span>
 #include <vector>
 
-#include "tensor/gpu.h"
 #include "cache/delta_states.h"
 #include "cache/page_pool.h"
 #include "cache/state_spec.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
+#include "tensor/gpu.h"
 
 namespace riptide {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 
 namespace riptide {
 

@@ -15,7 +15,7 @@ namespace riptide {
 /// staging_bytes of them), one launch for each batch of pages and one copy for each page. Nothing is waited for: the
 /// K/V may be overwritten, and pages freed, as soon as a call returns, and blocks may be freed too (HostBlock::ready
 /// tells who wants to look). On the CPU copies are done when a call returns.
-/// Bytes are those of ops/kv_pack.h. Not thread-safe.
+/// Bytes are those of ops/kv/kv_pack.h. Not thread-safe.
 class KvTransfer {
   public:
     static constexpr int64_t kStagingBytes = int64_t{32} << 20;

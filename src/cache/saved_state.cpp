@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 
 namespace riptide {
 
@@ -35,8 +35,8 @@ uint64_t geometry_hash(const KvCache& cache) {
         mix(view.head_dim);
     }
     for (const DeltaView& view : cache.delta().views())
-        for (const int64_t size : {static_cast<int64_t>(view.state_dtype), static_cast<int64_t>(view.heads), view.key_heads,
-                                   view.value_heads, view.key_dim, view.value_dim, view.conv_width})
+        for (const int64_t size : {static_cast<int64_t>(view.state_dtype), static_cast<int64_t>(view.heads),
+                                   view.key_heads, view.value_heads, view.key_dim, view.value_dim, view.conv_width})
             mix(size);
     return hash;
 }
@@ -66,7 +66,8 @@ int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved) {
     std::memcpy(&header, saved.data(), sizeof header);
     RT_CHECK(header.magic == kStateMagic, "not a saved state: it begins with {:#010x}, expected {:#010x}", header.magic,
              kStateMagic);
-    RT_CHECK(header.version == kStateVersion, "a saved state of version {}, expected {}", header.version, kStateVersion);
+    RT_CHECK(header.version == kStateVersion, "a saved state of version {}, expected {}", header.version,
+             kStateVersion);
     RT_CHECK(header.geometry == geometry_hash(cache),
              "the saved state belongs to a cache with other layers or K/V types");
     RT_CHECK(header.length >= 0 && header.length <= INT32_MAX, "a saved state of {} tokens", header.length);

@@ -10,8 +10,8 @@
 
 namespace riptide {
 
-// Layout: SavedHeader; then the packed bounded state (ops/kv_pack.h). Bytes of this process only: the formats are those of the machine. On a GPU these wait for the device;
-// KvTransfer does not.
+// Layout: SavedHeader; then the packed bounded state (ops/kv/kv_pack.h). Bytes of this process only: the formats are
+// those of the machine. On a GPU these wait for the device; KvTransfer does not.
 
 /// The state in slot `slot` for a sequence of `length` tokens.
 std::vector<std::byte> save_state(const KvCache& cache, int32_t slot, int64_t length);

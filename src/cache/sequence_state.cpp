@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cache/saved_state.h"
-#include "ops/kv_compact.h"
+#include "ops/kv/kv_compact.h"
 
 namespace riptide {
 

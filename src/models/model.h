@@ -12,16 +12,16 @@
 #include "io/checkpoint.h"
 #include "ops/batch.h"
 #include "ops/gated_delta.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 #include "tensor/context.h"
 
 namespace riptide {
 
 /// Facts about a loaded model that other layers may show or check.
 struct ModelInfo {
-    std::string architecture;    // "laguna", "qwen3"
-    std::string name;            // general.name or the folder
-    std::string config;          // all that was read of the checkpoint's config: another config, another text
+    std::string architecture;  // "laguna", "qwen3"
+    std::string name;          // general.name or the folder
+    std::string config;        // all that was read of the checkpoint's config: another config, another text
     int64_t num_hidden_layers = 0;
     int64_t hidden_size = 0;
     int64_t vocab_size = 0;
@@ -29,8 +29,8 @@ struct ModelInfo {
     int64_t parameters = 0;         // stored
     int64_t active_parameters = 0;  // used for one token; the embedding table counts as one row
     int64_t weight_bytes = 0;
-    int64_t bytes_per_token = 0;    // weight bytes that one decoded token reads (batch 1)
-    int64_t device_bytes = 0;       // of a GPU's memory that the weights take; 0 on the CPU
+    int64_t bytes_per_token = 0;           // weight bytes that one decoded token reads (batch 1)
+    int64_t device_bytes = 0;              // of a GPU's memory that the weights take; 0 on the CPU
     std::vector<std::string> conversions;  // what a GPU cannot hold as the file does: WeightStore::conversions()
 };
 
@@ -41,8 +41,8 @@ struct Workspace {
     int64_t per_token = 0;
 };
 
-/// What every model adds to Workspace::fixed: weights of a layer as bf16 while a prefill step uses them, logits, partial
-/// results of long attention.
+/// What every model adds to Workspace::fixed: weights of a layer as bf16 while a prefill step uses them, logits,
+/// partial results of long attention.
 inline constexpr int64_t kWorkspaceFixed = int64_t{768} << 20;
 
 /// The storage that a step works on, one view for each layer (kind none: an empty view).
@@ -56,9 +56,9 @@ struct States {
     std::span<const int32_t> held = {};  // follow: ops::gated_delta
 };
 
-/// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind layer
-/// layers[i] (0-based; -1: the embedding), before any norm. out: f32 [n, layers.size() * D], contiguous, memory of the
-/// device that runs the step, the caller's.
+/// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind
+/// layer layers[i] (0-based; -1: the embedding), before any norm. out: f32 [n, layers.size() * D], contiguous, memory
+/// of the device that runs the step, the caller's.
 struct FeatureCapture {
     std::span<const int32_t> layers;
     Tensor out;
@@ -95,10 +95,11 @@ class Model {
     /// As they lie on the model's device.
     virtual SharedWeights shared_weights() const { return {}; }
 
-    /// A whole step of one row in one launch, with the same bits; nothing if the model has no kernel for it, or none for
-    /// this step. `states`: as in forward().
+    /// A whole step of one row in one launch, with the same bits; nothing if the model has no kernel for it, or none
+    /// for this step. `states`: as in forward().
     virtual std::optional<Tensor> forward_at_once(Context&, const Batch&, const States&) const { return {}; }
-    /// Whether it has such a kernel; whether steps over K/V stored like that, of sequences of up to `tokens`, are run by it.
+    /// Whether it has such a kernel; whether steps over K/V stored like that, of sequences of up to `tokens`, are run
+    /// by it.
     virtual bool decodes_at_once() const { return false; }
     virtual bool decodes_at_once(std::span<const KvView>, int64_t tokens) const { return tokens < 0; }
 
@@ -106,7 +107,8 @@ class Model {
     Tensor forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture = nullptr) const;
 };
 
-/// How a step of one row is run on a GPU, where a model has a kernel for whole steps (ops/persistent_decode.h).
+/// How a step of one row is run on a GPU, where a model has a kernel for whole steps
+/// (ops/cuda/megakernel/persistent_decode.h).
 enum class DecodeKind : uint8_t {
     automatic,   // the faster on this chip, as measured
     chain,       // op by op
@@ -125,7 +127,8 @@ struct ModelOptions {
     /// bits then depend on where its step begins.
     bool delta_by_chunks = false;
     PrefillKind prefill = PrefillKind::bf16;
-    /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this value.
+    /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this
+    /// value.
     double yarn_attention_factor = -1.0;
     /// Where the weights go; null: they stay in the checkpoint's mapping.
     Gpu* gpu = nullptr;

@@ -8,8 +8,8 @@
 #include "models/binder.h"
 #include "models/model.h"
 #include "models/qwen35_config.h"
+#include "ops/cuda/megakernel/persistent_decode.h"
 #include "ops/moe.h"
-#include "ops/persistent_decode.h"
 
 namespace riptide {
 

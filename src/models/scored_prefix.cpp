@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/window_mass.h"
+#include "ops/scoring/window_mass.h"
 
 namespace riptide {
 

@@ -12,7 +12,7 @@
 #include "ops/embed.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
-#include "ops/window_mass.h"
+#include "ops/scoring/window_mass.h"
 
 namespace riptide {
 
@@ -22,7 +22,8 @@ constexpr int64_t kFixedWorkspace = int64_t{96} << 20;
 
 void check_scorer_options(const ScorerOptions& o, int64_t layers) {
     RT_CHECK(o.chunk_rows >= ops::kSparseBlock && o.chunk_rows % ops::kSparseBlock == 0 && o.chunk_rows <= 1 << 20,
-             "the scorer's chunks have {} rows, expected a multiple of {} up to {}", o.chunk_rows, ops::kSparseBlock, 1 << 20);
+             "the scorer's chunks have {} rows, expected a multiple of {} up to {}", o.chunk_rows, ops::kSparseBlock,
+             1 << 20);
     RT_CHECK(o.last_blocks >= 0, "the scorer reads the last {} blocks in full, expected 0 or more", o.last_blocks);
     const ops::SparseOptions& s = o.sparse;
     RT_CHECK(

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "models/qwen3.h"
-#include "ops/sparse_attention.h"
+#include "ops/scoring/sparse_attention.h"
 
 namespace riptide {
 
@@ -66,10 +66,10 @@ class ScoredPrefix {
 ///     score(j)  = sum_w u_w mass_w(j) / (sum of mass_w outside of all windows),  u_w = weight_w / sum of weights
 ///
 /// and 0 inside windows.
-/// Cost: 2 FLOPs a weight and token; sparse attention (ops/sparse_attention.h); 4 * H * d FLOPs for each window row,
-/// key and scoring layer. Qwen3-0.6B, 28 layers, 131,072 tokens: 115 TFLOP of products, and 250 TFLOP of attention if
-/// every block of queries reads 70 blocks (dense: 1970 TFLOP): 0.92 s on an H200 (docs/results/gpu.md). Memory besides
-/// the weights: workspace().
+/// Cost: 2 FLOPs a weight and token; sparse attention (ops/scoring/sparse_attention.h); 4 * H * d FLOPs for each window
+/// row, key and scoring layer. Qwen3-0.6B, 28 layers, 131,072 tokens: 115 TFLOP of products, and 250 TFLOP of attention
+/// if every block of queries reads 70 blocks (dense: 1970 TFLOP): 0.92 s on an H200 (docs/results/gpu.md). Memory
+/// besides the weights: workspace().
 class Scorer {
   public:
     /// The checkpoint must outlive it. Throws Error: as Qwen3; for layers that the model lacks; for options out of

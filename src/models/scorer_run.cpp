@@ -7,12 +7,11 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "ops/window_mass.h"
+#include "ops/scoring/window_mass.h"
 
 namespace riptide {
 
 namespace {
-
 
 int64_t blocks_of(int64_t tokens) { return (tokens + ops::kSparseBlock - 1) / ops::kSparseBlock; }
 
@@ -55,7 +54,8 @@ void ScorerRun::find_start() {
     const auto differs = std::mismatch(tokens_.begin(), tokens_.begin() + most, prefix_->tokens.begin()).first;
     start_ = (differs - tokens_.begin()) / ops::kSparseBlock * ops::kSparseBlock;
     for (const int32_t t : questions_)
-        if (t < start_ && prefix_->find_query(t) < 0) start_ = t / ops::kSparseBlock * ops::kSparseBlock;  // ascending: the first one decides
+        if (t < start_ && prefix_->find_query(t) < 0)
+            start_ = t / ops::kSparseBlock * ops::kSparseBlock;  // ascending: the first one decides
 }
 
 void ScorerRun::open_stores() {

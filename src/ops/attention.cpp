@@ -5,12 +5,12 @@
 #include <atomic>
 #include <numeric>
 
-#include "ops/attention_kernels.h"
 #include "ops/attention_plan.h"
-#include "ops/cuda.h"
+#include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
-#include "ops/parallel.h"
 #include "ops/rope.h"
 #include "quant/kv_codec.h"
 
@@ -19,7 +19,7 @@ namespace riptide::ops {
 namespace {
 
 constexpr int64_t kBlockKeys = 32;                    // K or V decoded at a time: 16 KiB at head_dim 128
-constexpr int64_t kFewPieces = 4;                      // that may each prepare their queries for themselves
+constexpr int64_t kFewPieces = 4;                     // that may each prepare their queries for themselves
 constexpr int64_t kPartialFloats = int64_t{1} << 20;  // of states that wait to be merged
 
 /// What stays the same over one call.
@@ -31,11 +31,11 @@ struct AttentionJob {
     const HeadSteps& steps;
     const DotKernels& dot;
     float scale;
-    int64_t heads;   // that queries have
-    int64_t parts;   // sets of query heads for one KV head
-    int64_t group;   // heads of a set: what one item of work takes
+    int64_t heads;  // that queries have
+    int64_t parts;  // sets of query heads for one KV head
+    int64_t group;  // heads of a set: what one item of work takes
     int64_t d, dp, state;
-    int64_t most_rows;       // of a tile
+    int64_t most_rows;         // of a tile
     float* scratch = nullptr;  // scratch_floats() for each thread
 
     int64_t sets() const { return view.num_kv_heads * parts; }
@@ -112,15 +112,16 @@ void find_keys(const AttentionJob& job, const AttentionTile& tile, int64_t piece
     else std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
 }
 
-const char* stored_row(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t index, bool values) {
+const char* stored_row(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t index,
+                       bool values) {
     const int64_t slot = job.view.slot(job.batch, tile.sequence, index);
     return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
 }
 
 /// Decodes the keys of the piece in [block, block + kBlockKeys) to their places in a block, and fetches the rows that
 /// come next, values after keys: the rows of a head lie a slot apart, which hardware does not guess.
-void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys, int64_t block,
-                  bool values, float* out) {
+void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys,
+                  int64_t block, bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
     for (int64_t j = begin; j < end; ++j) {
@@ -175,8 +176,8 @@ void attend(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head,
 
 /// States of all queries of the tile for one piece. Rows share the committed part; where a tree's own rows begin, each
 /// row follows its own path.
-void attend_piece(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t piece, const TileScratch& scratch,
-                  float* states) {
+void attend_piece(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t piece,
+                  const TileScratch& scratch, float* states) {
     const int64_t committed = job.batch.committed[static_cast<size_t>(tile.sequence)];
     const bool shared = !tile.tree || (piece + 1) * kAttentionSplit <= committed;
     const int64_t step = shared ? tile.rows : 1;
@@ -264,9 +265,7 @@ void run_pieces(Context& ctx, const AttentionJob& job, const std::vector<Attenti
     float* running = floats(ctx, items * stride);
     auto* arrived = static_cast<int32_t*>(ctx.arena->allocate(items * int64_t{sizeof(int32_t)}));
     std::fill_n(arrived, items, 0);
-    const auto tile_of = [&](int64_t item) -> const AttentionTile& {
-        return tiles[static_cast<size_t>(item / sets)];
-    };
+    const auto tile_of = [&](int64_t item) -> const AttentionTile& { return tiles[static_cast<size_t>(item / sets)]; };
     for (int64_t item = 0; item < items; ++item) clear_states(job, job.queries(tile_of(item)), running + item * stride);
     for (int64_t start = first; start < end; start += pieces) {
         const int64_t count = std::min(pieces, end - start);
@@ -295,8 +294,7 @@ Tensor prepare_queries(Context& ctx, const Tensor& q, HeadSteps& steps) {
     const int64_t heads = q.shape[1], d = q.shape[2];
     Tensor y = ctx.alloc(DType::f32, {q.rows(), heads, d});
     parallel_rows(ctx, q.rows() * heads, 4 * d, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i)
-            prepare_head(q.row(0) + i * d, d, steps, i / heads, y.row(0) + i * d);
+        for (int64_t i = begin; i < end; ++i) prepare_head(q.row(0) + i * d, d, steps, i / heads, y.row(0) + i * d);
     });
     steps.q_norm = {};
     steps.rope = nullptr;
@@ -333,9 +331,20 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
     const int64_t parts = whole ? cut_heads(each, items, threads) : 1;
     HeadSteps todo = steps;
     const Tensor queries = whole || end - first <= kFewPieces ? q : prepare_queries(ctx, q, todo);
-    AttentionJob job{.view = view, .batch = batch, .kernels = attention_kernels(), .q = queries, .steps = todo, .dot = dot_kernels(),
-            .scale = softmax_scale, .heads = heads, .parts = parts, .group = each / parts, .d = d, .dp = dp,
-            .state = attention_state_floats(dp), .most_rows = 1};
+    AttentionJob job{.view = view,
+                     .batch = batch,
+                     .kernels = attention_kernels(),
+                     .q = queries,
+                     .steps = todo,
+                     .dot = dot_kernels(),
+                     .scale = softmax_scale,
+                     .heads = heads,
+                     .parts = parts,
+                     .group = each / parts,
+                     .d = d,
+                     .dp = dp,
+                     .state = attention_state_floats(dp),
+                     .most_rows = 1};
     for (const AttentionTile& tile : tiles) job.most_rows = std::max(job.most_rows, tile.rows);
     job.scratch = scratch_memory(ctx, job, thread_count(ctx));
     if (whole) run_tiles(ctx, job, tiles, out);

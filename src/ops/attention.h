@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ops/batch.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 #include "ops/matmul.h"
 #include "tensor/context.h"
 
@@ -36,7 +36,7 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
 
 /// What else happens to the heads, by the thread that has them at hand. Pointers and tensors may be null: not done.
 struct HeadSteps {
-    Norm q_norm;                 // each query head, before its scores
+    Norm q_norm;                  // each query head, before its scores
     const float* rope = nullptr;  // then its rotation by rope_table() ...
     int64_t rotary_dim = 0;       // ... of this many values
     Tensor gate;                  // f32 [n, H] or [n, H * head_dim]: o <- o * softplus(gate)

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <vector>
 
-#include "ops/cuda.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 #include "quant/kv_codec.h"
 
 namespace riptide::ops {

@@ -3,7 +3,7 @@
 
 #include "ops/batch.h"
 #include "ops/block_heads.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 #include "tensor/context.h"
 
 namespace riptide::ops {
@@ -15,7 +15,7 @@ namespace riptide::ops {
 /// num_kv_heads). Result f32 [n, H * head_dim], fresh. Determinism: a row's value is a function of its query and of the
 /// keys that it sees, bit for bit: of its sequence and the length of its block, not of other sequences, threads or the
 /// layout of pages. CPU: two passes, scores over 16 lanes, values added in order of position. GPU: see
-/// block_attention.cu. Cost: n * H * keys * head_dim * 4 FLOPs; for blocks of up to some 16 rows. Source: DFlash
+/// draft_block.cu. Cost: n * H * keys * head_dim * 4 FLOPs; for blocks of up to some 16 rows. Source: DFlash
 /// (z-lab), the block's mask.
 /// GPU: REQUIRES that the batch, and K and V of the committed tokens, were complete before the step's first kernel
 /// (embed): they are read above the kernel's wait.

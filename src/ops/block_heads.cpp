@@ -1,7 +1,7 @@
 #include "ops/block_heads.h"
 
-#include "ops/cuda.h"
-#include "ops/kv_append.h"
+#include "ops/cuda/backend.h"
+#include "ops/kv/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
 

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "ops/batch.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 #include "ops/matmul.h"
 #include "ops/rope.h"
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "ops/cuda.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 
 namespace riptide::ops {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <queue>
 
-#include "ops/cuda.h"
+#include "ops/cuda/backend.h"
 #include "ops/op_cost.h"
 
 namespace riptide::ops {

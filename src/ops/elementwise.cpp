@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cuda.h"
-#include "ops/lanes.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 
 namespace riptide::ops {
 
@@ -76,9 +76,8 @@ void add(Context& ctx, Tensor& x, const Tensor& y) {
     if (ctx.gpu != nullptr) return cuda::add(ctx, x, y);
     float* a = x.row(0);
     const float* b = y.row(0);
-    parallel_rows(ctx, x.elements(), 1, [=](int64_t begin, int64_t end, int) {
-        add_row(a + begin, b + begin, end - begin);
-    });
+    parallel_rows(ctx, x.elements(), 1,
+                  [=](int64_t begin, int64_t end, int) { add_row(a + begin, b + begin, end - begin); });
 }
 
 Tensor swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {

@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-#include "ops/cuda.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 #include "quant/codec.h"
 
 namespace riptide::ops {

@@ -1,9 +1,9 @@
 #include "ops/gated_attention.h"
 
 #include "ops/attention.h"
-#include "ops/cuda.h"
+#include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
-#include "ops/kv_append.h"
+#include "ops/kv/kv_append.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
 

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "ops/cuda.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/delta_schedule.h"
-#include "ops/lanes.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 
 namespace riptide::ops {
 
@@ -364,7 +364,8 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
 bool delta_follows(const Gpu* gpu, const DeltaView& view) { return gpu == nullptr || cuda::delta_follows(view); }
 
 int64_t delta_chunk_bytes(const DeltaView& view) {
-    // 16 chunks: k and q of 64 rows as pairs of bf16, in rows of 136; two triangles of 64 rows of 72, and three vectors.
+    // 16 chunks: k and q of 64 rows as pairs of bf16, in rows of 136; two triangles of 64 rows of 72, and three
+    // vectors.
     return !view.by_chunks ? 0 : 16 * (view.key_heads * 4 * 64 * 136 * 2 + view.value_heads * (4 * 64 * 72 * 2 + 768));
 }
 

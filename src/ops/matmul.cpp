@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "ops/cuda.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 #include "quant/planes.h"
 
 namespace riptide::ops {
@@ -23,8 +23,8 @@ void check_weight(const Weight& w, int64_t cols) {
 }
 
 /// Weight rows of one unit of work for n rows of x. About eight units for each thread, whole panels, at most 256 rows.
-/// One or two rows of x make no panels and are bound by memory, where threads end at different times: then about sixteen
-/// units, but of at least kUnitBytes (kernels read two streams, which want to be long) if that leaves four.
+/// One or two rows of x make no panels and are bound by memory, where threads end at different times: then about
+/// sixteen units, but of at least kUnitBytes (kernels read two streams, which want to be long) if that leaves four.
 int64_t unit_rows(std::span<const Weight* const> weights, int64_t n, int threads) {
     int64_t rows = 0, bytes = 0;
     for (const Weight* w : weights) {

@@ -14,17 +14,19 @@ namespace riptide::ops {
 /// x: f32 [n, cols], contiguous. y: f32 [n, rows], fresh. W: any type for which has_dot() holds.
 /// Float weights multiply f32 activations; block weights multiply activations quantised to int8 with one f32 scale for
 /// 32 values; on Hopper large Q4_K and Q6_K matrices multiply activations rounded to f16, one power of two for 256
-/// values (ops/decode_half.cuh). quant/dot.h gives the exact definition and the error bounds. Determinism: y[r] is a
-/// function of x[r] and W alone, bit for bit: the number of rows, of threads, and the instruction set do not matter.
-/// Errors: throws Error if W has a type without a product or x has another width. Cost: reads W once for up to 256 rows
-/// (n = 1: memory-bound); 2 * n * rows * cols operations. One parallel region, and one more to quantise x if n >= 16.
+/// values (ops/cuda/linear/shared/kquant_f16.cuh). quant/dot.h gives the exact definition and the error bounds.
+/// Determinism: y[r] is a function of x[r] and W alone, bit for bit: the number of rows, of threads, and the
+/// instruction set do not matter. Errors: throws Error if W has a type without a product or x has another width. Cost:
+/// reads W once for up to 256 rows (n = 1: memory-bound); 2 * n * rows * cols operations. One parallel region, and one
+/// more to quantise x if n >= 16.
 Tensor matmul(Context& ctx, const Weight& w, const Tensor& x);
 
 /// The products of several matrices with one x, in one parallel region and with x quantised once. All have x's width.
 /// matmul_group({a, b}) gives the same bits as matmul(a) and matmul(b).
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
 
-/// Whether products with w take x as int8 rows, too (Tensor::int8), if the kernel that makes x leaves them; gpu: or null.
+/// Whether products with w take x as int8 rows, too (Tensor::int8), if the kernel that makes x leaves them; gpu: or
+/// null.
 bool wants_int8(const Gpu* gpu, const Weight& w);
 
 /// What a layer normalises its input by: RMSNorm(x) = rms_norm(x, weight, eps).

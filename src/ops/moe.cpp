@@ -4,12 +4,12 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cuda.h"
+#include "ops/cpu/moe_parts.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
-#include "ops/moe_parts.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 
 namespace riptide::ops {
 
@@ -209,7 +209,8 @@ template void route_sigmoid_ref<double>(const float*, const float*, int64_t, int
 
 template <class Acc>
 void route_softmax_ref(const float* logits, int64_t num_experts, int64_t top_k, int32_t* experts, Acc* weights) {
-    choose_experts<float>(num_experts, top_k, [&](int64_t e) { return logits[e]; }, experts);
+    choose_experts<float>(
+        num_experts, top_k, [&](int64_t e) { return logits[e]; }, experts);
     softmax_weights(logits, top_k, experts, weights);
 }
 template void route_softmax_ref<float>(const float*, int64_t, int64_t, int32_t*, float*);

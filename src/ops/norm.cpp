@@ -2,9 +2,9 @@
 
 #include <cmath>
 
-#include "ops/cuda.h"
-#include "ops/lanes.h"
-#include "ops/parallel.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 
 namespace riptide::ops {
 

@@ -6,7 +6,7 @@
 
 #include "ops/gated_attention.h"
 #include "ops/gated_delta.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 #include "ops/moe.h"
 
 namespace riptide::ops {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cuda.h"
-#include "ops/lanes.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cuda/backend.h"
 #include "ops/op_cost.h"
-#include "ops/parallel.h"
 
 namespace riptide::ops {
 

@@ -1,5 +1,5 @@
 // A second copy of a placed matrix for FP8 prefill: e4m3 values in the order and with the scales that the product reads
-// (ops/prefill_fp8.h). Host interface, without CUDA headers.
+// (ops/cuda/linear/gemm/fp8_sm90.h). Host interface, without CUDA headers.
 //
 //   W[r, c] = e4m3 value * scale[r / 64, c / 128]
 //

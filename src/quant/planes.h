@@ -1,4 +1,5 @@
-// How quantised weights lie in device memory: the file's blocks taken apart into planes that can be read 16 bytes at a time.
+// How quantised weights lie in device memory: the file's blocks taken apart into planes that can be read 16 bytes at a
+// time.
 //
 // A sub-block is 32 consecutive columns. Its sixteen bytes of nibbles are four words: byte i of word t holds column
 // 4 t + i in its low nibble and column 16 + 4 t + i in its high one, so that a word masked with 0x0F0F0F0F, or shifted
@@ -14,13 +15,13 @@
 //   planes_iq4   16 B nibbles           -                      [rows][cols/scale_cols]              kIQ4Values[u] p
 //   planes_e2m1  16 B nibbles           -                      [rows][cols/scale_cols]              kE2M1Doubled[u] p
 //
-// p = plane entry (scale_dtype f16, bf16 or f32; scale_cols 16 or a multiple of 32) * Weight::scale. The 0.5 of E2M1 is in
-// the plane. u of q5_k: bit 4 of column 4 t + i is bit 8 i + t of the high word, of column 16 + 4 t + i bit 8 i + 4 + t.
-// u of q6_k: bits 4, 5 of column 4 t + i are bits 8 i + 2 t, + 1 of high word 0, of column 16 + 4 t + i of high word 1.
-// q6_k's scales are one for 16 columns. All planes are exact: the values are those of the file.
+// p = plane entry (scale_dtype f16, bf16 or f32; scale_cols 16 or a multiple of 32) * Weight::scale. The 0.5 of E2M1 is
+// in the plane. u of q5_k: bit 4 of column 4 t + i is bit 8 i + t of the high word, of column 16 + 4 t + i bit 8 i + 4
+// + t. u of q6_k: bits 4, 5 of column 4 t + i are bits 8 i + 2 t, + 1 of high word 0, of column 16 + 4 t + i of high
+// word 1. q6_k's scales are one for 16 columns. All planes are exact: the values are those of the file.
 //
-// From the file's types: q4_k, q5_k, q6_k; q8_0 and i8_pack -> planes_int8; q4_0 and i4_pack -> planes_int4; iq4_nl (f16
-// plane) and iq4_xs (f32 plane) -> planes_iq4; mxfp4 (bf16 plane), nvfp4 and f4_pack (f16 plane, 16 columns) ->
+// From the file's types: q4_k, q5_k, q6_k; q8_0 and i8_pack -> planes_int8; q4_0 and i4_pack -> planes_int4; iq4_nl
+// (f16 plane) and iq4_xs (f32 plane) -> planes_iq4; mxfp4 (bf16 plane), nvfp4 and f4_pack (f16 plane, 16 columns) ->
 // planes_e2m1. f32, f16, bf16 and f8_e4m3 keep their rows, each padded to 16 bytes (row_bytes says so); an f32 matrix
 // whose values are all bf16 (a router) becomes bf16. Every other type becomes f16.
 #pragma once
@@ -35,10 +36,10 @@ namespace riptide {
 
 /// The scales of 256 weights of planes_q4_k and planes_q5_k.
 struct alignas(16) KHeader {
-    uint32_t s_low;   // bits 4 g .. 4 g + 3: the low four bits of scale g
-    uint32_t m_low;   // the same of minimum g
-    uint32_t high;    // bits 2 g, 2 g + 1: the high two bits of scale g; 16 + 2 g, + 1: of minimum g
-    uint16_t d;       // binary16
+    uint32_t s_low;  // bits 4 g .. 4 g + 3: the low four bits of scale g
+    uint32_t m_low;  // the same of minimum g
+    uint32_t high;   // bits 2 g, 2 g + 1: the high two bits of scale g; 16 + 2 g, + 1: of minimum g
+    uint16_t d;      // binary16
     uint16_t dmin;
 };
 
@@ -47,7 +48,7 @@ RT_HD int k_scale(uint32_t low, uint32_t high, int g) {
 }
 
 /// Whether rows of this type are multiplied with int8 activations (quant/act_rows.h) on a GPU (or, where
-/// ops/decode_half.h says so, f16 ones): all planes_* types.
+/// ops/cuda/linear/kquant_f16.h says so, f16 ones): all planes_* types.
 bool is_planes(DType type);
 
 /// Bytes that a placed weight takes, planes and padding included.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/batch.h"
-#include "ops/kv_view.h"
+#include "ops/kv/kv_view.h"
 
 namespace riptide {
 

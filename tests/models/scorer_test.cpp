@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "ops/window_mass.h"
+#include "ops/scoring/window_mass.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {

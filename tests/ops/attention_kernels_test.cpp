@@ -1,5 +1,5 @@
 // The CPU's kernels of attention, one instruction set against the other.
-#include "ops/attention_kernels.h"
+#include "ops/cpu/attention_kernels.h"
 
 #include <numeric>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ops/attention.h"
-#include "ops/kv_append.h"
+#include "ops/kv/kv_append.h"
 #include "quant/kv_codec.h"
 #include "tests/ops/op_fixture.h"
 

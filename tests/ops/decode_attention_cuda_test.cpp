@@ -3,7 +3,7 @@
 #include <bit>
 #include <numeric>
 
-#include "ops/attention_work.h"
+#include "ops/cuda/device/key_chunks.h"
 #include "ops/gated_attention.h"
 #include "quant/act_rows.h"
 #include "quant/kv_codec.h"
@@ -140,11 +140,15 @@ class AttentionLayer {
 
 /// The compiled pairs of types, and one that is not.
 std::vector<std::pair<DType, DType>> type_pairs() {
-    return brief<std::pair<DType, DType>>(
-        {{DType::f16, DType::f16},   {DType::bf16, DType::bf16},   {DType::f8_e4m3, DType::f8_e4m3},
-         {DType::q8_0, DType::q8_0}, {DType::q4_0, DType::q4_0},   {DType::tq3_0, DType::tq3_0},
-         {DType::q8_0, DType::q4_0}, {DType::f8_e4m3, DType::q4_0}},
-        2);
+    return brief<std::pair<DType, DType>>({{DType::f16, DType::f16},
+                                           {DType::bf16, DType::bf16},
+                                           {DType::f8_e4m3, DType::f8_e4m3},
+                                           {DType::q8_0, DType::q8_0},
+                                           {DType::q4_0, DType::q4_0},
+                                           {DType::tq3_0, DType::tq3_0},
+                                           {DType::q8_0, DType::q4_0},
+                                           {DType::f8_e4m3, DType::q4_0}},
+                                          2);
 }
 
 TEST(decode_attention, drafted_rows_equal_plain_decoding) {

@@ -1,4 +1,4 @@
-// Products of any width (decode_dense_*.cu): the bits of the general kernels, however many rows a step has.
+// Products of any width (kquant_i8_wide_*.cu): the bits of the general kernels, however many rows a step has.
 #include <gtest/gtest.h>
 
 #include <functional>

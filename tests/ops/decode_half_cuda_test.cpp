@@ -162,7 +162,7 @@ TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
         {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {5120, 6144}}, {{3072, 20}, {5120, 9}}));
 }
 
-/// 17 rows and more of these, and 9 of the widest, take CTAs that have a chain each (decode_half_chain.cu).
+/// 17 rows and more of these, and 9 of the widest, take CTAs that have a chain each (kquant_f16_wgmma_sm90.cu).
 TEST(DecodeHalf, a_wide_row_of_a_product_has_its_bits_in_any_company) {
     rows_have_their_bits_in_any_company(
         fewer<std::vector<MatrixShape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 456}}));

@@ -25,10 +25,10 @@ namespace riptide {
 //                     error for all of o, and |q| too: what of it stretches o alone, the norm takes away.
 // Second-order terms: 1 % on top.
 //
-// In chunks (tests give their rows): D, P, A, M, U as in gated_delta_chunks.cu, R = beta (V - P K S). Factors are off by
+// In chunks (tests give their rows): D, P, A, M, U as in chunked_sm90.cu, R = beta (V - P K S). Factors are off by
 // 2^-17 each (pairs of bf16), sums of products by the 24 additions of tensor cores, which cut off at 2^-23 of the
-// largest, D and P by 64 u: w = 2^-15 of the sum of magnitudes bounds all together, and Cauchy's inequality that sum for
-// products with k and q. What U is off by is what R would have to be off by:
+// largest, D and P by 64 u: w = 2^-15 of the sum of magnitudes bounds all together, and Cauchy's inequality that sum
+// for products with k and q. What U is off by is what R would have to be off by:
 //   d                 w beta_i (P_i |S_j| + sum_l D_il |U_lj|) + w sum_m (|I + A| |M|)_im |R_mj|
 //   o                 w |q| (P_i |S_j| + sum_l D_il |U_lj|)
 //   S                 w (P_last |S_j| + sum_l D_last,l |U_lj|), behind a chunk
@@ -146,8 +146,8 @@ class DeltaBound {
         d_.push_back(d);
         const double e_rest =
             v.error + decay * e_p + e_decay * std::abs(p) + u * (decay * std::abs(p) + std::abs(rest));
-        const Extra extra = chunk_ > 0 ? extra_[static_cast<size_t>((row_ % chunk_ * view_.value_heads + h) * dv + j)]
-                                       : Extra{};
+        const Extra extra =
+            chunk_ > 0 ? extra_[static_cast<size_t>((row_ % chunk_ * view_.value_heads + h) * dv + j)] : Extra{};
         const double e_d = beta * e_rest + e_beta * std::abs(rest) + u * std::abs(d) + extra.d;
         const Near o{decay * s + kq * d, extra.o + decay * (off * q.size + e_s) + e_decay * std::abs(s) +
                                              std::abs(kq) * (e_d + beta * decay * off) +

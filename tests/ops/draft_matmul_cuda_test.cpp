@@ -100,7 +100,7 @@ TEST(DraftMatmul, products_stay_within_their_bound) {
         double worst = 0;
         for (const GroupShape& shape : group_shapes()) {
             if (shape.cols > 1280 * gpu.info().sm_count) continue;             // left to the decode family
-            if (kind.type == DType::q8_0 && shape.cols % 2048 == 0) continue;  // left to decode_eight.cu: x in int8
+            if (kind.type == DType::q8_0 && shape.cols % 2048 == 0) continue;  // left to q8_i8_sm80.cu: x in int8
             OpContext op(1, int64_t{64} << 20);
             op.ctx.family = Family::draft;
             const SameTypeGroup group(op, kind, shape);

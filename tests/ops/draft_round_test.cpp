@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "ops/kv_compact.h"
+#include "ops/kv/kv_compact.h"
 #include "tests/ops/attention_world.h"
 
 namespace riptide {

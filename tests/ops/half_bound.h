@@ -93,7 +93,7 @@ struct TakenRow {
 };
 
 /// Column i of step `step` of a block: steps 0 .. 7 are those of A, 8 .. 15 those of B. A lane t of four has sub-blocks
-/// 2 t and 2 t + 1 and takes four columns of one of them in each step (ops/decode_half.cuh).
+/// 2 t and 2 t + 1 and takes four columns of one of them in each step (ops/cuda/linear/shared/kquant_f16.cuh).
 constexpr size_t step_column(size_t step, size_t i) {
     const size_t k = step % 8;
     return 32 * (2 * (i / 4) + k / 4) + 4 * (k % 4) + i % 4 + step / 8 * 16;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/decode_half_share.h"
+#include "ops/cuda/linear/shared/kquant_f16_schedule.h"
 
 namespace riptide::ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/kv_append.h"
+#include "ops/kv/kv_append.h"
 
 #include "quant/kv_codec.h"
 #include "tests/ops/attention_world.h"

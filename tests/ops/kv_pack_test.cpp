@@ -1,4 +1,4 @@
-#include "ops/kv_pack.h"
+#include "ops/kv/kv_pack.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // attention_test.cpp.
 
 #include "ops/attention.h"
-#include "ops/prefill_attention_layout.h"
+#include "ops/cuda/attention/prefill_layout.h"
 #include "quant/kv_codec.h"
 #include "tests/ops/attention_world.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "ops/prefill_decode.cuh"
+#include "ops/cuda/linear/gemm/dequantize_bf16.cuh"
 #include "quant/placement.h"
 #include "tests/quant/random_weight.h"
 

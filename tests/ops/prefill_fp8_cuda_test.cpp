@@ -1,12 +1,12 @@
-// The FP8 path's parts, each against its definition (ops/prefill_fp8.h, quant/fp8_copy.h).
+// The FP8 path's parts, each against its definition (ops/cuda/linear/gemm/fp8_sm90.h, quant/fp8_copy.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cuda/linear/gemm/fp8_sm90.h"
+#include "ops/cuda/moe/moe_prefill.h"
 #include "ops/norm.h"
-#include "ops/prefill_fp8.h"
-#include "ops/prefill_moe.h"
 #include "tests/ops/fp8_copies.h"
 #include "tests/quant/random_weight.h"
 

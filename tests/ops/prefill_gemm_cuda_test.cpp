@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ops/cuda.h"
+#include "ops/cuda/backend.h"
+#include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/moe/moe_prefill.h"
 #include "ops/norm.h"
-#include "ops/prefill_gemm.h"
-#include "ops/prefill_moe.h"
 #include "tensor/half.h"
 #include "tests/ops/op_fixture.h"
 #include "tests/ops/prefill_parts.h"

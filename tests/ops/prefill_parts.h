@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include "ops/prefill_gemm.h"
-#include "ops/prefill_moe.h"
+#include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/moe/moe_prefill.h"
 #include "tensor/half.h"
 #include "tests/ops/op_fixture.h"
 

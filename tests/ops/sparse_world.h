@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ops/attention.h"
-#include "ops/sparse_attention.h"
+#include "ops/scoring/sparse_attention.h"
 #include "tests/ops/op_fixture.h"
 
 namespace riptide::sparse {

@@ -1,4 +1,4 @@
-#include "ops/window_mass.h"
+#include "ops/scoring/window_mass.h"
 
 #include <algorithm>
 #include <numeric>

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "ops/lanes.h"
+#include "ops/cpu/lanes.h"
 #include "ops/noise.h"
 #include "ops/topk.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "ops/embed.h"
-#include "ops/kv_compact.h"
+#include "ops/kv/kv_compact.h"
 
 namespace riptide {
 

@@ -1,0 +1,233 @@
+// Matrix products of two to four rows in Q4_K_M models of the width of Laguna XS.2: kquant_i8.cu for several rows of
+// x, with the same bits. kquant_i8_sm80.cu takes more rows, and what does not fit here.
+//
+// Bytes and floors as in kquant_i8.cu. The weights of a CTA are fetched once, before pdl_wait(), and multiplied with
+// two rows of x at a time by dp4a: for each further row sixteen instructions a sub-block, where the tensor cores' way
+// costs as much for one row as for eight. Rows are normalised and quantised by every CTA for itself: no launch for it.
+#include "ops/cuda/linear/gemv/kquant_i8_args.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kFewRows = 4;
+
+/// Rows of x to staged rows, kStride bytes apart, by the whole CTA.
+template <int Groups, int kStride>
+__device__ __forceinline__ void few_stage(const LeanMatmulArgs& a, char* staged) {
+#pragma unroll 1
+    for (int p = 0; p < a.n; ++p) {
+        const char* const from = a.x.rows + p * a.x.stride;
+        if (a.x.kind == ActKind::int8) lean_stage_int8<Groups>(from, a.any_q6 != 0, staged + p * kStride);
+        else
+            lean_stage_floats<4 * Groups>(reinterpret_cast<const float*>(from), lean_layout(32 * Groups),
+                                          staged + p * kStride);
+    }
+}
+
+/// int8 rows without the sums of halves, all of whose loads go out before the first store.
+template <int Groups, int kStride>
+__device__ __forceinline__ void few_stage_int8(const LeanMatmulArgs& a, char* staged) {
+    constexpr int kPieces = 40 * Groups / 16, kRounds = (kFewRows * kPieces + kLeanThreads - 1) / kLeanThreads;
+    uint4 v[kRounds];
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int at = i * kLeanThreads + threadIdx.x;
+        if (at < a.n * kPieces)
+            v[i] = reinterpret_cast<const uint4*>(a.x.rows + at / kPieces * a.x.stride)[at % kPieces];
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const int at = i * kLeanThreads + threadIdx.x;
+        if (at < a.n * kPieces) reinterpret_cast<uint4*>(staged + at / kPieces * kStride)[at % kPieces] = v[i];
+    }
+}
+
+/// The rows of a batch times two staged rows.
+template <bool Q6, int G, class Store>
+__device__ __forceinline__ void few_dot(const char* nibbles, const LeanAux<Q6>& aux, const char* x0, const char* x1,
+                                        int lane, const Store& store) {
+    const KShifts at(lane);
+    float acc[2 * G] = {};  // [p][g]
+#pragma unroll 1
+    for (int s = 0; s < 2; ++s) {
+        const KActs x[2] = {k_acts<Q6>(x0, aux.groups, 32 * s + lane), k_acts<Q6>(x1, aux.groups, 32 * s + lane)};
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            const int index = g * aux.groups + 32 * s + lane;
+            const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
+            const float2 by = lean_scales<Q6>(aux, index, at);
+#pragma unroll
+            for (int p = 0; p < 2; ++p) acc[p * G + g] = lean_dot<Q6>(q, aux, index, x[p], by, acc[p * G + g]);
+        }
+    }
+    lean_reduce<2 * G>(acc, lane, store);
+}
+
+/// lean_once_kernel for several rows of x.
+template <int G, int G6>
+__global__ void __launch_bounds__(kLeanThreads, 2) few_once_kernel(const __grid_constant__ LeanMatmulArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ float partial[kFewRows][kWarps];
+    __shared__ uint64_t barriers[kLeanWarps];
+    using Batch = OnceBatch<G, G6>;
+    constexpr int kStride = staged_bytes(Batch::kCols);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    char* const staged = reinterpret_cast<char*>(dynamic);
+    const Batch batch(a, warp * gridDim.x + blockIdx.x, staged + a.n * kStride + warp * a.warp_bytes);
+    const LeanFetch fetch{barriers + warp};
+    batch.ask(fetch, lane);
+    float norm[8];
+    const bool normed = a.x.kind == ActKind::norm;
+    const int half = threadIdx.x / kThreads, u = threadIdx.x % kThreads;
+    if (normed) lean_weights8(a.x.norm, u, norm);
+    pdl_wait();
+    pdl_trigger();  // see lean_once_kernel
+    if (normed) {
+        LeanNormRow x[kFewRows / 2];
+#pragma unroll
+        for (int i = 0; i < kFewRows / 2; ++i) {
+            const int p = 2 * i + half;
+            if (p < a.n) x[i].load(reinterpret_cast<const float*>(a.x.rows + p * a.x.stride), u, partial[p]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kFewRows / 2; ++i) {
+            const int p = 2 * i + half;
+            if (p < a.n) x[i].stage(norm, a.x.eps, u, partial[p], staged + p * kStride);
+        }
+    } else {
+        few_stage<Batch::kGroups, kStride>(a, staged);
+    }
+    __syncthreads();
+    if (batch.count == 0) return;
+    fetch.wait();
+#pragma unroll 1
+    for (int p0 = 0; p0 < a.n; p0 += 2) {
+        const char *const x0 = staged + p0 * kStride, *const x1 = staged + min(p0 + 1, a.n - 1) * kStride;
+        const auto store = [&](int i, int rows, float sum) {
+            if (p0 + i / rows < a.n) batch.store(a, p0 + i / rows, i % rows, sum);
+        };
+        if (batch.q6)
+            few_dot<true, G6>(batch.nibbles, batch.aux6(), x0, x1, lane, [&](int i, float sum) { store(i, G6, sum); });
+        else few_dot<false, G>(batch.nibbles, batch.aux4(), x0, x1, lane, [&](int i, float sum) { store(i, G, sum); });
+    }
+}
+
+/// lean_wide_kernel for several rows of x.
+template <int S>
+__global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_constant__ LeanMatmulArgs a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ uint64_t barrier;
+    constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
+    constexpr int kStride = staged_bytes(kCols);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    char* const staged = reinterpret_cast<char*>(dynamic);
+    char* const nibbles = staged + a.n * kStride;
+    char* const headers = nibbles + kLeanWarps * kNibbles;
+    auto* const values = reinterpret_cast<float*>(headers + kLeanWarps * kHeaders);  // [p][step][row][lane]
+    const LeanMatrix& m = a.m[0];
+    const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+    const int row = warp * gridDim.x + blockIdx.x;
+    const LeanFetch fetch{&barrier};
+    if (warp == 0) fetch.begin(lane == 0, rows * (kNibbles + kHeaders));
+    __syncthreads();
+    if (warp < rows && lane == 0) {
+        fetch.copy(nibbles + warp * kNibbles, m.planes.data + static_cast<int64_t>(row) * kNibbles, kNibbles);
+        fetch.copy(headers + warp * kHeaders, m.planes.scales + static_cast<int64_t>(row) * kHeaders, kHeaders);
+    }
+    __syncwarp();
+#if __CUDA_ARCH__ < 900
+    copy_async_wait();
+    __syncthreads();
+#endif
+    const KShifts at(lane);
+    pdl_wait();
+    pdl_trigger();  // see lean_once_kernel
+    const int at_lane = min(lane, a.n - 1) * m.rows + row;
+    const float old = a.residual != nullptr && lane < a.n && warp < rows ? a.residual[at_lane] : 0.0f;
+    if (a.x.kind == ActKind::int8) few_stage_int8<kGroups, kStride>(a, staged);
+    else few_stage<kGroups, kStride>(a, staged);
+    __syncthreads();
+    fetch.wait();
+#pragma unroll 1
+    for (int p0 = 0; p0 < a.n; p0 += 2) {
+        const char *const x0 = staged + p0 * kStride, *const x1 = staged + min(p0 + 1, a.n - 1) * kStride;
+        KActs x[2] = {};
+#pragma unroll 1
+        for (int k = warp * S; k < warp * S + S; ++k) {
+            const int r = k % kLeanWarps, index = 32 * (k / kLeanWarps) + lane;
+            if (k == warp * S || r == 0)
+                x[0] = k_acts<false>(x0, kGroups, index), x[1] = k_acts<false>(x1, kGroups, index);
+            const uint4 q = *reinterpret_cast<const uint4*>(nibbles + r * kNibbles + 16 * index);
+            const float2 by = lean_scales<false>({headers + r * kHeaders, kGroups, 1}, index, at);
+#pragma unroll
+            for (int p = 0; p < 2; ++p) values[p * S * kLeanThreads + k * 32 + lane] = k_value<false>(q, {}, x[p], by);
+        }
+        __syncthreads();
+        if (warp < rows) {
+            float acc[2] = {};
+#pragma unroll
+            for (int s = 0; s < S; ++s)
+#pragma unroll
+                for (int p = 0; p < 2; ++p) {
+                    const float d =
+                        *reinterpret_cast<const float*>((p == 0 ? x0 : x1) + 32 * kGroups + 8 * (32 * s + lane));
+                    acc[p] = fmaf(values[p * S * kLeanThreads + (s * kLeanWarps + warp) * 32 + lane], d, acc[p]);
+                }
+            const float sum = reduce_lanes<2>(acc, lane);  // row p0 + lane / 16
+            const float before = __shfl_sync(~0u, old, p0 + lane / 16);
+            if (lane % 16 == 0 && p0 + lane / 16 < a.n) {
+                const int64_t to = (p0 + lane / 16) * m.rows + row;
+                m.y[to] = sum;
+                if (a.residual != nullptr) a.residual[to] = before + sum;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <int G, int G6>
+bool launch_once(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
+                 std::span<Tensor> y, Tensor* residual) {
+    LeanMatmulArgs a = lean_args(x, n, weights, y, residual, G, G6);
+    const int sms = ctx.gpu->info().sm_count;
+    a.warp_bytes = once_bytes(a, G, G6);
+    const int rows = a.n * staged_bytes(OnceBatch<G, G6>::kCols);
+    const int shared = std::max(kLeanLarge, rows + kLeanWarps * a.warp_bytes);
+    if (shared > shared_limit(ctx) || a.batches > kLeanWarps * sms) return false;
+    launch_lean(ctx, few_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
+    return true;
+}
+
+template <int S>
+bool launch_wide(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
+                 std::span<Tensor> y, Tensor* residual) {
+    constexpr int kGroups = 32 * S;
+    const int sms = ctx.gpu->info().sm_count;
+    const int row = 18 * kGroups + 2 * S * 32 * static_cast<int>(sizeof(float));
+    const int shared = std::max(kLeanLarge, static_cast<int>(n) * staged_bytes(32 * kGroups) + kLeanWarps * row);
+    if (weights.size() != 1 || weights[0]->dtype != DType::planes_q4_k || weights[0]->rows > kLeanWarps * sms ||
+        x.kind == ActKind::norm || shared > shared_limit(ctx))
+        return false;
+    const LeanMatmulArgs a = lean_args(x, n, weights, y, residual, 1, 1);
+    launch_lean(ctx, few_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
+    return true;
+}
+
+}  // namespace
+
+bool few_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                  std::span<Tensor> y, Tensor* residual) {
+    if (n < 2 || n > kFewRows || weights.size() > kLeanMatrices || x.kind == ActKind::staged ||
+        ctx.gpu->options().portable ||
+        !std::all_of(weights.begin(), weights.end(), [](const Weight* w) { return lean_type(*w); }))
+        return false;
+    if (cols == 2048)
+        return launch_once<5, 3>(ctx, x, n, weights, y, residual) || launch_once<6, 3>(ctx, x, n, weights, y, residual);
+    if (cols == 6144) return launch_wide<6>(ctx, x, n, weights, y, residual);
+    if (cols == 8192) return launch_wide<8>(ctx, x, n, weights, y, residual);
+    return false;
+}
+
+}  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,334 @@
+// Matrix products of the decode family: 1 to 256 rows of x, every matrix of a group in one kernel.
+//
+// Bytes: the weights once for up to kStageRows rows. At one row of Laguna XS.2 in Q4_K_M: q, k, v and the gate 12.9 MB,
+// o 9.4 MB, head 168.6 MB; floor at 4.65 TB/s 2.8, 2.0 and 36 us. FLOPs do not matter at n = 1; from n = 2 on the
+// integer dot products do.
+// Design: 256 threads, two CTAs on an SM, each warp a contiguous range of the group's rows. A warp issues all loads of
+// its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every
+// CTA normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are
+// prepared by a kernel of their own instead. (Float weights: float.cu.) Limits at n = 1 (expected, not yet
+// measured): latency behind the wait - x from L2, two barriers, the dot products.
+#include <algorithm>
+#include <vector>
+
+#include "ops/cuda/backend.h"
+#include "ops/cuda/linear/gemv/any.cuh"
+#include "ops/cuda/linear/gemv/bf16_small_sm90.h"
+#include "ops/cuda/linear/gemv/kquant_i8.h"
+#include "ops/cuda/linear/kquant_f16.h"
+#include "ops/cuda/linear/shared/float.h"
+#include "ops/cuda/linear/shared/kquant_i8_wide.h"
+#include "ops/cuda/linear/shared/linear.h"
+#include "ops/cuda/linear/skinny/draft_f16_sm90.h"
+#include "ops/cuda/linear/skinny/kquant_i8_narrow_sm90.h"
+#include "ops/cuda/linear/skinny/kquant_i8_sm80.h"
+#include "ops/cuda/linear/skinny/q8_i8_sm80.h"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+__global__ void __launch_bounds__(kThreads) prepare_kernel(ActSource x, ActLayout layout, char* out) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ float partial[2 * kWarps];
+    pdl_trigger();
+    float* norm = reinterpret_cast<float*>(dynamic);
+    fetch_norm(x, layout.cols, norm);
+    pdl_wait();
+    stage_rows(x, layout, blockIdx.x, 1, out + static_cast<int64_t>(blockIdx.x) * layout.bytes(), norm, partial);
+}
+
+/// The same for rows that are not normalised, by many CTAs: CTA (row, piece of 8 * kThreads columns).
+__global__ void __launch_bounds__(kThreads) prepare_plain_kernel(ActSource x, ActLayout layout, char* out) {
+    pdl_trigger();
+    pdl_wait();
+    const int c = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+    const int64_t row = blockIdx.x;
+    float v[8];
+    load8(reinterpret_cast<const float*>(x.rows + row * x.stride), c, layout.cols, v);
+    put8(layout, out + row * layout.bytes(), c, v);
+}
+
+template <int G, int S, bool Whole>
+MatmulKernel k_quant_kernel(int p) {
+    if (p == 1) return plane_matmul_kernel<KQuants, G, S, Whole, 1>;
+    constexpr int kFewer = G > 3 ? 3 : G;  // registers
+    return p == 2 ? plane_matmul_kernel<KQuants, kFewer, S, Whole, 2>
+                  : plane_matmul_kernel<KQuants, kFewer, S, Whole, 4>;
+}
+
+MatmulKernel choose_kernel(const MatmulArgs& a, bool k_quants) {
+    const int p = a.block_rows == 1 ? 1 : a.block_rows == 2 ? 2 : 4;
+    if (a.plane_rows == 0) return float_kernel(p);
+    if (!k_quants) return any_plane_kernel(p);
+    return a.layout.groups <= 64 ? k_quant_kernel<5, 2, true>(p) : k_quant_kernel<1, 8, false>(p);
+}
+
+/// Warps for plane rows and for float rows: by bytes, never more than rows.
+void divide(MatmulArgs& a, const Context& ctx, int64_t plane_bytes, int64_t float_bytes) {
+    const int64_t warps = int64_t{2} * ctx.gpu->info().sm_count * kWarps;
+    if (a.plane_rows == 0) {
+        a.float_warps = static_cast<int32_t>(std::min<int64_t>(warps, a.float_rows));
+        return;
+    }
+    if (a.float_rows > 0)
+        a.float_warps = static_cast<int32_t>(std::clamp<int64_t>(warps * float_bytes / (plane_bytes + float_bytes) + 1,
+                                                                 1, std::min<int64_t>(a.float_rows, warps - 1)));
+    a.plane_warps = static_cast<int32_t>(std::min<int64_t>(warps - a.float_warps, a.plane_rows));
+}
+
+void launch_group(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                  std::span<const Tensor> y, Tensor* residual) {
+    MatmulArgs a;
+    bool k_quants = true;
+    int64_t bytes[2] = {};
+    int at = 0;
+    for (const bool planes : {true, false}) {
+        int32_t& rows = planes ? a.plane_rows : a.float_rows;
+        if (!planes) a.first_float = at;
+        for (size_t i = 0; i < weights.size(); ++i) {
+            const Weight& w = *weights[i];
+            if (is_planes(w.dtype) != planes) continue;
+            Matrix& m = a.m[at++] = matrix_of(w);
+            m.y = y[i].row(0);
+            m.first_row = rows;
+            rows += m.rows;
+            bytes[planes ? 0 : 1] += w.bytes();
+            if (planes) k_quants = k_quants && is_k_quant(w.dtype);
+            else k_quants = k_quants && w.dtype != DType::f8_e4m3 && w.scales == nullptr;
+        }
+    }
+    divide(a, ctx, bytes[0], bytes[1]);
+    a.layout = act_layout(cols, a.plane_rows > 0, a.float_rows > 0);
+    a.n = static_cast<int32_t>(n);
+    a.block_rows = stage_count(ctx, a.layout, x.norm_bytes(a.layout.cols), n);
+    a.x = n > 4 && x.kind != ActKind::int8 ? prepare_rows(ctx, x, a.layout, n) : x;
+    a.residual = residual == nullptr ? nullptr : residual->row(0);
+    const MatmulKernel kernel = choose_kernel(a, k_quants);
+    const int64_t shared = int64_t{a.block_rows} * a.layout.bytes() + a.x.norm_bytes(a.layout.cols);
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    const dim3 grid(static_cast<unsigned>((a.plane_warps + a.float_warps + kWarps - 1) / kWarps),
+                    static_cast<unsigned>((n + a.block_rows - 1) / a.block_rows));
+    launch(*ctx.gpu, kernel, grid, kThreads, static_cast<size_t>(shared), a);
+}
+
+/// kquant_i8_sm80.cu is made for rows of 2,048 columns and for small matrices.
+bool small_tiles(int64_t cols, int64_t rows) { return cols % 2048 == 0 && (cols <= 2048 || rows < 4096); }
+
+/// Matrices that have tiles and a few float rows beside them (beta and alpha of Gated DeltaNet), in one kernel.
+bool multiply_mixed(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual) {
+    constexpr int64_t kFew = 256;
+    int64_t rows = 0, float_rows = 0;
+    for (const Weight* w : weights) (is_planes(w->dtype) ? rows : float_rows) += w->rows;
+    return n > 1 && rows > 0 && float_rows > 0 && float_rows <= kFew && !small_tiles(cols, rows) &&
+           dense_multiply(ctx, x, cols, n, weights, y, residual);
+}
+
+/// Matrices of types that have tiles.
+bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                    std::span<const Tensor> y, Tensor* residual) {
+    int64_t rows = 0;
+    for (const Weight* w : weights) rows += w->rows;
+    const bool small = small_tiles(cols, rows);
+    if (small && many_multiply(ctx, x, cols, n, weights, y, residual)) return true;
+    if (small && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
+    return dense_multiply(ctx, x, cols, n, weights, y, residual) ||
+           (!small && cols % 2048 == 0 && tile_multiply(ctx, x, cols, n, weights, y, residual));
+}
+
+}  // namespace
+
+void check_weight(const Weight& w, int64_t cols) {
+    const bool known = is_planes(w.dtype) || w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16 ||
+                       w.dtype == DType::f8_e4m3;
+    RT_CHECK(known, "no GPU matrix product for weights of type {}", dtype_name(w.dtype));
+    RT_CHECK(w.cols == cols, "a weight of shape [{}, {}] cannot multiply rows of {} values", w.rows, w.cols, cols);
+    RT_ASSERT(!is_planes(w.dtype) || w.cols % 32 == 0);
+}
+
+Matrix matrix_of(const Weight& w) {
+    Matrix m;
+    m.data = static_cast<const char*>(w.data);
+    m.high = static_cast<const char*>(w.high);
+    m.scales = static_cast<const char*>(w.scales);
+    m.row_bytes = w.row_bytes;
+    m.rows = static_cast<int32_t>(w.rows);
+    m.cols = static_cast<int32_t>(w.cols);
+    m.scale_rows = static_cast<int32_t>(std::min(w.scale_rows, w.rows));
+    m.scale_cols = static_cast<int32_t>(w.scale_cols);
+    m.scales_per_row = w.scale_cols > 0 ? static_cast<int32_t>((w.cols + w.scale_cols - 1) / w.scale_cols) : 0;
+    m.scale = w.scale;
+    m.type = w.dtype;
+    m.scale_type = w.scale_dtype;
+    return m;
+}
+
+Matrix matrix_of(std::span<const Weight> experts) {
+    Matrix m = matrix_of(experts[0]);
+    if (experts.size() > 1) {
+        const auto stride = [](const void* a, const void* b) {
+            return static_cast<const char*>(b) - static_cast<const char*>(a);
+        };
+        m.data_stride = stride(experts[0].data, experts[1].data);
+        m.high_stride = stride(experts[0].high, experts[1].high);
+        m.scale_stride = stride(experts[0].scales, experts[1].scales);
+    }
+    return m;
+}
+
+ActSource source_of(const Tensor& x, const Norm& norm, bool want_float) {
+    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
+    ActSource s;
+    s.rows = static_cast<const char*>(x.data);
+    s.stride = x.shape[1] * int64_t{sizeof(float)};
+    if (!norm.weight.empty()) {
+        s.kind = ActKind::norm;
+        s.norm = norm.weight.data();
+        s.eps = norm.eps;
+    } else if (x.int8 != nullptr && !want_float) {
+        s.kind = ActKind::int8;
+        s.rows = static_cast<const char*>(x.int8);
+        s.stride = ActRow::bytes(x.shape[1]);
+    }
+    return s;
+}
+
+ActSource prepare_rows(Context& ctx, const ActSource& source, const ActLayout& layout, int64_t n) {
+    if (source.kind == ActKind::staged) return source;
+    ActSource staged;
+    staged.kind = ActKind::staged;
+    staged.stride = layout.bytes();
+    auto* out = static_cast<char*>(ctx.arena->allocate(n * staged.stride));
+    staged.rows = out;
+    constexpr int32_t kPiece = 8 * kThreads;
+    if (source.kind == ActKind::plain && layout.cols > kPiece) {
+        const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>((layout.cols + kPiece - 1) / kPiece));
+        launch(*ctx.gpu, prepare_plain_kernel, grid, kThreads, 0, source, layout, out);
+        return staged;
+    }
+    const int32_t shared = source.norm_bytes(layout.cols);
+    allow_shared(reinterpret_cast<const void*>(prepare_kernel), shared);
+    launch(*ctx.gpu, prepare_kernel, dim3(static_cast<unsigned>(n)), kThreads, static_cast<size_t>(shared), source,
+           layout, out);
+    return staged;
+}
+
+int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, int64_t n) {
+    constexpr int64_t kHalf = 96 << 10, kStatic = 2 << 10;
+    const int64_t most = ctx.gpu->info().shared_bytes - kStatic - other;
+    RT_CHECK(layout.bytes() <= most, "rows of {} values do not fit in the {} bytes of shared memory of {}", layout.cols,
+             ctx.gpu->info().shared_bytes, ctx.gpu->info().name);
+    const int64_t fit = std::max<int64_t>(1, std::min(kHalf, most) / layout.bytes());
+    return static_cast<int32_t>(std::min({n, int64_t{kStageRows}, fit}));
+}
+
+int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shared_bytes) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    RT_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    return clusters;
+}
+
+namespace {
+
+/// The half_weight()s of a group, with its few float rows; what is left goes on with the others. False: there are none.
+bool multiply_halves(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                     std::span<Tensor> y, Tensor* residual) {
+    constexpr int64_t kFewRows = 256;
+    constexpr size_t kMost = 4;
+    const Gpu& gpu = *ctx.gpu;
+    if (std::none_of(weights.begin(), weights.end(), [&](const Weight* w) { return half_weight(gpu, *w); }))
+        return false;
+    std::vector<const Weight*> w, rest;
+    std::vector<Tensor> to, rest_to;
+    size_t halves = 0, floats = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const bool half = half_weight(gpu, *weights[i]);
+        const bool few = !half && !is_planes(weights[i]->dtype) && weights[i]->dtype != DType::f8_e4m3 &&
+                         weights[i]->scales == nullptr && weights[i]->rows <= kFewRows;
+        size_t& count = half ? halves : floats;
+        if ((half || few) && count < kMost) {
+            w.push_back(weights[i]), to.push_back(y[i]), ++count;
+        } else {
+            rest.push_back(weights[i]), rest_to.push_back(y[i]);
+        }
+    }
+    RT_CHECK(half_multiply(ctx, x, cols, n, w, to, residual), "no kernel for rows of {} values of this kind", cols);
+    if (!rest.empty()) multiply_into(ctx, x, cols, n, rest, rest_to, residual);
+    return true;
+}
+
+}  // namespace
+
+void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                   std::span<Tensor> y, Tensor* residual) {
+    RT_ASSERT(residual == nullptr || weights.size() == 1);
+    for (const Weight* w : weights) check_weight(*w, cols);
+    if (n == 0 || (ctx.family == Family::draft && draft_multiply(ctx, x, cols, n, weights, y, residual))) return;
+    if (multiply_halves(ctx, x, cols, n, weights, y, residual)) return;
+    if (n == 1 &&
+        (lean_multiply(ctx, x, cols, weights, y, residual) || line_multiply(ctx, x, cols, weights, y, residual) ||
+         float_multiply(ctx, x, cols, 1, weights, y, residual) ||
+         dense_multiply_row(ctx, x, cols, weights, y, residual)))
+        return;
+    if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
+    const ArenaScope scope(*ctx.arena);
+    if (multiply_mixed(ctx, x, cols, n, weights, y, residual)) return;
+    struct Kind {
+        bool (*multiplied)(Context&, const ActSource&, int64_t, int64_t, std::span<const Weight* const>,
+                           std::span<const Tensor>, Tensor*);
+        size_t most = kMaxMatrices;  // in one launch
+        std::vector<const Weight*> w = {};
+        std::vector<Tensor> y = {};
+    };
+    Kind kinds[] = {{multiply_tiled}, {eight_multiply, kEightMatrices}, {float_multiply}};
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Gpu& gpu = *ctx.gpu;
+        const bool tiles = n > 1 && (tile_weight(gpu, *weights[i]) || dense_weight(gpu, *weights[i]));
+        Kind& kind = kinds[tiles ? 0 : n > 1 && eight_weight(gpu, *weights[i]) ? 1 : 2];
+        kind.w.push_back(weights[i]);
+        kind.y.push_back(y[i]);
+    }
+    for (const Kind& kind : kinds) {
+        const std::span<const Weight* const> w = kind.w;
+        const std::span<const Tensor> to = kind.y;
+        for (size_t i = 0; i < w.size(); i += kind.most) {
+            const size_t count = std::min(kind.most, w.size() - i);
+            if (n > 1 && kind.multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual))
+                continue;
+            for (size_t j = i; j < i + count; j += kMaxMatrices) {
+                const size_t few = std::min<size_t>(kMaxMatrices, i + count - j);
+                launch_group(ctx, x, cols, n, w.subspan(j, few), to.subspan(j, few), residual);
+            }
+        }
+    }
+}
+
+std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                             std::span<const Weight* const> weights, Tensor* residual) {
+    std::vector<Tensor> y;
+    y.reserve(weights.size());
+    for (const Weight* w : weights) y.push_back(ctx.alloc(DType::f32, {n, w->rows}));
+    multiply_into(ctx, x, cols, n, weights, y, residual);
+    return y;
+}
+
+std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
+                                 std::span<const Weight* const> weights, Tensor* residual) {
+    const bool draft = ctx.family == Family::draft;
+    const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
+        return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w) || (draft && draft_weight(*ctx.gpu, *w));
+    });
+    return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
+}
+
+}  // namespace riptide::ops::cuda::decode

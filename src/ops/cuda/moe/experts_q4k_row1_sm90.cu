@@ -1,0 +1,323 @@
+// A sparse layer of Laguna XS.2 in Q4_K_M for one row: 256 experts of 2048 x 512, up to eight of them and a shared one.
+// The general kernels of moe_decode.cu take everything else, with the same bits.
+//
+// Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
+// 1.1 us. Three kernels:
+//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
+//                        (router_row1.cuh).
+//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
+//                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
+//                        the shared expert.
+//   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
+// What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
+// experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
+// used to let down start behind a fence only, which took 1 to 2 us while weights streamed in, and all CTAs of down
+// started so much later.)
+// What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
+// bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
+// the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
+// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower; all
+// this in twice the code (each CTA normalised and quantised, down quantised what gate and up leave): the same 12.0 us.
+// Without the ranking a token would take 0.4 us a layer less; with down's loads behind its wait it takes 3.2 us more,
+// with the next kernel let go behind it 0.8 more.
+#include <algorithm>
+
+#include "ops/cuda/linear/gemv/kquant_i8.cuh"
+#include "ops/cuda/linear/gemv/kquant_i8.h"
+#include "ops/cuda/linear/shared/linear.h"
+#include "ops/cuda/moe/experts_any.cuh"
+#include "ops/cuda/moe/router_row1.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
+              kSlots = kMostChosen + 1;
+constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
+constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
+
+/// What the kernels of a layer leave for one another.
+struct LeanMiddle {
+    alignas(16) uint32_t key[kExperts];                // route_key of score and bias
+    float s[kExperts];                                 // scores
+    alignas(16) char x[staged_bytes(kHidden)];         // the normalised row, staged
+    alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
+    alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
+};
+
+// ---- Gate and up.
+
+struct LeanGateUpArgs {
+    LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
+    int64_t stride;   // from expert to expert
+    RouteArgs route;
+    LeanMiddle* middle;
+};
+
+constexpr int kGateUpCtas = kMostChosen * kFf / 32, kSharedPairs = kFf / kGateUpCtas, kPairs = kSharedPairs + 32;
+
+/// `pairs` rows of gate and as many of up, in shared memory: nibbles of gate, of up, headers of gate, of up.
+constexpr int pair_bytes(int pairs) { return 2 * pairs * (kRowBytes + kHeaderBytes); }
+
+/// CTA b has 32 pairs (gate row, up row) of an expert, which become one group of `act`, and kSharedPairs pairs of the
+/// shared expert. Pairs of an expert come in two halves, each in four copies (the copy engine takes few large pieces
+/// much faster than many small ones), so that the first is multiplied while the second arrives; before them, the
+/// shared ones. A warp multiplies a pair at a time.
+__global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
+    constexpr int kGroups = kHidden / 32, kHalf = 16;
+    extern __shared__ uint4 dynamic[];
+    __shared__ alignas(16) char staged[staged_bytes(kHidden)];
+    __shared__ float results[2][kPairs];
+    __shared__ LeanRoute route;
+    __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
+    const bool routed = slot < a.route.top_k;
+    char* memory = reinterpret_cast<char*>(dynamic);
+    char* shared_memory = memory + 2 * pair_bytes(kHalf);
+    if (t == 0)
+        for (int i = 0; i < 3; ++i)
+            LeanFetch{barriers + i}.init(i == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
+    // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
+    // expert.
+    const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;
+    const int pairs = group < 2 ? kHalf : kSharedPairs, row_bytes = headers != 0 ? kHeaderBytes : kRowBytes;
+    const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
+    const LeanPlanes& m = a.m[(group < 2 ? 0 : 2) + up];
+    const char* from = (headers != 0 ? m.scales : m.data) + first * row_bytes;
+    char* to = (group < 2 ? memory + group * pair_bytes(kHalf) : shared_memory) +
+               pairs * (headers != 0 ? 2 * kRowBytes + up * kHeaderBytes : up * kRowBytes);
+    __syncthreads();
+    if (group == 2 && lane == 0) LeanFetch{barriers + 2}.copy(to, from, pairs * row_bytes);
+    __syncwarp();
+    pdl_wait();
+    if (t < kThreads) {
+        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.middle->key) + t)), route);
+    } else if (t - kThreads < staged_bytes(kHidden) / 16) {
+        const int i = t - kThreads;
+        reinterpret_cast<float4*>(staged)[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.middle->x) + 4 * i);
+    }
+    __syncthreads();
+    if (t < kThreads) lean_rank_best(a.route.top_k, route);
+    __syncthreads();
+    // Now: see the top of the file.
+    if (b == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
+    pdl_trigger();
+    if (routed && group < 2 && lane == 0)
+        LeanFetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
+    __syncwarp();
+#if __CUDA_ARCH__ < 900
+    copy_async_wait();
+    __syncthreads();
+#endif
+    if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.middle->s);
+    __syncwarp();
+    const KShifts at(lane);
+#pragma unroll 1
+    for (int i = 0; i < 3; ++i) {
+        const int n = i == 0 ? kSharedPairs : kHalf;
+        if (warp >= n || (i > 0 && !routed)) continue;
+        const char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(kHalf);
+        LeanFetch{barriers + (i + 2) % 3}.wait();
+        float acc[2] = {};
+#pragma unroll
+        for (int s = 0; s < kHidden / 1024; ++s) {
+            const int j = 32 * s + lane;
+            const KActs x = k_acts<false>(staged, kGroups, j);
+#pragma unroll
+            for (int g = 0; g < 2; ++g) {
+                const int row = g * n + warp;
+                const uint4 q = *reinterpret_cast<const uint4*>(part + row * kRowBytes + 16 * j);
+                const uint4 header =
+                    *reinterpret_cast<const uint4*>(part + 2 * n * kRowBytes + row * kHeaderBytes + j / 8 * 16);
+                acc[g] = fmaf(k_value<false>(q, {}, x, q4_scales<true>(header, at)), x.d, acc[g]);
+            }
+        }
+        lean_reduce<2>(acc, lane, [&](int g, float sum) {
+            results[g][(i == 0 ? 0 : kSharedPairs + (i - 1) * kHalf) + warp] = sum;
+        });
+    }
+    __syncthreads();
+    const int pair = warp == 0 ? kSharedPairs + lane : lane;
+    if (warp > 1 || (warp == 0 ? !routed : lane >= kSharedPairs)) return;
+    const float v = swiglu_value(results[0][pair], results[1][pair]);
+    if (warp == 0) put_group<kSlots * kFf / 32>(a.middle->act, b, v);
+    else a.middle->shared[b * kSharedPairs + lane] = v;
+}
+
+// ---- Down.
+
+struct LeanDownArgs {
+    LeanPlanes routed, shared;
+    int64_t stride;
+    const int32_t* experts;
+    const float* weights;
+    int32_t top_k;
+    const LeanMiddle* middle;
+    int32_t rows;
+    float* y;
+    float* residual;  // null: none
+};
+
+/// As plane_down_kernel: an output a warp, a slot for each half of it, ten slots at once.
+template <bool Q6>
+__global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid_constant__ LeanDownArgs a) {
+    constexpr ActLayout l = lean_layout(kSlots * kFf);
+    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2,
+                  kAuxBytes = (LeanAux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
+    __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
+    __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
+    __shared__ float terms[kLeanWarps][2 * kPasses];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
+    const int o = blockIdx.x * kLeanWarps + warp, slots = a.top_k + 1;
+    // Sixteen bytes of the staged row that gate and up leave: not of the shared expert's sub-blocks, the last of each
+    // plane.
+    constexpr int kPieces = staged_bytes(kSlots * kFf) / 16;
+    static_assert(kPieces <= kLeanThreads - kFf / 8 && l.groups % 4 == 0);
+    const int t = threadIdx.x, plane_at = t < 2 * l.groups       ? t % l.groups
+                                          : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
+                                                                 : 4 * (t - 5 * l.groups / 2);
+    const bool stages = t < kPieces && plane_at < kMostChosen * kGroups;
+    const int mine = lane < a.top_k ? await_id(a.experts + lane) : 0;
+    __syncwarp();
+    uint4 raw[kPasses];
+    uint32_t d[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const int slot = 2 * b + half;
+        const int expert = __shfl_sync(~0u, mine, min(slot, a.top_k - 1));
+        raw[b] = make_uint4(0, 0, 0, 0);
+        d[b] = 0;
+        if (slot >= slots) continue;
+        LeanPlanes m = slot < a.top_k ? a.routed : a.shared;
+        if (slot < a.top_k) {
+            const int64_t offset = expert * a.stride;
+            m.data += offset, m.scales += offset;
+            if constexpr (Q6) m.high += offset, m.d += offset;
+        }
+        const int first = o * kGroups;
+        raw[b] = load_weights_once(m.data + (first + j) * 16);
+        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
+        if (j < kGroups / 8) copy_async16_once(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
+        if constexpr (Q6) {
+            if (j < kGroups / 2) copy_async16_once(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
+            d[b] = load_weight32(m.d + first / 4);
+        }
+    }
+    pdl_trigger();  // now: the next kernel's weights queue up behind these
+    const float old =
+        a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
+    copy_async_wait();
+    __syncwarp();
+    // While gate and up are being computed: everything that needs the weights alone.
+    const KShifts at(lane);
+    float2 by[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const LeanAux<Q6> aux{planes[warp][min(2 * b + half, slots - 1)], kGroups, 1};
+        if constexpr (Q6) {
+            if (j == 0 && 2 * b + half < slots) *reinterpret_cast<uint32_t*>(aux.d()) = d[b];
+            __syncwarp();
+        }
+        by[b] = lean_scales<Q6>(aux, j, at);
+    }
+    pdl_wait();
+    const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
+    if (stages)
+        *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
+            load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
+    if (const int c = threadIdx.x - (kLeanThreads - kFf / 8); c >= 0) {
+        float v[8];
+        lean_load8(a.middle->shared, c, v);
+        put8(l, staged, kMostChosen * kFf / 8 + c, v);
+    }
+    __syncthreads();
+    float acc[kPasses];
+#pragma unroll
+    for (int b = 0; b < kPasses; ++b) {
+        const int slot = min(2 * b + half, slots - 1);
+        const KActs x = k_acts<Q6>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
+        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
+        acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
+    }
+    lean_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
+    __syncwarp();
+    float term = lane < slots ? terms[warp][lane] : 0.0f;
+    if (lane < a.top_k) term = __fmul_rn(weight, term);
+    float y = __shfl_sync(~0u, term, 0);
+#pragma unroll
+    for (int slot = 1; slot < kSlots; ++slot) {
+        const float next = __shfl_sync(~0u, term, slot);
+        if (slot < slots) y = __fadd_rn(y, next);
+    }
+    if (lane != 0) return;
+    a.y[o] = y;
+    if (a.residual != nullptr) a.residual[o] = __fadd_rn(old, y);
+}
+
+// ---- Launching.
+
+/// From expert to expert, the same in every plane; 0 if they do not lie so.
+int64_t expert_stride(const std::vector<Weight>& experts) {
+    if (experts.size() < 2) return 0;
+    return static_cast<const char*>(experts[1].data) - static_cast<const char*>(experts[0].data);
+}
+
+bool all_lean(std::span<const Weight* const> weights, DType type, int64_t rows, int64_t cols) {
+    return std::all_of(weights.begin(), weights.end(), [&](const Weight* w) {
+        return w->dtype == type && lean_type(*w) && w->rows == rows && w->cols == cols;
+    });
+}
+
+}  // namespace
+
+bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+              const SharedExpert& shared, MoeResult& result, float* residual) {
+    if (shared.gate == nullptr || norm.weight.empty() || !lean_router_fits(router, x.shape[1]) ||
+        weights.gate.size() != kExperts)
+        return false;
+    const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
+    const Weight* const downs[] = {&weights.down[0], shared.down};
+    const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
+    if (!all_lean(ups, DType::planes_q4_k, kFf, kHidden) || !all_lean(downs, downs[0]->dtype, out, kFf) ||
+        out % kLeanWarps != 0 || expert_stride(weights.up) != stride)
+        return false;
+    constexpr int kShared = std::max(kLeanLarge, pair_bytes(32 + kSharedPairs));
+    if (ctx.gpu->info().shared_bytes < kShared + kStatic) return false;
+    const ArenaScope scope(*ctx.arena);
+    auto* middle = static_cast<LeanMiddle*>(ctx.arena->allocate(sizeof(LeanMiddle)));
+    launch_lean_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
+                              {middle->key, middle->s, middle->x});
+
+    LeanGateUpArgs a = {};
+    for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
+    a.stride = stride;
+    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
+               kExperts,
+               static_cast<int32_t>(router.top_k),
+               router.scale,
+               router.normalize,
+               result.routing.experts.row<int32_t>(0),
+               result.routing.weights.row(0)};
+    a.middle = middle;
+    allow_shared(reinterpret_cast<const void*>(lean_gate_up_kernel), kShared);
+    launch(*ctx.gpu, lean_gate_up_kernel, kGateUpCtas, kLeanThreads, kShared, a);
+
+    LeanDownArgs d = {};
+    d.routed = planes_of(weights.down[0]);
+    d.shared = planes_of(*shared.down);
+    d.stride = expert_stride(weights.down);
+    d.experts = a.route.chosen;
+    d.weights = a.route.weights;
+    d.top_k = a.route.top_k;
+    d.middle = middle;
+    d.rows = static_cast<int32_t>(out);
+    d.y = result.y.row(0);
+    d.residual = residual;
+    const auto kernel = downs[0]->dtype == DType::planes_q6_k ? lean_down_kernel<true> : lean_down_kernel<false>;
+    allow_shared(reinterpret_cast<const void*>(kernel), kLeanSmall);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kLeanWarps)), kLeanThreads, kLeanSmall, d);
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode

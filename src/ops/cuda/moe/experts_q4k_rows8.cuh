@@ -1,0 +1,148 @@
+// Sparse layers of 2 to 8 rows (experts_q4k_rows8.cu): which rows share which experts, and copies of a warp's own.
+#pragma once
+
+#include "ops/cuda/device/row_math.cuh"
+#include "ops/cuda/linear/gemv/kquant_i8.cuh"
+#include "ops/cuda/linear/shared/weight_ring.cuh"
+#include "ops/cuda/moe/experts_grouped_sm80.cuh"
+
+namespace riptide::ops::cuda::decode::few {
+
+constexpr int kMostRows = 16, kServedRows = 8, kRowSlots = 8, kMembers = 4;
+constexpr int kHidden = 2048, kFf = 512, kHiddenBytes = staged_bytes(kHidden), kFfBytes = staged_bytes(kFf);
+constexpr int kTiles = kFf / 32, kMostGroups = kMostFewGroups, kLeastCtas = 128;
+constexpr int kStatic = 3 << 10;  // static shared memory, at most
+
+struct FewArgs {
+    const uint32_t* keys;  // [n, experts], of fused_router(); logits too
+    const float* logits;
+    uint64_t* listed;  // [kMostGroups], all ones until gate and up list the groups
+    RouteArgs route;
+    int32_t n;
+    int32_t shared;  // whether there is a shared expert: then it is the last slot of a row
+};
+
+/// A matrix of each expert.
+struct FewPlanes {
+    TilePlanes first;
+    int64_t data_stride, high_stride, scale_stride;
+
+    __device__ __forceinline__ TilePlanes of(int e) const {
+        return first.moved(e * data_stride, e * high_stride, e * scale_stride);
+    }
+};
+
+/// Up to kMembers rows that chose an expert: 8 * row + rank, a byte each.
+struct FewGroup {
+    uint32_t expert, members;
+
+    __device__ __forceinline__ int count() const { return static_cast<int>(expert >> 16); }
+    __device__ __forceinline__ int id() const { return static_cast<int>(expert & 0xFFFFu); }
+    __device__ __forceinline__ int place(int p) const { return static_cast<int>(members >> (8 * p) & 0xFFu); }
+};
+
+struct FewGroups {
+    uint32_t mask[kExperts];  // rows that chose it
+    FewGroup list[kMostGroups];
+    alignas(8) uint8_t ids[kMostRows * kRowSlots];
+
+    /// Of an expert in a row that chose it.
+    __device__ __forceinline__ uint32_t rank(int row, uint32_t e) const {
+        const uint2 eight = *reinterpret_cast<const uint2*>(ids + kRowSlots * row);
+        const uint32_t low = __vcmpeq4(eight.x, e * 0x01010101u), high = __vcmpeq4(eight.y, e * 0x01010101u);
+        return static_cast<uint32_t>(low != 0 ? __ffs(static_cast<int>(low)) : 32 + __ffs(static_cast<int>(high))) / 8;
+    }
+};
+
+__device__ __forceinline__ void few_clear(FewGroups& g) {
+    if (threadIdx.x < kExperts) g.mask[threadIdx.x] = 0;
+}
+
+/// Each warp chooses for the row of its number: the expert of rank `lane`. Behind few_clear() and a barrier; before
+/// one.
+__device__ __forceinline__ int few_choose(const FewArgs& a, FewGroups& g, int warp, int lane) {
+    if (warp >= a.n) return 0;
+    const int e = choose_by_warp(a.keys + warp * a.route.experts, a.route.experts, a.route.top_k, lane);
+    if (lane < a.route.top_k) {
+        g.ids[kRowSlots * warp + lane] = static_cast<uint8_t>(e);
+        atomicOr(&g.mask[e], 1u << warp);
+    }
+    return e;
+}
+
+/// The number of groups, which are listed behind the next barrier. By the whole CTA.
+__device__ __forceinline__ int few_list(const FewArgs& a, FewGroups& g, int warp, int lane) {
+    int all = 0;
+#pragma unroll
+    for (int k = 0; k < kMostRows * kRowSlots / 32; ++k) {
+        const int i = 32 * k + lane, row = i / kRowSlots;
+        const bool there = row < a.n && i % kRowSlots < a.route.top_k;
+        const uint32_t e = there ? g.ids[i] : 0u, mask = g.mask[e];
+        // The first, fifth ... of the rows that chose it.
+        const bool leads = there && __popc(mask & ((1u << row) - 1)) % kMembers == 0;
+        const uint32_t leaders = __ballot_sync(~0u, leads);
+        if (k == warp && leads) {
+            uint32_t rest = mask >> row << row, members = 0;
+            const int count = min(kMembers, __popc(rest));
+#pragma unroll 1
+            for (int c = 0; c < count; ++c, rest &= rest - 1) {
+                const int r = __ffs(static_cast<int>(rest)) - 1;
+                members |= (static_cast<uint32_t>(kRowSlots * r) + g.rank(r, e)) << (8 * c);
+            }
+            g.list[all + __popc(leaders & ((1u << lane) - 1))] = {e | static_cast<uint32_t>(count) << 16, members};
+        }
+        all += __popc(leaders);
+    }
+    return all;
+}
+
+/// The weight of the expert of rank `lane` of a row. By a warp.
+__device__ __forceinline__ float few_weight(const FewArgs& a, int row, int e, int lane) {
+    const float s = sigmoid(load_shared_f32(a.logits + row * a.route.experts + (lane < a.route.top_k ? e : 0)));
+    float sum = 0.0f, weight = s;
+#pragma unroll 1
+    for (int k = 0; k < a.route.top_k; ++k) sum = __fadd_rn(sum, __shfl_sync(~0u, s, k));
+    if (a.route.normalize) weight = __fdiv_rn(weight, sum);
+    return __fmul_rn(weight, a.route.scale);
+}
+
+/// A group that the next kernel, which may have started already, asks for with await_group(); 0: no more.
+__device__ __forceinline__ void post_group(uint64_t* p, uint64_t group) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(group) : "memory");
+}
+__device__ __forceinline__ uint64_t await_group(const uint64_t* p) {
+    uint64_t group;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(group) : "l"(p) : "memory");
+    } while (group == ~uint64_t{0});
+    return group;
+}
+
+/// All but the newest `Pending` groups of copies of this warp are there.
+template <int Pending>
+__device__ __forceinline__ void few_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#endif
+    __syncwarp();
+}
+
+/// 512 Rounds bytes by a warp.
+template <int Rounds>
+__device__ __forceinline__ void few_copy(char* to, const char* from, int lane) {
+#pragma unroll
+    for (int i = 0; i < Rounds; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+}
+
+/// Columns 8 c .. 8 c + 7 of a staged row of kFf columns, as put8(); Halves: with the sums that Q6_K needs.
+template <bool Halves>
+__device__ __forceinline__ void few_put8(char* row, int c, const float (&v)[8]) {
+    const Act8 q = quantise8(v);
+    const int g = c / 4, quarter = c % 4;
+    *reinterpret_cast<uint2*>(row + (quarter / 2 * kTiles + g) * 16 + quarter % 2 * 8) = q.words;
+    if (quarter != 0) return;
+    *reinterpret_cast<float2*>(row + 32 * kTiles + 8 * g) = make_float2(q.d, static_cast<float>(q.all));
+    if constexpr (Halves) *reinterpret_cast<float*>(row + 40 * kTiles + 4 * g) = static_cast<float>(q.half);
+}
+
+}  // namespace riptide::ops::cuda::decode::few

@@ -1,0 +1,36 @@
+// The small kernels around the expert products of the prefill family. Host interface, without CUDA headers, for tests.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/moe.h"
+
+namespace riptide::ops::cuda::prefill {
+
+/// logits[r, e] = sum_c w[e, c] h[r, c] with the accuracy of f32 sums. h: f32 [n, cols], 16-byte aligned. Columns in
+/// 32s go to tensor cores, in bf16 parts (router_prefill.cu); the others, and old chips, are f32 fused multiply-adds in
+/// ascending c. A row's bits do not depend on the other rows. Cost: up to six products of n x cols x rows.
+void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits);
+
+/// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
+/// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows. All in arena memory.
+/// copy: tensors that become a copy of the routing, or null. REQUIRES at most 1024 experts.
+struct SortedRouting {
+    GroupPlan plan;
+    int32_t* slot_of = nullptr;
+    int64_t experts = 0;
+};
+SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared,
+                           const Routing* copy = nullptr);
+
+/// to[slot_of[r, i]] = from[r] for all i: bf16 rows of k values.
+void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
+                 uint16_t* to);
+
+/// y[r] = sum over i ascending of weights[r, i] * slots[slot_of[r, i]] (+ shared[r] if set), each product and each sum
+/// rounded; x += y if x is set. slots, shared: f32 [.., d]; y, x: f32 [n, d].
+void combine(const Gpu& gpu, const float* slots, const float* shared, const int32_t* slot_of, const Routing& routing,
+             const Tensor& y, Tensor* x);
+
+}  // namespace riptide::ops::cuda::prefill

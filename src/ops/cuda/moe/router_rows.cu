@@ -1,0 +1,210 @@
+// Router logits of several rows: float weights without a scale plane times rows that an earlier kernel normalised, or
+// (up to 8) are normalised here.
+//
+// Bytes: the weights (Laguna XS.2: 1.05 MB) once for every four rows, the rows once for each four experts (8 KB a row x
+// 64 CTAs); all but the first from L2: 12 MB at 16 rows, 2 us. The kernel that serves one row (moe_decode.cu) repeats
+// norm, staging and a route for every row: 129 CTAs a row, three waves at eight rows. Here norm, product and choice are
+// three kernels, whatever the number of rows. Design: a CTA has four experts and four rows; warp w accumulator w % 4 of
+// the canonical order (dot.cuh) of two experts, their weights in registers, asked for before pdl_wait(). Rows
+// are read straight from device memory; up to 8 are normalised by each CTA for itself instead, and their experts
+// chosen by the kernels that use them (experts_grouped_sm80.cuh): two launches and 3 us fewer at 3 to 8 rows. Tried:
+// all rows of a step in one CTA, eight at a time: 7 us at 16 rows, 20 at 64. From 64 rows on CTAs of eight rows and
+// eight experts: half as much from L2 (128 rows: 100 to 50 MB, sparse layers 5 us less; 32 rows: 1 us more).
+#include "ops/cuda/moe/experts_grouped_sm80.h"
+
+#include <algorithm>
+
+#include "ops/cuda/linear/gemv/kquant_i8.cuh"
+#include "ops/cuda/linear/shared/dot_batch.cuh"
+#include "ops/cuda/moe/route.cuh"
+
+namespace riptide::ops::cuda::decode {
+
+namespace {
+
+constexpr int64_t kManyRouterRows = 64;  // from here on a CTA has eight rows and eight experts
+constexpr int kRouterRows = 4, kRouterSteps = 2, kCtaExperts = 4, kFusedCols = 8 * kThreads;
+
+struct RouterRowsArgs {
+    Matrix m;
+    const char* x;   // float parts of staged rows; Fused: rows to be normalised
+    int64_t stride;  // bytes from row to row
+    int32_t n;
+    float* logits;  // [n, m.rows]
+    // Fused:
+    const float* norm;
+    float eps;
+    char* out;  // the rows normalised and quantised, by one more CTA for each kRouterRows rows
+    ActLayout layout;
+    const float* bias;  // [m.rows] or null
+    uint32_t* keys;     // [n, m.rows]: route_key() of what experts are chosen by
+    uint64_t* listed;   // [kMostFewGroups], set to ones, or null
+};
+
+/// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
+/// weights: of this thread's columns. partial: kRouterRows * kWarps floats.
+__device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActLayout& layout, int row0, int count,
+                                             const float (&weights)[8], char* out, int64_t stride, float* partial) {
+    const int thread = threadIdx.x;
+    float v[kRouterRows][8];
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p)
+        load8(reinterpret_cast<const float*>(a.x + (row0 + min(p, count - 1)) * a.stride), thread, kFusedCols, v[p]);
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p) {
+        const float sum = warp_sum(add_squares(v[p], 0.0f));
+        if (thread % 32 == 0) partial[p * kWarps + thread / 32] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kRouterRows; ++p) {
+        if (p >= count) break;
+        const float scale = row_scale(partial + p * kWarps, kFusedCols, a.eps);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[p][i] = rms_value(v[p][i], scale, weights[i]);
+        put8(layout, out + p * stride, thread, v[p]);
+    }
+    __syncthreads();
+}
+
+/// kRows rows of x and kEach experts a warp. Fused: of up to four rows that are normalised here.
+template <bool Fused, int kRows = kRouterRows, int kEach = 2>
+__global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_constant__ RouterRowsArgs a) {
+    static_assert(!Fused || kRows == kRouterRows);
+    constexpr int kCtaExperts = 2 * kEach;
+    extern __shared__ uint4 dynamic[];  // Fused: float rows
+    __shared__ float sums[kRows][kCtaExperts][4];
+    __shared__ float partial[kRouterRows * kWarps];
+    pdl_trigger();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % 4, first = warp / 4 * kEach;
+    const int expert = blockIdx.x * kCtaExperts + first, pieces = pieces_of(a.m);
+    const int windows = (pieces + 128 * kRouterSteps - 1) / (128 * kRouterSteps);
+    uint32_t raw[kEach][kRouterSteps][4];
+    const auto piece = [&](int window, int s) { return ((window * kRouterSteps + s) * 4 + part) * 32 + lane; };
+    const auto load = [&](int window) {
+#pragma unroll
+        for (int e = 0; e < kEach; ++e)
+#pragma unroll
+            for (int s = 0; s < kRouterSteps; ++s) {
+                const int c = piece(window, s);
+                raw[e][s][0] = raw[e][s][1] = raw[e][s][2] = raw[e][s][3] = 0;
+                if (c < pieces && expert + e < a.m.rows) load_piece(a.m, 0, expert + e, c, raw[e][s]);
+            }
+    };
+    load(0);
+    float weights[8];
+    if constexpr (Fused) lean_weights8(a.norm, threadIdx.x, weights);
+    pdl_wait();
+    if (Fused && blockIdx.x + blockIdx.y == 0 && a.listed != nullptr && threadIdx.x < kMostFewGroups)
+        a.listed[threadIdx.x] = ~uint64_t{0};
+    const int row0 = blockIdx.y * kRows;
+    const char* x = a.x + row0 * a.stride;
+    int64_t stride = a.stride;
+    if constexpr (Fused) {
+        const bool prepares = blockIdx.x == gridDim.x - 1;
+        const ActLayout layout = prepares ? a.layout : ActLayout{kFusedCols, kFusedCols / 32, 0, 4 * kFusedCols};
+        x = reinterpret_cast<const char*>(dynamic);
+        stride = 4 * kFusedCols;
+        stage_normed(a, layout, row0, min(kRouterRows, a.n - row0), weights,
+                     prepares ? a.out + row0 * int64_t{a.layout.bytes()} : reinterpret_cast<char*>(dynamic),
+                     layout.bytes(), partial);
+        if (prepares) return;
+    }
+    float acc[kEach][kRows] = {};
+#pragma unroll 1
+    for (int window = 0; window < windows; ++window) {
+        if (window > 0) load(window);
+        with_float_type<PlainFloats>(a.m.type, [&](auto type) {
+#pragma unroll
+            for (int s = 0; s < kRouterSteps; ++s)
+#pragma unroll
+                for (int e = 0; e < kEach; ++e) {
+                    const int c = piece(window, s);
+                    if (c < pieces)
+                        dot_piece<kRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
+                                         a.n - row0, acc[e]);
+                }
+        });
+    }
+    float v[kEach * kRows];
+#pragma unroll
+    for (int i = 0; i < kEach * kRows; ++i) v[i] = acc[i % kEach][i / kEach];
+    const float sum = reduce_lanes<kEach * kRows>(v, lane);
+    constexpr int kLanes = 32 / (kEach * kRows);  // that hold the same sum
+    if (lane % kLanes == 0) sums[lane / kLanes / kEach][first + lane / kLanes % kEach][part] = sum;
+    __syncthreads();
+    const int p = threadIdx.x / kCtaExperts, expert_of = blockIdx.x * kCtaExperts + threadIdx.x % kCtaExperts;
+    if (p < kRows && row0 + p < a.n && expert_of < a.m.rows) {
+        const float* s = sums[p][threadIdx.x % kCtaExperts];
+        const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
+        const float logit = ((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale;
+        a.logits[at] = logit;
+        if constexpr (Fused) {
+            const float score = sigmoid(logit);
+            a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
+        }
+    }
+}
+
+/// One row a CTA.
+__global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ RouteArgs a, const float* logits) {
+    __shared__ RouteMemory memory;
+    pdl_trigger();
+    pdl_wait();
+    route_row(a, logits + static_cast<int64_t>(blockIdx.x) * a.experts, blockIdx.x, memory);
+}
+
+}  // namespace
+
+void choose_experts(Context& ctx, const RouteArgs& a, const float* logits, int64_t n) {
+    launch(*ctx.gpu, choose_kernel, dim3(static_cast<unsigned>(n)), kThreads, 0, a, logits);
+}
+
+void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits) {
+    RouterRowsArgs a = {};
+    a.m = matrix_of(router);
+    a.x = x;
+    a.stride = stride;
+    a.n = static_cast<int32_t>(n);
+    a.logits = logits;
+    const auto start = [&](auto kernel, int64_t experts, int64_t rows) {
+        launch(*ctx.gpu, kernel,
+               dim3(static_cast<unsigned>((router.rows + experts - 1) / experts),
+                    static_cast<unsigned>((n + rows - 1) / rows)),
+               kThreads, 0, a);
+    };
+    if (n >= kManyRouterRows) start(router_rows_kernel<false, 8, 4>, 8, 8);
+    else start(router_rows_kernel<false>, kCtaExperts, kRouterRows);
+}
+
+bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
+                  const float* bias, float* logits, uint32_t* keys, uint64_t* listed, ActSource& prepared) {
+    if (router.cols != kFusedCols || x.kind != ActKind::norm || reinterpret_cast<uintptr_t>(x.norm) % 16 != 0 ||
+        n > kMostFusedRouterRows)
+        return false;
+    prepared = {};
+    prepared.kind = ActKind::staged;
+    prepared.stride = layout.bytes();
+    auto* out = static_cast<char*>(ctx.arena->allocate(n * prepared.stride));
+    prepared.rows = out;
+    RouterRowsArgs a = {};
+    a.m = matrix_of(router);
+    a.x = x.rows;
+    a.stride = x.stride;
+    a.n = static_cast<int32_t>(n);
+    a.logits = logits;
+    a.norm = x.norm;
+    a.eps = x.eps;
+    a.out = out;
+    a.layout = layout;
+    a.bias = bias;
+    a.keys = keys;
+    a.listed = listed;
+    launch(*ctx.gpu, router_rows_kernel<true>,
+           dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts + 1),
+                static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
+           kThreads, static_cast<size_t>(std::min<int64_t>(n, kRouterRows) * 4 * kFusedCols), a);
+    return true;
+}
+
+}  // namespace riptide::ops::cuda::decode
