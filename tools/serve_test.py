@@ -162,20 +162,20 @@ def launch():
 
 
 def readme():
-    """The README's lines, by copy and paste: its server, with no flag but another port, and its questions."""
-    block = re.search(r"```sh\n(build/cpu/riptide serve .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    """The guide's lines, by copy and paste: its server, with no flag but another port, and its questions."""
+    block = re.search(r"```sh\n(build/cpu/riptide serve .*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)[1]
     port = free_port()
     serve, *questions = re.split(r"\n(?=curl)", block.replace("8484", str(port)).strip())
     command = serve.split("#")[0].strip()
-    expect(command == "build/cpu/riptide serve" and len(questions) == 2, f"the README's server and two questions: {command}")
+    expect(command == "build/cpu/riptide serve" and len(questions) == 2, f"the guide's server and two questions: {command}")
     server = subprocess.Popen([str(riptide), *command.split()[1:], "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    expect(wait_for(lambda: listens(port)), "the README's server listens")
+    expect(wait_for(lambda: listens(port)), "the guide's server listens")
     get_health = lambda: subprocess.run(["curl", "-sf", f"http://127.0.0.1:{port}/health"], capture_output=True).returncode == 0
-    expect(wait_for(get_health), "the README's server is ready")
+    expect(wait_for(get_health), "the guide's server is ready")
     for question, words in zip(questions, ("42", '"reasoning_content"')):
         done = subprocess.run(["bash", "-c", question], capture_output=True, text=True, timeout=60)
         expect(done.returncode == 0 and words in done.stdout and '"error"' not in done.stdout, f"{question}: {done.stdout[-300:]} {done.stderr[-200:]}")
-    expect("[DONE]" in done.stdout, "the README's stream ends")
+    expect("[DONE]" in done.stdout, "the guide's stream ends")
     stop(server)
 
 

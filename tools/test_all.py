@@ -159,9 +159,10 @@ def main() -> int:
 
 
 def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
-    for check in ("layers", "names"):
+    for check in ("layers", "names", "docs"):
         run.stage(f"{check}: the check can fail", f"tools/check_{check}.py", "--self-test")
         run.stage(check, f"tools/check_{check}.py")
+    run.stage("the picture of the layers", "tools/draw_layers.py", "--check")
     run.stage("configure", "cmake", "--preset", "test")
     run.stage("build, no warnings", "tools/build_clean.sh", "test")
     run.stage("build: where its time went", "tools/build_times.py", "build/cpu", show=".")

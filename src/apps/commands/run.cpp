@@ -184,7 +184,7 @@ void add_run(Command& app, Action& action) {
                     "File with a JSON Schema: the text is a document valid by it");
     cmd->add_option("--regex", options->regex, "The text matches this regular expression as a whole");
     cmd->add_option("--grammar", options->grammar,
-                    "File with a grammar in EBNF or Lark (see docs/constraints.md): the text is its root or start");
+                    "File with a grammar in EBNF or Lark (see docs/structured-output.md): the text is its root or start");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
     for (const char* flag : {"--portable", "--yarn-attention-factor"})  // told by ppl: help is one screen
         cmd->get_option(flag)->group("");

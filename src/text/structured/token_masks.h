@@ -42,7 +42,7 @@ class ConstraintState;
 /// Cost. A mask that is known is a lookup. A new one walks the vocabulary's tree as far as the grammar allows: short
 /// where few bytes may follow. Where most tokens fit (inside a string), what a token does within the innermost rule is
 /// found out once for each place in the grammar (about a millisecond for 100,000 tokens), and only tokens that end the
-/// rule are walked again for what surrounds it. docs/results/constraints.md has figures.
+/// rule are walked again for what surrounds it. docs/structured-output.md has figures.
 /// Memory is bounded: beyond Limits::bytes what was found out is forgotten and found out again.
 class Constraint : public std::enable_shared_from_this<Constraint> {
   public:

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Fails if a page (*.md) names a file that does not exist, is too long, or has words of its own for what the field has a word for.
+
+usage: check_docs.py [ROOT]        check_docs.py --self-test
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+MOST = {"DESIGN.md": ("words", 2500), "README.md": ("lines", 120)}
+LINE = 160
+# Not: speculative decoding, drafts, structured output, batch invariance, asynchronous scheduling, pre-body checks.
+PRIVATE = re.compile(r"\bguess(?:es|ed|ing)?\b|\banswers of a given form\b|\brow-exact|\bsteps ahead of the host\b", re.I)
+HISTORY = {"CHANGELOG.md"}  # says what names were then
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FILE = re.compile(r"^[\w./-]+\.(?:h|cpp|cu|cuh|inl|py|sh|md|svg)$")
+# Files that programs make, and those that recipes tell to add (x).
+ELSEWHERE = re.compile(r"^(?:build/|/|~|\.\./)|^main\.py$|(?:^|/)x(?:_test|_ref)?\.\w+$")
+
+
+def check(root: pathlib.Path) -> list[str]:
+    problems = []
+    names = {path.name for top in ("src", "tests", "bench", "tools", "python", "scripts", "docs", "cmake", "contrib", "examples")
+             for path in (root / top).rglob("*") if "node_modules" not in path.parts}
+    pages = [path for path in root.rglob("*.md") if not {"build", "node_modules", "corpus"} & set(path.relative_to(root).parts)]
+    for page in sorted(pages):
+        where, text = page.relative_to(root), page.read_text(encoding="utf-8")
+        kind, most = MOST.get(str(where), ("", 0))
+        size = len(text.split()) if kind == "words" else text.count("\n")
+        if most and size > most:
+            problems.append(f"{where}: {size} {kind}, at most {most}")
+        fenced = False
+        for number, line in enumerate(text.splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            if fenced:
+                continue
+            if len(line) > LINE and not line.startswith("|"):
+                problems.append(f"{where}:{number}: {len(line)} characters, at most {LINE}")
+            private = PRIVATE.search(CODE.sub("", line))
+            if private and where.name not in HISTORY:
+                problems.append(f"{where}:{number}: '{private.group(0)}': the field has a word for it (DESIGN.md, Words)")
+            for target in LINK.findall(line):
+                if "://" not in target and not (page.parent / target).exists():
+                    problems.append(f"{where}:{number}: link to {target}, which is not there")
+            for name in CODE.findall(line):
+                if not FILE.match(name) or ELSEWHERE.match(name) or where.name in HISTORY:
+                    continue
+                places = [root / name, root / "src" / name, page.parent / name]
+                if not any(place.exists() for place in places) and not ("/" not in name and name in names):
+                    problems.append(f"{where}:{number}: {name} is not there")
+    return problems
+
+
+def self_test() -> None:
+    """The check must be able to fail: plants one fault of each kind, and a page without."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "docs").mkdir()
+        planted = {"README.md": "\n" * 121, "docs/a.md": "`ops/gone.cu`\n", "docs/b.md": "x" * 161 + "\n", "docs/c.md": "it guesses\n",
+                   "docs/d.md": "[text](gone.md)\n", "DESIGN.md": "word " * 2501}
+        for name, text in planted.items():
+            (root / name).write_text(text)
+        (root / "docs/good.md").write_text("[a](a.md) `docs/a.md` `a_guess`\n```sh\n" + "x" * 200 + "\n```\n")
+        problems = check(root)
+        assert not any("good.md" in problem for problem in problems), problems
+        for name in planted:
+            assert any(problem.startswith(name) for problem in problems), f"{name} was not reported: {problems}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        sys.exit(0)
+    found = check(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
+    print("\n".join(found) if found else "docs: files that exist, lines that fit, words of the field")
+    sys.exit(1 if found else 0)
