@@ -21,10 +21,4 @@ inline int64_t checked_add(int64_t a, int64_t b, const char* what) {
     return result;
 }
 
-/// An unsigned 64-bit number from a file as int64_t. Throws Error naming `what` if it does not fit.
-inline int64_t checked_size(uint64_t value, const char* what) {
-    RT_CHECK(value <= static_cast<uint64_t>(INT64_MAX), "{}: {} is not a possible size", what, value);
-    return static_cast<int64_t>(value);
-}
-
 }  // namespace riptide

@@ -131,9 +131,6 @@ void GgufWriter::set_u32(std::string_view key, uint32_t value) {
     set(key, GgufValueType::scalar(GgufType::u32), value);
 }
 void GgufWriter::set_i32(std::string_view key, int32_t value) { set(key, GgufValueType::scalar(GgufType::i32), value); }
-void GgufWriter::set_u64(std::string_view key, uint64_t value) {
-    set(key, GgufValueType::scalar(GgufType::u64), value);
-}
 void GgufWriter::set_f32(std::string_view key, float value) {
     set(key, GgufValueType::scalar(GgufType::f32), static_cast<double>(value));
 }

@@ -29,7 +29,6 @@ class GgufWriter {
     void set(std::string_view key, GgufValueType type, const json::value& value);
     void set_u32(std::string_view key, uint32_t value);
     void set_i32(std::string_view key, int32_t value);
-    void set_u64(std::string_view key, uint64_t value);
     void set_f32(std::string_view key, float value);
     void set_bool(std::string_view key, bool value);
     void set_string(std::string_view key, std::string_view value);

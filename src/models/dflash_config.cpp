@@ -164,20 +164,6 @@ bool DflashConfig::has_sliding() const {
     return std::find(is_sliding.begin(), is_sliding.end(), 1) != is_sliding.end();
 }
 
-const char* dialect_name(Dialect dialect) {
-    switch (dialect) {
-        case Dialect::zlab:
-            return "z-lab";
-        case Dialect::speculators:
-            return "speculators";
-        case Dialect::laguna:
-            return "Laguna 2.1";
-        case Dialect::gguf:
-            return "GGUF";
-    }
-    return "?";
-}
-
 bool is_dflash(const Checkpoint& checkpoint) {
     if (checkpoint.format() == Checkpoint::Format::gguf) {
         const ConfigReader keys = gguf_config(checkpoint);

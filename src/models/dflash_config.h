@@ -46,8 +46,6 @@ struct DflashConfig {
     int64_t drafts() const { return sample_from_anchor ? block_size : block_size - 1; }
 };
 
-const char* dialect_name(DflashConfig::Dialect dialect);
-
 /// Whether the checkpoint says that it is a DFlash drafter.
 bool is_dflash(const Checkpoint& checkpoint);
 

@@ -126,18 +126,6 @@ std::string Draw::digits(int64_t count) {
     return out;
 }
 
-std::string_view haystack_name(Haystack kind) {
-    switch (kind) {
-        case Haystack::prose:
-            return "prose";
-        case Haystack::code:
-            return "code";
-        case Haystack::logs:
-            return "logs";
-    }
-    return "";
-}
-
 std::string haystack_line(Haystack kind, Draw& draw) {
     return kind == Haystack::prose ? prose(draw) : kind == Haystack::code ? code(draw) : log(draw);
 }

@@ -30,7 +30,6 @@ class Draw {
 
 enum class Haystack { prose, code, logs };
 inline constexpr Haystack kHaystacks[] = {Haystack::prose, Haystack::code, Haystack::logs};
-std::string_view haystack_name(Haystack kind);
 
 /// One line, not empty, without a line break: a sentence or two, a line of Python, a log entry.
 std::string haystack_line(Haystack kind, Draw& draw);

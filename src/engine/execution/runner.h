@@ -63,8 +63,6 @@ class Runner {
     /// Another of the same size.
     DeviceBatch new_device_batch(int64_t sequence_tokens) const;
     const Model& model() const { return model_; }
-    /// The most bytes of temporaries that a step has needed.
-    int64_t peak_bytes() const { return arena_.peak(); }
     /// Numbers of rows for which there is a graph by now.
     int64_t graphs() const;
 

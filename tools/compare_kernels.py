@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Fails if the kernels of two builds differ: for changes that only move or rename sources.
+
+Compares the PTX that builds keep, kernel by kernel, without what names where a line came from: the same PTX and the same
+compiler give the same machine code, registers and constants. Names go without what the compiler puts into those of
+anonymous namespaces (a hash of the file's path, and its name).
+
+usage: compare_kernels.py OLD NEW     build folders (those with ptx/)
+"""
+import collections
+import hashlib
+import pathlib
+import re
+import sys
+
+OWN = re.compile(r"\d*_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
+HASH = re.compile(r"_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
+LABEL = re.compile(r"\$L__(\w*?)\d+(_\d+)?")
+START = re.compile(r"^(?:\.(?:visible|weak)\s+)*\.(?:entry|func)\b")
+
+
+def kernels(path: pathlib.Path) -> list[tuple[str, str]]:
+    found, name, body = [], "", []
+    for line in path.read_text().splitlines():
+        line = re.sub(r"//.*", "", line).strip()
+        if not line or line.startswith((".loc", ".file")):
+            continue
+        line = LABEL.sub(r"$L\1\2", HASH.sub("_own", OWN.sub("OWN", line)))
+        if START.match(line):
+            name, body = line.rstrip("( "), []
+        if name:
+            body.append(line)
+        if line == "}" and name:
+            found.append((name, hashlib.sha256("\n".join(body).encode()).hexdigest()))
+            name = ""
+    return found
+
+
+def build(folder: str) -> collections.Counter:
+    """How often each (name, digest) is there: templates may be compiled in several files."""
+    return collections.Counter(item for path in sorted((pathlib.Path(folder) / "ptx").glob("*.ptx")) for item in kernels(path))
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    old, new = build(sys.argv[1]), build(sys.argv[2])
+    for sign, left in (("-", old - new), ("+", new - old)):
+        for (name, digest), count in sorted(left.items()):
+            print(f"{sign} {digest[:8]} {count} x {name}")
+    if not new:
+        print(f"no kernels in {sys.argv[2]}/ptx")
+        return 1
+    print(f"{len(new)} kernels, {'all the same' if old == new else 'not the same'}")
+    return 0 if old == new else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
