@@ -13,10 +13,16 @@ import pathlib
 import re
 import sys
 
-OWN = re.compile(r"\d*_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
-HASH = re.compile(r"_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
+OWN = re.compile(r"(\d+)(_GLOBAL__N__|_INTERNAL_)")  # mangled: the length comes first
+HASH = re.compile(r"_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}(?:_\d+)?")
 LABEL = re.compile(r"\$L__(\w*?)\d+(_\d+)?")
 START = re.compile(r"^(?:\.(?:visible|weak)\s+)*\.(?:entry|func)\b")
+
+
+def without_own(line: str) -> str:
+    while match := OWN.search(line):
+        line = line[:match.start()] + "OWN" + line[match.end(1) + int(match.group(1)):]
+    return line
 
 
 def kernels(path: pathlib.Path) -> list[tuple[str, str]]:
@@ -25,7 +31,7 @@ def kernels(path: pathlib.Path) -> list[tuple[str, str]]:
         line = re.sub(r"//.*", "", line).strip()
         if not line or line.startswith((".loc", ".file")):
             continue
-        line = LABEL.sub(r"$L\1\2", HASH.sub("_own", OWN.sub("OWN", line)))
+        line = LABEL.sub(r"$L\1\2", HASH.sub("_own", without_own(line)))
         if START.match(line):
             name, body = line.rstrip("( "), []
         if name:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <stop_token>
 
@@ -22,6 +23,12 @@ class WorkStopped : public Error {
     WorkStopped() : Error("the work was stopped: its client has gone, or the server ends", ErrorKind::unavailable) {}
 };
 
+/// The result would come too late.
+class WorkLate : public Error {
+  public:
+    WorkLate() : Error("the deadline has passed before the request was understood", ErrorKind::unavailable) {}
+};
+
 /// Counts work in steps of well below a microsecond; 1 KiB of text that is gone through is a step. Whoever works counts
 /// as he goes, not at the end. Not thread-safe; the stop may be asked for by any thread.
 class WorkBudget {
@@ -33,7 +40,11 @@ class WorkBudget {
     /// The stop is a flag, as a signal's handler can set it; or null. It must outlive this.
     WorkBudget(int64_t steps, const std::atomic<bool>* stop) : WorkBudget(steps) { flag_ = stop; }
 
-    /// Throws TooMuchWork beyond the budget; WorkStopped, within a few hundred steps, once a stop is asked for.
+    /// From then on nobody wants the result.
+    void end_at(std::chrono::steady_clock::time_point time) { end_ = time; }
+
+    /// Throws TooMuchWork beyond the budget; WorkStopped or WorkLate, within a few hundred steps, once a stop is asked
+    /// for or the end has come.
     void spend(int64_t steps = 1) { spend_bytes(std::min(steps, steps_ + 1) * kStepBytes); }
     /// The same for so many bytes.
     void spend_bytes(int64_t bytes) {
@@ -52,6 +63,7 @@ class WorkBudget {
     int64_t steps_, left_, next_look_;  // left_ and next_look_ in bytes
     std::stop_token stop_;
     const std::atomic<bool>* flag_ = nullptr;
+    std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace riptide

@@ -59,7 +59,7 @@ struct Engine::Impl {
         thread = std::thread([this] { run(); });
     }
 
-    RequestId enqueue(std::unique_ptr<Job> job);
+    RequestId enqueue(std::unique_ptr<Job> job, int64_t submitted_us);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
     void refuse_in_sink(const char* what) const;
 
@@ -113,7 +113,7 @@ struct Engine::Impl {
 
 // The caller's side.
 
-RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job) {
+RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job, int64_t submitted_us) {
     const std::lock_guard lock(mutex);
     if (!failure.empty()) throw Error(failure, ErrorKind::system);
     if (draining || stopping) fail(ErrorKind::unavailable, "the engine takes no more requests: it is being drained");
@@ -128,7 +128,7 @@ RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job) {
     loop.waiting += more;
     job->id = ++last_id;
     if (job->share == 0) job->share = maker.share_of(job->id);
-    job->submitted_us = loop.now_us();
+    job->submitted_us = submitted_us;
     if (job->deadline) job->deadline_us = job->submitted_us + std::chrono::microseconds(*job->deadline).count();
     inbox.push_back(std::move(job));
     quiet = false;
@@ -334,7 +334,8 @@ Engine::~Engine() {
 }
 
 RequestId Engine::submit(Request request, Sink sink, WorkBudget* work) {
-    return impl_->enqueue(impl_->maker.make(std::move(request), std::move(sink), work));
+    const int64_t now = impl_->loop.now_us();
+    return impl_->enqueue(impl_->maker.make(std::move(request), std::move(sink), work), now);
 }
 
 void Engine::cancel(RequestId id) {

@@ -126,7 +126,8 @@ class Engine {
     /// QueueFull, PromptTooLong, Error (unavailable) while draining, Error (system) after a failure, or Error that
     /// names the field, its value and the limit: a prompt that is empty or holds ids outside the vocabulary, messages
     /// that the template refuses, parameters out of range, stop strings or text without a tokenizer.
-    /// `work` counts what is done before it returns; null: budgets of their own.
+    /// `work` counts what is done before it returns, and ends it at the request's deadline (WorkLate); null: budgets of
+    /// their own.
     RequestId submit(Request request, Sink sink, WorkBudget* work = nullptr);
     /// Ends a request within one step, also one that is being scored: Done with reason cancelled for each answer not
     /// complete. An id that has ended is

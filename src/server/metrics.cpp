@@ -48,6 +48,9 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "answer_tokens_total", "Tokens of answers", "counter", s.answer_tokens);
     single(out, "formed_rows_total", "Rows of answers of a given form that the device drew for", "counter",
            s.formed_rows);
+    single(out, "masks_aside_total", "Masks that took so long that another thread found them out", "counter",
+           s.masks_aside);
+    single(out, "mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge", s.most_mask_steps);
     single(out, "preemptions_total", "Times that an answer had to give up its K/V", "counter", s.preempted);
     single(out, "recomputed_rows_total", "Rows computed again after that", "counter", s.recomputed_rows);
     single(out, "kv_pages", "Pages of K/V", "gauge", s.pages);

@@ -43,6 +43,15 @@ TEST(WorkBudget, a_flag_stops_it_too) {
     EXPECT_NO_THROW(nobodys.spend(1000));
 }
 
+TEST(WorkBudget, nothing_is_done_behind_the_end) {
+    WorkBudget work(WorkBudget::kUnlimited);
+    const auto begin = std::chrono::steady_clock::now();
+    work.end_at(begin + std::chrono::milliseconds(5));
+    EXPECT_THROW(while (std::chrono::steady_clock::now() < begin + std::chrono::seconds(10)) work.spend(), WorkLate);
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(5));
+    EXPECT_THROW(work.look(), WorkLate);
+}
+
 TEST(WorkBudget, a_stop_is_heard_within_a_few_hundred_steps) {
     std::stop_source stop;
     WorkBudget work(WorkBudget::kSteps, stop.get_token());

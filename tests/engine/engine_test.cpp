@@ -2,8 +2,8 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
@@ -326,6 +326,18 @@ TEST_F(EngineTest, a_deadline_fails_a_request_that_waits_or_runs) {
     const Heard running = ask(*engine, late);
     ASSERT_TRUE(running.failed) << "1000 tokens in 20 ms";
     EXPECT_LT(running.tokens.size(), 1000U);
+}
+
+TEST_F(EngineTest, a_deadline_ends_the_compiling_of_a_form) {
+    Request late = continuation({1, 2, 3}, 10);
+    late.sampling.max_tokens = 10;
+    late.format = {.kind = AnswerFormat::Kind::grammar, .text = "root ::= \"a\""};  // takes tenths of a second
+    for (int i = 0; i < 20'000; ++i) late.format.text += fmt::format(" | \"word {} of {}\"", i * 7919 % 100'003, i);
+    late.deadline = std::chrono::milliseconds(2);
+    WorkBudget work(WorkBudget::kUnlimited);
+    Listener listener;
+    EXPECT_THROW(engine->submit(late, listener.sink(0), &work), WorkLate);
+    EXPECT_EQ(ask(*engine, continuation({1, 2, 3}, 5)).tokens.size(), 5U);
 }
 
 TEST(Engine, a_full_queue_refuses_with_a_time) {

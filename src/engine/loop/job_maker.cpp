@@ -1,5 +1,6 @@
 #include "engine/loop/job_maker.h"
 
+#include <chrono>
 #include <cstring>
 #include <random>
 
@@ -52,6 +53,7 @@ void JobMaker::check(const Request& request) const {
 std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* work) const {
     RT_CHECK(sink, "a request without a sink");
     check(request);
+    if (work != nullptr && request.deadline) work->end_at(std::chrono::steady_clock::now() + *request.deadline);
     auto job = std::make_unique<Job>();
     job->sink = std::move(sink);
     job->prompt = text_.encode(request.prompt, work);

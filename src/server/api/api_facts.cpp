@@ -89,7 +89,11 @@ void append_quoted(std::string_view text, std::string& out) {
 /// Written at once: a tree of values would take many times the memory. With the tokens' texts if there is a tokenizer.
 std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenizer, const ApiContext& ctx) {
     constexpr int64_t kBytesOfWork = 16;  // of each
-    std::string out = "{\"tokens\":[";
+    std::string out;
+    // Room once: while a text of 100 MB grows and moves, whoever else needs memory waits. What is not used costs
+    // nothing.
+    out.reserve(128 + ids.size() * (tokenizer != nullptr ? 24 : 8));
+    out += "{\"tokens\":[";
     for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
     if (!ids.empty()) out.pop_back();
     out += fmt::format("],\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);

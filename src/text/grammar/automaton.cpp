@@ -106,7 +106,7 @@ int32_t AutomatonBuilder::add(Grammar::Expr expr, int32_t from, int depth) {
         case Grammar::Kind::token:
             return add_token(node.text, from);
         case Grammar::Kind::network:
-            return add_network(node, from, depth);
+            return add_network(*node.network, from, depth);
     }
     return from;
 }
@@ -130,20 +130,20 @@ int32_t AutomatonBuilder::add_token(const std::string& spelling, int32_t from) {
     return to;
 }
 
-int32_t AutomatonBuilder::add_network(const Grammar::Node& node, int32_t from, int depth) {
+int32_t AutomatonBuilder::add_network(const Grammar::Network& network, int32_t from, int depth) {
     std::vector<int32_t> states;
-    for (int32_t i = 0; i < node.states; ++i) states.push_back(add_node());
+    for (int32_t i = 0; i < network.states; ++i) states.push_back(add_node());
     const auto state = [&](int32_t i) { return states[static_cast<std::size_t>(i)]; };
     const int32_t to = add_node();
     at(from).skips.push_back(state(0));
-    for (const Grammar::Arc& arc : node.arcs) {
+    for (const Grammar::Arc& arc : network.arcs) {
         const Grammar::Node& by = grammar_.node(arc.expr);
         const int32_t first = state(arc.from), next = state(arc.to);
         if (by.kind == Grammar::Kind::chars) add_chars(by.chars, first, next);
         else if (by.kind == Grammar::Kind::rule) at(first).calls.push_back({by.rule, next});
         else at(add(arc.expr, first, depth + 1)).skips.push_back(next);
     }
-    for (const int32_t last : node.finals) at(state(last)).skips.push_back(to);
+    for (const int32_t last : network.finals) at(state(last)).skips.push_back(to);
     return to;
 }
 

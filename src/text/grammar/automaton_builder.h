@@ -40,7 +40,7 @@ class AutomatonBuilder {
     int32_t add_text(const std::string& text, int32_t from);
     int32_t add_chars(const CharSet& set, int32_t from, int32_t to);
     int32_t add_repeat(const Grammar::Node& node, int32_t from, int depth);
-    int32_t add_network(const Grammar::Node& node, int32_t from, int depth);
+    int32_t add_network(const Grammar::Network& network, int32_t from, int depth);
     int32_t add_token(const std::string& spelling, int32_t from);
     void add_rule(int32_t rule, Grammar::Expr body, bool block = false);
     void add_range(int32_t from, int32_t to, char32_t low, char32_t high);

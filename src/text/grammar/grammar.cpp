@@ -133,9 +133,7 @@ Grammar::Expr Grammar::repeat(Expr part, int64_t least, int64_t most) {
 
 Grammar::Expr Grammar::network(std::vector<Arc> arcs, std::vector<int32_t> finals, int32_t states) {
     Node node{Kind::network};
-    node.arcs = std::move(arcs);
-    node.finals = std::move(finals);
-    node.states = states;
+    node.network = std::make_shared<const Network>(Network{std::move(arcs), std::move(finals), states});
     return add(std::move(node));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,16 +48,19 @@ class Grammar {
         int32_t from, to;
         Expr expr;
     };
+    struct Network {
+        std::vector<Arc> arcs;
+        std::vector<int32_t> finals;  // states that end it
+        int32_t states = 0;
+    };
     struct Node {
         Kind kind = Kind::empty;
-        int32_t rule = -1;            // rule
-        int64_t least = 0, most = 0;  // repeat
-        std::string text;             // text; token: its spelling
-        CharSet chars;                // chars, normalized
-        std::vector<Expr> parts;      // sequence, choice, repeat
-        std::vector<Arc> arcs;        // network
-        std::vector<int32_t> finals;  // network: its states that end it
-        int32_t states = 0;           // network
+        int32_t rule = -1;                       // rule
+        int64_t least = 0, most = 0;             // repeat
+        std::string text;                        // text; token: its spelling
+        CharSet chars;                           // chars, normalized
+        std::vector<Expr> parts;                 // sequence, choice, repeat
+        std::shared_ptr<const Network> network;  // network
     };
 
     /// `work` counts what is done to make this and what is compiled of it, and stops it; null: nobody does. It must

@@ -64,8 +64,8 @@ class WordExcluder {
         if (node.kind == Grammar::Kind::chars) return !intersection(node.chars, {{first, first}}).empty();
         if (node.kind == Grammar::Kind::rule) return touching_[static_cast<std::size_t>(node.rule)];
         return std::any_of(node.parts.begin(), node.parts.end(), [&](Expr part) { return touches(part); }) ||
-               std::any_of(node.arcs.begin(), node.arcs.end(),
-                           [&](const Grammar::Arc& arc) { return touches(arc.expr); });
+               (node.network != nullptr && std::any_of(node.network->arcs.begin(), node.network->arcs.end(),
+                                                       [&](const Grammar::Arc& arc) { return touches(arc.expr); }));
     }
     void find_touching() {
         touching_.assign(g_.bodies().size(), false);
@@ -110,11 +110,11 @@ class WordExcluder {
             out.arcs.push_back({static_cast<int32_t>(from), static_cast<int32_t>(to), expr});
         };
         if (node.kind == Grammar::Kind::network) {
-            out.arcs = node.arcs;
+            out.arcs = node.network->arcs;
             std::stable_sort(out.arcs.begin(), out.arcs.end(),
                              [](const Grammar::Arc& a, const Grammar::Arc& b) { return a.from < b.from; });
-            out.ends.resize(static_cast<std::size_t>(node.states));
-            for (const int32_t end : node.finals) out.ends[static_cast<std::size_t>(end)] = true;
+            out.ends.resize(static_cast<std::size_t>(node.network->states));
+            for (const int32_t end : node.network->finals) out.ends[static_cast<std::size_t>(end)] = true;
             return out;
         }
         const bool repeats = node.kind == Grammar::Kind::repeat, loops = repeats && node.most == Grammar::kUnbounded;
