@@ -1,17 +1,12 @@
 // Which kernels are launched: the tables of tests/ops/plan/*.txt, and laws that hold on every chip. After a change that
-// is meant: RIPTIDE_WRITE_PLANS=1 test_ops --gtest_filter='Plan.*', and read the difference.
+// is meant: RIPTIDE_WRITE_PLANS=1 test_ops --gtest_filter='Plan*', and read the difference.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <functional>
 #include <map>
 #include <random>
 #include <set>
-#include <sstream>
 
-#include "tests/ops/plan_world.h"
-#include "tests/source_dir.h"
+#include "tests/ops/plan_text.h"
 
 namespace riptide::ops::cuda {
 namespace {
@@ -20,8 +15,6 @@ using decode::ActKind;
 using linear::Case;
 using linear::Choice;
 using linear::Kernel;
-
-constexpr int64_t kPlanRows[] = {1, 2, 3, 4, 5, 8, 9, 16, 24, 25, 64, 256, 257, 1024, 4096};
 
 /// The kernels of a choice, each once.
 std::string names(const Choice& choice) {
@@ -33,61 +26,11 @@ std::string names(const Choice& choice) {
     return text;
 }
 
-/// "1 a; 2-8 b": rows that follow each other in kPlanRows and have the same kernels are one run.
-std::string runs(const std::function<std::string(int64_t)>& of) {
-    std::string text, last;
-    int64_t from = 0, to = 0;
-    const auto end = [&] {
-        if (last.empty()) return;
-        text += (text.empty() ? "" : "; ") + std::to_string(from) + (to > from ? "-" + std::to_string(to) : "") + " " +
-                last;
-    };
-    for (const int64_t rows : kPlanRows) {
-        const std::string now = of(rows);
-        if (now != last) end(), from = rows, last = now;
-        to = rows;
-    }
-    end();
-    return text;
-}
-
-/// Chips with the same text are one line.
-std::string by_chip(const std::function<std::string(const Chip&)>& of) {
-    std::vector<std::pair<std::string, std::string>> lines;
-    for (const NamedChip& chip : plan_chips()) {
-        const std::string text = of(chip.chip);
-        const auto same =
-            std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.second == text; });
-        if (same == lines.end()) lines.emplace_back(chip.name, text);
-        else same->first += std::string(" ") + chip.name;
-    }
-    std::string all;
-    for (const auto& [chips, text] : lines) all += "    " + chips + ": " + text + "\n";
-    return all;
-}
-
-/// Types with the same lines are one paragraph.
-std::string by_type(const std::function<std::string(DType)>& of) {
-    std::vector<std::pair<std::string, std::string>> parts;
-    for (const NamedType& type : kPlanTypes) {
-        const std::string text = of(type.type);
-        const auto same =
-            std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.second == text; });
-        if (same == parts.end()) parts.emplace_back(type.name, text);
-        else same->first += std::string(" ") + type.name;
-    }
-    std::string all;
-    for (const auto& [types, text] : parts) all += "  " + types + "\n" + text;
-    return all;
-}
-
 std::vector<const Weight*> pointers(const std::vector<Weight>& weights) {
     std::vector<const Weight*> all;
     for (const Weight& w : weights) all.push_back(&w);
     return all;
 }
-
-Family family_for(int64_t rows) { return rows <= 256 ? Family::decode : Family::prefill; }
 
 /// The choice, or that there is none.
 std::string names_or_none(const Case& c) {
@@ -107,7 +50,7 @@ std::string text_of(const PlanOp& op) {
         return by_chip([&](const Chip& chip) {
             const bool int8 = is_planes(type) && !linear::half_weight(chip, weights[0]);
             const ActKind x = op.normed ? ActKind::norm : int8 ? ActKind::int8 : ActKind::plain;
-            return runs([&](int64_t rows) {
+            return plan_runs([&](int64_t rows) {
                 return names_or_none({family_for(rows), rows, op.cols, x, true, !op.normed, all, chip});
             });
         });
@@ -122,7 +65,7 @@ std::string text_of_ffn(int64_t hidden, int64_t ff) {
         const auto both = pointers(weights);
         const Weight* const last[] = {&down};
         return by_chip([&](const Chip& chip) {
-            return runs([&](int64_t rows) {
+            return plan_runs([&](int64_t rows) {
                 Case c{family_for(rows), rows, hidden, ActKind::norm, true, false, both, chip};
                 const Choice pair = c.family == Family::prefill ? Choice{} : linear::choose_pair(c, down);
                 const std::string up = pair.empty() ? names_or_none(c) + ", swiglu" : names(pair);
@@ -135,23 +78,13 @@ std::string text_of_ffn(int64_t hidden, int64_t ff) {
     });
 }
 
-void hold(const std::string& name, const std::string& text) {
-    const std::string path = source_dir() + "/tests/ops/plan/" + name + ".txt";
-    if (std::getenv("RIPTIDE_WRITE_PLANS") != nullptr) std::ofstream(path) << text;
-    std::ifstream file(path);
-    ASSERT_TRUE(file) << path << " is not there";
-    std::ostringstream held;
-    held << file.rdbuf();
-    EXPECT_EQ(held.str(), text) << "another choice than " << path << " has";
-}
-
 TEST(Plan, products_are_those_of_the_tables) {
     for (const PlanModel& model : plan_models()) {
         std::string text = "# " + std::string(model.name) +
                            ": which kernel multiplies how many rows of x; to 256 the decode family, above prefill\n";
         for (const PlanOp& op : model.groups) text += op.name + std::string("\n") + text_of(op);
         text += "gate and up, down\n" + text_of_ffn(model.hidden, model.ff);
-        hold(std::string("linear-") + model.name, text);
+        hold_plan(std::string("linear-") + model.name, text);
     }
 }
 

@@ -1,6 +1,6 @@
 // THE TABLE for matrix products: which kernel runs. Read kTable in plan.cpp from top to bottom: the first row that
 // matches is launched, the last one always matches. Pure functions of what is asked and of the chip, without CUDA:
-// tests/ops/plan/*.txt hold the choices for six chips, and `riptide kernels` prints those for a model.
+// tests/ops/plan/*.txt hold the choices for six chips.
 #pragma once
 
 #include <cstdint>
@@ -51,9 +51,8 @@ enum class Kernel {
     gemm_bf16_sm90,
     gemm_bf16_sm80,
 };
-/// "kquant_i8_split"; the source file below src/ops/cuda/linear/, "gemv/kquant_i8.cu".
+/// "kquant_i8_split". Without the part that says how it is launched it is the name of the source file.
 const char* kernel_name(Kernel kernel);
-const char* kernel_file(Kernel kernel);
 
 /// One launch (choose_pair: `any` is ../moe/experts_any.cuh, float_row1 ../moe/experts_float.cu): rows [row, row +
 /// rows) of x times weights[i] of the case for each i of `weights`.
@@ -89,7 +88,9 @@ bool draft_weight(const Chip& chip, const Weight& w);  // draft_f16_sm90
 /// f32, f16, bf16; fp8 whose scale plane, if any, has one entry for a power of two of columns (64 or more) or for whole
 /// rows, and for one row, an even number of rows or all.
 bool float_weight(const Weight& w);
-/// The same of a matrix: scale_rows and scale_cols share an entry.
+/// Whether kernels may take one for the other: type, shape, bytes of a row, scale planes.
+bool alike(const Weight& a, const Weight& b);
+/// float_weight() of a matrix: scale_rows and scale_cols share an entry.
 bool float_matrix(DType type, bool scales, int64_t rows, int64_t cols, int64_t scale_rows, int64_t scale_cols);
 
 }  // namespace riptide::ops::cuda::linear

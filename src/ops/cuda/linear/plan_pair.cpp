@@ -1,6 +1,4 @@
 // THE TABLE for gate and up of a SwiGLU layer; plan.cpp is that for groups.
-#include <algorithm>
-
 #include "ops/cuda/linear/fit.h"
 #include "ops/cuda/linear/plan.h"
 #include "quant/planes.h"
@@ -66,14 +64,9 @@ bool pair_bf16(const PairCase& p) {
            fit_line(p.c.chip, p.c.cols, p.gate.rows / 2, false).has_value();
 }
 bool pair_float(const PairCase& p) {
-    const Weight &g = p.gate, &u = p.up;
-    const bool scales = g.scales != nullptr;
-    const bool alike = p.same_shape() && g.cols == u.cols && g.row_bytes == u.row_bytes &&
-                       scales == (u.scales != nullptr) &&
-                       (!scales || (std::min(g.scale_rows, g.rows) == std::min(u.scale_rows, u.rows) &&
-                                    g.scale_cols == u.scale_cols && g.scale_dtype == u.scale_dtype));
-    return p.one_row() && !is_planes(g.dtype) && p.floats_as_given() && float_weight(g) && alike && g.rows % 2 == 0 &&
-           fit_float_pair(p.c.chip, p.c.cols, p.c.x, g.rows).has_value();
+    return p.one_row() && !is_planes(p.gate.dtype) && p.floats_as_given() && float_weight(p.gate) &&
+           alike(p.gate, p.up) && p.gate.rows % 2 == 0 &&
+           fit_float_pair(p.c.chip, p.c.cols, p.c.x, p.gate.rows).has_value();
 }
 bool pair_wide_row1(const PairCase& p) {
     return p.one_row() && p.both(wide_weight) && p.same_shape() && p.wide_source() &&

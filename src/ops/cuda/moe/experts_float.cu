@@ -18,7 +18,6 @@
 // choice took 2.4 us more (logits in 16 CTAs, the norm again in every CTA of gate and up, a fence before down), and see
 // float.cu.
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "ops/cuda/linear/shared/float.cuh"
@@ -219,24 +218,6 @@ std::pair<DownRowKernel, int> down_kernel(const Matrix& m) {
     }
 }
 
-bool alike(const Matrix& a, const Matrix& b) {
-    return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.row_bytes == b.row_bytes &&
-           (a.scales == nullptr) == (b.scales == nullptr) &&
-           (a.scales == nullptr ||
-            (a.scale_rows == b.scale_rows && a.scale_cols == b.scale_cols && a.scale_type == b.scale_type));
-}
-
-bool pair_fits(const Matrix& gate, const Matrix& up) {
-    return float_matrix(gate) && alike(gate, up) && gate.rows % 2 == 0;
-}
-
-/// Divides the duos among `ctas` CTAs; the shared memory to ask for, 0: too much.
-int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
-    const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
-    a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
-    return float_shared(gpu, a.layout.bytes() + a.x.norm_bytes(a.layout.cols) + a.most_duos * kDuoBytes, large);
-}
-
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
     const auto all = [&](DType type) { return a.m[0].type == type && a.m[2].type == type; };
     const bool plain = a.m[0].scales == nullptr && a.m[2].scales == nullptr;
@@ -267,21 +248,17 @@ struct ExpertKernels {
     int64_t slots = 0, up_ctas = 0, up_shared = 0, down_ctas = 0, down_shared = 0;
 };
 
-bool experts_fit(const Layer& layer, const ActSource& x) {
-    const Matrix &gate = layer.gate, &down = layer.down;
-    if (layer.top_k + (layer.shared ? 1 : 0) > kFloatSlots || x.kind == ActKind::int8 || !pair_fits(gate, layer.up) ||
-        !float_matrix(down) || down_kernel(down).first == nullptr)
-        return false;
-    return !layer.shared || (pair_fits(layer.shared_gate, layer.shared_up) && layer.shared_gate.rows == gate.rows &&
-                             alike(down, layer.shared_down));
-}
-
-std::optional<ExpertKernels> plan_experts(const Gpu& gpu, const Layer& layer, const ActSource& x, int64_t cols,
-                                          int64_t n) {
-    if (!experts_fit(layer, x)) return {};
+/// x: how gate and up get their rows.
+ExpertKernels expert_kernels(const Gpu& gpu, const Layer& layer, const ActSource& x, int64_t cols, int64_t n) {
     const Matrix &gate = layer.gate, &down = layer.down;
     ExpertKernels k;
+    const int64_t duos = gate.rows / 2, outputs = float_down_outputs(down.type, down.cols);
+    const auto fit = fit_float_experts(chip_of(gpu), cols, x.kind, n, layer.top_k, duos, layer.shared ? duos : 0,
+                                       down.cols, down.rows, outputs);
+    RT_ASSERT(fit && outputs == kFloatWarps / down_kernel(down).second);
     k.slots = layer.top_k + (layer.shared ? 1 : 0);
+    k.up_ctas = fit->up_ctas, k.up_shared = fit->up_shared;
+    k.down_ctas = fit->down_ctas, k.down_shared = fit->down_shared;
     FloatDownArgs& d = k.down;
     d.m[0] = float_matrix_of(down);
     d.m[1] = layer.shared ? float_matrix_of(layer.shared_down) : d.m[0];
@@ -290,25 +267,18 @@ std::optional<ExpertKernels> plan_experts(const Gpu& gpu, const Layer& layer, co
     d.ff = down.cols;
     d.layout = act_layout(k.slots * down.cols, false, true);
     k.down_kernel = down_kernel(down).first;
-    const int64_t outputs = kFloatWarps / down_kernel(down).second, sms = gpu.info().sm_count;
-    k.down_ctas = std::min<int64_t>(sms, (down.rows + outputs - 1) / outputs);
-    const int64_t rounds = (down.rows + k.down_ctas * outputs - 1) / (k.down_ctas * outputs);
-    k.down_shared =
-        float_shared(gpu, d.layout.bytes() + rounds * kFloatWarps * kFloatSlots * int64_t{sizeof(float)}, false);
     FloatGateUpArgs& a = k.up;
     a.layout = act_layout(cols, false, true);
-    if (x.kind == ActKind::staged && x.stride != a.layout.bytes()) return {};
+    RT_ASSERT(x.kind != ActKind::staged || x.stride == a.layout.bytes());
     a.x = x;
-    a.duos = gate.rows / 2;
+    a.duos = static_cast<int32_t>(duos);
     a.shared_duos = layer.shared ? a.duos : 0;
+    a.most_duos = static_cast<int32_t>(fit->most_duos);
     a.m[0] = float_matrix_of(gate);
     a.m[1] = float_matrix_of(layer.up);
     a.m[2] = layer.shared ? float_matrix_of(layer.shared_gate) : a.m[0];
     a.m[3] = layer.shared ? float_matrix_of(layer.shared_up) : a.m[1];
     a.route.top_k = layer.top_k;
-    k.up_ctas = std::min<int64_t>(sms, (k.slots * a.duos + kQuads - 1) / kQuads);
-    k.up_shared = divide_duos(gpu, a, k.up_ctas, n == 1);
-    if (k.down_shared == 0 || k.up_shared == 0) return {};
     return k;
 }
 
@@ -342,53 +312,46 @@ void float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight&
     a.layout = act_layout(cols, false, true);
     a.x = x;
     a.out = out;
-    RT_ASSERT(divide_duos(*ctx.gpu, a, fit->ctas, true) == fit->shared);
+    a.most_duos = static_cast<int32_t>((a.duos + fit->ctas - 1) / fit->ctas);
     launch_gate_up(ctx, a, 1, fit->ctas, fit->shared);
 }
 
-bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
+void float_moe(Context& ctx, bool keyed, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual) {
-    if (router.w->rows > kMostExperts) return false;
-    const bool keyed = x.kind == ActKind::norm && layer.top_k <= kLeanChosen && lean_router_fits(router, cols);
+    RT_ASSERT(router.w->rows <= kMostExperts);
     ActSource staged;
     staged.kind = ActKind::staged;
     staged.stride = act_layout(cols, false, true).bytes();
-    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
+    ExpertKernels k = expert_kernels(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
     const Weight* const w = router.w;
-    if (!k || (!keyed && !linear::float_row1_fits(
-                             {.rows = 1, .cols = cols, .x = x.kind, .weights = {&w, 1}, .chip = chip_of(*ctx.gpu)})))
-        return false;
     if (!keyed) float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr);
-    k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
-                   static_cast<int32_t>(w->rows),
-                   layer.top_k,
-                   router.scale,
-                   router.normalize,
-                   result.routing.experts.row<int32_t>(0),
-                   result.routing.weights.row(0)};
+    k.up.route = {router.bias.empty() ? nullptr : router.bias.data(),
+                  static_cast<int32_t>(w->rows),
+                  layer.top_k,
+                  router.scale,
+                  router.normalize,
+                  result.routing.experts.row<int32_t>(0),
+                  result.routing.weights.row(0)};
     const ArenaScope scope(*ctx.arena);
     if (keyed) {
         constexpr int64_t kScores = kLeanExperts * 4;
         auto* memory = static_cast<char*>(ctx.arena->allocate(2 * kScores + staged.stride));
-        k->up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
-                        memory + 2 * kScores};
-        k->down.posted = true;
+        k.up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
+                       memory + 2 * kScores};
+        k.down.posted = true;
         launch_lean_router<true>(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
-                                 k->up.scores);
+                                 k.up.scores);
     } else {
-        k->up.logits = result.logits.row(0);
+        k.up.logits = result.logits.row(0);
     }
-    launch_experts(ctx, *k, result.routing, 1, result.y, residual, nullptr);
-    return true;
+    launch_experts(ctx, k, result.routing, 1, result.y, residual, nullptr);
 }
 
-bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
+void float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
                    const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra) {
-    std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, x, cols, n);
-    if (!k) return false;
-    k->up.experts = routing.experts.row<int32_t>(0);
-    launch_experts(ctx, *k, routing, n, y, residual, extra);
-    return true;
+    ExpertKernels k = expert_kernels(*ctx.gpu, layer, x, cols, n);
+    k.up.experts = routing.experts.row<int32_t>(0);
+    launch_experts(ctx, k, routing, n, y, residual, extra);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -1,21 +1,21 @@
-// The host's side of the float experts (experts_float.cu). False means: nothing was done; the general kernels take it,
-// with the same bits.
+// The host's side of the float experts (experts_float.cu).
 #pragma once
 
 #include "ops/cuda/linear/shared/linear.h"
 #include "ops/cuda/moe/experts_grouped_sm80.h"
+#include "ops/cuda/moe/fit.h"
 #include "ops/moe.h"
 
 namespace riptide::ops::cuda::decode {
 
 /// One row of a sparse layer: router, choice, experts and the shared one if layer has it. Fills the tensors of
-/// `result`; residual (or null) += y.
-bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
+/// `result`; residual (or null) += y. keyed: by the router of router_row1.cuh, else by a product and its logits.
+void float_moe(Context& ctx, bool keyed, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
                MoeResult& result, Tensor* residual);
 
 /// y[n, d] of ops/moe.h for experts that are chosen, + extra; residual += y. x: not int8. Right behind the kernel that
 /// wrote x and routing. Takes arena memory.
-bool float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
+void float_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t cols, int64_t n,
                    const Routing& routing, Tensor& y, Tensor* residual, const Tensor* extra);
 
 }  // namespace riptide::ops::cuda::decode

@@ -2,13 +2,12 @@
 #pragma once
 
 #include "ops/cuda/linear/shared/float.cuh"
+#include "ops/cuda/moe/fit.h"
 #include "ops/cuda/moe/route_row1.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
-
-constexpr int kFloatSlots = 9;
 
 struct FloatDownArgs {
     FloatMatrix m[2];                  // of the experts, of the shared expert; alike but for scale and places

@@ -15,16 +15,6 @@ namespace riptide::ops::cuda::prefill {
 
 namespace {
 
-/// The copies of a stack lie one behind the other.
-bool is_stack(const std::vector<Weight>& each) {
-    const Weight& first = each.front();
-    if (first.fp8 == nullptr) return false;
-    const int64_t bytes = fp8_rows(first.rows) * first.cols;
-    for (size_t e = 0; e < each.size(); ++e)
-        if (each[e].fp8 != static_cast<const char*>(first.fp8) + static_cast<int64_t>(e) * bytes) return false;
-    return true;
-}
-
 /// Scales of rows to their slots: a thread for each.
 __global__ void __launch_bounds__(256)
     spread_scales_kernel(const float* from, const int32_t* slot_of, int top_k, int blocks, int count, float* to) {
@@ -37,12 +27,6 @@ __global__ void __launch_bounds__(256)
 }
 
 }  // namespace
-
-bool fp8_experts_fit(const ExpertWeights& w, const SharedExpert& shared) {
-    if (!is_stack(w.gate) || !is_stack(w.up) || !is_stack(w.down) || w.gate[0].rows % 128 != 0) return false;
-    return shared.gate == nullptr || (shared.gate->rows == w.gate[0].rows && shared.gate->fp8 != nullptr &&
-                                      shared.up->fp8 != nullptr && shared.down->fp8 != nullptr);
-}
 
 Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     const int64_t sorted = n * top_k, all = sorted + n, blocks = d / kFp8Cols;

@@ -64,15 +64,6 @@ struct GroupMemory {
     static constexpr bool kA0 = Cols == kFf || Type == kQ6;        // put8() writes it, whether it is needed or not
     static RT_HD ActLayout layout() { return {Cols, Cols / 32, 44 * (Cols / 32), 0}; }
     static RT_HD int stride() { return tile_x_stride(layout(), kA0); }
-    /// The ring beside everything else.
-    static TilePlan plan(const Gpu& gpu, GroupArgs& a) {
-        const int64_t fixed = 2 * kPartial + int64_t{kGroupRows} * stride() + Groups::bytes(a.n, a.top_k) +
-                              kMostTileStages * StageRing::kBytes;
-        const TilePlan plan = plan_tiles(chip_of(gpu), 2, fixed, Tile<Type, Cols>::kBytes);
-        a.stages = plan.stages;
-        return plan;
-    }
-
     char* ring;
     float* partial;  // two
     char* staged;
@@ -337,31 +328,16 @@ ExpertPlanes expert_planes(const Matrix& routed, const Matrix& shared) {
     return {tile_planes(routed), tile_planes(shared), routed.data_stride, routed.high_stride, routed.scale_stride};
 }
 
-bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
-    return m.type == type && is_tile_type(type) && m.rows == rows && m.cols == cols && m.scale == 1.0f;
-}
-
 }  // namespace
 
-bool groups_suit(const Context& ctx, const Layer& layer, int64_t n) {
-    const Gpu& gpu = *ctx.gpu;
-    const Matrix &gate = layer.gate, &down = layer.down;
-    if (gpu.info().major < 8 || gpu.options().portable || layer.experts > kExperts || layer.top_k > kMostGroupTopK ||
-        n > 256 || down.rows % 64 != 0)
-        return false;
-    for (const Matrix* m :
-         {&gate, &layer.up, layer.shared ? &layer.shared_gate : &gate, layer.shared ? &layer.shared_up : &gate})
-        if (!suits(*m, gate.type, kFf, kHidden)) return false;
-    for (const Matrix* m : {&down, layer.shared ? &layer.shared_down : &down})
-        if (!suits(*m, down.type, down.rows, kFf)) return false;
-    return true;
-}
-
-bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
+void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra, const ChooseHere& choose) {
     const Gpu& gpu = *ctx.gpu;
     const Matrix &gate = layer.gate, &down = layer.down;
-    if (x.kind != ActKind::staged || !groups_suit(ctx, layer, n)) return false;
+    RT_ASSERT(x.kind == ActKind::staged);
+    const auto fit = fit_groups(chip_of(gpu), n, layer.top_k, gate.type, down.type);
+    RT_ASSERT(fit && Groups::bytes(static_cast<int>(n), layer.top_k) == group_list_bytes(n, layer.top_k));
+    const TilePlan &up_plan = fit->up, &down_plan = fit->down;
     GroupGateUpArgs a = {};
     a.g.experts = routing.experts.row<int32_t>(0);
     if (choose.route != nullptr) a.g.route = *choose.route, a.g.logits = choose.logits, a.g.keys = choose.keys;
@@ -371,15 +347,7 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     a.g.words = static_cast<int32_t>((n + 31) / 32);
     DownGroupArgs d = {};
     d.g = a.g;
-    const auto plan = [&](DType type, GroupArgs& g, auto cols) {
-        constexpr int kCols = decltype(cols)::value;
-        return type == kQ4   ? GroupMemory<kQ4, kCols>::plan(gpu, g)
-               : type == kQ5 ? GroupMemory<kQ5, kCols>::plan(gpu, g)
-                             : GroupMemory<kQ6, kCols>::plan(gpu, g);
-    };
-    const TilePlan up_plan = plan(gate.type, a.g, std::integral_constant<int, kHidden>());
-    const TilePlan down_plan = plan(down.type, d.g, std::integral_constant<int, kFf>());
-    if (up_plan.stages == 0 || down_plan.stages == 0) return false;
+    a.g.stages = up_plan.stages, d.g.stages = down_plan.stages;
 
     a.gate = expert_planes(gate, layer.shared ? layer.shared_gate : gate);
     a.up = expert_planes(layer.up, layer.shared ? layer.shared_up : layer.up);
@@ -414,7 +382,6 @@ bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     launch(gpu, combine_kernel,
            dim3(static_cast<unsigned>((d.rows + 4 * kThreads - 1) / (4 * kThreads)), static_cast<unsigned>(n)),
            kThreads, 0, c);
-    return true;
 }
 
 }  // namespace riptide::ops::cuda::decode

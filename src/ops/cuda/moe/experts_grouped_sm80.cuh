@@ -9,7 +9,7 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kExperts = 256, kGroupRows = 8, kMostGroupTopK = 8;
+constexpr int kExperts = 256, kGroupRows = 8;
 constexpr int kCtaThreads = kThreads + 32;  // the last warp asks for weights
 constexpr uint32_t kShared = 0xFFFF;        // the shared expert
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/linear/shared/linear.h"
+#include "ops/cuda/moe/fit.h"
 #include "ops/moe.h"
 
 namespace riptide::ops::cuda::decode {
@@ -17,9 +18,6 @@ struct Layer {
 
 struct RouteArgs;
 
-/// Whether group_experts() takes n rows of such a layer: Q4_K, Q5_K or Q6_K experts of [512, 2048] with a shared expert
-/// of the same types or none, up to 256 of them, top_k to 8.
-bool groups_suit(const Context& ctx, const Layer& layer, int64_t n);
 /// Experts that are chosen where they are used: keys[n, experts] and logits of fused_router(), for what route_sigmoid
 /// (ops/moe.h) makes of these, which is written to route.chosen and route.weights.
 struct ChooseHere {
@@ -28,20 +26,19 @@ struct ChooseHere {
     const uint32_t* keys = nullptr;
     uint64_t* listed = nullptr;  // of few_moe() only
 };
-/// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). False: nothing was
-/// done. Right behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's
+/// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Right
+/// behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's
 /// results are `routing` then.
-bool group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
+void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
                    Tensor* residual, const Tensor* extra, const ChooseHere& choose = {});
 
 constexpr int64_t kMostFusedRouterRows = 8;
 constexpr int kMostFewGroups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
-/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostFewGroups], set to ones. False:
-/// nothing was done.
-bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                  const float* bias, float* logits, uint32_t* keys, uint64_t* listed, ActSource& prepared);
+/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostFewGroups], set to ones.
+ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
+                       const float* bias, float* logits, uint32_t* keys, uint64_t* listed);
 
 /// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
 /// staged rows, `stride` bytes apart.

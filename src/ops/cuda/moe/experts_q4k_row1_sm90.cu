@@ -26,6 +26,7 @@
 #include "ops/cuda/linear/gemv/kquant_i8.h"
 #include "ops/cuda/linear/shared/linear.h"
 #include "ops/cuda/moe/experts_any.cuh"
+#include "ops/cuda/moe/fit.h"
 #include "ops/cuda/moe/router_row1.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -35,7 +36,6 @@ namespace {
 constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
               kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
-constexpr int kStatic = 8 << 10;  // of gate and up: static shared memory, and what the chip keeps of it
 
 /// What the kernels of a layer leave for one another.
 struct LeanMiddle {
@@ -263,27 +263,15 @@ int64_t expert_stride(const std::vector<Weight>& experts) {
     return static_cast<const char*>(experts[1].data) - static_cast<const char*>(experts[0].data);
 }
 
-bool all_lean(std::span<const Weight* const> weights, DType type, int64_t rows, int64_t cols) {
-    return std::all_of(weights.begin(), weights.end(), [&](const Weight* w) {
-        return w->dtype == type && lean_type(*w) && w->rows == rows && w->cols == cols;
-    });
-}
-
 }  // namespace
 
-bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+void lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
               const SharedExpert& shared, MoeResult& result, float* residual) {
-    if (shared.gate == nullptr || norm.weight.empty() || !lean_router_fits(router, x.shape[1]) ||
-        weights.gate.size() != kExperts)
-        return false;
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
-    const Weight* const downs[] = {&weights.down[0], shared.down};
     const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
-    if (!all_lean(ups, DType::planes_q4_k, kFf, kHidden) || !all_lean(downs, downs[0]->dtype, out, kFf) ||
-        out % kLeanWarps != 0 || expert_stride(weights.up) != stride)
-        return false;
+    const auto fit = fit_row1(chip_of(*ctx.gpu));
     constexpr int kShared = std::max(kLeanLarge, pair_bytes(32 + kSharedPairs));
-    if (ctx.gpu->info().shared_bytes < kShared + kStatic) return false;
+    RT_ASSERT(fit && *fit == kShared && weights.gate.size() == kExperts);
     const ArenaScope scope(*ctx.arena);
     auto* middle = static_cast<LeanMiddle*>(ctx.arena->allocate(sizeof(LeanMiddle)));
     launch_lean_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
@@ -314,10 +302,9 @@ bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
     d.residual = residual;
-    const auto kernel = downs[0]->dtype == DType::planes_q6_k ? lean_down_kernel<true> : lean_down_kernel<false>;
+    const auto kernel = weights.down[0].dtype == DType::planes_q6_k ? lean_down_kernel<true> : lean_down_kernel<false>;
     allow_shared(reinterpret_cast<const void*>(kernel), kLeanSmall);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kLeanWarps)), kLeanThreads, kLeanSmall, d);
-    return true;
 }
 
 }  // namespace riptide::ops::cuda::decode

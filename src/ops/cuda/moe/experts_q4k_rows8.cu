@@ -324,47 +324,20 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_down_kernel(const __grid_
 
 // ---- Launching.
 
-bool suits(const Matrix& m, DType type, int64_t rows, int64_t cols) {
-    return m.type == type && m.rows == rows && m.cols == cols && m.scale == 1.0f;
-}
-
 FewPlanes few_planes(const Matrix& m) { return {tile_planes(m), m.data_stride, m.high_stride, m.scale_stride}; }
 
-int64_t up_fixed(int64_t n, int64_t units) { return n * kUpRowBytes + units * kUnitBytes; }
-int64_t down_fixed(int64_t n, bool q6) {
-    return n * kMostSlots * ((q6 ? kDownRowBytes<true> : kDownRowBytes<false>)+4 * kOutputs);
-}
-int64_t up_ctas(const Context& ctx) { return std::max(kLeastCtas, ctx.gpu->info().sm_count); }
-int64_t most_units(const Context& ctx, int64_t n, int64_t top_k) {
-    return (n * top_k * kTiles + up_ctas(ctx) - 1) / up_ctas(ctx);
-}
-/// How many tasks of `bytes` each warp has room for beside `fixed` bytes.
-int64_t few_room(const Context& ctx, int64_t fixed, int64_t bytes) {
-    return (ctx.gpu->info().shared_bytes - kStatic - fixed) / (kLeanWarps * bytes);
-}
+static_assert(kUpTaskBytes == 4 * (kHidden / 2 + kHidden / 16) && kUpRowBytes == 40 * (kHidden / 32) &&
+              kUnitBytes == 512 && kUpRoom == 2 && kOutputs == 16);  // fit_rows8() counts with the same
 
 }  // namespace
-
-bool few_moe_suits(const Context& ctx, const Layer& layer, int64_t n) {
-    const Gpu& gpu = *ctx.gpu;
-    const Matrix &gate = layer.gate, &down = layer.down;
-    constexpr DType kQ4 = DType::planes_q4_k;
-    if (gpu.info().major < 8 || gpu.options().portable || n < 2 || n > kServedRows || layer.top_k > kRowSlots ||
-        layer.experts > kExperts || down.rows % kOutputs != 0 || (down.type != kQ4 && down.type != DType::planes_q6_k))
-        return false;
-    for (const Matrix* m :
-         {&gate, &layer.up, layer.shared ? &layer.shared_gate : &gate, layer.shared ? &layer.shared_up : &gate})
-        if (!suits(*m, kQ4, kFf, kHidden)) return false;
-    for (const Matrix* m : {&down, layer.shared ? &layer.shared_down : &down})
-        if (!suits(*m, down.type, down.rows, kFf)) return false;
-    return few_room(ctx, up_fixed(n, most_units(ctx, n, layer.top_k)), kUpTaskBytes) >= kUpRoom &&
-           few_room(ctx, down_fixed(n, true), few_down_bytes<true>(8)) >= 2;
-}
 
 void few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const ChooseHere& choose, Tensor& y,
              Tensor* residual) {
     RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes);
     const Matrix& down = layer.down;
+    const bool q6 = down.type == DType::planes_q6_k;
+    const auto fit = fit_rows8(chip_of(*ctx.gpu), n, layer.top_k, q6);
+    RT_ASSERT(fit);
     FewGateUpArgs a = {};
     a.f.keys = choose.keys;
     a.f.logits = choose.logits;
@@ -382,8 +355,8 @@ void few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, co
         allow_shared(reinterpret_cast<const void*>(kernel), shared);
         launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, static_cast<size_t>(shared), args);
     };
-    a.units = static_cast<int32_t>(most_units(ctx, n, layer.top_k));
-    start(few_gate_up_kernel, up_ctas(ctx), up_fixed(n, a.units) + kUpRoom * kLeanWarps * int64_t{kUpTaskBytes}, a);
+    a.units = static_cast<int32_t>(fit->units);
+    start(few_gate_up_kernel, fit->up_ctas, fit->up_shared, a);
 
     FewDownArgs d = {};
     d.f = a.f;
@@ -393,12 +366,9 @@ void few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, co
     d.rows = down.rows;
     d.y = y.row(0);
     d.residual = residual == nullptr ? nullptr : residual->row(0);
-    const bool q6 = down.type == DType::planes_q6_k;
-    const int64_t bytes = q6 ? few_down_bytes<true>(8) : few_down_bytes<false>(8), fixed = down_fixed(n, q6);
-    const int64_t room = std::min<int64_t>(3, few_room(ctx, fixed, bytes));
-    const auto kernel = q6 ? (room == 3 ? few_down_kernel<true, 8, 3> : few_down_kernel<true, 8, 2>)
-                           : (room == 3 ? few_down_kernel<false, 8, 3> : few_down_kernel<false, 8, 2>);
-    start(kernel, down.rows / kOutputs, fixed + room * kLeanWarps * bytes, d);
+    const auto kernel = q6 ? (fit->down_tasks == 3 ? few_down_kernel<true, 8, 3> : few_down_kernel<true, 8, 2>)
+                           : (fit->down_tasks == 3 ? few_down_kernel<false, 8, 3> : few_down_kernel<false, 8, 2>);
+    start(kernel, down.rows / kOutputs, fit->down_shared, d);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -15,6 +15,7 @@
 // Experts come in descending order, so that the shared one, with the most rows, is not last. Limits: a tile of few rows
 // costs as much decoding as one of 128; stores are not overlapped.
 #include "ops/cuda/moe/grouped_gemm_dequant_sm90.cuh"
+#include "ops/cuda/moe/plan.h"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -201,7 +202,7 @@ template <class Out>
 void choose(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
     RT_ASSERT(job.gemm.plan.row_first != nullptr && job.gemm.expert_begin == 0);
     if (job.gemm.rows == 0) return;
-    const bool few = job.gemm.rows <= kFewRows * (job.gemm.expert_end - job.gemm.expert_begin);
+    const bool few = moe::few_slots(job.gemm.rows, job.gemm.expert_end - job.gemm.expert_begin);
     if (job.kernel == DecodingKernel::few || (job.kernel == DecodingKernel::automatic && few))
         gemm_decoding_few(gpu, job, out);
     else gemm_decoding_many(gpu, job, out);
@@ -209,9 +210,8 @@ void choose(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
 }  // namespace
 
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride) {
-    const bool type = w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k || w.dtype == DType::planes_q6_k;
-    if (!gpu.hopper() || !type || w.scale != 1.0f || w.rows % 64 != 0 || stride % 16 != 0) return false;
-    return w.dtype != DType::planes_q6_k || w.cols / 256 * 512 <= Span<DType::planes_q6_k>::kMostD;
+    static_assert(2048 / 256 * 512 == Span<DType::planes_q6_k>::kMostD);  // what moe::dequant_weight() asks
+    return moe::dequant_weight(chip_of(gpu), w, stride);
 }
 
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out) { choose(gpu, job, out); }

@@ -27,14 +27,12 @@
 #include "ops/cuda/moe/experts_float.h"
 #include "ops/cuda/moe/experts_grouped_sm80.h"
 #include "ops/cuda/moe/experts_q4k_rows8.h"
+#include "ops/cuda/moe/plan.h"
 #include "ops/cuda/moe/route.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
-
-/// The most rows that router_kernel serves; more go through router_logits().
-constexpr int64_t kFusedRouterRows = 2;
 
 struct RouterArgs {
     Matrix m;  // float rows without a scale plane
@@ -112,8 +110,6 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
     if (last) route_row(a.route, logits, row, memory);
 }
 
-bool same_kind(const Weight& a, const Weight& b) { return is_planes(a.dtype) == is_planes(b.dtype); }
-
 bool all_k_quants(const Matrix& a, const Matrix& b) { return is_k_quant(a.type) && is_k_quant(b.type); }
 
 /// out [n, slots, ff]. x: staged rows of `layout` if n > 1.
@@ -188,7 +184,8 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
     check_weight(gate, cols);
     check_weight(up, cols);
     check_weight(down, gate.rows);
-    RT_CHECK(same_kind(gate, up), "GPU kernels need gate and up both quantised or both floats, but they are {} and {}",
+    RT_CHECK(moe::same_kind(gate, up),
+             "GPU kernels need gate and up both quantised or both floats, but they are {} and {}",
              dtype_name(gate.dtype), dtype_name(up.dtype));
     for (size_t e = 0; e < weights.gate.size(); ++e)
         RT_CHECK(weights.gate[e].rows == gate.rows && weights.up[e].rows == gate.rows && weights.gate[e].cols == cols &&
@@ -205,8 +202,7 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
     s.layer.experts = static_cast<int32_t>(weights.gate.size());
     s.layout = act_layout(cols, is_planes(gate.dtype), !is_planes(gate.dtype));
     if (shared.gate == nullptr) return s;
-    s.separate = shared.gate->rows != gate.rows || !same_kind(*shared.gate, gate) || !same_kind(*shared.up, gate) ||
-                 !same_kind(*shared.down, down);
+    s.separate = moe::shared_apart(weights, shared);
     if (s.separate) return s;
     check_weight(*shared.gate, cols);
     check_weight(*shared.up, cols);
@@ -218,18 +214,48 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
     return s;
 }
 
+/// logits[n, experts] of a float router and what is chosen by them, for a row or two; the rows as `prepared` wants
+/// them.
+ActSource route_any(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& prepared, int64_t n,
+                    const RouteArgs& route, float* logits) {
+    ActSource staged;
+    staged.kind = ActKind::staged;
+    staged.stride = prepared.bytes();
+    auto* rows = static_cast<char*>(ctx.arena->allocate(n * staged.stride));
+    staged.rows = rows;
+    RouterArgs a;
+    a.m = matrix_of(router);
+    a.x = x;
+    a.layout = act_layout(router.cols, false, true);
+    a.prepared = prepared;
+    a.out = rows;
+    a.logits = logits;
+    a.route = route;
+    a.counters = ctx.gpu->counters();
+    RT_ASSERT(n <= Gpu::kCounters);
+    stage_count(ctx, a.layout, a.x.norm_bytes(a.layout.cols) + (10 << 10), 1);
+    const int64_t dynamic = std::max(a.layout.bytes(), a.prepared.bytes()) + a.x.norm_bytes(a.layout.cols);
+    allow_shared(reinterpret_cast<const void*>(router_kernel), dynamic + (10 << 10));
+    launch(*ctx.gpu, router_kernel, dim3(static_cast<unsigned>((router.rows + 1) / 2 + 1), static_cast<unsigned>(n)),
+           kThreads, static_cast<size_t>(dynamic), a);
+    return staged;
+}
+
 /// y[n, d] of ops/moe.h; residual += y. x: the rows, normalised or to be; `prepared`: the same as staged rows, or x.
-void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const ActSource& prepared, int64_t cols,
-                 int64_t n, const Routing& routing, const SharedExpert& shared, Tensor& y, Tensor* residual) {
+void run_experts(Context& ctx, moe::Experts experts, const SparseShape& s, const ActSource& x,
+                 const ActSource& prepared, int64_t cols, int64_t n, const Routing& routing, const SharedExpert& shared,
+                 Tensor& y, Tensor* residual) {
     Tensor extra;
     if (s.separate) {
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
         dense_swiglu(ctx, x, cols, n, *shared.gate, *shared.up, *shared.down, extra, nullptr);
     }
     const Tensor* const more = s.separate ? &extra : nullptr;
-    if ((n > 1 && group_experts(ctx, s.layer, prepared, n, routing, y, residual, more)) ||
-        float_experts(ctx, s.layer, prepared, cols, n, routing, y, residual, more))
-        return;
+    if (experts == moe::Experts::grouped_sm80)
+        return group_experts(ctx, s.layer, prepared, n, routing, y, residual, more);
+    if (experts == moe::Experts::float_experts)
+        return float_experts(ctx, s.layer, prepared, cols, n, routing, y, residual, more);
+    RT_ASSERT(experts == moe::Experts::any);
     const int64_t slots = s.layer.top_k + (s.layer.shared ? 1 : 0);
     auto* act = static_cast<float*>(ctx.arena->allocate(n * slots * s.layer.gate.rows * int64_t{sizeof(float)}));
     launch_gate_up(ctx, s.layer, prepared, s.layout, n, routing.experts.row<int32_t>(0), true, act);
@@ -318,7 +344,14 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     const ArenaScope scope(*ctx.arena);
     const ActSource source = source_of(x, {}, true);
     const ActSource prepared = n == 1 ? source : prepare_rows(ctx, source, s.layout, n);
-    run_experts(ctx, s, source, prepared, cols, n, routing, shared, y, nullptr);
+    const moe::Choice choice = moe::choose({.family = ctx.family,
+                                            .rows = n,
+                                            .normed = false,
+                                            .top_k = routing.top_k,
+                                            .experts = &weights,
+                                            .shared = shared,
+                                            .chip = chip_of(*ctx.gpu)});
+    run_experts(ctx, choice.up, s, source, prepared, cols, n, routing, shared, y, nullptr);
     return y;
 }
 
@@ -345,82 +378,61 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         return Routing{router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
                        ctx.alloc(DType::f32, {n, router.top_k})};
     };
-    const bool plain = router.w->dtype == DType::f32 || router.w->dtype == DType::f16 || router.w->dtype == DType::bf16;
-    const bool few = few_moe_suits(ctx, s.layer, n);
-    if (plain && router.w->scales == nullptr && n > 1 && n <= kMostFusedRouterRows && !s.separate &&
-        (few || groups_suit(ctx, s.layer, n))) {
-        result.logits = ctx.alloc(DType::f32, {n, num_experts});
-        result.routing = empty_routing();
-        const ArenaScope scope(*ctx.arena);
-        auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
-        auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostFewGroups * int64_t{sizeof(uint64_t)}));
-        const RouteArgs route = route_args(result.routing);
-        const ChooseHere choose{&route, result.logits.row(0), keys, listed};
-        ActSource rows;
-        if (fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, listed, rows)) {
-            if (few) few_moe(ctx, s.layer, rows, n, choose, result.y, &x);
-            else RT_ASSERT(group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose));
-            x.int8 = nullptr;
-            return result;
-        }
-    }
-    if (plain && router.w->scales == nullptr && n > kFusedRouterRows) {
-        const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);
-        ActSource rows = prepare_rows(ctx, source, both, n);
-        result.logits = ctx.alloc(DType::f32, {n, num_experts});
-        router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
-        result.routing = empty_routing();
-        choose_experts(ctx, route_args(result.routing), result.logits.row(0), n);
-        const ArenaScope scope(*ctx.arena);
-        run_experts(ctx, s, source, rows, cols, n, result.routing, shared, result.y, &x);
-        x.int8 = nullptr;
-        return result;
-    }
-    const bool fused = !is_planes(router.w->dtype) && router.w->dtype != DType::f8_e4m3;
-    if (!fused || n == 0) {
+    const moe::Choice choice = moe::choose({.family = ctx.family,
+                                            .rows = n,
+                                            .normed = source.kind == ActKind::norm,
+                                            .aligned = reinterpret_cast<uintptr_t>(source.norm) % 16 == 0,
+                                            .router = router.w,
+                                            .top_k = router.top_k,
+                                            .experts = &weights,
+                                            .shared = shared,
+                                            .chip = chip_of(*ctx.gpu)});
+    if (choice.router == moe::Router::product || n == 0) {
         const Weight* const w = router.w;
         result.logits = multiply(ctx, source, cols, n, {&w, 1}, nullptr)[0];
         result.routing =
             cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
         if (n == 0) return result;
-    } else {
-        result.logits = ctx.alloc(DType::f32, {n, num_experts});
-        result.routing = empty_routing();
-    }
-    if (n == 1 && fused &&
-        (lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0)) ||
-         (!s.separate && float_moe(ctx, source, cols, router, s.layer, result, &x)))) {
+        const ArenaScope scope(*ctx.arena);
+        const ActSource prepared = prepare_rows(ctx, source, s.layout, n);
+        run_experts(ctx, choice.up, s, source, prepared, cols, n, result.routing, shared, result.y, &x);
         x.int8 = nullptr;
         return result;
     }
-    const ArenaScope scope(*ctx.arena);
-    ActSource prepared;
-    if (fused) {
-        prepared.kind = ActKind::staged;
-        prepared.stride = s.layout.bytes();
-        auto* rows = static_cast<char*>(ctx.arena->allocate(n * prepared.stride));
-        prepared.rows = rows;
-        RouterArgs a;
-        a.m = matrix_of(*router.w);
-        a.x = source;
-        a.layout = act_layout(cols, false, true);
-        a.prepared = s.layout;
-        a.out = rows;
-        a.logits = result.logits.row(0);
-        a.route = route_args(result.routing);
-        a.counters = ctx.gpu->counters();
-        RT_ASSERT(n <= Gpu::kCounters);
-        stage_count(ctx, a.layout, a.x.norm_bytes(a.layout.cols) + (10 << 10), 1);
-        const int64_t dynamic = std::max(a.layout.bytes(), a.prepared.bytes()) + a.x.norm_bytes(a.layout.cols);
-        allow_shared(reinterpret_cast<const void*>(router_kernel), dynamic + (10 << 10));
-        launch(*ctx.gpu, router_kernel,
-               dim3(static_cast<unsigned>((num_experts + 1) / 2 + 1), static_cast<unsigned>(n)), kThreads,
-               static_cast<size_t>(dynamic), a);
-    } else {
-        prepared = prepare_rows(ctx, source, s.layout, n);
-    }
-    run_experts(ctx, s, source, prepared, cols, n, result.routing, shared, result.y, &x);
+    ActSource rows;  // prepared, with floats beside for router_logits()
+    const ActLayout both = act_layout(cols, s.layout.int8_bytes > 0, true);
+    if (choice.router == moe::Router::rows) rows = prepare_rows(ctx, source, both, n);
+    result.logits = ctx.alloc(DType::f32, {n, num_experts});
+    if (choice.router == moe::Router::rows)
+        router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
+    result.routing = empty_routing();
     x.int8 = nullptr;
+    const ArenaScope scope(*ctx.arena);
+    const RouteArgs route = route_args(result.routing);
+    switch (choice.router) {
+        case moe::Router::rows_norm: {
+            auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
+            auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostFewGroups * int64_t{sizeof(uint64_t)}));
+            const ChooseHere choose{&route, result.logits.row(0), keys, listed};
+            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, listed);
+            if (choice.up == moe::Experts::q4k_rows8) few_moe(ctx, s.layer, rows, n, choose, result.y, &x);
+            else group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
+            return result;
+        }
+        case moe::Router::rows:
+            choose_experts(ctx, route, result.logits.row(0), n);
+            break;
+        case moe::Router::row1:
+        case moe::Router::float_product:
+            if (choice.up == moe::Experts::q4k_row1_sm90)
+                lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0));
+            else float_moe(ctx, choice.router == moe::Router::row1, source, cols, router, s.layer, result, &x);
+            return result;
+        default:
+            RT_ASSERT(choice.router == moe::Router::any);
+            rows = route_any(ctx, *router.w, source, s.layout, n, route, result.logits.row(0));
+    }
+    run_experts(ctx, choice.up, s, source, rows, cols, n, result.routing, shared, result.y, &x);
     return result;
 }
 

@@ -11,6 +11,7 @@
 #include "ops/cuda/backend.h"
 #include "ops/cuda/linear/gemm/fp8_sm90.h"
 #include "ops/cuda/moe/moe_prefill.h"
+#include "ops/cuda/moe/plan.h"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -85,7 +86,7 @@ bool same_planes(const Weight& a, const Weight& b) {
 /// The product of all experts (`experts` of them, the shared one included) with their slots.
 template <class Out>
 void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, const GroupPlan& plan, int experts,
-                     const uint16_t* a, int64_t slots, int64_t k, const Out& out) {
+                     const uint16_t* a, int64_t slots, int64_t k, moe::Experts kernel, const Out& out) {
     const Weight& first = kinds[0].each->front();
     const auto routed = static_cast<int>(kinds[0].each->size());
     DecodingProblem job;
@@ -96,16 +97,16 @@ void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, 
     problem.k = static_cast<int>(k);
     problem.plan = plan;
     problem.expert_end = experts;
-    bool decode = true, decode_shared = experts > routed;
+    bool decode_shared = experts > routed;
     for (size_t i = 0; i < kinds.size(); ++i) {
         const Weight& w = kinds[i].each->front();
         job.first[i] = &w;
         job.stride[i] = distance(*kinds[i].each);
         job.shared[i] = kinds[i].shared;
-        decode = decode && can_decode(*ctx.gpu, w, job.stride[i]) && same_planes(w, first);
         decode_shared = decode_shared && same_planes(*kinds[i].shared, first);
     }
-    if (!decode) return expanded_products(ctx, kinds, order, problem, out);
+    if (kernel == moe::Experts::bf16_sm90 || kernel == moe::Experts::bf16_sm80)
+        return expanded_products(ctx, kinds, order, problem, out);
     if (!decode_shared) {
         job.shared[0] = job.shared[1] = nullptr;
         problem.expert_end = routed;
@@ -168,8 +169,8 @@ Slots alloc_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
 }
 
 /// y, x: as combine(). The bf16 rows of h are in slots.rows(). copy: as sort_routing().
-void run_experts(Context& ctx, const Slots& slots, const Routing& routing, const Routing* copy, const ExpertWeights& w,
-                 const SharedExpert& shared, const Tensor& y, Tensor* x) {
+void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, const Routing& routing,
+                 const Routing* copy, const ExpertWeights& w, const SharedExpert& shared, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), ff = w.gate[0].rows;
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
@@ -188,12 +189,12 @@ void run_experts(Context& ctx, const Slots& slots, const Routing& routing, const
     const int64_t used = slots.sorted + (joined ? n : 0), width = round_up(ff, 64);
     auto* act = static_cast<uint16_t*>(ctx.arena->allocate(2 * used * width));
     const Kind first[] = {{&w.gate, shared.gate, 0}, {&w.up, shared.up, 1}};
-    expert_products(ctx, first, RowOrder::swiglu, sorted.plan, all, slots.inputs(), used, slots.k,
+    expert_products(ctx, first, RowOrder::swiglu, sorted.plan, all, slots.inputs(), used, slots.k, choice.up,
                     OutSwiglu{act, static_cast<int>(ff), width});
     const Kind second[] = {{&w.down, shared.down, 0}};
     OutF32 out;
     out.add(slots.results(), 0, static_cast<int>(slots.d), slots.d);
-    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, out);
+    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, choice.down, out);
     combine(*ctx.gpu, slots.results(), shared_y, sorted.slot_of, routing, y, x);
 }
 
@@ -212,7 +213,13 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     const Tensor y = ctx.alloc(DType::f32, {x.rows(), x.shape[1]});
     if (x.rows() == 0) return y;
     const ArenaScope scope(*ctx.arena);
-    if (fp8_experts_fit(weights, shared)) {
+    const moe::Choice choice = moe::choose({.family = Family::prefill,
+                                            .rows = x.rows(),
+                                            .top_k = routing.top_k,
+                                            .experts = &weights,
+                                            .shared = shared,
+                                            .chip = chip_of(*ctx.gpu)});
+    if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
         to_fp8(*ctx.gpu, x, nullptr, 0, slots.rows, nullptr);
         fp8_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
@@ -220,7 +227,7 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     }
     const Slots slots = alloc_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
     to_bf16(*ctx.gpu, x, nullptr, 0, slots.rows(), slots.k, nullptr);
-    run_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
+    run_experts(ctx, choice, slots, routing, nullptr, weights, shared, y, nullptr);
     return y;
 }
 
@@ -246,14 +253,21 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         return route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
     };
     x.int8 = nullptr;
-    if (fp8_experts_fit(weights, shared)) {
+    const moe::Choice choice = moe::choose({.family = Family::prefill,
+                                            .rows = n,
+                                            .router = router.w,
+                                            .top_k = router.top_k,
+                                            .experts = &weights,
+                                            .shared = shared,
+                                            .chip = chip_of(*ctx.gpu)});
+    if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, n, router.top_k, d);
         to_fp8(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows, h);
         fp8_experts(ctx, slots, choose(), &result.routing, weights, shared, result.y, &x);
     } else {
         const Slots slots = alloc_slots(ctx, n, router.top_k, d);
         to_bf16(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows(), slots.k, h);
-        run_experts(ctx, slots, choose(), &result.routing, weights, shared, result.y, &x);
+        run_experts(ctx, choice, slots, choose(), &result.routing, weights, shared, result.y, &x);
     }
     return result;
 }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
 #include "ops/cuda/moe/moe_prefill.h"
+#include "ops/cuda/moe/plan.h"
 #include "quant/decode.cuh"
 
 namespace riptide::ops::cuda::prefill {
@@ -307,8 +308,9 @@ __global__ void __launch_bounds__(kRouterThreads)
 void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits) {
     if (n == 0) return;
     const ArenaScope scope(*ctx.arena);
-    const bool tensor_cores = ctx.gpu->info().major >= 8 && !ctx.gpu->options().portable;
-    if (tensor_cores && w.cols % kGroup == 0) return tensor_logits(ctx, w, h, n, logits);
+    static_assert(kGroup == 32);  // what moe::prefill_router() asks
+    if (moe::prefill_router(chip_of(*ctx.gpu), w) == moe::Router::prefill_tensor)
+        return tensor_logits(ctx, w, h, n, logits);
     const auto* weights = static_cast<const float*>(w.data);
     int64_t stride = w.row_bytes / 4;
     if (w.dtype != DType::f32 || w.scale != 1.0f) {

@@ -113,11 +113,6 @@ __global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __
     }
 }
 
-inline bool lean_router_fits(const Router& router, int64_t cols) {
-    return cols == kLeanHidden && router.w->dtype == DType::bf16 && router.w->rows == kLeanExperts &&
-           router.w->row_bytes == 2 * kLeanHidden && router.w->scale == 1.0f && router.top_k <= kLeanChosen;
-}
-
 /// x: a row of floats that is to be normalised. Leaves `scores`, the logits of `result`, and -1 as ids of experts.
 template <bool Float>
 void launch_lean_router(Context& ctx, const float* x, const float* norm, float eps, const Router& router,

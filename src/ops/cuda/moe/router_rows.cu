@@ -177,12 +177,10 @@ void router_logits(Context& ctx, const Weight& router, const char* x, int64_t st
     else start(router_rows_kernel<false>, kCtaExperts, kRouterRows);
 }
 
-bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                  const float* bias, float* logits, uint32_t* keys, uint64_t* listed, ActSource& prepared) {
-    if (router.cols != kFusedCols || x.kind != ActKind::norm || reinterpret_cast<uintptr_t>(x.norm) % 16 != 0 ||
-        n > kMostFusedRouterRows)
-        return false;
-    prepared = {};
+ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
+                       const float* bias, float* logits, uint32_t* keys, uint64_t* listed) {
+    RT_ASSERT(router.cols == kFusedCols && x.kind == ActKind::norm && n <= kMostFusedRouterRows);
+    ActSource prepared;
     prepared.kind = ActKind::staged;
     prepared.stride = layout.bytes();
     auto* out = static_cast<char*>(ctx.arena->allocate(n * prepared.stride));
@@ -204,7 +202,7 @@ bool fused_router(Context& ctx, const Weight& router, const ActSource& x, const 
            dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts + 1),
                 static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
            kThreads, static_cast<size_t>(std::min<int64_t>(n, kRouterRows) * 4 * kFusedCols), a);
-    return true;
+    return prepared;
 }
 
 }  // namespace riptide::ops::cuda::decode

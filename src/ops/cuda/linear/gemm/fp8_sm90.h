@@ -62,7 +62,6 @@ Fp8Matrix fp8_of(const Weight& w);
 
 /// Whether such an op takes the FP8 path: all weights have copies, and the results of gate and up come in 128s.
 bool fp8_swiglu_fits(const Weight& w_gate, const Weight& w_up, const Weight& w_down);
-bool fp8_experts_fit(const ExpertWeights& weights, const SharedExpert& shared);
 
 // What the functions of ops/cuda/backend.h do with such weights. fp8_matmul_group leaves out those without a copy.
 void fp8_matmul_group(Context& ctx, const Tensor& x, const Norm& norm, std::span<const Weight* const> weights,

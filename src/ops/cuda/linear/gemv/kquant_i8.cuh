@@ -29,10 +29,6 @@ struct LeanPlanes {
 
 __host__ __device__ constexpr ActLayout lean_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }
 
-inline bool lean_type(const Weight& w) {
-    return (w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q6_k) && w.scale == 1.0f &&
-           w.rows * w.cols <= int64_t{1} << 31;
-}
 inline LeanPlanes planes_of(const Weight& w) {
     const char* scales = static_cast<const char*>(w.scales);
     return {static_cast<const char*>(w.data), static_cast<const char*>(w.high), scales,

@@ -18,9 +18,8 @@ void few_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64
                   std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual);
 
 /// One row of a sparse layer: 256 experts, gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at
-/// most 8 of them and a shared one, a bf16 router. Fills the tensors of `result`; residual (or null) += y. False:
-/// nothing was done.
-bool lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+/// most 8 of them and a shared one, a bf16 router. Fills the tensors of `result`; residual (or null) += y.
+void lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
               const SharedExpert& shared, MoeResult& result, float* residual);
 
 }  // namespace riptide::ops::cuda::decode

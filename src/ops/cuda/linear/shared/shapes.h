@@ -144,6 +144,8 @@ struct ManyShape {
     RT_HD static constexpr int block(int k, int u) { return C == 1 ? (k % 2 * 2 + k / 2) + 4 * u : 2 * k + u; }
 };
 
+constexpr int64_t kTileStageBarriers = 16;  // bytes of the barriers of a stage (weight_ring.cuh)
+
 constexpr int kMostManyStages = 6;
 
 // ---- Half precision (kquant_f16.cuh and what is made of it).

@@ -1,0 +1,50 @@
+// Whether kernels of moe/ fit on a chip, for the plan and the launchers alike. Without CUDA.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ops/cuda/linear/fit.h"
+
+namespace riptide::ops::cuda::decode {
+
+/// Sparse layers that experts_q4k_row1_sm90.cu, experts_q4k_rows8.cu and experts_grouped_sm80.cu are made for.
+struct SparseShape512 {
+    static constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kTopK = 8;
+    static constexpr int kGroupRows = 8;  // that experts_grouped_sm80.cu multiplies at once
+};
+
+/// experts_q4k_row1_sm90.cu: the shared memory of gate and up.
+std::optional<int64_t> fit_row1(const Chip& chip);
+
+/// experts_q4k_rows8.cu: tasks that a warp has at a time, the most units of a CTA, and shared memory.
+struct RowsFit {
+    int64_t up_ctas = 0, units = 0, up_shared = 0, down_tasks = 0, down_shared = 0;
+};
+std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, bool q6_down);
+
+/// experts_grouped_sm80.cu: bytes of the lists of groups, and how both kernels divide their memory.
+int64_t group_list_bytes(int64_t n, int64_t top_k);
+struct GroupFit {
+    TilePlan up, down;
+};
+std::optional<GroupFit> fit_groups(const Chip& chip, int64_t n, int64_t top_k, DType up, DType down);
+
+/// experts_float.cu: CTAs and shared memory of both kernels. duos: pairs of rows of gate and up of an expert, and of
+/// the shared one or 0; outputs: rows of down that a CTA has at once.
+constexpr int kFloatSlots = 9;  // experts of a row at most
+/// Rows of down that a CTA has at once; 0: there is no kernel.
+constexpr int float_down_outputs(DType type, int64_t cols) {
+    return cols != 512                                 ? 0
+           : type == DType::f8_e4m3                    ? kFloatWarps
+           : type == DType::bf16 || type == DType::f16 ? kFloatWarps / 2
+                                                       : 0;
+}
+struct FloatExpertsFit {
+    int64_t up_ctas = 0, most_duos = 0, up_shared = 0, down_ctas = 0, down_shared = 0;
+};
+std::optional<FloatExpertsFit> fit_float_experts(const Chip& chip, int64_t cols, ActKind kind, int64_t n, int64_t top_k,
+                                                 int64_t duos, int64_t shared_duos, int64_t ff, int64_t rows,
+                                                 int64_t outputs);
+
+}  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,265 @@
+#include "ops/cuda/moe/plan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/moe/fit.h"
+#include "quant/fp8_copy.h"
+#include "quant/planes.h"
+
+namespace riptide::ops::cuda::moe {
+
+using namespace decode;
+
+namespace {
+
+using S512 = SparseShape512;
+constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
+
+/// What the rows of the table ask.
+struct SparseLayer {
+    const Case& c;
+    const Weight &gate, &up, &down;  // of expert 0
+    bool separate = false;           // the shared expert is of another shape or kind
+    bool shared = false;             // it goes with the others
+
+    explicit SparseLayer(const Case& of)
+        : c(of), gate(of.experts->gate[0]), up(of.experts->up[0]), down(of.experts->down[0]) {
+        separate = shared_apart(*of.experts, of.shared);
+        shared = of.shared.gate != nullptr && !separate;
+    }
+    int64_t experts() const { return std::ssize(c.experts->gate); }
+    bool mma() const { return c.chip.major >= 8 && !c.chip.portable; }
+    /// f of gate and up, and of those of the shared expert that goes with them; of down.
+    template <class F>
+    bool ups(const F& f) const {
+        return f(gate) && f(up) && (!shared || (f(*c.shared.gate) && f(*c.shared.up)));
+    }
+    template <class F>
+    bool downs(const F& f) const {
+        return f(down) && (!shared || f(*c.shared.down));
+    }
+    bool router_is(std::initializer_list<DType> types) const {
+        return std::find(types.begin(), types.end(), c.router->dtype) != types.end();
+    }
+};
+
+bool is_of(const Weight& w, DType type, int64_t rows, int64_t cols) {
+    return w.dtype == type && w.rows == rows && w.cols == cols && w.scale == 1.0f;
+}
+int64_t stride_of(const std::vector<Weight>& each) {
+    return each.size() < 2 ? 0 : static_cast<const char*>(each[1].data) - static_cast<const char*>(each[0].data);
+}
+
+// ---- Experts.
+
+/// The router that router_row1.cuh has.
+bool row1_router(const SparseLayer& l) {
+    const Weight& w = *l.c.router;
+    return w.cols == S512::kHidden && w.dtype == DType::bf16 && w.rows == S512::kExperts &&
+           w.row_bytes == 2 * S512::kHidden && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
+}
+
+bool q4k_row1(const SparseLayer& l) {
+    const SharedExpert& s = l.c.shared;
+    if (l.c.rows != 1 || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
+        (l.down.dtype != kQ4 && l.down.dtype != kQ6) || l.down.rows % kLeanWarps != 0)
+        return false;
+    for (const Weight* w : {&l.gate, &l.up, s.gate, s.up})
+        if (!is_of(*w, kQ4, S512::kFf, S512::kHidden)) return false;
+    for (const Weight* w : {&l.down, s.down})
+        if (!is_of(*w, l.down.dtype, l.down.rows, S512::kFf) || w->rows * w->cols > int64_t{1} << 31) return false;
+    return stride_of(l.c.experts->up) == stride_of(l.c.experts->gate) && fit_row1(l.c.chip).has_value();
+}
+
+bool q4k_rows8(const SparseLayer& l) {
+    constexpr int64_t kOutputs = 16;  // of down, that a CTA has
+    return l.mma() && l.c.rows >= 2 && l.c.rows <= 8 && l.c.top_k <= S512::kTopK && l.experts() <= S512::kExperts &&
+           l.down.rows % kOutputs == 0 && (l.down.dtype == kQ4 || l.down.dtype == kQ6) &&
+           l.ups([](const Weight& w) { return is_of(w, kQ4, S512::kFf, S512::kHidden); }) &&
+           l.downs([&](const Weight& w) { return is_of(w, l.down.dtype, l.down.rows, S512::kFf); }) &&
+           fit_rows8(l.c.chip, l.c.rows, l.c.top_k, l.down.dtype == kQ6).has_value();
+}
+
+bool grouped(const SparseLayer& l) {
+    return l.mma() && l.c.rows > 1 && l.c.rows <= 256 && l.experts() <= S512::kExperts && l.c.top_k <= S512::kTopK &&
+           l.down.rows % 64 == 0 && is_tile_type(l.gate.dtype) && is_tile_type(l.down.dtype) &&
+           l.ups([&](const Weight& w) { return is_of(w, l.gate.dtype, S512::kFf, S512::kHidden); }) &&
+           l.downs([&](const Weight& w) { return is_of(w, l.down.dtype, l.down.rows, S512::kFf); }) &&
+           fit_groups(l.c.chip, l.c.rows, l.c.top_k, l.gate.dtype, l.down.dtype).has_value();
+}
+
+/// x: how gate and up get their rows.
+bool floats(const SparseLayer& l, ActKind x) {
+    const auto pair = [](const Weight& g, const Weight& u) {
+        return linear::float_weight(g) && linear::alike(g, u) && g.rows % 2 == 0;
+    };
+    const SharedExpert& s = l.c.shared;
+    const int outputs = float_down_outputs(l.down.dtype, l.down.cols);
+    return l.c.top_k + (l.shared ? 1 : 0) <= kFloatSlots && pair(l.gate, l.up) && linear::float_weight(l.down) &&
+           outputs > 0 &&
+           (!l.shared || (pair(*s.gate, *s.up) && s.gate->rows == l.gate.rows && linear::alike(l.down, *s.down))) &&
+           fit_float_experts(l.c.chip, l.gate.cols, x, l.c.rows, l.c.top_k, l.gate.rows / 2,
+                             l.shared ? l.gate.rows / 2 : 0, l.down.cols, l.down.rows, outputs)
+               .has_value();
+}
+
+// ---- Routers, and the experts that they need or that stand behind them.
+
+bool plain_router(const SparseLayer& l) {
+    return l.router_is({DType::f32, DType::f16, DType::bf16}) && l.c.router->scales == nullptr;
+}
+/// router_kernel of moe_decode.cu reads such rows, and float.cu.
+bool float_router(const SparseLayer& l) { return !is_planes(l.c.router->dtype) && l.c.router->dtype != DType::f8_e4m3; }
+
+bool router_norms(const SparseLayer& l) {
+    return plain_router(l) && l.c.rows > 1 && l.c.rows <= 8 && !l.separate && l.c.router->cols == S512::kHidden &&
+           l.c.normed && l.c.aligned;
+}
+bool router_rows_few(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
+bool router_rows_grouped(const SparseLayer& l) { return router_norms(l) && grouped(l); }
+bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
+bool row1_lean(const SparseLayer& l) { return float_router(l) && q4k_row1(l); }
+bool row1_floats(const SparseLayer& l) {
+    return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
+           floats(l, ActKind::staged);
+}
+bool product_floats(const SparseLayer& l) {
+    if (l.c.rows != 1 || !float_router(l) || l.separate || (l.c.normed && row1_router(l))) return false;
+    const ActKind x = l.c.normed ? ActKind::norm : ActKind::plain;
+    const Weight* const w = l.c.router;
+    return floats(l, x) &&
+           linear::float_row1_fits({.rows = 1, .cols = w->cols, .x = x, .weights = {&w, 1}, .chip = l.c.chip});
+}
+bool no_float_router(const SparseLayer& l) { return !float_router(l); }
+bool chosen(const SparseLayer& l) { return l.c.router == nullptr; }
+bool else_any(const SparseLayer&) { return true; }
+
+struct RouterRow {
+    Router router;
+    std::optional<Experts> experts;  // that go with it; else those of kExperts
+    bool (*when)(const SparseLayer&);
+};
+
+// clang-format off
+constexpr RouterRow kRouters[] = {
+    // rows: what the router is, what the experts are, what it takes of the chip
+    {Router::none,          {},                     chosen},             // any: moe_swiglu
+    {Router::rows_norm,     Experts::q4k_rows8,     router_rows_few},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
+    {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
+    {Router::rows,          {},                     rows_up},            // 3 up: f32, f16, bf16
+    {Router::product,       {},                     no_float_router},    // any: other types
+    {Router::row1,          Experts::q4k_row1_sm90, row1_lean},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
+    {Router::row1,          Experts::float_experts, row1_floats},        // 1: bf16, 256 of 2,048; floats, down of 512
+    {Router::float_product, Experts::float_experts, product_floats},     // 1: floats; floats, down of 512
+    {Router::any,           {},                     else_any},           // 1, 2
+};
+// clang-format on
+
+/// Of experts that are chosen, for rows that are prepared (several) or as given.
+Experts experts_of(const SparseLayer& l) {
+    const bool staged = l.c.rows > 1 || l.c.router != nullptr;
+    if (grouped(l)) return Experts::grouped_sm80;
+    if (floats(l, staged ? ActKind::staged : ActKind::plain)) return Experts::float_experts;
+    return Experts::any;
+}
+
+// ---- Prefill.
+
+bool same_planes(const Weight& a, const Weight& b) {
+    return a.dtype == b.dtype && a.rows == b.rows && a.cols == b.cols && a.scale == b.scale;
+}
+
+Experts grouped_gemm(const SparseLayer& l, std::span<const std::vector<Weight>* const> each,
+                     std::span<const Weight* const> shared) {
+    const Weight& first = each[0]->front();
+    for (const std::vector<Weight>* const kind : each)
+        if (!dequant_weight(l.c.chip, kind->front(), stride_of(*kind)) || !same_planes(kind->front(), first))
+            return l.c.chip.hopper() ? Experts::bf16_sm90 : Experts::bf16_sm80;
+    const bool joined = l.c.shared.gate != nullptr && l.c.shared.gate->rows == l.gate.rows;
+    const bool decoded =
+        joined && std::all_of(shared.begin(), shared.end(), [&](const Weight* w) { return same_planes(*w, first); });
+    const int64_t slots = l.c.rows * (l.c.top_k + (joined ? 1 : 0));
+    return few_slots(slots, l.experts() + (decoded ? 1 : 0)) ? Experts::dequant_few_rows_sm90 : Experts::dequant_sm90;
+}
+
+Choice choose_prefill(const SparseLayer& l) {
+    Choice choice;
+    choice.router = l.c.router == nullptr ? Router::none : prefill_router(l.c.chip, *l.c.router);
+    if (fp8_experts(*l.c.experts, l.c.shared)) {
+        choice.up = choice.down = Experts::fp8_sm90;
+        return choice;
+    }
+    choice.separate = l.c.shared.gate != nullptr && l.c.shared.gate->rows != l.gate.rows;
+    const std::vector<Weight>* const ups[] = {&l.c.experts->gate, &l.c.experts->up};
+    const std::vector<Weight>* const downs[] = {&l.c.experts->down};
+    const Weight* const shared_ups[] = {l.c.shared.gate, l.c.shared.up};
+    choice.up = grouped_gemm(l, ups, shared_ups);
+    choice.down = grouped_gemm(l, downs, {&l.c.shared.down, 1});
+    return choice;
+}
+
+}  // namespace
+
+Choice choose(const Case& c) {
+    const SparseLayer l(c);
+    if (c.family == Family::prefill) return choose_prefill(l);
+    const RouterRow* const row =
+        std::find_if(std::begin(kRouters), std::end(kRouters), [&](const RouterRow& r) { return r.when(l); });
+    const Experts experts = row->experts ? *row->experts : experts_of(l);
+    return {row->router, experts, experts, l.separate};
+}
+
+Router prefill_router(const Chip& chip, const Weight& router) {
+    const bool tensor_cores = chip.major >= 8 && !chip.portable;
+    return tensor_cores && router.cols % 32 == 0 ? Router::prefill_tensor : Router::prefill_any;
+}
+bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride) {
+    constexpr int64_t kMostQ6 = 2048;  // columns, whose d lie in shared memory
+    return chip.hopper() && is_tile_type(w.dtype) && w.scale == 1.0f && w.rows % 64 == 0 && stride % 16 == 0 &&
+           (w.dtype != kQ6 || w.cols <= kMostQ6);
+}
+bool fp8_experts(const ExpertWeights& w, const SharedExpert& shared) {
+    const auto stack = [](const std::vector<Weight>& each) {
+        const Weight& first = each.front();
+        if (first.fp8 == nullptr) return false;
+        const int64_t bytes = fp8_rows(first.rows) * first.cols;
+        for (size_t e = 0; e < each.size(); ++e)
+            if (each[e].fp8 != static_cast<const char*>(first.fp8) + static_cast<int64_t>(e) * bytes) return false;
+        return true;
+    };
+    return stack(w.gate) && stack(w.up) && stack(w.down) && w.gate[0].rows % 128 == 0 &&
+           (shared.gate == nullptr || (shared.gate->rows == w.gate[0].rows && shared.gate->fp8 != nullptr &&
+                                       shared.up->fp8 != nullptr && shared.down->fp8 != nullptr));
+}
+bool few_slots(int64_t slots, int64_t experts) { return slots <= prefill::kFewRows * experts; }
+bool shared_apart(const ExpertWeights& experts, const SharedExpert& shared) {
+    const Weight &gate = experts.gate[0], &down = experts.down[0];
+    return shared.gate != nullptr && (shared.gate->rows != gate.rows || !same_kind(*shared.gate, gate) ||
+                                      !same_kind(*shared.up, gate) || !same_kind(*shared.down, down));
+}
+bool same_kind(const Weight& a, const Weight& b) { return is_planes(a.dtype) == is_planes(b.dtype); }
+
+const char* router_name(Router router) {
+    constexpr const char* kNames[] = {
+        "none",    "router_row1", "float_row1",          "router_rows_norm",  "router_rows",
+        "product", "router_any",  "router_prefill_sm80", "router_prefill_any"};
+    return kNames[static_cast<int>(router)];
+}
+const char* experts_name(Experts experts) {
+    constexpr const char* kNames[] = {"experts_q4k_row1_sm90",
+                                      "experts_q4k_rows8",
+                                      "experts_grouped_sm80",
+                                      "experts_float",
+                                      "experts_any",
+                                      "experts_fp8_sm90",
+                                      "grouped_gemm_dequant_few_rows_sm90",
+                                      "grouped_gemm_dequant_sm90",
+                                      "gemm_bf16_sm90",
+                                      "gemm_bf16_sm80"};
+    return kNames[static_cast<int>(experts)];
+}
+
+}  // namespace riptide::ops::cuda::moe

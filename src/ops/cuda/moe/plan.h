@@ -1,0 +1,72 @@
+// THE TABLE for sparse layers: which kernels choose the experts and which compute them. Read the tables in plan.cpp
+// from top to bottom, as in ../linear/plan.h; a shared expert of another width is a pair of that plan.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/cuda/linear/plan.h"
+#include "ops/moe.h"
+
+namespace riptide::ops::cuda::moe {
+
+struct Case {
+    Family family = Family::decode;
+    int64_t rows = 0;
+    bool normed = true;              // x is to be normalised,
+    bool aligned = true;             // by weights at a multiple of sixteen bytes
+    const Weight* router = nullptr;  // null: the experts are chosen already
+    int64_t top_k = 0;
+    const ExpertWeights* experts = nullptr;
+    SharedExpert shared = {};
+    Chip chip;
+};
+
+enum class Router {
+    none,            // chosen already
+    row1,            // router_row1.cuh
+    float_product,   // the product is a kernel of ../linear, gate and up choose
+    rows_norm,       // router_rows.cu: to eight rows of 2,048 columns, normalised there; who computes chooses
+    rows,            // router_rows.cu, rows prepared before, choice behind
+    product,         // any product, then route_sigmoid
+    any,             // moe_decode.cu
+    prefill_tensor,  // router_prefill.cu
+    prefill_any,
+};
+enum class Experts {
+    q4k_row1_sm90,
+    q4k_rows8,
+    grouped_sm80,
+    float_experts,
+    any,
+    fp8_sm90,               // prefill
+    dequant_few_rows_sm90,  // grouped GEMM, experts decoded in it
+    dequant_sm90,
+    bf16_sm90,  // expanded before
+    bf16_sm80,
+};
+const char* router_name(Router router);
+const char* experts_name(Experts experts);
+
+struct Choice {
+    Router router = Router::none;
+    Experts up = Experts::any, down = Experts::any;  // different in prefill only
+    bool separate = false;                           // the shared expert has launches of its own
+};
+/// Throws Error if rows this long fit in no kernel.
+Choice choose(const Case& c);
+
+/// That of the prefill family.
+Router prefill_router(const Chip& chip, const Weight& router);
+/// Whether grouped GEMMs decode such experts, `stride` bytes apart, themselves.
+bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride);
+/// Whether a product of so many slots has few for each expert.
+bool few_slots(int64_t slots, int64_t experts);
+/// Whether both have planes of one kind, or both are floats.
+bool same_kind(const Weight& a, const Weight& b);
+/// Whether the shared expert has launches of its own in decoding: it is of another width or kind.
+bool shared_apart(const ExpertWeights& experts, const SharedExpert& shared);
+/// Whether all experts have copies in FP8, one behind the other, and the shared one too.
+bool fp8_experts(const ExpertWeights& w, const SharedExpert& shared);
+
+}  // namespace riptide::ops::cuda::moe

@@ -1,0 +1,109 @@
+// Which kernels sparse layers take: tests/ops/plan/moe-*.txt, and that what is chosen fits. See plan_test.cpp.
+#include <gtest/gtest.h>
+
+#include "ops/cuda/moe/fit.h"
+#include "ops/cuda/moe/plan.h"
+#include "tests/ops/plan_text.h"
+
+namespace riptide::ops::cuda {
+namespace {
+
+constexpr int64_t kSparseHidden = 2048;
+
+/// A layer of Laguna XS.2: 256 experts of 512, 8 of them and a shared one.
+struct SparseWorld {
+    ExpertWeights experts;
+    Weight router, gate, up, down;
+    moe::Case c;
+
+    SparseWorld(DType type, DType down_type, int64_t ff = 512, int64_t shared_ff = 512) {
+        const auto stack = [](std::vector<Weight>& to, DType of, int64_t rows, int64_t cols) {
+            const Weight first = plan_weight(of, rows, cols);
+            for (int64_t e = 0; e < 256; ++e) {
+                Weight w = first;
+                for (const void** const p : {&w.data, &w.scales, &w.high})
+                    if (*p != nullptr) *p = static_cast<const char*>(*p) + (e << 28);
+                to.push_back(w);
+            }
+        };
+        stack(experts.gate, type, ff, kSparseHidden);
+        stack(experts.up, type, ff, kSparseHidden);
+        stack(experts.down, down_type, kSparseHidden, ff);
+        router = plan_weight(DType::bf16, 256, kSparseHidden);
+        gate = plan_weight(type, shared_ff, kSparseHidden);
+        up = plan_weight(type, shared_ff, kSparseHidden);
+        down = plan_weight(down_type, kSparseHidden, shared_ff);
+        c.router = &router;
+        c.top_k = 8;
+        c.experts = &experts;
+        c.shared = {&gate, &up, &down};
+    }
+    SparseWorld(const SparseWorld&) = delete;
+    SparseWorld& operator=(const SparseWorld&) = delete;
+
+    moe::Choice choose(const Chip& chip, int64_t rows) {
+        c.chip = chip;
+        c.rows = rows;
+        c.family = family_for(rows);
+        return moe::choose(c);
+    }
+};
+
+std::string text_of_layer(DType type, DType down_type) {
+    SparseWorld world(type, down_type);
+    return by_chip([&](const Chip& chip) {
+        return plan_runs([&](int64_t rows) {
+            const moe::Choice choice = world.choose(chip, rows);
+            std::string text = moe::router_name(choice.router) + std::string(", ") + moe::experts_name(choice.up);
+            return choice.down == choice.up ? text : text + ", " + moe::experts_name(choice.down);
+        });
+    });
+}
+
+TEST(PlanMoe, layers_are_those_of_the_tables) {
+    hold_plan("moe-laguna-xs.2",
+              "# laguna-xs.2: router, experts (gate and up, down if it is another) of a sparse layer\n" +
+                  by_type([](DType type) { return text_of_layer(type, type); }) + "  q4_k, down q6_k\n" +
+                  text_of_layer(DType::planes_q4_k, DType::planes_q6_k));
+}
+
+TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
+    const DType types[] = {DType::planes_q4_k, DType::planes_q5_k, DType::planes_q6_k};
+    for (const DType type : types)
+        for (const DType down : types) {
+            SparseWorld world(type, down);
+            bool grouped = false, others = false;
+            for (int64_t kilobytes = 32; kilobytes <= 227; ++kilobytes)
+                for (const int64_t rows : {1, 2, 4, 8, 9, 64, 256}) {
+                    const Chip chip{8, 6, 82, kilobytes << 10};
+                    const moe::Choice choice = world.choose(chip, rows);
+                    const bool fits = decode::fit_groups(chip, rows, 8, type, down).has_value();
+                    SCOPED_TRACE(::testing::Message() << kilobytes << " KB, " << rows << " rows");
+                    if (choice.up == moe::Experts::grouped_sm80) {
+                        ASSERT_TRUE(fits);
+                    }
+                    if (choice.up == moe::Experts::q4k_rows8) {
+                        ASSERT_TRUE(decode::fit_rows8(chip, rows, 8, down == DType::planes_q6_k).has_value());
+                    }
+                    if (choice.router == moe::Router::rows_norm) {
+                        ASSERT_TRUE(choice.up == moe::Experts::grouped_sm80 || choice.up == moe::Experts::q4k_rows8);
+                    }
+                    grouped = grouped || choice.up == moe::Experts::grouped_sm80;
+                    others = others || (rows > 1 && choice.up == moe::Experts::any);
+                }
+            EXPECT_TRUE(grouped && others);
+        }
+}
+
+TEST(PlanMoe, a_shared_expert_of_another_width_goes_alone) {
+    SparseWorld world(DType::planes_q4_k, DType::planes_q4_k, 512, 1024);
+    for (const NamedChip& chip : plan_chips())
+        for (const int64_t rows : kPlanRows) {
+            const moe::Choice choice = world.choose(chip.chip, rows);
+            EXPECT_TRUE(choice.separate) << chip.name << ", " << rows << " rows";
+            EXPECT_NE(choice.router, moe::Router::rows_norm) << chip.name << ", " << rows << " rows";
+        }
+}
+
+}  // namespace
+}  // namespace riptide::ops::cuda
