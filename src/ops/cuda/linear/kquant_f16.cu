@@ -12,9 +12,6 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostHalfRows = 24;  // of x, in one launch
-constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
-
 /// Columns 8 c .. 8 c + 7 of a row of whole such pieces; zeros behind its end. Without branches: code that runs once
 /// comes from far.
 __device__ __forceinline__ void load_eight(const float* x, int c, int cols, float (&v)[8]) {
@@ -129,40 +126,26 @@ CUtensorMap half_heads(const HalfPlane& plane, int chains) {
     return prefill::encode(t);
 }
 
-/// All rows, as many at a time as fit.
-bool multiply_half(Context& ctx, const HalfGroup& group, const ActSource& x, int64_t cols, int64_t n) {
-    for (int64_t row = 0; row < n;) {
-        bool done = false;
-        for (const int64_t most : {int64_t{kMostHalfRows}, int64_t{16}, int64_t{8}, int64_t{1}}) {
-            const ArenaScope scope(*ctx.arena);
-            HalfGroup part = group;
-            part.cut(kStripRows);
-            HalfArgs& a = part.a;
-            a.n = static_cast<int32_t>(std::min(most, n - row));
-            a.cols = static_cast<int32_t>(cols);
-            a.quads = static_cast<int32_t>(cols / 1024);
-            for (int i = 0; i < a.matrices; ++i)
-                if (a.m[i].y != nullptr) a.m[i].y += row * a.m[i].rows;
-            for (int i = 0; i < a.floats.matrices; ++i) a.floats.m[i].y += row * a.floats.m[i].rows;
-            if (a.residual != nullptr) a.residual += row * a.m[0].rows;
-            a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, false, true).float_bytes : 0;
-            ActSource from = x;
-            from.rows += row * x.stride;
-            if (x.kind != ActKind::norm) from.norm = nullptr;
-            if (!(a.n == 1 && launch_half_row(ctx, part, from)) && !launch_half_rows(ctx, part, from) &&
-                !launch_half_chain(ctx, part, from))
-                continue;
-            row += a.n;
-            done = true;
-            break;
-        }
-        RT_CHECK(done, "rows of {} values do not fit in the {} bytes of shared memory of {}", cols,
-                 ctx.gpu->info().shared_bytes, ctx.gpu->info().name);
-    }
-    return true;
+/// The rows of a launch of the plan.
+void multiply_half(Context& ctx, HalfGroup& group, const linear::Launch& launch, const ActSource& x, int64_t cols) {
+    const ArenaScope scope(*ctx.arena);
+    group.cut(kStripRows);
+    HalfArgs& a = group.a;
+    a.n = static_cast<int32_t>(launch.rows);
+    a.cols = static_cast<int32_t>(cols);
+    a.quads = static_cast<int32_t>(cols / 1024);
+    for (int i = 0; i < a.matrices; ++i)
+        if (a.m[i].y != nullptr) a.m[i].y += launch.row * a.m[i].rows;
+    for (int i = 0; i < a.floats.matrices; ++i) a.floats.m[i].y += launch.row * a.floats.m[i].rows;
+    if (a.residual != nullptr) a.residual += launch.row * a.m[0].rows;
+    a.floats.bytes = a.floats.pairs > 0 ? act_layout(cols, false, true).float_bytes : 0;
+    ActSource from = x;
+    from.rows += launch.row * x.stride;
+    if (x.kind != ActKind::norm) from.norm = nullptr;
+    if (launch.kernel == linear::Kernel::kquant_f16_row1_sm90) launch_half_row(ctx, group, from);
+    else if (launch.kernel == linear::Kernel::kquant_f16_mma_sm90) launch_half_rows(ctx, group, from);
+    else launch_half_chain(ctx, group, from);
 }
-
-bool half_source(const ActSource& x) { return x.kind == ActKind::plain || x.kind == ActKind::norm; }
 
 }  // namespace
 
@@ -193,7 +176,7 @@ void prepare_half(Context& ctx, HalfArgs& a, const ActSource& x, const HalfLayou
 
 void HalfGroup::add(const Weight& weight, float* y) {
     const Matrix m = matrix_of(weight);
-    const bool six = weight.dtype == kQ6;
+    const bool six = weight.dtype == DType::planes_q6_k;
     q6 = q6 || six;
     w[a.matrices] = &weight;
     a.m[a.matrices++] = {tile_planes(m).d, y, m.rows, 0, six ? 1 : 0};
@@ -209,20 +192,11 @@ void HalfGroup::cut(int strip_rows) {
     }
 }
 
-bool HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
-    constexpr int64_t kFar = int64_t{1} << 40;  // a tensor map has no longer stride
-    const bool swapped = gate.data > up.data;   // the first one lies lower
-    const Weight &first = swapped ? up : gate, &second = swapped ? gate : up;
-    const TilePlanes p = tile_planes(matrix_of(first)), q = tile_planes(matrix_of(second));
-    const auto fits = [](const char* from, const char* to) {
-        return to > from && to - from < kFar && (to - from) % 16 == 0;
-    };
-    if (!fits(p.data, q.data) || !fits(p.scales, q.scales) || (p.high != nullptr && !fits(p.high, q.high)))
-        return false;
-    add(first, out);
-    add(second, nullptr);
+void HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
+    const bool swapped = gate.data > up.data;  // the first one lies lower
+    add(swapped ? up : gate, out);
+    add(swapped ? gate : up, nullptr);
     a.gate_up = swapped ? 2 : 1;
-    return true;
 }
 
 HalfMaps HalfGroup::maps(int chains, int strip_rows) const {
@@ -241,40 +215,28 @@ HalfMaps HalfGroup::maps(int chains, int strip_rows) const {
     return maps;
 }
 
-bool half_weight(const Gpu& gpu, const Weight& w) {
-    return gpu.info().major == 9 && gpu.info().shared_bytes >= (220 << 10) && dense_weight(gpu, w) &&
-           (w.dtype == kQ4 || w.dtype == kQ6) && w.cols % 1024 == 0 && w.cols > 2048 &&
-           (w.rows >= 4096 || w.cols % 2048 != 0);
-}
-
-bool half_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                   std::span<const Tensor> y, Tensor* residual) {
-    if (!half_source(x)) return false;
+void half_multiply(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols,
+                   std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
     HalfGroup group;
     for (size_t i = 0; i < weights.size(); ++i) {
-        const Weight& w = *weights[i];
-        if (half_weight(*ctx.gpu, w) && group.a.matrices < kMostHalf) group.add(w, y[i].row(0));
-        else if (residual != nullptr || !group.a.floats.add(w, y[i].row(0))) return false;
+        if (is_planes(weights[i]->dtype)) group.add(*weights[i], y[i].row(0));
+        else group.a.floats.add(*weights[i], y[i].row(0));
     }
-    if (group.a.matrices == 0) return false;
     group.a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return multiply_half(ctx, group, x, cols, n);
+    multiply_half(ctx, group, launch, x, cols);
 }
 
-bool half_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
-                  float* out) {
-    if (!half_source(x) || !half_weight(*ctx.gpu, gate) || !half_weight(*ctx.gpu, up) || gate.dtype != up.dtype ||
-        gate.rows != up.rows)
-        return false;
+void half_gate_up(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, const Weight& gate,
+                  const Weight& up, float* out) {
     HalfGroup group;
-    if (!group.add_gate_up(gate, up, out)) return false;
-    return multiply_half(ctx, group, x, cols, n);
+    group.add_gate_up(gate, up, out);
+    multiply_half(ctx, group, launch, x, cols);
 }
 
 }  // namespace riptide::ops::cuda::decode
 
 namespace riptide::ops::cuda {
 
-bool wants_int8(const Gpu& gpu, const Weight& w) { return is_planes(w.dtype) && !decode::half_weight(gpu, w); }
+bool wants_int8(const Gpu& gpu, const Weight& w) { return is_planes(w.dtype) && !linear::half_weight(chip_of(gpu), w); }
 
 }  // namespace riptide::ops::cuda

@@ -112,31 +112,6 @@ void launch_group(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std
     launch(*ctx.gpu, kernel, grid, kThreads, static_cast<size_t>(shared), a);
 }
 
-/// kquant_i8_sm80.cu is made for rows of 2,048 columns and for small matrices.
-bool small_tiles(int64_t cols, int64_t rows) { return cols % 2048 == 0 && (cols <= 2048 || rows < 4096); }
-
-/// Matrices that have tiles and a few float rows beside them (beta and alpha of Gated DeltaNet), in one kernel.
-bool multiply_mixed(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                    std::span<const Tensor> y, Tensor* residual) {
-    constexpr int64_t kFew = 256;
-    int64_t rows = 0, float_rows = 0;
-    for (const Weight* w : weights) (is_planes(w->dtype) ? rows : float_rows) += w->rows;
-    return n > 1 && rows > 0 && float_rows > 0 && float_rows <= kFew && !small_tiles(cols, rows) &&
-           dense_multiply(ctx, x, cols, n, weights, y, residual);
-}
-
-/// Matrices of types that have tiles.
-bool multiply_tiled(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                    std::span<const Tensor> y, Tensor* residual) {
-    int64_t rows = 0;
-    for (const Weight* w : weights) rows += w->rows;
-    const bool small = small_tiles(cols, rows);
-    if (small && many_multiply(ctx, x, cols, n, weights, y, residual)) return true;
-    if (small && tile_multiply(ctx, x, cols, n, weights, y, residual)) return true;
-    return dense_multiply(ctx, x, cols, n, weights, y, residual) ||
-           (!small && cols % 2048 == 0 && tile_multiply(ctx, x, cols, n, weights, y, residual));
-}
-
 }  // namespace
 
 void check_weight(const Weight& w, int64_t cols) {
@@ -240,76 +215,72 @@ int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shar
 
 namespace {
 
-/// The half_weight()s of a group, with its few float rows; what is left goes on with the others. False: there are none.
-bool multiply_halves(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                     std::span<Tensor> y, Tensor* residual) {
-    constexpr int64_t kFewRows = 256;
-    constexpr size_t kMost = 4;
-    const Gpu& gpu = *ctx.gpu;
-    if (std::none_of(weights.begin(), weights.end(), [&](const Weight* w) { return half_weight(gpu, *w); }))
-        return false;
-    std::vector<const Weight*> w, rest;
-    std::vector<Tensor> to, rest_to;
-    size_t halves = 0, floats = 0;
-    for (size_t i = 0; i < weights.size(); ++i) {
-        const bool half = half_weight(gpu, *weights[i]);
-        const bool few = !half && !is_planes(weights[i]->dtype) && weights[i]->dtype != DType::f8_e4m3 &&
-                         weights[i]->scales == nullptr && weights[i]->rows <= kFewRows;
-        size_t& count = half ? halves : floats;
-        if ((half || few) && count < kMost) {
-            w.push_back(weights[i]), to.push_back(y[i]), ++count;
-        } else {
-            rest.push_back(weights[i]), rest_to.push_back(y[i]);
-        }
+/// One launch of the plan.
+void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, std::span<const Weight* const> w,
+         std::span<Tensor> y, Tensor* residual) {
+    using linear::Kernel;
+    const int64_t n = launch.rows;
+    switch (launch.kernel) {
+        case Kernel::draft_f16_sm90:
+            return draft_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::kquant_f16_row1_sm90:
+        case Kernel::kquant_f16_mma_sm90:
+        case Kernel::kquant_f16_wgmma_sm90:
+            return half_multiply(ctx, launch, x, cols, w, y, residual);
+        case Kernel::kquant_i8_whole5:
+        case Kernel::kquant_i8_whole6:
+        case Kernel::kquant_i8_split:
+        case Kernel::kquant_i8_stream:
+            return lean_multiply(ctx, launch.kernel, x, cols, w, y, residual);
+        case Kernel::kquant_i8_rows4_whole5:
+        case Kernel::kquant_i8_rows4_whole6:
+        case Kernel::kquant_i8_rows4_split:
+            return few_multiply(ctx, launch.kernel, x, cols, n, w, y, residual);
+        case Kernel::bf16_small_sm90:
+            return line_multiply(ctx, x, cols, w, y, residual);
+        case Kernel::float_row1:
+        case Kernel::float_rows:
+            return float_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::kquant_i8_wide_row1_sm90:
+            return dense_multiply_row(ctx, x, cols, w, y, residual);
+        case Kernel::kquant_i8_wide_sm90:
+            return dense_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::kquant_i8_narrow_sm90:
+            return many_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::kquant_i8_sm80:
+            return tile_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::q8_i8_sm80:
+            return eight_multiply(ctx, x, cols, n, w, y, residual);
+        case Kernel::any:
+            return launch_group(ctx, x, cols, n, w, y, residual);
+        case Kernel::gemm_fp8_sm90:  // of the prefill family
+        case Kernel::gemm_bf16_sm90:
+        case Kernel::gemm_bf16_sm80:
+            break;
     }
-    RT_CHECK(half_multiply(ctx, x, cols, n, w, to, residual), "no kernel for rows of {} values of this kind", cols);
-    if (!rest.empty()) multiply_into(ctx, x, cols, n, rest, rest_to, residual);
-    return true;
+    RT_ASSERT(false);
 }
 
 }  // namespace
+
+linear::Case case_of(const Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                     std::span<const Weight* const> weights, bool residual) {
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+    return {
+        ctx.family,       n, cols, x.kind, aligned(x.rows) && aligned(x.norm) && x.stride % 16 == 0, residual, weights,
+        chip_of(*ctx.gpu)};
+}
 
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<Tensor> y, Tensor* residual) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
-    if (n == 0 || (ctx.family == Family::draft && draft_multiply(ctx, x, cols, n, weights, y, residual))) return;
-    if (multiply_halves(ctx, x, cols, n, weights, y, residual)) return;
-    if (n == 1 &&
-        (lean_multiply(ctx, x, cols, weights, y, residual) || line_multiply(ctx, x, cols, weights, y, residual) ||
-         float_multiply(ctx, x, cols, 1, weights, y, residual) ||
-         dense_multiply_row(ctx, x, cols, weights, y, residual)))
-        return;
-    if (few_multiply(ctx, x, cols, n, weights, y, residual)) return;
     const ArenaScope scope(*ctx.arena);
-    if (multiply_mixed(ctx, x, cols, n, weights, y, residual)) return;
-    struct Kind {
-        bool (*multiplied)(Context&, const ActSource&, int64_t, int64_t, std::span<const Weight* const>,
-                           std::span<const Tensor>, Tensor*);
-        size_t most = kMaxMatrices;  // in one launch
-        std::vector<const Weight*> w = {};
-        std::vector<Tensor> y = {};
-    };
-    Kind kinds[] = {{multiply_tiled}, {eight_multiply, kEightMatrices}, {float_multiply}};
-    for (size_t i = 0; i < weights.size(); ++i) {
-        const Gpu& gpu = *ctx.gpu;
-        const bool tiles = n > 1 && (tile_weight(gpu, *weights[i]) || dense_weight(gpu, *weights[i]));
-        Kind& kind = kinds[tiles ? 0 : n > 1 && eight_weight(gpu, *weights[i]) ? 1 : 2];
-        kind.w.push_back(weights[i]);
-        kind.y.push_back(y[i]);
-    }
-    for (const Kind& kind : kinds) {
-        const std::span<const Weight* const> w = kind.w;
-        const std::span<const Tensor> to = kind.y;
-        for (size_t i = 0; i < w.size(); i += kind.most) {
-            const size_t count = std::min(kind.most, w.size() - i);
-            if (n > 1 && kind.multiplied(ctx, x, cols, n, w.subspan(i, count), to.subspan(i, count), residual))
-                continue;
-            for (size_t j = i; j < i + count; j += kMaxMatrices) {
-                const size_t few = std::min<size_t>(kMaxMatrices, i + count - j);
-                launch_group(ctx, x, cols, n, w.subspan(j, few), to.subspan(j, few), residual);
-            }
-        }
+    for (const linear::Launch& launch : linear::choose(case_of(ctx, x, cols, n, weights, residual != nullptr))) {
+        std::vector<const Weight*> w;
+        std::vector<Tensor> to;
+        for (const size_t i : launch.weights) w.push_back(weights[i]), to.push_back(y[i]);
+        run(ctx, launch, x, cols, w, to, residual);
     }
 }
 
@@ -325,8 +296,9 @@ std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                  std::span<const Weight* const> weights, Tensor* residual) {
     const bool draft = ctx.family == Family::draft;
+    const Chip chip = chip_of(*ctx.gpu);
     const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
-        return !is_planes(w->dtype) || half_weight(*ctx.gpu, *w) || (draft && draft_weight(*ctx.gpu, *w));
+        return !is_planes(w->dtype) || linear::half_weight(chip, *w) || (draft && linear::draft_weight(chip, *w));
     });
     return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
 }

@@ -56,6 +56,7 @@ constexpr int kMostAhead = 8;  // tiles of a warp
 struct alignas(16) Duo {
     int32_t matrix, slot, row, at;
 };
+static_assert(kDuoBytes == sizeof(Duo) + kQuadRows * sizeof(float4));
 
 /// A CTA's batches are its duos, those of the shared expert first, which alone are known before the wait: they go to
 /// the L2 cache then. (In registers they would leave none for the choice of experts.)
@@ -233,10 +234,7 @@ bool pair_fits(const Matrix& gate, const Matrix& up) {
 int64_t divide_duos(const Gpu& gpu, FloatGateUpArgs& a, int64_t ctas, bool large) {
     const auto most = [&](int64_t duos) { return (duos + ctas - 1) / ctas; };
     a.most_duos = static_cast<int32_t>(most(int64_t{a.route.top_k} * a.duos) + most(a.shared_duos));
-    return float_shared(gpu,
-                        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) +
-                            a.most_duos * int64_t{sizeof(Duo) + kQuadRows * sizeof(float4)},
-                        large);
+    return float_shared(gpu, a.layout.bytes() + a.x.norm_bytes(a.layout.cols) + a.most_duos * kDuoBytes, large);
 }
 
 void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t ctas, int64_t shared) {
@@ -333,24 +331,19 @@ void launch_experts(Context& ctx, ExpertKernels& k, const Routing& routing, int6
 
 }  // namespace
 
-bool float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
-    if (is_planes(gate.dtype) || is_planes(up.dtype) || (x.kind != ActKind::plain && x.kind != ActKind::norm))
-        return false;
-    const Matrix g = matrix_of(gate), u = matrix_of(up);
-    if (!pair_fits(g, u)) return false;
+void float_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
+    const auto fit = fit_float_pair(chip_of(*ctx.gpu), cols, x.kind, gate.rows);
+    RT_ASSERT(fit);
     FloatGateUpArgs a;
-    a.m[2] = float_matrix_of(g);
-    a.m[3] = float_matrix_of(u);
+    a.m[2] = float_matrix_of(matrix_of(gate));
+    a.m[3] = float_matrix_of(matrix_of(up));
     a.m[0] = a.m[2], a.m[1] = a.m[3];
-    a.duos = a.shared_duos = g.rows / 2;
+    a.duos = a.shared_duos = static_cast<int32_t>(gate.rows / 2);
     a.layout = act_layout(cols, false, true);
     a.x = x;
     a.out = out;
-    const int64_t ctas = std::min<int64_t>(ctx.gpu->info().sm_count, (a.duos + kQuads - 1) / kQuads);
-    const int64_t shared = divide_duos(*ctx.gpu, a, ctas, true);
-    if (shared == 0) return false;
-    launch_gate_up(ctx, a, 1, ctas, shared);
-    return true;
+    RT_ASSERT(divide_duos(*ctx.gpu, a, fit->ctas, true) == fit->shared);
+    launch_gate_up(ctx, a, 1, fit->ctas, fit->shared);
 }
 
 bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& router, const Layer& layer,
@@ -362,7 +355,10 @@ bool float_moe(Context& ctx, const ActSource& x, int64_t cols, const Router& rou
     staged.stride = act_layout(cols, false, true).bytes();
     std::optional<ExpertKernels> k = plan_experts(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
     const Weight* const w = router.w;
-    if (!k || (!keyed && !float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr))) return false;
+    if (!k || (!keyed && !linear::float_row1_fits(
+                             {.rows = 1, .cols = cols, .x = x.kind, .weights = {&w, 1}, .chip = chip_of(*ctx.gpu)})))
+        return false;
+    if (!keyed) float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr);
     k->up.route = {router.bias.empty() ? nullptr : router.bias.data(),
                    static_cast<int32_t>(w->rows),
                    layer.top_k,

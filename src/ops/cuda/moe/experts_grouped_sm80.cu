@@ -67,8 +67,8 @@ struct GroupMemory {
     /// The ring beside everything else.
     static TilePlan plan(const Gpu& gpu, GroupArgs& a) {
         const int64_t fixed = 2 * kPartial + int64_t{kGroupRows} * stride() + Groups::bytes(a.n, a.top_k) +
-                              kMostStages * StageRing::kBytes;
-        const TilePlan plan = plan_tiles(gpu, 2, fixed, Tile<Type, Cols>::kBytes);
+                              kMostTileStages * StageRing::kBytes;
+        const TilePlan plan = plan_tiles(chip_of(gpu), 2, fixed, Tile<Type, Cols>::kBytes);
         a.stages = plan.stages;
         return plan;
     }

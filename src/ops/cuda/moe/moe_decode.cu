@@ -112,11 +112,6 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
     if (last) route_row(a.route, logits, row, memory);
 }
 
-/// Whether the lean kernels multiply both: faster than gate_up_kernel, though silu(gate) * up is one kernel more.
-bool lean_pair(const Weight& a, const Weight& b) {
-    return a.cols == 2048 && is_k_quant(a.dtype) && is_k_quant(b.dtype);
-}
-
 bool same_kind(const Weight& a, const Weight& b) { return is_planes(a.dtype) == is_planes(b.dtype); }
 
 bool all_k_quants(const Matrix& a, const Matrix& b) { return is_k_quant(a.type) && is_k_quant(b.type); }
@@ -243,42 +238,61 @@ void run_experts(Context& ctx, const SparseShape& s, const ActSource& x, const A
 
 }  // namespace
 
+namespace {
+
+/// out[n, ff] = silu(gate x) * (up x), by one launch of the plan for pairs; q8_i8_sm80 has an end of its own.
+void run_pair(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, const Weight& gate,
+              const Weight& up, float* out) {
+    using linear::Kernel;
+    switch (launch.kernel) {
+        case Kernel::draft_f16_sm90:
+            return draft_gate_up(ctx, x, cols, launch.rows, gate, up, out);
+        case Kernel::kquant_f16_row1_sm90:
+        case Kernel::kquant_f16_mma_sm90:
+        case Kernel::kquant_f16_wgmma_sm90:
+            return half_gate_up(ctx, launch, x, cols, gate, up, out);
+        case Kernel::bf16_small_sm90:
+            return line_gate_up(ctx, x, cols, gate, up, out);
+        case Kernel::float_row1:
+            return float_gate_up(ctx, x, cols, gate, up, out);
+        case Kernel::kquant_i8_wide_row1_sm90:
+            return dense_gate_up_row(ctx, x, cols, gate, up, out);
+        case Kernel::kquant_i8_wide_sm90:
+            return dense_gate_up(ctx, x, cols, launch.rows, gate, up, out);
+        default:
+            break;
+    }
+    RT_ASSERT(launch.kernel == Kernel::any);
+    Layer layer;
+    layer.shared = true;
+    layer.shared_gate = matrix_of(gate);
+    layer.shared_up = matrix_of(up);
+    const bool floats = !is_planes(gate.dtype);
+    launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
+}
+
+}  // namespace
+
 void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate, const Weight& w_up,
                   const Weight& w_down, Tensor& y, Tensor* residual) {
     for (const Weight* w : {&w_gate, &w_up}) check_weight(*w, cols);
     const ArenaScope scope(*ctx.arena);
+    const Weight *const both[] = {&w_gate, &w_up}, *const down = &w_down;
+    const linear::Choice choice = linear::choose_pair(case_of(ctx, x, cols, n, both, false), w_down);
     ActSource act;
     act.stride = w_gate.rows * int64_t{sizeof(float)};
-    const bool floats = !is_planes(w_gate.dtype), lean = lean_pair(w_gate, w_up);
-    const bool half = half_weight(*ctx.gpu, w_gate) || half_weight(*ctx.gpu, w_up);  // of two types: one by one
-    const auto to_act = [&] {
+    if (choice.empty()) {
+        const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
+        if (n > 1 && linear::eight_weight(chip_of(*ctx.gpu), w_down))
+            act = prepare_swiglu(ctx, products[0], products[1]);
+        else act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
+    } else if (choice[0].kernel == linear::Kernel::q8_i8_sm80) {
+        act = eight_gate_up(ctx, x, cols, n, w_gate, w_up);
+    } else {
         auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
         act.rows = reinterpret_cast<const char*>(out);
-        return out;
-    };
-    const auto dense = [&] {  // several rows
-        return n > 1 && cols != 2048 && dense_gate_up(ctx, x, cols, n, w_gate, w_up, to_act());
-    };
-    if (ctx.family == Family::draft && draft_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
-    } else if (half && half_gate_up(ctx, x, cols, n, w_gate, w_up, to_act())) {
-    } else if (n == 1 && !lean && !half && same_kind(w_gate, w_up) && !(floats && x.kind == ActKind::int8)) {
-        Layer layer;
-        layer.shared = true;
-        layer.shared_gate = matrix_of(w_gate);
-        layer.shared_up = matrix_of(w_up);
-        auto* out = static_cast<float*>(ctx.arena->allocate(act.stride));
-        if (!line_gate_up(ctx, x, cols, w_gate, w_up, out) && !float_gate_up(ctx, x, cols, w_gate, w_up, out) &&
-            !dense_gate_up_row(ctx, x, cols, w_gate, w_up, out))
-            launch_gate_up(ctx, layer, x, act_layout(cols, !floats, floats), 1, nullptr, false, out);
-        act.rows = reinterpret_cast<const char*>(out);
-    } else if (!dense() &&
-               !(n > 1 && eight_weight(*ctx.gpu, w_down) && eight_gate_up(ctx, x, cols, n, w_gate, w_up, act))) {
-        const Weight* const both[] = {&w_gate, &w_up};
-        const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
-        if (n > 1 && eight_weight(*ctx.gpu, w_down)) act = prepare_swiglu(ctx, products[0], products[1]);
-        else act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
+        for (const linear::Launch& launch : choice) run_pair(ctx, launch, x, cols, w_gate, w_up, out);
     }
-    const Weight* const down = &w_down;
     multiply_into(ctx, act, w_gate.rows, n, {&down, 1}, {&y, 1}, residual);
 }
 
@@ -286,8 +300,10 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
                   const Weight& w_down, bool add) {
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
-    const bool floats = (ctx.family == Family::draft && draft_weight(*ctx.gpu, w_gate)) || !is_planes(w_gate.dtype) ||
-                        !is_planes(w_up.dtype) || half_weight(*ctx.gpu, w_gate) || half_weight(*ctx.gpu, w_up);
+    const Chip chip = chip_of(*ctx.gpu);
+    const bool floats = (ctx.family == Family::draft && linear::draft_weight(chip, w_gate)) ||
+                        !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || linear::half_weight(chip, w_gate) ||
+                        linear::half_weight(chip, w_up);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;
     return y;

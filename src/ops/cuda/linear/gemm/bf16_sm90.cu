@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
 #include "ops/cuda/linear/gemm/ring_sm90.cuh"
+#include "ops/cuda/linear/plan.h"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -166,7 +167,7 @@ template <class Out>
 void choose(const Gpu& gpu, const GemmProblem& p, const Out& out) {
     RT_ASSERT(p.k % kTileK == 0 && p.n % 64 == 0);
     if (p.rows == 0 || p.n == 0) return;
-    if (gpu.hopper()) gemm_hopper(gpu, p, out);
+    if (linear::gemm_kernel(chip_of(gpu)) == linear::Kernel::gemm_bf16_sm90) gemm_hopper(gpu, p, out);
     else gemm_portable(gpu, p, out);
 }
 }  // namespace

@@ -11,6 +11,7 @@
 #include "ops/cuda/backend.h"
 #include "ops/cuda/linear/gemm/fp8_sm90.h"
 #include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/linear/plan.h"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -114,15 +115,16 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
     if (residual != nullptr) residual->int8 = nullptr;
     std::vector<const Weight*> others;  // without a copy in FP8
     std::vector<Tensor> others_results;
-    for (size_t i = 0; i < weights.size(); ++i) {
-        if (weights[i]->fp8 != nullptr) continue;
-        others.push_back(weights[i]);
-        others_results.push_back(results[i]);
+    for (const linear::Launch& launch : linear::choose({.family = Family::prefill,
+                                        .rows = x.rows(),
+                                        .cols = x.shape[1],
+                                        .weights = weights,
+                                        .chip = chip_of(*ctx.gpu)})) {
+        if (launch.kernel == linear::Kernel::gemm_fp8_sm90) fp8_matmul_group(ctx, x, norm, weights, results, residual);
+        else
+            for (const size_t i : launch.weights) others.push_back(weights[i]), others_results.push_back(results[i]);
     }
-    if (others.size() < weights.size()) {
-        fp8_matmul_group(ctx, x, norm, weights, results, residual);
-        if (others.empty()) return results;
-    }
+    if (others.empty()) return results;
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64);
     uint16_t* a = alloc_bf16(ctx, x.rows(), k);

@@ -5,10 +5,9 @@
 #include <type_traits>
 
 #include "ops/cuda/linear/shared/dot_batch.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
-
-constexpr int kMaxMatrices = 8;
 
 struct MatmulArgs {
     Matrix m[kMaxMatrices];  // plane types first

@@ -24,6 +24,7 @@
 #include <algorithm>
 
 #include "ops/cuda/device/row_math.cuh"
+#include "ops/cuda/linear/fit.h"
 #include "ops/cuda/linear/gemv/bf16_small_sm90.h"
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
 #include "ops/cuda/linear/shared/float.cuh"
@@ -33,10 +34,9 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kLineMatrices = 4;
 /// Batches of a quad: CTAs take up to 128 KB of weights.
 template <int Windows, int Quads>
-constexpr int kMostRounds = 16 / (Windows * Quads);
+constexpr int kMostRounds = kLineBatches / (Windows * Quads);
 
 struct LineArgs {
     FloatMatrix m[kLineMatrices];  // pairs: gate and up
@@ -90,7 +90,7 @@ __device__ __forceinline__ int matrix_of_batch(const LineArgs& a, int b) {
     return i;
 }
 /// Rows of a batch: as many bytes for either type.
-__host__ __device__ constexpr int batch_rows(DType type) { return type == DType::f32 ? kQuadRows / 2 : kQuadRows; }
+__host__ __device__ constexpr int batch_rows(DType type) { return line_batch_rows(type); }
 /// The last batch of a matrix may begin with rows of the one before it.
 __device__ __forceinline__ int batch_row(const FloatMatrix& m, int b) {
     return min((b - m.first) * batch_rows(m.type), m.rows - batch_rows(m.type));
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     if (t == kThreadCount - 32) fetch_batches(barriers, end - begin, a.window, copy);
     __syncwarp();  // else the warp's other lanes may go ahead, to pdl_wait(), and this one only behind it
     LineX<Windows> norm;
-    const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // suits()
+    const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // plan.cpp asks for it
     if (normed)
 #pragma unroll
         for (int w = 0; w < Windows; ++w) {
@@ -279,72 +279,47 @@ int64_t window_bytes(const LineArgs& a, LineKind kind) {
 }
 
 template <int Windows, int Quads>
-bool launch_line(Context& ctx, LineArgs a, LineKind kind) {
-    const int64_t sms = ctx.gpu->info().sm_count, ctas = std::min<int64_t>(sms, (a.batches + Quads - 1) / Quads);
-    const int64_t most = (a.batches + ctas - 1) / ctas, rounds = (most + Quads - 1) / Quads;
-    if (rounds > kMostRounds<Windows, Quads>) return false;
-    const int64_t need = most * kQuadRows * (int64_t{2} * a.cols + 16) +
-                         (kind == LineKind::singles ? int64_t{Windows} * kWindowPieces * 32 : 0);
-    const int64_t room = ctx.gpu->info().shared_bytes - (2 << 10);
-    if (need > room) return false;
+void launch_line(Context& ctx, LineArgs a, LineKind kind, const LineFit& fit) {
     const LineKernel kernel = kind == LineKind::pairs     ? line_kernel<Windows, Quads, LineKind::pairs>
                               : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
                                                           : line_kernel<Windows, Quads, LineKind::rows>;
-    allow_beside_static(reinterpret_cast<const void*>(kernel), room);
+    allow_beside_static(reinterpret_cast<const void*>(kernel), line_room(chip_of(*ctx.gpu)));
     a.window = static_cast<int32_t>(std::max<int64_t>(1, window_bytes(a, kind) / (kQuadRows * int64_t{2} * a.cols)));
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), 128 * Quads, static_cast<size_t>(need), a);
-    return true;
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit.ctas)), 128 * Quads, static_cast<size_t>(fit.shared), a);
 }
 
-bool launch_line(Context& ctx, const LineArgs& a, LineKind kind) {
-    const int windows = (a.cols / 8 + kWindowPieces - 1) / kWindowPieces;
-    // Half as many quads where four would leave SMs without work, or where a lane's columns take many registers.
-    const bool few = a.batches < 4 * ctx.gpu->info().sm_count;
-    switch (windows) {
-        case 1:
-            return few ? launch_line<1, 2>(ctx, a, kind) : launch_line<1, 4>(ctx, a, kind);
-        case 2:
-            return few ? launch_line<2, 2>(ctx, a, kind) : launch_line<2, 4>(ctx, a, kind);
-        default:
-            return launch_line<4, 2>(ctx, a, kind);
-    }
-}
-
-bool suits(const Gpu& gpu, const ActSource& x, int64_t cols) {
-    if (!gpu.programmatic() || gpu.options().portable || cols % 8 != 0 || cols > 4096) return false;
-    return x.kind == ActKind::plain || (x.kind == ActKind::norm && cols <= 2048);
+void launch_line(Context& ctx, const LineArgs& a, LineKind kind, const LineFit& fit) {
+    if (fit.windows == 1 && fit.quads == 2) launch_line<1, 2>(ctx, a, kind, fit);
+    else if (fit.windows == 1) launch_line<1, 4>(ctx, a, kind, fit);
+    else if (fit.windows == 2 && fit.quads == 2) launch_line<2, 2>(ctx, a, kind, fit);
+    else if (fit.windows == 2) launch_line<2, 4>(ctx, a, kind, fit);
+    else launch_line<4, 2>(ctx, a, kind, fit);
 }
 
 }  // namespace
 
-bool line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
+void line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                    std::span<const Tensor> y, Tensor* residual) {
-    if (weights.size() > kLineMatrices || !suits(*ctx.gpu, x, cols)) return false;
+    RT_ASSERT(weights.size() <= kLineMatrices);
     LineArgs a;
     bool singles = false;
     for (const Weight* w : weights) {
-        const bool single = w->dtype == DType::f32;
-        if ((w->dtype != DType::bf16 && !single) || (singles && !single) || !float_matrix(*w) || w->rows < kQuadRows ||
-            w->row_bytes != cols * (single ? 4 : 2))
-            return false;
         FloatMatrix& m = a.m[a.matrices] = float_matrix_of(matrix_of(*w));
         m.y = y[static_cast<size_t>(a.matrices++)].row(0);
         m.first = a.batches;
-        if (single && !singles) a.singles_from = a.batches;
-        singles = singles || single;
+        if (w->dtype == DType::f32 && !singles) a.singles_from = a.batches;
+        singles = singles || w->dtype == DType::f32;
         a.batches += (m.rows + batch_rows(m.type) - 1) / batch_rows(m.type);
     }
-    if (a.batches == 0 || a.singles_from == 0) return false;
     a.cols = static_cast<int32_t>(cols);
     a.x = x;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return launch_line(ctx, a, singles ? LineKind::singles : LineKind::rows);
+    const auto fit = fit_line(chip_of(*ctx.gpu), cols, a.batches, singles);
+    RT_ASSERT(fit);
+    launch_line(ctx, a, singles ? LineKind::singles : LineKind::rows, *fit);
 }
 
-bool line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
-    if (!suits(*ctx.gpu, x, cols) || gate.dtype != DType::bf16 || up.dtype != DType::bf16 || gate.rows != up.rows ||
-        gate.rows % 2 != 0 || gate.rows == 0 || gate.row_bytes != 2 * cols || up.row_bytes != 2 * cols)
-        return false;
+void line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
     LineArgs a;
     a.m[0] = float_matrix_of(matrix_of(gate));
     a.m[1] = float_matrix_of(matrix_of(up));
@@ -353,7 +328,9 @@ bool line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& 
     a.cols = static_cast<int32_t>(cols);
     a.x = x;
     a.out = out;
-    return launch_line(ctx, a, LineKind::pairs);
+    const auto fit = fit_line(chip_of(*ctx.gpu), cols, a.batches, false);
+    RT_ASSERT(fit);
+    launch_line(ctx, a, LineKind::pairs, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

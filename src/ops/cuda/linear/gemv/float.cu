@@ -23,10 +23,8 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kFloatMatrices = 4;
 /// Behind attention, which leaves memory idle for 4 us of every layer: 128 KB an SM, 17 MB in all.
 constexpr int kAheadOfPlain = 4;
-constexpr int kMostRounds = 64;  // batches of a quad, whose sums a CTA keeps in shared memory
 
 struct FloatMatmulArgs {
     FloatMatrix m[kFloatMatrices];
@@ -183,22 +181,17 @@ __global__ void __launch_bounds__(kFloatThreads, 1) float_rows_kernel(const __gr
     }
 }
 
-/// Shifts an index below `all` to that of its entry, `share` of which are alike; -1: no shift does.
+/// Shifts an index below `all` to that of its entry, `share` of which are alike (float_matrix()).
 int share_shift(int share, int all) {
     if (share >= all) return 31;
-    return std::has_single_bit(static_cast<uint32_t>(share)) ? std::countr_zero(static_cast<uint32_t>(share)) : -1;
+    return std::countr_zero(static_cast<uint32_t>(share));
 }
 
 }  // namespace
 
 bool float_matrix(const Matrix& m) {
-    if (m.type != DType::f32 && m.type != DType::f16 && m.type != DType::bf16 && m.type != DType::f8_e4m3) return false;
-    if (m.scales == nullptr) return true;
-    return m.type == DType::f8_e4m3 && share_shift(m.scale_rows, m.rows) >= 0 &&
-           (m.scale_cols >= m.cols || (m.scale_cols >= 64 && share_shift(m.scale_cols, m.cols) >= 0));
+    return linear::float_matrix(m.type, m.scales != nullptr, m.rows, m.cols, m.scale_rows, m.scale_cols);
 }
-
-bool float_matrix(const Weight& w) { return !is_planes(w.dtype) && float_matrix(matrix_of(w)); }
 
 FloatMatrix float_matrix_of(const Matrix& m) {
     FloatMatrix f;
@@ -225,13 +218,7 @@ void allow_beside_static(const void* kernel, int64_t bytes) {
     allow_shared(kernel, std::max(bytes, kAsked));
 }
 
-int64_t float_shared(const Gpu& gpu, int64_t need, bool large) {
-    constexpr int64_t kLarge = 116 << 10, kSmall = 48 << 10, kStatic = 16 << 10;  // see kquant_i8.cuh
-    const int64_t most = gpu.info().shared_bytes - kStatic;
-    if (need > most) return 0;
-    const int64_t want = !gpu.programmatic() ? 0 : large ? kLarge : kSmall;
-    return std::max(need, std::min(want, most));
-}
+int64_t float_shared(const Gpu& gpu, int64_t need, bool large) { return float_shared(chip_of(gpu), need, large); }
 
 namespace {
 
@@ -253,15 +240,9 @@ FloatMatmulKernel row_kernel(int columns) {
 }
 
 /// One CTA an SM; two for the head, behind which no weights wait to be fetched.
-bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
-    const int64_t groups = (a.batches + kQuads - 1) / kQuads, sms = ctx.gpu->info().sm_count;
-    const bool huge = groups > 16 * sms;
-    const int64_t ctas = std::max(std::min((huge ? 2 : 1) * sms, groups), (groups + kMostRounds - 1) / kMostRounds);
-    const int64_t rounds = (groups + ctas - 1) / ctas;
-    const int64_t need =
-        a.layout.bytes() + a.x.norm_bytes(a.layout.cols) + rounds * kQuads * kQuadRows * int64_t{sizeof(float4)};
-    const int64_t shared = float_shared(*ctx.gpu, need, !huge && 2 * ctas > sms);
-    if (shared == 0) return false;
+void launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
+    const auto fit = fit_float_row(chip_of(*ctx.gpu), a.layout.cols, a.x.kind, a.batches);
+    RT_ASSERT(fit);
     a.ahead = a.x.kind == ActKind::plain ? kAheadOfPlain : 0;
     const auto all = [&](auto&& f) { return std::all_of(a.m, a.m + a.matrices, f); };
     const bool plain = all([](const FloatMatrix& m) { return m.scales == nullptr; });
@@ -270,47 +251,34 @@ bool launch_row(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
                                      : f8 && plain ? row_kernel<PlainFloat8>(dense ? a.layout.cols : 0)
                                      : f8          ? float_row_kernel<OneFloat<DType::f8_e4m3>, 0>
                                                    : float_row_kernel<AllFloats, 0>;
-    allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kFloatThreads, static_cast<size_t>(shared), a);
-    return true;
+    allow_beside_static(reinterpret_cast<const void*>(kernel), fit->shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit->ctas)), kFloatThreads, static_cast<size_t>(fit->shared),
+           a);
 }
 
-bool launch_rows(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
-    const int64_t groups = (a.batches + kQuads - 1) / kQuads, sms = ctx.gpu->info().sm_count;
-    const int64_t ctas = std::max(std::min(sms, groups), (groups + kMostRounds - 1) / kMostRounds);
-    const int64_t rounds = (groups + ctas - 1) / ctas;
-    const ActSource x = a.x;
-    for (int p = !bf16 && !f8 ? 4 : a.n <= 2 ? 2 : a.n <= 4 ? 4 : 8; p > 1; p /= 2) {
-        a.block_rows = std::min(p, a.n);
-        const bool prepare = a.n > 4 && x.kind != ActKind::staged;
-        const int64_t norm = prepare ? 0 : x.norm_bytes(a.layout.cols);
-        const int64_t need =
-            int64_t{a.block_rows} * a.layout.bytes() + norm + rounds * kQuads * kQuadRows * p * int64_t{sizeof(float4)};
-        const int64_t shared = float_shared(*ctx.gpu, need, false);
-        if (shared == 0) continue;
-        if (prepare) a.x = prepare_rows(ctx, x, a.layout, a.n);
-        const FloatMatmulKernel kernel = bf16     ? rows_kernel<OneFloat<DType::bf16>>(p)
-                                         : f8     ? rows_kernel<OneFloat<DType::f8_e4m3>>(p)
-                                         : p == 4 ? float_rows_kernel<AllFloats, 4>
-                                                  : float_rows_kernel<AllFloats, 2>;
-        allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
-        launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>((a.n + p - 1) / p)),
-               kFloatThreads, static_cast<size_t>(shared), a);
-        return true;
-    }
-    return false;
+void launch_rows(Context& ctx, FloatMatmulArgs& a, bool bf16, bool f8) {
+    const auto fit = fit_float_rows(chip_of(*ctx.gpu), a.layout.cols, a.x.kind, a.n, a.batches, bf16 || f8);
+    RT_ASSERT(fit);
+    const int p = fit->rows;
+    a.block_rows = std::min(p, a.n);
+    if (a.n > 4) a.x = prepare_rows(ctx, a.x, a.layout, a.n);
+    const FloatMatmulKernel kernel = bf16     ? rows_kernel<OneFloat<DType::bf16>>(p)
+                                     : f8     ? rows_kernel<OneFloat<DType::f8_e4m3>>(p)
+                                     : p == 4 ? float_rows_kernel<AllFloats, 4>
+                                              : float_rows_kernel<AllFloats, 2>;
+    allow_beside_static(reinterpret_cast<const void*>(kernel), fit->shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit->ctas), static_cast<unsigned>((a.n + p - 1) / p)),
+           kFloatThreads, static_cast<size_t>(fit->shared), a);
 }
 
 }  // namespace
 
-bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    if (weights.size() > kFloatMatrices || x.kind == ActKind::int8 || (n == 1 && x.kind == ActKind::staged))
-        return false;
+    RT_ASSERT(weights.size() <= kFloatMatrices && (x.kind == ActKind::plain || x.kind == ActKind::norm));
     FloatMatmulArgs a;
     bool bf16 = true, f8 = true;
     for (const Weight* w : weights) {
-        if (!float_matrix(*w) || w->rows < kQuadRows) return false;
         FloatMatrix& m = a.m[a.matrices] = float_matrix_of(matrix_of(*w));
         m.y = y[static_cast<size_t>(a.matrices++)].row(0);
         m.first = a.batches;
@@ -318,13 +286,12 @@ bool float_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
         bf16 = bf16 && m.type == DType::bf16;
         f8 = f8 && m.type == DType::f8_e4m3;
     }
-    if (a.batches == 0) return false;
     a.layout = act_layout(cols, false, true);
-    if (x.kind == ActKind::staged && x.stride != a.layout.bytes()) return false;
     a.x = x;
     a.n = static_cast<int32_t>(n);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return n == 1 ? launch_row(ctx, a, bf16, f8) : launch_rows(ctx, a, bf16, f8);
+    if (n == 1) launch_row(ctx, a, bf16, f8);
+    else launch_rows(ctx, a, bf16, f8);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -28,13 +28,12 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRowTeams = 3, kRowThreads = 128 * kRowTeams;      // that multiply
-constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;        // and a warp for each team that asks
-constexpr int kRegisters = 80;                                   // of a thread
-constexpr int kRowStages = 3;                                    // at most
-[[maybe_unused]] constexpr int kHeadsAt = 8192, kHighAt = 9216;  // in a slot, behind the nibbles
-[[maybe_unused]] constexpr int kAhead = 2;                       // of them, that are asked for before x is there
-[[maybe_unused]] constexpr int kFloatQuads = 2;                  // quads in whose time a team multiplies a float row
+constexpr int kRowTeams = kHalfRowTeams, kRowThreads = 128 * kRowTeams;  // that multiply
+constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;                // and a warp for each team that asks
+constexpr int kRegisters = 80;                                           // of a thread
+[[maybe_unused]] constexpr int kHeadsAt = 8192, kHighAt = kHalfSlot;     // in a slot, behind the nibbles
+[[maybe_unused]] constexpr int kAhead = 2;       // of them, that are asked for before x is there
+[[maybe_unused]] constexpr int kFloatQuads = 2;  // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -326,38 +325,21 @@ __global__ void __maxnreg__(kRegisters)
 
 }  // namespace
 
-bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
+void launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
     HalfArgs& a = group.a;
-    if (x.kind == ActKind::norm && a.cols > 2048 * kWholeRow) return false;
-    constexpr int64_t kMostFloatRow = 32 << 10, kStatic = 1 << 10, kAlign = 1 << 10, kMoreInQ6 = 4096;
-    const int64_t blocks = 4 * a.quads, each = kHighAt + (group.q6 ? kMoreInQ6 : 0);
     a.floats.bytes = a.floats.pairs > 0 ? act_layout(a.cols, false, true).float_bytes : 0;
-    int64_t at = 0;
-    const auto take = [&at](int64_t bytes) {
-        const int64_t from = at;
-        at += (bytes + 15) / 16 * 16;
-        return static_cast<int32_t>(from);
-    };
-    take(kHalfBlock * blocks);
-    a.scales_at = take(4 * blocks);
-    a.meeting_at = take(kRowTeams * 512);
-    a.terms_at = take(int64_t{kRowTeams} * a.quads * 256);
-    a.floats_at = take(a.floats.bytes);
     int64_t row_bytes = 0;
     for (int i = 0; i < a.floats.matrices; ++i) row_bytes = std::max<int64_t>(row_bytes, a.floats.m[i].row_bytes);
-    a.float_weights_at = row_bytes == 0 || row_bytes > kMostFloatRow ? 0 : take(row_bytes);
-    at = (at + kAlign - 1) / kAlign * kAlign;
-    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - at;
-    a.stages = static_cast<int32_t>(std::min<int64_t>(kRowStages, room / (kRowTeams * each)));
-    if (room < 0 || a.stages < 2) return false;
-    a.slot_bytes = static_cast<int32_t>(each);
-    a.data_at = take(kRowTeams * a.stages * each);
+    const auto fit = fit_half_row(chip_of(*ctx.gpu), a.cols, x.kind, group.q6, a.floats.bytes, row_bytes);
+    RT_ASSERT(fit);
+    a.scales_at = fit->scales_at, a.meeting_at = fit->meeting_at, a.terms_at = fit->terms_at;
+    a.floats_at = fit->floats_at, a.float_weights_at = fit->float_weights_at;
+    a.stages = fit->stages, a.slot_bytes = fit->slot_bytes, a.data_at = fit->data_at;
     a.x = x;
-    const int64_t shared = at + kAlign, ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
-    allow_shared(reinterpret_cast<const void*>(half_row_kernel), shared);
-    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kAllThreads, static_cast<size_t>(shared), a,
-           group.maps(4));
-    return true;
+    const int64_t ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
+    allow_shared(reinterpret_cast<const void*>(half_row_kernel), fit->shared);
+    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kAllThreads, static_cast<size_t>(fit->shared),
+           a, group.maps(4));
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -173,33 +173,25 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_wide_kernel(const __grid
     });
 }
 
-/// False: more batches than warps, or no room.
 template <int G, int G6>
-bool launch_once(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                 Tensor* residual) {
+void launch_whole(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                  Tensor* residual) {
     LeanMatmulArgs a = lean_args(x, 1, weights, y, residual, G, G6);
-    const int sms = ctx.gpu->info().sm_count;
-    a.warp_bytes = once_bytes(a, G, G6);
-    const int shared = std::max(kLeanLarge, staged_bytes(OnceBatch<G, G6>::kCols) + kLeanWarps * a.warp_bytes);
-    if (shared > shared_limit(ctx) || a.batches > kLeanWarps * sms) return false;
-    launch_lean(ctx, lean_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
-    return true;
+    const auto fit = fit_lean(chip_of(*ctx.gpu), 1, a.batches, a.any_q6 != 0, G, G6);
+    RT_ASSERT(fit);
+    a.warp_bytes = fit->warp_bytes;
+    launch_lean(ctx, lean_once_kernel<G, G6>, std::min(ctx.gpu->info().sm_count, a.batches), kLeanThreads, fit->shared,
+                a);
 }
 
-/// False: not Q4_K, too many rows, or no room.
 template <int S>
-bool launch_wide(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                 Tensor* residual) {
-    constexpr int kGroups = 32 * S;
-    const int sms = ctx.gpu->info().sm_count;
-    const int row = 18 * kGroups + S * 32 * static_cast<int>(sizeof(float3));
-    const int shared = std::max(kLeanLarge, staged_bytes(32 * kGroups) + kLeanWarps * row);
-    if (weights.size() != 1 || weights[0]->dtype != DType::planes_q4_k || weights[0]->rows > kLeanWarps * sms ||
-        x.kind == ActKind::norm || shared > shared_limit(ctx))
-        return false;
-    const LeanMatmulArgs a = lean_args(x, 1, weights, y, residual, 1, 1);
-    launch_lean(ctx, lean_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
-    return true;
+void launch_split(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
+                  Tensor* residual) {
+    const int64_t rows = weights[0]->rows;
+    const auto shared = fit_lean_split(chip_of(*ctx.gpu), 1, rows, S);
+    RT_ASSERT(shared);
+    launch_lean(ctx, lean_wide_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kLeanThreads, *shared,
+                lean_args(x, 1, weights, y, residual, 1, 1));
 }
 
 template <int S, int G>
@@ -215,23 +207,16 @@ void launch_stream(Context& ctx, const ActSource& x, std::span<const Weight* con
 
 }  // namespace
 
-bool lean_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                   std::span<Tensor> y, Tensor* residual) {
-    if (weights.size() > kLeanMatrices ||
-        !std::all_of(weights.begin(), weights.end(), [](const Weight* w) { return lean_type(*w); }))
-        return false;
-    if (cols == 2048) {
-        // Q6_K takes twice the arithmetic: half the rows for a warp, if there are warps enough.
-        if (!launch_once<5, 3>(ctx, x, weights, y, residual) && !launch_once<6, 3>(ctx, x, weights, y, residual))
-            launch_stream<2, 5>(ctx, x, weights, y, residual);
-    } else if (cols == 6144) {
-        if (!launch_wide<6>(ctx, x, weights, y, residual)) launch_stream<6, 1>(ctx, x, weights, y, residual);
-    } else if (cols == 8192) {
-        if (!launch_wide<8>(ctx, x, weights, y, residual)) launch_stream<8, 1>(ctx, x, weights, y, residual);
-    } else {
-        return false;
-    }
-    return true;
+void lean_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
+                   std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+    using linear::Kernel;
+    if (kernel == Kernel::kquant_i8_whole5) launch_whole<5, 3>(ctx, x, weights, y, residual);
+    else if (kernel == Kernel::kquant_i8_whole6) launch_whole<6, 3>(ctx, x, weights, y, residual);
+    else if (kernel == Kernel::kquant_i8_split && cols == 6144) launch_split<6>(ctx, x, weights, y, residual);
+    else if (kernel == Kernel::kquant_i8_split) launch_split<8>(ctx, x, weights, y, residual);
+    else if (cols == 2048) launch_stream<2, 5>(ctx, x, weights, y, residual);
+    else if (cols == 6144) launch_stream<6, 1>(ctx, x, weights, y, residual);
+    else launch_stream<8, 1>(ctx, x, weights, y, residual);
 }
 
 }  // namespace riptide::ops::cuda::decode

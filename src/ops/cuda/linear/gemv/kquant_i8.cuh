@@ -12,6 +12,7 @@
 #include "ops/cuda/device/int8_group.cuh"
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/linear/shared/dot_kquant.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 #include "ops/matmul.h"
 
 namespace riptide::ops::cuda::decode {
@@ -26,14 +27,6 @@ struct LeanPlanes {
     const char* d;  // planes_q6_k: behind the scales
 };
 
-constexpr int kLeanWarps = 16, kLeanThreads = 32 * kLeanWarps;
-
-/// Dynamic shared memory that the kernels of a chain ask for, even if they need less: large and small ones alternate,
-/// so that one of each fits on an SM but no two of the same kernel. (Otherwise an SM that is free early gets two CTAs
-/// and others none.)
-constexpr int kLeanLarge = 116 << 10, kLeanSmall = 48 << 10;
-
-__host__ __device__ constexpr int staged_bytes(int cols) { return 44 * (cols / 32); }
 __host__ __device__ constexpr ActLayout lean_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }
 
 inline bool lean_type(const Weight& w) {

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 
+#include "ops/cuda/linear/fit.h"
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
 #include "ops/cuda/linear/gemv/kquant_i8.h"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
-
-constexpr int kLeanMatrices = 4;
 
 struct LeanMatrix {
     LeanPlanes planes;
@@ -102,15 +101,6 @@ inline void launch_lean(Context& ctx, void (*kernel)(LeanMatmulArgs), int64_t ct
                         const LeanMatmulArgs& a) {
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), threads, static_cast<size_t>(shared), a);
-}
-
-inline int64_t shared_limit(const Context& ctx) { return ctx.gpu->info().shared_bytes - (1 << 10); }
-
-/// Shared memory of a warp that has a batch of 2,048 columns.
-inline int once_bytes(const LeanMatmulArgs& a, int G, int G6) {
-    constexpr int kGroups = 64;
-    const int bytes = G * 18 * kGroups, bytes6 = G6 * (26 * kGroups + kGroups / 4);
-    return a.any_q6 != 0 ? std::max(bytes, bytes6) : bytes;
 }
 
 }  // namespace

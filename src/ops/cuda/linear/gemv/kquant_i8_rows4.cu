@@ -188,46 +188,36 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
 }
 
 template <int G, int G6>
-bool launch_once(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
-                 std::span<Tensor> y, Tensor* residual) {
+void launch_whole(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
+                  std::span<Tensor> y, Tensor* residual) {
     LeanMatmulArgs a = lean_args(x, n, weights, y, residual, G, G6);
-    const int sms = ctx.gpu->info().sm_count;
-    a.warp_bytes = once_bytes(a, G, G6);
-    const int rows = a.n * staged_bytes(OnceBatch<G, G6>::kCols);
-    const int shared = std::max(kLeanLarge, rows + kLeanWarps * a.warp_bytes);
-    if (shared > shared_limit(ctx) || a.batches > kLeanWarps * sms) return false;
-    launch_lean(ctx, few_once_kernel<G, G6>, std::min(sms, a.batches), kLeanThreads, shared, a);
-    return true;
+    const auto fit = fit_lean(chip_of(*ctx.gpu), n, a.batches, a.any_q6 != 0, G, G6);
+    RT_ASSERT(fit);
+    a.warp_bytes = fit->warp_bytes;
+    launch_lean(ctx, few_once_kernel<G, G6>, std::min(ctx.gpu->info().sm_count, a.batches), kLeanThreads, fit->shared,
+                a);
 }
 
 template <int S>
-bool launch_wide(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
-                 std::span<Tensor> y, Tensor* residual) {
-    constexpr int kGroups = 32 * S;
-    const int sms = ctx.gpu->info().sm_count;
-    const int row = 18 * kGroups + 2 * S * 32 * static_cast<int>(sizeof(float));
-    const int shared = std::max(kLeanLarge, static_cast<int>(n) * staged_bytes(32 * kGroups) + kLeanWarps * row);
-    if (weights.size() != 1 || weights[0]->dtype != DType::planes_q4_k || weights[0]->rows > kLeanWarps * sms ||
-        x.kind == ActKind::norm || shared > shared_limit(ctx))
-        return false;
-    const LeanMatmulArgs a = lean_args(x, n, weights, y, residual, 1, 1);
-    launch_lean(ctx, few_wide_kernel<S>, std::min<int64_t>(sms, weights[0]->rows), kLeanThreads, shared, a);
-    return true;
+void launch_split(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
+                  std::span<Tensor> y, Tensor* residual) {
+    const int64_t rows = weights[0]->rows;
+    const auto shared = fit_lean_split(chip_of(*ctx.gpu), n, rows, S);
+    RT_ASSERT(shared);
+    launch_lean(ctx, few_wide_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kLeanThreads, *shared,
+                lean_args(x, n, weights, y, residual, 1, 1));
 }
 
 }  // namespace
 
-bool few_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                  std::span<Tensor> y, Tensor* residual) {
-    if (n < 2 || n > kFewRows || weights.size() > kLeanMatrices || x.kind == ActKind::staged ||
-        ctx.gpu->options().portable ||
-        !std::all_of(weights.begin(), weights.end(), [](const Weight* w) { return lean_type(*w); }))
-        return false;
-    if (cols == 2048)
-        return launch_once<5, 3>(ctx, x, n, weights, y, residual) || launch_once<6, 3>(ctx, x, n, weights, y, residual);
-    if (cols == 6144) return launch_wide<6>(ctx, x, n, weights, y, residual);
-    if (cols == 8192) return launch_wide<8>(ctx, x, n, weights, y, residual);
-    return false;
+void few_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
+                  std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+    using linear::Kernel;
+    RT_ASSERT(n >= 2 && n <= kFewRows);
+    if (kernel == Kernel::kquant_i8_rows4_whole5) launch_whole<5, 3>(ctx, x, n, weights, y, residual);
+    else if (kernel == Kernel::kquant_i8_rows4_whole6) launch_whole<6, 3>(ctx, x, n, weights, y, residual);
+    else if (cols == 6144) launch_split<6>(ctx, x, n, weights, y, residual);
+    else launch_split<8>(ctx, x, n, weights, y, residual);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -280,19 +280,15 @@ void divide(DenseRowArgs& a, int64_t ctas) {
     a.fuller_pairs = static_cast<int32_t>(std::max(0.0, each * a.fuller));
 }
 
-template <bool Q4, int Slots>
-bool launch_slots(Context& ctx, const DenseRowArgs& a, int64_t ctas) {
-    const int64_t shared = a.slot_start + int64_t{kRowWarps} * Slots * Slot<Q4>::kBytes;
-    constexpr int64_t kStatic = 6 << 10;  // static, and what the system takes
-    if (shared + kStatic > ctx.gpu->info().shared_bytes) return false;
-    const auto kernel = dense_row_kernel<Q4, Slots>;
+template <bool Q4>
+void launch_slots(Context& ctx, const DenseRowArgs& a, int64_t ctas, int64_t shared) {
+    const auto kernel = dense_row_kernel<Q4, row_slots(Q4)>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a);
-    return true;
 }
 
-/// Everything but matrices and floats is set here. False: rows this long do not fit.
-bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
+/// Everything but matrices and floats is set here.
+void launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
     a.layout = act_layout(cols, true, a.float_rows > 0);
     a.x = x;
     a.steps = (a.layout.groups + 31) / 32;
@@ -301,54 +297,44 @@ bool launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols)
     divide(a, ctas);
     bool q4 = true;
     for (int i = 0; i < a.matrices; ++i) q4 = q4 && a.m[i].type == DType::planes_q4_k;
-    return q4 ? launch_slots<true, 8>(ctx, a, ctas) : launch_slots<false, 6>(ctx, a, ctas);
+    const auto shared = fit_wide_row(chip_of(*ctx.gpu), cols, a.float_rows > 0, q4);
+    RT_ASSERT(shared);
+    if (q4) launch_slots<true>(ctx, a, ctas, *shared);
+    else launch_slots<false>(ctx, a, ctas, *shared);
 }
 }  // namespace
 
-bool dense_weight(const Gpu& gpu, const Weight& w) {
-    const bool type = w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k || w.dtype == DType::planes_q6_k;
-    return gpu.info().major >= 9 && !gpu.options().portable && type && w.scale == 1.0f && w.cols > 0 &&
-           w.cols % 256 == 0 && w.rows > 0;
-}
-
-bool dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
+void dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
                         std::span<Tensor> y, Tensor* residual) {
-    if (x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow)) return false;
     DenseRowArgs a = {};
     int floats = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
-                           w.scales == nullptr && w.rows > 0;
-        if (dense_weight(*ctx.gpu, w) && a.matrices < kMostPlanes) {
+        if (is_planes(w.dtype)) {
+            RT_ASSERT(a.matrices < kMostPlanes);
             a.m[a.matrices++] = dense_matrix(w, y[i].row(0), a.pairs);
             a.pairs += static_cast<int32_t>((w.rows + 1) / 2);
-        } else if (plain && floats < kMostFloats && residual == nullptr && x.kind != ActKind::int8) {
+        } else {
+            RT_ASSERT(floats < kMostFloats && residual == nullptr);
             Matrix& m = a.floats[floats++] = matrix_of(w);
             m.y = y[i].row(0);
             m.first_row = a.float_rows;
             a.float_rows += m.rows;
-        } else {
-            return false;
         }
     }
-    if (a.pairs == 0) return false;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return launch_row(ctx, a, x, cols);
+    launch_row(ctx, a, x, cols);
 }
 
-bool dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
+void dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
                        float* out) {
-    if (!dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) || gate.dtype != up.dtype ||
-        gate.rows != up.rows || x.kind == ActKind::staged || (x.kind == ActKind::norm && cols > 2048 * kWholeRow))
-        return false;
     DenseRowArgs a = {};
     a.m[0] = dense_matrix(gate, out, 0);
     a.m[1] = dense_matrix(up, nullptr, 0);
     a.matrices = 2;
     a.pairs = static_cast<int32_t>(gate.rows);
     a.gate_up = 1;
-    return launch_row(ctx, a, x, cols);
+    launch_row(ctx, a, x, cols);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -7,11 +7,11 @@
 #include "ops/cuda/linear/gemv/any.cuh"
 #include "ops/cuda/linear/shared/dot_batch.cuh"
 #include "ops/cuda/linear/shared/kquant_i8_wide.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kRowWarps = 16, kRowThreads = 32 * kRowWarps;
-constexpr int kMostPlanes = 4, kMostFloats = 4;  // matrices of a group
+constexpr int kRowThreads = 32 * kRowWarps;
 
 struct DenseMatrix {
     const char* data;
@@ -39,7 +39,7 @@ struct DenseRowArgs {
 /// Where the parts of a step lie in a slot; row g of the pair `g` times the part's size on.
 template <bool Q4>
 struct Slot {
-    static constexpr int kHeads = 1024, kHigh = 1152, kD = 1664, kBytes = Q4 ? 1152 : 1728;
+    static constexpr int kHeads = 1024, kHigh = 1152, kD = 1664, kBytes = row_slot_bytes(Q4);
     static constexpr int kDRow = 32;  // two pieces of sixteen bytes that hold a row's d
 };
 

@@ -11,12 +11,9 @@
 #pragma once
 
 #include "ops/cuda/linear/shared/dot_batch.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
-
-constexpr int kFloatWarps = 16, kFloatThreads = 32 * kFloatWarps;
-constexpr int kQuads = kFloatWarps / 4, kQuadRows = 4;
-constexpr int kWindowPieces = 4 * 32;  // of a row, that the warps of a quad have in one tile each
 
 /// fp8 without scale planes.
 struct PlainFloat8 {

@@ -8,23 +8,19 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kMostFloats = 4;              // matrices
 constexpr int kFloatPair = 2, kFloatX = 4;  // rows of weights and of x that four warps multiply
 
 struct DenseFloats {
     FloatMatrix m[kMostFloats];      // first: the first pair of rows of each; no scales
     int32_t matrices, pairs, bytes;  // bytes: of a row of x in its layout, at the end of the row
 
-    /// y = w x too. False: w is no plain float matrix, or there is no room.
-    bool add(const Weight& w, float* y) {
-        const bool plain = (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) &&
-                           w.scales == nullptr && w.rows > 0;
-        if (!plain || matrices == kMostFloats) return false;
+    /// y = w x too. REQUIRES a plain float matrix, and room.
+    void add(const Weight& w, float* y) {
+        RT_ASSERT(!is_planes(w.dtype) && w.scales == nullptr && w.rows > 0 && matrices < kMostFloats);
         FloatMatrix& added = m[matrices++] = float_matrix_of(matrix_of(w));
         added.y = y;
         added.first = pairs;
         pairs += (added.rows + kFloatPair - 1) / kFloatPair;
-        return true;
     }
 };
 

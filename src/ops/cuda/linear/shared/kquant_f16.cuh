@@ -20,14 +20,9 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/device/int8_rows.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
-
-/// A block of 256 columns of a row of x: 32 units of eight halves, then for each t the sums of sub-blocks 2 t and 2 t +
-/// 1, hi and lo. One row: its blocks lie side by side if they have the same b mod 4, two chains by turns. More: the
-/// units of all rows of a block lie together, units 4 j + t of odd rows where even ones have 4 (j ^ 1) + t, so that
-/// eight lanes read other banks; so do the sums, elsewhere.
-constexpr int kHalfUnits = 512, kHalfSums = 32, kHalfBlock = kHalfUnits + kHalfSums;
 
 #ifdef __CUDACC__
 

@@ -17,22 +17,6 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kHalfWarps = 16, kHalfThreads = 32 * kHalfWarps;
-
-/// How a kernel for 8 NT rows of x is made. C CTAs of a cluster share strips, each has T of the four chains, in teams
-/// of W of its warps, one for each chain; of four CTAs two, of which one has the even quads and the other the odd ones,
-/// with a ring each. A piece is eight columns of a strip's products: NT of them, dealt out to the warps of a team.
-template <int NT, int C>
-struct HalfShape {
-    static constexpr int T = 4 / C, By = C == 4 ? 2 : 1, W = T * By, kTeams = kHalfWarps / W, kRings = kHalfWarps / T;
-    static constexpr int kChains = 2 / By;  // of the eight that a warp adds to
-    static constexpr int kMeeting =
-        C == 1 ? 2 * W * NT : NT;                  // pieces that a team's warps leave each other; two places
-    static constexpr int kOwn = (NT + W - 1) / W;  // pieces that a warp adds up within its CTA, at most
-    static constexpr int kInbox = C == 1 ? 0 : (NT + C - 1) / C * (C - 1);  // that come to a team from others at once
-};
-constexpr int kPieceBytes = 512;
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// Columns 8 nt .. of a strip's products, as an mma has them: where they go.

@@ -13,6 +13,7 @@
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/device/tma_wgmma_gemm.cuh"
 #include "ops/cuda/device/wgmma.cuh"
+#include "ops/cuda/linear/fit.h"
 #include "ops/cuda/linear/shared/float.h"
 #include "ops/cuda/linear/shared/float_rows_beside.cuh"
 #include "ops/cuda/linear/shared/kquant_f16.cuh"
@@ -20,11 +21,6 @@
 #include "ops/cuda/linear/shared/kquant_i8_wide_tile.cuh"
 
 namespace riptide::ops::cuda::decode {
-
-constexpr int kMostHalf = 4;  // matrices of a group
-[[maybe_unused]] constexpr int kMostHalfStages = 6;
-constexpr int kStripRows = 16;
-[[maybe_unused]] constexpr int64_t kBesideHalf = 1280;  // of shared memory: half_prepare_kernel(), what a CTA takes
 
 struct HalfMatrix {
     const char* d;  // Q6_K
@@ -65,8 +61,8 @@ struct HalfGroup {
     bool q6 = false;
 
     void add(const Weight& weight, float* y);
-    /// Of the same shape and type; out gets silu(gate) * up. False: no tensor map spans both.
-    bool add_gate_up(const Weight& gate, const Weight& up, float* out);
+    /// Of the same shape and type, which a tensor map spans; out gets silu(gate) * up.
+    void add_gate_up(const Weight& gate, const Weight& up, float* out);
     /// Into strips of so many rows, of gate and up half of them each.
     void cut(int strip_rows);
     /// Boxes of a strip's rows and `chains` blocks.
@@ -74,12 +70,12 @@ struct HalfGroup {
 };
 
 // Launches for a group, cut into strips of kStripRows.
-/// One row of x (kquant_f16_row1_sm90.cu), kinds plain and norm. False: it does not fit.
-bool launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
-/// Up to 24 rows (kquant_f16_mma_sm90.cu). False: they do not fit. Takes arena memory.
-bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
+/// One row of x (kquant_f16_row1_sm90.cu), kinds plain and norm.
+void launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x);
+/// Up to 24 rows (kquant_f16_mma_sm90.cu). Takes arena memory.
+void launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x);
 /// The same for x that does not fit beside the weights there (kquant_f16_wgmma_sm90.cu), which cuts it anew.
-bool launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x);
+void launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x);
 
 /// How rows of x lie as others want them. steps 0, for kquant_f16_mma_sm90.cu: blocks in the order [4 /
 /// chains][quad][chains], of each its units [n][512], sums [n][32] and scales [columns]. Else, for

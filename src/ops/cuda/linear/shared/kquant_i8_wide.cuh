@@ -2,11 +2,9 @@
 #pragma once
 
 #include "ops/cuda/device/int8_rows.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
-
-/// Rows of up to 2,048 times that many columns can be normalised by stage_whole_row().
-constexpr int kWholeRow = 3;
 
 #ifdef __CUDACC__
 

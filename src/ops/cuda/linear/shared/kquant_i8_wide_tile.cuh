@@ -15,57 +15,6 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kDenseWarps = 16, kDenseRows = 32;  // of a tile
-
-/// Blocks of 256 columns of a row in a stage. Two chains: an even number, so that stages begin with the same one.
-constexpr int stage_blocks(int c) { return c == 4 ? 5 : 6; }
-
-/// Where everything lies in a stage: strides are odd multiples of 16, against bank conflicts.
-template <DType Type, int C>
-struct DenseStage {
-    static constexpr int kBlocks = stage_blocks(C);
-    static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k;
-    static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = 112;
-    static constexpr int kHighEach = kQ6 ? 64 : kQ5 ? 32 : 0, kHighStride = kBlocks * kHighEach + 16;
-    static constexpr int kHeads = kDenseRows * kDataStride, kHigh = kHeads + kDenseRows * kHeadStride;
-    static constexpr int kD = kHigh + (kHighEach > 0 ? kDenseRows * kHighStride : 0);
-    static constexpr int kBytes = kD + (kQ6 ? kDenseRows * kBlocks * 2 : 0);
-    static_assert(kHeadStride >= 16 * kBlocks && kHeadStride % 32 == 16 && kDataStride % 32 == 16);
-    static_assert(kBytes % 16 == 0 && (kHighEach == 0 || kHighStride % 32 == 16));
-};
-template <int C>
-constexpr int64_t dense_stage_bytes(DType t) {
-    return t == DType::planes_q4_k   ? DenseStage<DType::planes_q4_k, C>::kBytes
-           : t == DType::planes_q5_k ? DenseStage<DType::planes_q5_k, C>::kBytes
-                                     : DenseStage<DType::planes_q6_k, C>::kBytes;
-}
-
-/// A CTA's share of up to 8 NT rows of x in shared memory: int8 parts row by row, {d, A} and A0 (which only Q6_K needs)
-/// sub-block by sub-block, those of all rows one behind the other.
-struct DenseX {
-    int groups, stride, pairs, halves, bytes;
-
-    /// groups: sub-blocks of a row that a CTA has at most.
-    RT_HD static DenseX of(int groups, int rows, bool a0) {
-        DenseX x;
-        x.groups = groups;
-        x.stride = 32 * groups + 16;
-        x.pairs = rows * x.stride;
-        x.halves = x.pairs + 8 * rows * groups;
-        x.bytes = x.halves + (a0 ? 4 * rows * groups : 0);
-        return x;
-    }
-};
-
-/// How a CTA adds up its 32 / C rows of a tile times 8 NT rows of x.
-template <int C, int NT>
-struct DenseFinish {
-    static constexpr int kRows = kDenseRows / C, kProducts = 8 * NT * kRows;
-    static constexpr int kShare = kProducts <= 128 ? 4 : kProducts <= 256 ? 2 : 1;  // threads for a product
-    static constexpr int kPart = kProducts + 32 / kShare % 32;  // floats from one warp's sums to the next one's
-    static constexpr int kBytes = 4 * 8 * C * kPart, kSent = 4 * 8 * C * kProducts;
-};
-
 #ifdef __CUDACC__
 
 __device__ __forceinline__ void copy_async8(void* shared, const void* p) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/cuda/device/int8_rows.cuh"
+#include "ops/cuda/linear/plan.h"
 #include "ops/cuda/linear/shared/dot.cuh"
 #include "ops/matmul.h"
 #include "tensor/context.h"
@@ -30,6 +31,10 @@ int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, 
 
 /// Clusters of so many CTAs of a kernel that the device runs at a time.
 int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shared_bytes);
+
+/// What the plan is asked.
+linear::Case case_of(const Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                     std::span<const Weight* const> weights, bool residual);
 
 /// y[i] = weights[i] x, f32 [n, rows]; residual += y[0] (one weight). x: f32 or int8 rows.
 void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,

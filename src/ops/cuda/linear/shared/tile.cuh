@@ -25,18 +25,6 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// Bytes from row to row of x in shared memory, with A0 (which only Q6_K needs) or without: an odd number of 16, so
-/// that ldmatrix has no bank conflicts.
-RT_HD int32_t tile_x_stride(const ActLayout& l, bool a0) {
-    const int32_t bytes = (a0 ? 44 : 40) * l.groups;
-    return bytes / 16 % 2 == 0 ? bytes + 16 : (bytes + 15) / 16 * 16;
-}
-
-/// Floats between the columns of a partial sum in shared memory, and bytes of those of `warps` warps for NT * 8 rows of
-/// x.
-constexpr int kPartialStride = 20;
-constexpr int64_t partial_bytes(int nt, int warps) { return int64_t{4} * warps * 8 * nt * kPartialStride; }
-
 #ifdef __CUDACC__
 
 /// Lane l's 16 bytes of shared memory are row l % 8 of matrix l / 8; afterwards word i of lane 4 g + t is word t of row

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/linear/shared/dot_kquant.cuh"
 #include "ops/cuda/linear/shared/linear.h"
+#include "ops/cuda/linear/shared/shapes.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -37,32 +38,6 @@ void add_tiles(Args& a, const Weight& w, float* y, int32_t tile_rows) {
     const auto rows = static_cast<int32_t>(w.rows);
     a.m[a.matrices++] = {tile_planes(matrix_of(w)), y, rows, a.tiles, w.dtype == DType::planes_q6_k};
     a.tiles += (rows + tile_rows - 1) / tile_rows;
-}
-
-/// Where everything lies in a stage.
-template <DType Type, int Cols>
-struct Tile {
-    static_assert(Type == DType::planes_q4_k || Type == DType::planes_q5_k || Type == DType::planes_q6_k);
-    static_assert(Cols == 2048 || Cols == 512);
-    static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k, kWide = Cols == 2048;
-    static constexpr int kRows = 32768 / Cols, kGroups = Cols / 32, kBlocks = Cols / 256;
-    static constexpr int kDataStride = Cols / 2 + 16, kHeadStride = 16 * kBlocks + 16;
-    static constexpr int kHighBytes = kQ6 ? Cols / 4 : kQ5 ? Cols / 8 : 0, kHighStride = kHighBytes + 16;
-    static constexpr int kHeads = kRows * kDataStride, kHigh = kHeads + kRows * kHeadStride;
-    static constexpr int kD = kHigh + (kHighBytes > 0 ? kRows * kHighStride : 0);
-    static constexpr int kBytes = kD + (kQ6 ? kRows * kBlocks * 2 : 0);
-    static_assert(kBytes % 16 == 0);
-};
-
-/// Types that have tiles.
-inline bool is_tile_type(DType t) {
-    return t == DType::planes_q4_k || t == DType::planes_q5_k || t == DType::planes_q6_k;
-}
-template <int Cols>
-constexpr int64_t stage_bytes(DType t) {
-    return t == DType::planes_q4_k   ? Tile<DType::planes_q4_k, Cols>::kBytes
-           : t == DType::planes_q5_k ? Tile<DType::planes_q5_k, Cols>::kBytes
-                                     : Tile<DType::planes_q6_k, Cols>::kBytes;
 }
 
 #ifdef __CUDACC__

@@ -231,14 +231,13 @@ struct DraftGroup {
     DraftMaps maps = {};
     DType type = DType::bf16;
 
-    bool add(const Gpu& gpu, const Weight& w, float* y) {
+    void add(const Weight& w, float* y) {
         if (a.matrices == 0) type = w.dtype;
-        if (!draft_weight(gpu, w) || w.dtype != type || a.matrices == kMostMatrices) return false;
+        RT_ASSERT(w.dtype == type && a.matrices < kMostMatrices);
         maps.data[a.matrices] = data_boxes(w);
         if (type == DType::planes_int8) maps.scales[a.matrices] = scale_boxes(w);
         a.m[a.matrices++] = {y, static_cast<int32_t>(w.rows), a.strips};
         a.strips += static_cast<int32_t>((w.rows + kStrip - 1) / kStrip);
-        return true;
     }
 };
 
@@ -303,52 +302,25 @@ void multiply_draft(Context& ctx, DraftGroup& group, const ActSource& x, int64_t
     }
 }
 
-bool draft_source(const ActSource& x) {
-    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-    return (x.kind == ActKind::plain || x.kind == ActKind::norm) && aligned(x.rows) && x.stride % 16 == 0 &&
-           aligned(x.norm);
-}
-
 }  // namespace
 
-bool draft_weight(const Gpu& gpu, const Weight& w) {
-    constexpr int64_t kMostRows = 1 << 20;
-    const int64_t slices = std::min(kMostSlices, gpu.info().sm_count);  // at most; each has a CTA
-    const bool plain =
-        (w.dtype == DType::bf16 || w.dtype == DType::f16) && w.scales == nullptr && w.row_bytes == 2 * w.cols;
-    const bool int8 = w.dtype == DType::planes_int8 && w.scale_dtype == DType::f16 && w.scale_cols == 32 &&
-                      w.scale_rows == 1 && !eight_weight(gpu, w);
-    return gpu.hopper() && gpu.info().shared_bytes >= (220 << 10) && (plain || int8) && w.scale == 1.0f &&
-           w.cols % 256 == 0 && w.cols <= kMostColumns * slices && w.rows > 0 && w.rows <= kMostRows &&
-           reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && reinterpret_cast<uintptr_t>(w.scales) % 16 == 0;
-}
-
-bool draft_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void draft_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    const Gpu& gpu = *ctx.gpu;
-    if (!draft_source(x) || weights.empty() || !std::ranges::all_of(weights, [&](const Weight* w) {
-            return draft_weight(gpu, *w) && w->dtype == weights[0]->dtype;
-        }))
-        return false;
     for (size_t i = 0; i < weights.size();) {
         DraftGroup group;
-        for (; i < weights.size() && group.add(gpu, *weights[i], y[i].row(0)); ++i) {
-        }
+        for (; i < weights.size() && group.a.matrices < kMostMatrices; ++i) group.add(*weights[i], y[i].row(0));
         group.a.residual = residual == nullptr ? nullptr : residual->row(0);
         multiply_draft(ctx, group, x, cols, n);
     }
-    return true;
 }
 
-bool draft_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
+void draft_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
                    float* out) {
     DraftGroup group;
-    if (!draft_source(x) || gate.rows != up.rows || !group.add(*ctx.gpu, gate, out) ||
-        !group.add(*ctx.gpu, up, nullptr))
-        return false;
+    group.add(gate, out);
+    group.add(up, nullptr);
     group.a.gate_up = 1;
     multiply_draft(ctx, group, x, cols, n);
-    return true;
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -18,12 +18,13 @@
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/device/tma_wgmma_gemm.cuh"
 #include "ops/cuda/linear/shared/kquant_f16.cuh"
+#include "ops/cuda/linear/shared/shapes.h"
 #include "ops/cuda/linear/skinny/draft_f16_sm90.h"
 #include "tensor/launch.cuh"
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kStrip = 16, kUnitBytes = 4096, kMostColumns = 1280, kMostSlices = 32, kMostX = 24, kMostMatrices = 12;
+constexpr int kStrip = 16, kUnitBytes = 4096, kMostX = 24, kMostMatrices = 12;
 constexpr int kWorkers = 16, kDraftThreads = 32 * kWorkers, kMostStages = 6, kFinishThreads = 128;
 constexpr int kDraftRegisters = 96;  // room for the second kernel beside it
 

@@ -239,39 +239,6 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 
 // ---- The host's side.
 
-/// How x and the rings share shared memory; false: they do not fit.
-template <int NT, int C>
-bool place_half(const Context& ctx, HalfArgs& a, int teams, bool q6, int64_t& shared) {
-    using S = HalfShape<NT, C>;
-    constexpr int64_t kStatic = (2 * kMostHalfStages * S::kRings + 2 + 3 * kHalfWarps) * 8 + kHalfWarps * 64,
-                      kAlign = 1024;
-    const int64_t blocks = a.quads * S::T, beyond = 8 * NT - a.n;  // rows that are read, of no use
-    const int64_t stage = S::T * (2048 + 256 + (q6 ? 1024 : 0));
-    int64_t at = 0;
-    const auto take = [&at](int64_t bytes) {
-        const int64_t from = at;
-        at += (bytes + 15) / 16 * 16;
-        return static_cast<int32_t>(from);
-    };
-    take(kHalfUnits * (a.n * blocks + beyond));
-    a.sums_at = take(kHalfSums * (a.n * blocks + beyond));
-    a.scales_at = take(4 * 8 * NT * blocks);
-    a.meeting_at = take(int64_t{teams} * S::kMeeting * kPieceBytes);
-    a.inbox_at = take(int64_t{teams} * S::kInbox * kPieceBytes);
-    at = (at + kAlign - 1) / kAlign * kAlign;
-    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBesideHalf - at;
-    const int64_t rings = teams * S::W / S::T;
-    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostHalfStages, room / (rings * stage)));
-    if (room < 0 || a.stages < (S::T == 1 ? 1 : 2)) return false;
-    a.teams = teams;
-    const int64_t slots = rings * a.stages;
-    a.data_at = take(slots * 2048 * S::T);
-    a.high_at = take(q6 ? slots * 1024 * S::T : 0);
-    a.heads_at = take(slots * 256 * S::T);
-    shared = at + kAlign;
-    return true;
-}
-
 /// Strips, dealt out to `clusters`.
 template <int NT, int C>
 HalfPlan plan_half(const HalfArgs& a, int clusters) {
@@ -286,36 +253,36 @@ HalfPlan plan_half(const HalfArgs& a, int clusters) {
 }
 
 template <int NT, int C>
-bool launch_half(Context& ctx, HalfGroup& group, const ActSource& x) {
+void launch_half(Context& ctx, HalfGroup& group, const ActSource& x, const HalfFit& fit) {
     using S = HalfShape<NT, C>;
     HalfArgs& a = group.a;
-    int64_t shared = 0;
-    const auto fits = [&](int teams) { return place_half<NT, C>(ctx, a, teams, group.q6, shared); };
-    int teams = S::kTeams;
-    while (teams >= S::kTeams / 2 && !fits(teams)) --teams;
-    if (teams < S::kTeams / 2) return false;
+    a.teams = fit.teams, a.stages = fit.stages;
+    a.sums_at = fit.sums_at, a.scales_at = fit.scales_at, a.meeting_at = fit.meeting_at, a.inbox_at = fit.inbox_at;
+    a.data_at = fit.data_at, a.high_at = fit.high_at, a.heads_at = fit.heads_at;
     prepare_half(ctx, a, x, {.columns = 8 * NT, .chains = S::T});
     const auto kernel = half_kernel<NT, C>;
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     // A cluster that finds no room beside the others would run after them.
     const int64_t most = C == 1 ? std::max(1, ctx.gpu->info().sm_count)
-                                : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, shared);
+                                : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, fit.shared);
     const int64_t groups = std::min<int64_t>(a.strips, most);
     constexpr int64_t kSums = S::kChains * NT * kPieceBytes;  // of a warp
     a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kHalfWarps * kSums));
     a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
-                    static_cast<size_t>(shared), C, a, group.maps(S::T));
-    return true;
+                    static_cast<size_t>(fit.shared), C, a, group.maps(S::T));
 }
 
 }  // namespace
 
-bool launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
-    const int n = group.a.n;
-    if (n <= 8) return launch_half<1, 1>(ctx, group, x) || launch_half<1, 4>(ctx, group, x);
-    if (n <= 16) return launch_half<2, 2>(ctx, group, x) || launch_half<2, 4>(ctx, group, x);
-    return launch_half<3, 2>(ctx, group, x);
+void launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
+    const auto fit = fit_half_rows(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
+    RT_ASSERT(fit);
+    if (fit->tiles == 1 && fit->cluster == 1) launch_half<1, 1>(ctx, group, x, *fit);
+    else if (fit->tiles == 1) launch_half<1, 4>(ctx, group, x, *fit);
+    else if (fit->tiles == 2 && fit->cluster == 2) launch_half<2, 2>(ctx, group, x, *fit);
+    else if (fit->tiles == 2) launch_half<2, 4>(ctx, group, x, *fit);
+    else launch_half<3, 2>(ctx, group, x, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

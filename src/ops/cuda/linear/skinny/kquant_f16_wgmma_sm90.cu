@@ -199,38 +199,12 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 
 // ---- The host's side.
 
-/// How x and the rings share shared memory; false: they do not fit.
 template <int NT>
-bool place_chain(const Context& ctx, HalfArgs& a, int64_t steps, bool q6, int64_t& shared) {
-    constexpr int64_t G = kChainGroups, kAlign = 1024,
-                      kStatic = (2 * kMostChainStages * G + 2 + 12 * G) * 8 + G * 256 + 64;
-    int64_t at = 0;
-    const auto take = [&at](int64_t bytes) {
-        const int64_t from = at;
-        at += bytes;
-        return static_cast<int32_t>(from);
-    };
-    take(steps * ChainX<NT>::kBlock);
-    a.inbox_at = take(G * kChainPieces<NT> * kChainParts * kPieceBytes);
-    at = (at + kAlign - 1) / kAlign * kAlign;
-    const int64_t room = ctx.gpu->info().shared_bytes - kStatic - kAlign - kBesideHalf - at;
-    const int64_t stage = kChainData + kChainHeads + (q6 ? kChainHigh : 0);
-    a.stages = static_cast<int32_t>(std::min<int64_t>(kMostChainStages, room / (G * stage)));
-    if (room < 0 || a.stages < 1) return false;
-    const int64_t slots = G * a.stages;
-    a.data_at = take(slots * kChainData);
-    a.high_at = take(q6 ? slots * kChainHigh : 0);
-    a.heads_at = take(slots * kChainHeads);
-    shared = at + kAlign;
-    return true;
-}
-
-template <int NT>
-bool launch_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
+void launch_chain(Context& ctx, HalfGroup& group, const ActSource& x, const HalfFit& fit) {
     HalfArgs& a = group.a;
-    const int64_t steps = (a.quads + 1) / 2;
-    int64_t shared = 0;
-    if (!place_chain<NT>(ctx, a, steps, group.q6, shared)) return false;
+    const int64_t steps = (a.quads + 1) / 2, shared = fit.shared;
+    a.stages = fit.stages, a.inbox_at = fit.inbox_at;
+    a.data_at = fit.data_at, a.high_at = fit.high_at, a.heads_at = fit.heads_at;
     group.cut(kChainRows);
     const auto kernel = half_chain_kernel<NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
@@ -238,7 +212,8 @@ bool launch_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
     const int64_t most =
         std::min({int64_t{kMostChainTeams / kChainGroups}, int64_t{ctx.gpu->info().sm_count} / kChainCtas,
                   most_clusters(reinterpret_cast<const void*>(kernel), kChainCtas, kChainThreads, shared)});
-    if (most < 1) return false;
+    RT_CHECK(most > 0, "{} runs no cluster of {} blocks, which products with rows of {} values need",
+             ctx.gpu->info().name, kChainCtas, a.cols);
     const int64_t clusters = std::min<int64_t>((a.strips + kChainGroups - 1) / kChainGroups, most);
     const int64_t ctas = kChainCtas * clusters, teams = kChainGroups * clusters;
     prepare_half(
@@ -251,14 +226,15 @@ bool launch_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
             half_begin(a.strips, static_cast<int>(steps), static_cast<int>(teams), static_cast<int>(team), 1);
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kChainThreads, static_cast<size_t>(shared),
                     kChainCtas, a, plan, group.maps(1, kChainRows));
-    return true;
 }
 
 }  // namespace
 
-bool launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
-    const int n = group.a.n;
-    return n <= 16 ? launch_chain<2>(ctx, group, x) : launch_chain<3>(ctx, group, x);
+void launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
+    const auto fit = fit_half_chain(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
+    RT_ASSERT(fit);
+    if (fit->tiles == 2) launch_chain<2>(ctx, group, x, *fit);
+    else launch_chain<3>(ctx, group, x, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -9,27 +9,6 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kChainCtas = 8;    // of a cluster: one for each chain
-constexpr int kChainRows = 64;   // of a strip
-constexpr int kChainGroups = 3;  // of four warps that multiply; one more asks
-constexpr int kChainThreads = 128 * (kChainGroups + 1);
-constexpr int kMostChainTeams = 18 * kChainGroups;  // of 144 multiprocessors
-[[maybe_unused]] constexpr int kMostChainStages = 6;
-constexpr int kChainData = 128 * kChainRows, kChainHigh = 64 * kChainRows, kChainHeads = 16 * kChainRows;  // of a slot
-
-/// Pieces of a strip's products with 8 NT rows of x are dealt out to the CTAs of a cluster: so many to one at most,
-/// each of which gets the other chains' parts.
-template <int NT>
-constexpr int kChainPieces = (4 * NT + kChainCtas - 1) / kChainCtas;
-constexpr int kChainParts = kChainCtas - 1;
-
-/// 8 NT rows of x: bytes of a block of 256 columns.
-template <int NT>
-struct ChainX {
-    static constexpr int kSumsAt = 8 * kHalfUnits * NT, kScalesAt = kSumsAt + 8 * kHalfSums * NT,
-                         kBlock = kScalesAt + 8 * 4 * NT;
-};
-
 /// Where the teams of all clusters begin in the strips; a step of a strip is two quads. [teams]: the end.
 struct ChainPlan {
     HalfBegin begin[kMostChainTeams + 1];

@@ -25,7 +25,6 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostManyStages = 6;
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
 struct ManyArgs {
@@ -280,58 +279,50 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
 }
 
 template <int NT, int C, int B>
-bool launch_many(Context& ctx, ManyArgs& a, const ActSource& x) {
+void launch_many(Context& ctx, ManyArgs& a, const ActSource& x, const ManyFit& fit) {
     using S = ManyShape<NT, C, B>;
-    const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10) - S::kFixed;
-    a.stages = static_cast<int32_t>(std::clamp<int64_t>(room / a.stage_bytes, 0, kMostManyStages));
-    if (a.stages < 2) return false;
-    const int64_t shared = S::kFixed + int64_t{a.stages} * a.stage_bytes;
+    a.stages = fit.stages;
     const auto kernel = many_kernel<NT, C, B>;
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     a.row_blocks = (a.n + S::kRows - 1) / S::kRows;
     const int64_t most = C == 1 ? ctx.gpu->info().sm_count
-                                : most_clusters(reinterpret_cast<const void*>(kernel), 4, kManyThreads, shared);
-    const int64_t each = std::min<int64_t>(a.tiles, most / a.row_blocks);
-    if (each == 0) return false;
+                                : most_clusters(reinterpret_cast<const void*>(kernel), 4, kManyThreads, fit.shared);
+    // Where fewer clusters run at a time than there are blocks of rows, the last ones wait.
+    const int64_t each = std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     const ActLayout layout = act_layout(a.cols, true, false);
     a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, layout, a.n);
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * each * a.row_blocks)), kManyThreads,
-                    static_cast<size_t>(shared), C, a);
-    return true;
+                    static_cast<size_t>(fit.shared), C, a);
 }
 
 template <int C, int B>
-bool launch_rows(Context& ctx, ManyArgs& a, const ActSource& x) {
-    const int32_t blocks = (a.n + 31) / 32, rows = (a.n + blocks - 1) / blocks;
+void launch_rows(Context& ctx, ManyArgs& a, const ActSource& x, const ManyFit& fit) {
     if constexpr (C == 1)
-        if (rows <= 8) return launch_many<1, C, B>(ctx, a, x);
-    return rows > 16 ? launch_many<4, C, B>(ctx, a, x) : launch_many<2, C, B>(ctx, a, x);
+        if (fit.tiles == 1) return launch_many<1, C, B>(ctx, a, x, fit);
+    if (fit.tiles == 4) launch_many<4, C, B>(ctx, a, x, fit);
+    else launch_many<2, C, B>(ctx, a, x, fit);
 }
 
 }  // namespace
 
-bool many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<const Tensor> y, Tensor* residual) {
-    const bool wide = cols == 6144 || cols == 8192;
-    if (n < (wide ? kLeastWideRows : kLeastManyRows) || n > 256 || weights.empty() || weights.size() > kMaxMatrices ||
-        ctx.gpu->info().major < 9 || ctx.gpu->options().portable || x.kind == ActKind::staged ||
-        (cols != 2048 && !wide))
-        return false;
+    RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
     ManyArgs a = {};
     a.stage_bytes = static_cast<int32_t>(stage_bytes<2048>(kQ4));
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        const bool q6 = w.dtype == kQ6;
-        if (!tile_weight(*ctx.gpu, w) || (w.dtype != kQ4 && (!q6 || cols != 2048))) return false;
         add_tiles(a, w, y[i].row(0), 16);
-        if (q6) a.stage_bytes = static_cast<int32_t>(stage_bytes<2048>(kQ6));
+        if (w.dtype == kQ6) a.stage_bytes = static_cast<int32_t>(stage_bytes<2048>(kQ6));
     }
     a.cols = static_cast<int32_t>(cols);
     a.n = static_cast<int32_t>(n);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return cols == 2048   ? launch_rows<1, 8>(ctx, a, x)
-           : cols == 6144 ? launch_rows<4, 6>(ctx, a, x)
-                          : launch_rows<4, 8>(ctx, a, x);
+    const auto fit = fit_many(chip_of(*ctx.gpu), cols, n, a.stage_bytes);
+    RT_ASSERT(fit);
+    if (cols == 2048) launch_rows<1, 8>(ctx, a, x, *fit);
+    else if (cols == 6144) launch_rows<4, 6>(ctx, a, x, *fit);
+    else launch_rows<4, 8>(ctx, a, x, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

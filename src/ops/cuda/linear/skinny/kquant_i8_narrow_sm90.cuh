@@ -6,28 +6,6 @@
 
 namespace riptide::ops::cuda::decode {
 
-constexpr int kManyWarps = 8, kManyAskers = 4, kManyUsers = 32 * kManyWarps;
-constexpr int kManyThreads = 32 * (kManyWarps + kManyAskers);
-constexpr int kManyXStride = 2048 + 16;  // bytes from row to row of x: an odd number of 16
-
-/// A CTA's columns: those of the blocks of 256 with number rank, rank + C, ... of a row, `B` of them, at most eight.
-/// Two teams of warps (more than eight rows) have every second tile each.
-template <int NT, int C, int B>
-struct ManyShape {
-    static constexpr int kTeams = NT == 1 ? 1 : 2;
-    static_assert((C == 1 && B == 8) || (C == 4 && B % 2 == 0 && B <= 8));
-    static constexpr int kRows = 8 * NT, kXBytes = kRows * (kManyXStride + 64 * 8);
-    static constexpr int kScaleBytes = kManyWarps * B / 2 * 32 * 8;
-    /// Sums: C == 1 of eight warps; C == 4 those of 32 warps for a quarter of the products.
-    static constexpr int kSumBytes = kManyWarps * NT * 512;
-    /// Of one tile of one team.
-    static constexpr int kTileSums = C == 1 ? kSumBytes / kTeams : kSumBytes;
-    static constexpr int kFixed = kXBytes + kScaleBytes + 2 * kTeams * kTileSums;
-    /// Which of its blocks a CTA takes as half `u` of pair `k`: C == 1 a chain of the canonical sum at a time, in the
-    /// order in which chains are added.
-    RT_HD static constexpr int block(int k, int u) { return C == 1 ? (k % 2 * 2 + k / 2) + 4 * u : 2 * k + u; }
-};
-
 #ifdef __CUDACC__
 
 /// Scales of sub-blocks as a warp leaves them for itself: scale, - minimum (Q6_K: second scale).

@@ -31,7 +31,7 @@ struct TileMatmulArgs {
     float* residual;
 };
 
-constexpr int kTileWarps = 16, kCtaThreads = 32 * (kTileWarps + 1);  // the last warp asks for weights
+constexpr int kCtaThreads = 32 * (kTileWarps + 1);  // the last warp asks for weights
 constexpr DType kQ6 = DType::planes_q6_k;
 
 template <DType Most>
@@ -54,7 +54,7 @@ __device__ __forceinline__ void ask_for_stages(const TileMatmulArgs& a, char* st
 template <DType Most, int NT>
 __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[2 * kMostStages];
+    __shared__ uint64_t barriers[2 * kMostTileStages];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int block = blockIdx.x, row0 = block % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
@@ -137,42 +137,20 @@ __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __gri
 }
 
 template <DType Most, int NT>
-bool launch_tiles(Context& ctx, TileMatmulArgs& a) {
-    TilePlan plan;
-    for (a.partials = 2; a.partials > 0; --a.partials) {
-        plan = plan_tiles(*ctx.gpu, 1, a.partials * partial_bytes(NT, kTileWarps) + int64_t{8} * NT * a.x_stride,
-                          a.stage_bytes);
-        if (plan.stages > 2 || (plan.stages == 2 && a.partials == 1)) break;
-    }
-    if (plan.stages == 0) return false;
+void launch_tiles(Context& ctx, TileMatmulArgs& a, const TilePlan& plan) {
     launch_planned(*ctx.gpu, tile_matmul_kernel<Most, NT>, kCtaThreads, 8 * NT, plan, a);
-    return true;
+}
+template <DType Most>
+void launch_tiles(Context& ctx, TileMatmulArgs& a, const TileFit& fit) {
+    a.partials = fit.partials;
+    if (fit.tiles == 4) launch_tiles<Most, 4>(ctx, a, fit.plan);
+    else if (fit.tiles == 2) launch_tiles<Most, 2>(ctx, a, fit.plan);
+    else launch_tiles<Most, 1>(ctx, a, fit.plan);
 }
 
 }  // namespace
 
-bool tile_weight(const Gpu& gpu, const Weight& w) {
-    return gpu.info().major >= 8 && !gpu.options().portable && is_tile_type(w.dtype) && w.scale == 1.0f &&
-           w.cols % 2048 == 0 && w.cols > 0 && w.rows > 0;
-}
-
-TilePlan plan_tiles(const Gpu& gpu, int32_t most_ctas, int64_t fixed, int64_t stage_bytes) {
-    constexpr int64_t kReserved = 1 << 10, kStatic = 256;  // of an SM's memory, for each CTA
-    const int64_t all = gpu.info().shared_bytes;
-    TilePlan plan;
-    for (int64_t ctas = most_ctas; ctas > 0; --ctas) {
-        const int64_t room = (all + kReserved) / ctas - kReserved - kStatic - fixed;
-        const int64_t stages = room < 0 ? 0 : std::min(kMostStages, room / stage_bytes);
-        if (stages < 2) continue;
-        plan.stages = static_cast<int32_t>(stages);
-        plan.ctas = static_cast<int32_t>(ctas * gpu.info().sm_count);
-        plan.shared = fixed + stages * stage_bytes;
-        break;
-    }
-    return plan;
-}
-
-bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                    std::span<const Tensor> y, Tensor* residual) {
     RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
     TileMatmulArgs a = {};
@@ -184,23 +162,16 @@ bool tile_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(stage_bytes<2048>(w.dtype)));
         q5 = q5 || w.dtype == DType::planes_q5_k;
     }
-    for (const Weight* w : weights)
-        if (q5 && w->dtype == DType::planes_q4_k) return false;
     a.chunks = static_cast<int32_t>(cols / 2048);
     a.n = static_cast<int32_t>(n);
     a.layout = act_layout(cols, true, false);
     a.x_stride = tile_x_stride(a.layout, a.q6 != 0);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    const int64_t least = partial_bytes(1, kTileWarps) + int64_t{8} * a.x_stride;
-    if (plan_tiles(*ctx.gpu, 1, least, a.stage_bytes).stages == 0) return false;
+    const auto fit = fit_tile(chip_of(*ctx.gpu), cols, n, a.stage_bytes, a.q6 != 0);
+    RT_ASSERT(fit);
     a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
-    const auto launch = [&](auto most) {
-        constexpr DType kMost = decltype(most)::value;
-        return (n > 16 && launch_tiles<kMost, 4>(ctx, a)) || (n > 8 && launch_tiles<kMost, 2>(ctx, a)) ||
-               launch_tiles<kMost, 1>(ctx, a);
-    };
-    return q5 ? launch(std::integral_constant<DType, DType::planes_q5_k>())
-              : launch(std::integral_constant<DType, DType::planes_q4_k>());
+    if (q5) launch_tiles<DType::planes_q5_k>(ctx, a, *fit);
+    else launch_tiles<DType::planes_q4_k>(ctx, a, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

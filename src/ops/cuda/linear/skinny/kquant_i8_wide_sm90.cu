@@ -27,10 +27,8 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kMostDense = 8;  // matrices of a group
-constexpr int kAskers = 4;     // the last warps, which ask for weights
+constexpr int kAskers = 4;  // the last warps, which ask for weights
 constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
-constexpr int kMostDenseStages = 6;
 
 struct DenseTileMatrix {
     TilePlanes planes;
@@ -363,49 +361,34 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 #endif
 }
 
-/// Divides the shared memory. False: x does not fit.
 template <int C, int NT>
-bool plan_dense(const Context& ctx, DenseTileArgs& a) {
-    using F = DenseFinish<C, NT>;
-    const int64_t room = ctx.gpu->info().shared_bytes - (1 << 10);  // static shared memory
-    a.most_groups = 8 * ((a.layout_groups / 8 + C - 1) / C);
-    a.stage_bytes = 0;
-    for (int i = 0; i < a.matrices; ++i)
-        a.stage_bytes = std::max(a.stage_bytes, static_cast<int32_t>(dense_stage_bytes<C>(a.m[i].type)));
-    const int64_t x = DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
-    for (a.buffers = 2; a.buffers > 0; --a.buffers) {
-        const int64_t stages = (room - x - a.buffers * F::kBytes) / a.stage_bytes;
-        a.stages = static_cast<int32_t>(std::clamp<int64_t>(stages, 0, kMostDenseStages));
-        if (a.stages > 2 || (a.stages == 2 && a.buffers == 1)) return true;
-    }
-    return false;
-}
-
-template <int C, int NT>
-bool launch_dense(Context& ctx, DenseTileArgs& a) {
-    if (!plan_dense<C, NT>(ctx, a)) return false;
-    const int64_t shared = int64_t{a.stages} * a.stage_bytes + a.buffers * DenseFinish<C, NT>::kBytes +
-                           DenseX::of(a.most_groups, 8 * NT, a.a0 != 0).bytes;
+void launch_dense(Context& ctx, DenseTileArgs& a, const WideFit& fit) {
     const auto kernel = dense_tile_kernel<C, NT>;
-    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, kDenseThreads, shared);
+    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, kDenseThreads, fit.shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
-                    static_cast<size_t>(shared), C, a);
-    return true;
+                    static_cast<size_t>(fit.shared), C, a);
 }
 template <int NT>
-bool launch_clusters_of(Context& ctx, DenseTileArgs& a) {
-    return launch_dense<2, NT>(ctx, a) || launch_dense<4, NT>(ctx, a);
+void launch_dense(Context& ctx, DenseTileArgs& a, const WideFit& fit) {
+    if (fit.cluster == 2) launch_dense<2, NT>(ctx, a, fit);
+    else launch_dense<4, NT>(ctx, a, fit);
 }
 
-/// Launches for x and the matrices of a. False: does not fit.
-bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+/// Launches for x and the matrices of a.
+void multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t cols, int64_t n) {
     a.layout_groups = static_cast<int32_t>(cols / 32);
     a.n = static_cast<int32_t>(n);
-    for (int i = 0; i < a.matrices; ++i) a.a0 |= static_cast<int32_t>(a.m[i].type == DType::planes_q6_k);
-    if (!plan_dense<4, 1>(ctx, a)) return false;
+    DType largest = DType::planes_q4_k;
+    for (int i = 0; i < a.matrices; ++i) {
+        a.a0 |= static_cast<int32_t>(a.m[i].type == DType::planes_q6_k);
+        if (dense_stage_bytes<4>(a.m[i].type) > dense_stage_bytes<4>(largest)) largest = a.m[i].type;
+    }
+    const auto fit = fit_wide(chip_of(*ctx.gpu), cols, n, largest, a.a0 != 0);
+    RT_ASSERT(fit);
+    a.stages = fit->stages, a.stage_bytes = fit->stage_bytes, a.buffers = fit->buffers, a.most_groups = fit->groups;
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
@@ -419,14 +402,10 @@ bool multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
         launch(*ctx.gpu, dense_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads,
                0, p);
     }
-    // As few reads of the weights as possible; then as few columns of x as possible.
-    const int64_t row_blocks = (n + 31) / 32, tiles = ((n + row_blocks - 1) / row_blocks + 7) / 8;
-    return (tiles > 3 && launch_clusters_of<4>(ctx, a)) || (tiles == 3 && launch_clusters_of<3>(ctx, a)) ||
-           (tiles > 1 && launch_clusters_of<2>(ctx, a)) || launch_clusters_of<1>(ctx, a);
-}
-
-bool right_source(const ActSource& x, int64_t cols) {
-    return x.kind != ActKind::staged && (x.kind != ActKind::norm || cols <= 2048 * kWholeRow);
+    if (fit->tiles == 4) launch_dense<4>(ctx, a, *fit);
+    else if (fit->tiles == 3) launch_dense<3>(ctx, a, *fit);
+    else if (fit->tiles == 2) launch_dense<2>(ctx, a, *fit);
+    else launch_dense<1>(ctx, a, *fit);
 }
 
 DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
@@ -435,35 +414,32 @@ DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
 
 }  // namespace
 
-bool dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    if (!right_source(x, cols) || weights.size() > kMostDense) return false;
+    RT_ASSERT(weights.size() <= kMostDense);
     DenseTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
-        if (dense_weight(*ctx.gpu, w)) {
+        if (is_planes(w.dtype)) {
             a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
             a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
-        } else if (residual != nullptr || x.kind == ActKind::int8 || !a.floats.add(w, y[i].row(0))) {
-            return false;
+        } else {
+            a.floats.add(w, y[i].row(0));
         }
     }
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return a.matrices > 0 && multiply_tiles(ctx, a, x, cols, n);
+    multiply_tiles(ctx, a, x, cols, n);
 }
 
-bool dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
+void dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
                    float* out) {
-    if (!right_source(x, cols) || !dense_weight(*ctx.gpu, gate) || !dense_weight(*ctx.gpu, up) ||
-        gate.dtype != up.dtype || gate.rows != up.rows)
-        return false;
     DenseTileArgs a = {};
     a.m[0] = tile_matrix(gate, out, 0);
     a.m[1] = tile_matrix(up, nullptr, 0);
     a.matrices = 2;
     a.gate_up = 1;
     a.tiles = static_cast<int32_t>((gate.rows + kDenseRows / 2 - 1) / (kDenseRows / 2));
-    return multiply_tiles(ctx, a, x, cols, n);
+    multiply_tiles(ctx, a, x, cols, n);
 }
 
 }  // namespace riptide::ops::cuda::decode

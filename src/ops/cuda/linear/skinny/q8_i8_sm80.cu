@@ -22,11 +22,11 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kUsers = 16, kAskers = 4, kEightThreads = 32 * (kUsers + kAskers), kSums = 32 / kUsers;
-constexpr int kCols = 2048, kGroups = kCols / 32, kTileRows = 16, kAskRows = kTileRows / kAskers;
-// A stage: rows of int8, then rows of f16 scales, padded so that ldmatrix and 2-byte reads have no bank conflicts.
-constexpr int kDataStride = kCols + 16, kScaleStride = 2 * kGroups + 16, kScales = kTileRows * kDataStride;
-constexpr int kStageBytes = kScales + kTileRows * kScaleStride;
+constexpr int kUsers = EightShape::kUsers, kAskers = 4, kEightThreads = 32 * (kUsers + kAskers), kSums = 32 / kUsers;
+constexpr int kCols = EightShape::kCols, kGroups = EightShape::kGroups, kTileRows = EightShape::kTileRows,
+              kAskRows = kTileRows / kAskers;
+constexpr int kDataStride = EightShape::kDataStride, kScaleStride = EightShape::kScaleStride,
+              kScales = EightShape::kScales, kStageBytes = EightShape::kStageBytes;
 
 struct EightMatrix {
     const char* data;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void eight_pair(const char* stage, int sub, const Lan
 /// mod 8) .. of every kUsers / 8-th row. The bits of prepare_rows().
 class NormedRows {
   public:
-    static constexpr int kRows = 8, kApart = kUsers / 8, kEach = kRows / kApart;
+    static constexpr int kRows = EightShape::kNormedRows, kApart = kUsers / 8, kEach = kRows / kApart;
 
     /// Weights: above pdl_wait().
     __device__ __forceinline__ explicit NormedRows(const ActSource& s) {
@@ -209,6 +209,7 @@ class NormedRows {
 /// Sums of a tile of four on their way to int8: [row of x][matrix, row of it].
 template <int NT>
 using TileSums = float[8 * NT][2][2 * kTileRows];
+static_assert(sizeof(TileSums<1>) == EightShape::tile_sums(1));
 
 /// silu(gate) * up of tile q as int8, by a warp for each row of x.
 template <int NT>
@@ -224,7 +225,7 @@ template <int NT, int kWay>
 __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_constant__ EightArgs a) {
     constexpr bool kNormed = (kWay & kNorm) != 0, kPairs = (kWay & kSwiglu) != 0;
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[2 * kMostStages];
+    __shared__ uint64_t barriers[2 * kMostTileStages];
     __shared__ float squares[kNormed ? NormedRows::kRows : 1][8];
     __shared__ TileSums<NT> sums[kPairs ? 2 : 1];
     pdl_trigger();
@@ -318,43 +319,29 @@ __global__ void __launch_bounds__(kThreads)
     put8(layout, out + static_cast<int64_t>(blockIdx.x) * layout.bytes(), c, g);
 }
 
-template <int NT, int kWay>
-bool launch_eight(Context& ctx, EightArgs& a) {
-    constexpr int64_t kStatic = ((kWay & kNorm) != 0 ? NormedRows::kRows * 32 : 0) +
-                                ((kWay & kSwiglu) != 0 ? 2 * static_cast<int64_t>(sizeof(TileSums<NT>)) : 0);
-    const int64_t fixed = 2 * partial_bytes(NT, kUsers) + int64_t{8} * NT * a.x_stride;
-    TilePlan plan = plan_tiles(*ctx.gpu, 1, fixed + kStatic, kStageBytes);
-    if (plan.stages == 0) return false;
-    plan.shared -= kStatic;
-    launch_planned(*ctx.gpu, eight_kernel<NT, kWay>, kEightThreads, 8 * NT, plan, a);
-    return true;
-}
-
 bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 /// kWay: kPlain or kSwiglu.
 template <int kWay>
-bool launch_ways(Context& ctx, EightArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+void launch_ways(Context& ctx, EightArgs& a, const ActSource& x, int64_t cols, int64_t n) {
     a.chunks = static_cast<int32_t>(cols / kCols);
     a.n = static_cast<int32_t>(n);
     a.layout = act_layout(cols, true, false);
     a.x_stride = tile_x_stride(a.layout, false);
-    const int64_t least = 2 * partial_bytes(1, kUsers) + int64_t{8} * a.x_stride + int64_t{8192};
-    if (plan_tiles(*ctx.gpu, 1, least, kStageBytes).stages == 0) return false;
-    a.x = x;
-    if (x.kind == ActKind::norm && cols == kCols && n <= NormedRows::kRows && aligned16(x.norm) && aligned16(x.rows))
-        return launch_eight<1, kNorm | kWay>(ctx, a);
-    if (x.kind != ActKind::int8) a.x = prepare_rows(ctx, x, a.layout, n);
-    return (n > 8 && launch_eight<2, kWay>(ctx, a)) || launch_eight<1, kWay>(ctx, a);
+    const bool norms =
+        linear::eight_norms({.rows = n, .cols = cols, .x = x.kind, .aligned = aligned16(x.norm) && aligned16(x.rows)});
+    const auto fit = fit_eight(chip_of(*ctx.gpu), cols, n, norms, (kWay & kSwiglu) != 0);
+    RT_ASSERT(fit);
+    a.x = norms || x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
+    const auto run = [&](auto kernel) {
+        launch_planned(*ctx.gpu, kernel, kEightThreads, 8 * fit->tiles, fit->plan, a);
+    };
+    if (norms) run(eight_kernel<1, kNorm | kWay>);
+    else if (fit->tiles == 2) run(eight_kernel<2, kWay>);
+    else run(eight_kernel<1, kWay>);
 }
 
 }  // namespace
-
-bool eight_weight(const Gpu& gpu, const Weight& w) {
-    return gpu.info().major >= 8 && !gpu.options().portable && w.dtype == DType::planes_int8 && w.scale == 1.0f &&
-           w.scale_dtype == DType::f16 && w.scale_cols == 32 && w.scale_rows == 1 && w.cols % kCols == 0 &&
-           w.cols > 0 && w.rows > 0;
-}
 
 ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     ActSource staged;
@@ -370,7 +357,7 @@ ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     return staged;
 }
 
-bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
     RT_ASSERT(weights.size() <= kEightMatrices);
     EightArgs a = {};
@@ -382,13 +369,11 @@ bool eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     }
     a.matrices = static_cast<int32_t>(weights.size());
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    return launch_ways<kPlain>(ctx, a, x, cols, n);
+    launch_ways<kPlain>(ctx, a, x, cols, n);
 }
 
-bool eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate, const Weight& w_up,
-                   ActSource& act) {
-    const auto suits = [&](const Weight& w) { return eight_weight(*ctx.gpu, w) && w.rows % (2 * kTileRows) == 0; };
-    if (!suits(w_gate) || !suits(w_up) || w_gate.rows != w_up.rows) return false;
+ActSource eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate,
+                        const Weight& w_up) {
     EightArgs a = {};
     for (const Weight* w : {&w_gate, &w_up})
         a.m[a.matrices++] = {static_cast<const char*>(w->data), static_cast<const char*>(w->scales), nullptr,
@@ -396,9 +381,8 @@ bool eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, co
     a.tiles = static_cast<int32_t>(w_gate.rows / (2 * kTileRows));
     a.act_stride = ActRow::bytes(w_gate.rows);
     a.act = static_cast<unsigned char*>(ctx.arena->allocate(n * a.act_stride));
-    if (!launch_ways<kSwiglu>(ctx, a, x, cols, n)) return false;
-    act = {.kind = ActKind::int8, .rows = reinterpret_cast<const char*>(a.act), .stride = a.act_stride};
-    return true;
+    launch_ways<kSwiglu>(ctx, a, x, cols, n);
+    return {.kind = ActKind::int8, .rows = reinterpret_cast<const char*>(a.act), .stride = a.act_stride};
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -1,0 +1,126 @@
+// Which kernels a weight belongs to, and what the kernels are called.
+#include <algorithm>
+#include <bit>
+
+#include "ops/cuda/linear/plan.h"
+#include "ops/cuda/linear/shared/shapes.h"
+#include "quant/planes.h"
+
+namespace riptide::ops::cuda::linear {
+
+namespace {
+
+bool k_quant(DType t) { return t == DType::planes_q4_k || t == DType::planes_q5_k || t == DType::planes_q6_k; }
+
+/// Whether an index below `all` is shifted to that of its entry, `share` of which are alike.
+bool shared_evenly(int64_t share, int64_t all) {
+    return share >= all || std::has_single_bit(static_cast<uint32_t>(share));
+}
+
+struct Name {
+    const char *name, *file;
+};
+
+Name name_of(Kernel kernel) {
+    switch (kernel) {
+        case Kernel::draft_f16_sm90:
+            return {"draft_f16_sm90", "skinny/draft_f16_sm90.cu"};
+        case Kernel::kquant_f16_row1_sm90:
+            return {"kquant_f16_row1_sm90", "gemv/kquant_f16_row1_sm90.cu"};
+        case Kernel::kquant_f16_mma_sm90:
+            return {"kquant_f16_mma_sm90", "skinny/kquant_f16_mma_sm90.cu"};
+        case Kernel::kquant_f16_wgmma_sm90:
+            return {"kquant_f16_wgmma_sm90", "skinny/kquant_f16_wgmma_sm90.cu"};
+        case Kernel::kquant_i8_whole5:
+            return {"kquant_i8_whole5", "gemv/kquant_i8.cu"};
+        case Kernel::kquant_i8_whole6:
+            return {"kquant_i8_whole6", "gemv/kquant_i8.cu"};
+        case Kernel::kquant_i8_split:
+            return {"kquant_i8_split", "gemv/kquant_i8.cu"};
+        case Kernel::kquant_i8_stream:
+            return {"kquant_i8_stream", "gemv/kquant_i8.cu"};
+        case Kernel::kquant_i8_rows4_whole5:
+            return {"kquant_i8_rows4_whole5", "gemv/kquant_i8_rows4.cu"};
+        case Kernel::kquant_i8_rows4_whole6:
+            return {"kquant_i8_rows4_whole6", "gemv/kquant_i8_rows4.cu"};
+        case Kernel::kquant_i8_rows4_split:
+            return {"kquant_i8_rows4_split", "gemv/kquant_i8_rows4.cu"};
+        case Kernel::bf16_small_sm90:
+            return {"bf16_small_sm90", "gemv/bf16_small_sm90.cu"};
+        case Kernel::float_row1:
+            return {"float_row1", "gemv/float.cu"};
+        case Kernel::float_rows:
+            return {"float_rows", "gemv/float.cu"};
+        case Kernel::kquant_i8_wide_row1_sm90:
+            return {"kquant_i8_wide_row1_sm90", "gemv/kquant_i8_wide_row1_sm90.cu"};
+        case Kernel::kquant_i8_wide_sm90:
+            return {"kquant_i8_wide_sm90", "skinny/kquant_i8_wide_sm90.cu"};
+        case Kernel::kquant_i8_narrow_sm90:
+            return {"kquant_i8_narrow_sm90", "skinny/kquant_i8_narrow_sm90.cu"};
+        case Kernel::kquant_i8_sm80:
+            return {"kquant_i8_sm80", "skinny/kquant_i8_sm80.cu"};
+        case Kernel::q8_i8_sm80:
+            return {"q8_i8_sm80", "skinny/q8_i8_sm80.cu"};
+        case Kernel::any:
+            return {"any", "gemv/any.cuh"};
+        case Kernel::gemm_fp8_sm90:
+            return {"gemm_fp8_sm90", "gemm/fp8_sm90.cu"};
+        case Kernel::gemm_bf16_sm90:
+            return {"gemm_bf16_sm90", "gemm/bf16_sm90.cu"};
+        case Kernel::gemm_bf16_sm80:
+            return {"gemm_bf16_sm80", "gemm/bf16_sm80.cu"};
+    }
+    RT_ASSERT(false);
+    return {};
+}
+
+}  // namespace
+
+const char* kernel_name(Kernel kernel) { return name_of(kernel).name; }
+const char* kernel_file(Kernel kernel) { return name_of(kernel).file; }
+
+bool tile_weight(const Chip& chip, const Weight& w) {
+    return chip.major >= 8 && !chip.portable && k_quant(w.dtype) && w.scale == 1.0f && w.cols % 2048 == 0 &&
+           w.cols > 0 && w.rows > 0;
+}
+
+bool wide_weight(const Chip& chip, const Weight& w) {
+    return chip.major >= 9 && !chip.portable && k_quant(w.dtype) && w.scale == 1.0f && w.cols > 0 &&
+           w.cols % 256 == 0 && w.rows > 0;
+}
+
+bool half_weight(const Chip& chip, const Weight& w) {
+    return chip.major == 9 && chip.shared_bytes >= (220 << 10) && wide_weight(chip, w) &&
+           w.dtype != DType::planes_q5_k && w.cols % 1024 == 0 && w.cols > 2048 &&
+           (w.rows >= 4096 || w.cols % 2048 != 0);
+}
+
+bool eight_weight(const Chip& chip, const Weight& w) {
+    return chip.major >= 8 && !chip.portable && w.dtype == DType::planes_int8 && w.scale == 1.0f &&
+           w.scale_dtype == DType::f16 && w.scale_cols == 32 && w.scale_rows == 1 &&
+           w.cols % decode::EightShape::kCols == 0 && w.cols > 0 && w.rows > 0;
+}
+
+bool draft_weight(const Chip& chip, const Weight& w) {
+    constexpr int64_t kMostRows = 1 << 20;
+    const int64_t slices = std::min(decode::kMostSlices, chip.sms);  // at most; each has a CTA
+    const bool plain =
+        (w.dtype == DType::bf16 || w.dtype == DType::f16) && w.scales == nullptr && w.row_bytes == 2 * w.cols;
+    const bool int8 = w.dtype == DType::planes_int8 && w.scale_dtype == DType::f16 && w.scale_cols == 32 &&
+                      w.scale_rows == 1 && !eight_weight(chip, w);
+    return chip.hopper() && chip.shared_bytes >= (220 << 10) && (plain || int8) && w.scale == 1.0f &&
+           w.cols % 256 == 0 && w.cols <= decode::kMostColumns * slices && w.rows > 0 && w.rows <= kMostRows &&
+           reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && reinterpret_cast<uintptr_t>(w.scales) % 16 == 0;
+}
+
+bool float_matrix(DType type, bool scales, int64_t rows, int64_t cols, int64_t scale_rows, int64_t scale_cols) {
+    if (type != DType::f32 && type != DType::f16 && type != DType::bf16 && type != DType::f8_e4m3) return false;
+    if (!scales) return true;
+    return type == DType::f8_e4m3 && shared_evenly(scale_rows, rows) &&
+           (scale_cols >= cols || (scale_cols >= 64 && shared_evenly(scale_cols, cols)));
+}
+bool float_weight(const Weight& w) {
+    return float_matrix(w.dtype, w.scales != nullptr, w.rows, w.cols, std::min(w.scale_rows, w.rows), w.scale_cols);
+}
+
+}  // namespace riptide::ops::cuda::linear

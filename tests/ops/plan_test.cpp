@@ -1,0 +1,244 @@
+// Which kernels are launched: the tables of tests/ops/plan/*.txt, and laws that hold on every chip. After a change that
+// is meant: RIPTIDE_WRITE_PLANS=1 test_ops --gtest_filter='Plan.*', and read the difference.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "tests/ops/plan_world.h"
+#include "tests/source_dir.h"
+
+namespace riptide::ops::cuda {
+namespace {
+
+using decode::ActKind;
+using linear::Case;
+using linear::Choice;
+using linear::Kernel;
+
+constexpr int64_t kPlanRows[] = {1, 2, 3, 4, 5, 8, 9, 16, 24, 25, 64, 256, 257, 1024, 4096};
+
+/// The kernels of a choice, each once.
+std::string names(const Choice& choice) {
+    std::string text;
+    std::set<Kernel> seen;
+    for (const linear::Launch& launch : choice)
+        if (seen.insert(launch.kernel).second)
+            text += (text.empty() ? "" : " + ") + std::string(linear::kernel_name(launch.kernel));
+    return text;
+}
+
+/// "1 a; 2-8 b": rows that follow each other in kPlanRows and have the same kernels are one run.
+std::string runs(const std::function<std::string(int64_t)>& of) {
+    std::string text, last;
+    int64_t from = 0, to = 0;
+    const auto end = [&] {
+        if (last.empty()) return;
+        text += (text.empty() ? "" : "; ") + std::to_string(from) + (to > from ? "-" + std::to_string(to) : "") + " " +
+                last;
+    };
+    for (const int64_t rows : kPlanRows) {
+        const std::string now = of(rows);
+        if (now != last) end(), from = rows, last = now;
+        to = rows;
+    }
+    end();
+    return text;
+}
+
+/// Chips with the same text are one line.
+std::string by_chip(const std::function<std::string(const Chip&)>& of) {
+    std::vector<std::pair<std::string, std::string>> lines;
+    for (const NamedChip& chip : plan_chips()) {
+        const std::string text = of(chip.chip);
+        const auto same =
+            std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.second == text; });
+        if (same == lines.end()) lines.emplace_back(chip.name, text);
+        else same->first += std::string(" ") + chip.name;
+    }
+    std::string all;
+    for (const auto& [chips, text] : lines) all += "    " + chips + ": " + text + "\n";
+    return all;
+}
+
+/// Types with the same lines are one paragraph.
+std::string by_type(const std::function<std::string(DType)>& of) {
+    std::vector<std::pair<std::string, std::string>> parts;
+    for (const NamedType& type : kPlanTypes) {
+        const std::string text = of(type.type);
+        const auto same =
+            std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.second == text; });
+        if (same == parts.end()) parts.emplace_back(type.name, text);
+        else same->first += std::string(" ") + type.name;
+    }
+    std::string all;
+    for (const auto& [types, text] : parts) all += "  " + types + "\n" + text;
+    return all;
+}
+
+std::vector<const Weight*> pointers(const std::vector<Weight>& weights) {
+    std::vector<const Weight*> all;
+    for (const Weight& w : weights) all.push_back(&w);
+    return all;
+}
+
+Family family_for(int64_t rows) { return rows <= 256 ? Family::decode : Family::prefill; }
+
+/// The choice, or that there is none.
+std::string names_or_none(const Case& c) {
+    try {
+        return names(linear::choose(c));
+    } catch (const Error&) {
+        return "none";
+    }
+}
+
+std::string text_of(const PlanOp& op) {
+    return by_type([&](DType type) {
+        std::vector<Weight> weights;
+        for (const int64_t rows : op.rows) weights.push_back(plan_weight(type, rows, op.cols));
+        for (const int64_t rows : op.floats) weights.push_back(plan_weight(DType::f32, rows, op.cols));
+        const auto all = pointers(weights);
+        return by_chip([&](const Chip& chip) {
+            const bool int8 = is_planes(type) && !linear::half_weight(chip, weights[0]);
+            const ActKind x = op.normed ? ActKind::norm : int8 ? ActKind::int8 : ActKind::plain;
+            return runs([&](int64_t rows) {
+                return names_or_none({family_for(rows), rows, op.cols, x, true, !op.normed, all, chip});
+            });
+        });
+    });
+}
+
+/// Gate, up and down of a dense layer: "pair, down".
+std::string text_of_ffn(int64_t hidden, int64_t ff) {
+    return by_type([&](DType type) {
+        const std::vector<Weight> weights = {plan_weight(type, ff, hidden), plan_weight(type, ff, hidden)};
+        const Weight down = plan_weight(type, hidden, ff);
+        const auto both = pointers(weights);
+        const Weight* const last[] = {&down};
+        return by_chip([&](const Chip& chip) {
+            return runs([&](int64_t rows) {
+                Case c{family_for(rows), rows, hidden, ActKind::norm, true, false, both, chip};
+                const Choice pair = c.family == Family::prefill ? Choice{} : linear::choose_pair(c, down);
+                const std::string up = pair.empty() ? names_or_none(c) + ", swiglu" : names(pair);
+                const bool eight = !pair.empty() && pair[0].kernel == Kernel::q8_i8_sm80;
+                const bool staged = pair.empty() && rows > 1 && linear::eight_weight(chip, down);
+                const ActKind x = eight ? ActKind::int8 : staged ? ActKind::staged : ActKind::plain;
+                return up + ", " + names_or_none({c.family, rows, ff, x, true, true, last, chip});
+            });
+        });
+    });
+}
+
+void hold(const std::string& name, const std::string& text) {
+    const std::string path = source_dir() + "/tests/ops/plan/" + name + ".txt";
+    if (std::getenv("RIPTIDE_WRITE_PLANS") != nullptr) std::ofstream(path) << text;
+    std::ifstream file(path);
+    ASSERT_TRUE(file) << path << " is not there";
+    std::ostringstream held;
+    held << file.rdbuf();
+    EXPECT_EQ(held.str(), text) << "another choice than " << path << " has";
+}
+
+TEST(Plan, products_are_those_of_the_tables) {
+    for (const PlanModel& model : plan_models()) {
+        std::string text = "# " + std::string(model.name) +
+                           ": which kernel multiplies how many rows of x; to 256 the decode family, above prefill\n";
+        for (const PlanOp& op : model.groups) text += op.name + std::string("\n") + text_of(op);
+        text += "gate and up, down\n" + text_of_ffn(model.hidden, model.ff);
+        hold(std::string("linear-") + model.name, text);
+    }
+}
+
+/// A group of some matrices and rows, of any types and widths, and a chip, from a seed.
+struct SomeCase {
+    std::vector<Weight> weights;
+    std::vector<const Weight*> all;
+    Case c;
+
+    explicit SomeCase(uint64_t seed) {
+        std::mt19937_64 rng(seed);
+        const auto pick = [&](const auto& list) {
+            return *(std::begin(list) + static_cast<int64_t>(rng() % std::size(list)));
+        };
+        const int64_t some_cols[] = {512, 1024, 2048, 3072, 5120, 6144, 8192, 17408};
+        const int64_t some_rows[] = {1, 2, 48, 64, 512, 2048, 5120, 17408, 100352};
+        c.cols = pick(some_cols);
+        c.rows = pick(std::vector<int64_t>{1, 2, 3, 4, 5, 8, 9, 16, 24, 25, 64, 200, 256});
+        c.family = rng() % 4 == 0 ? Family::draft : Family::decode;
+        c.x = pick(std::vector{ActKind::plain, ActKind::norm});
+        c.aligned = rng() % 8 != 0;
+        c.chip = pick(plan_chips()).chip;
+        c.chip.portable = rng() % 8 == 0;
+        const auto count = static_cast<size_t>(1 + rng() % 10);
+        const DType type = pick(kPlanTypes).type;
+        for (size_t i = 0; i < count; ++i)
+            weights.push_back(plan_weight(rng() % 3 == 0 ? pick(kPlanTypes).type : type, pick(some_rows), c.cols));
+        all = pointers(weights);
+        c.weights = all;
+    }
+};
+
+TEST(Plan, every_row_is_multiplied_by_every_weight_once) {
+    for (uint64_t seed = 0; seed < 4000; ++seed) {
+        SCOPED_TRACE(seed);
+        const SomeCase some(seed);
+        std::map<size_t, int64_t> next;  // row of a weight
+        Choice choice;
+        try {
+            choice = linear::choose(some.c);
+        } catch (const Error&) {
+            continue;  // rows too long
+        }
+        for (const linear::Launch& launch : choice) {
+            ASSERT_GT(launch.rows, 0);
+            for (const size_t i : launch.weights) {
+                ASSERT_EQ(next[i], launch.row);
+                next[i] += launch.rows;
+            }
+        }
+        ASSERT_EQ(next.size(), some.weights.size());
+        for (const auto& [i, rows] : next) ASSERT_EQ(rows, some.c.rows) << i;
+    }
+}
+
+TEST(Plan, a_kernel_for_later_chips_is_never_chosen) {
+    for (uint64_t seed = 0; seed < 4000; ++seed) {
+        const SomeCase some(seed);
+        const std::string chosen = names_or_none(some.c);
+        const bool portable = some.c.chip.portable;
+        if (some.c.chip.major < 9 || portable) {
+            EXPECT_EQ(chosen.find("sm90"), std::string::npos) << seed;
+        }
+        if (some.c.chip.major != 9) {
+            for (const char* const only : {"draft_f16", "kquant_f16"})
+                EXPECT_EQ(chosen.find(only), std::string::npos) << seed;
+        }
+        if (some.c.chip.major < 8 || portable) {
+            EXPECT_EQ(chosen.find("sm80"), std::string::npos) << seed;
+        }
+    }
+}
+
+TEST(Plan, rows_of_half_precision_have_it_in_any_company) {
+    for (const NamedChip& chip : plan_chips())
+        for (const int64_t cols : {3072, 5120, 6144, 17408}) {
+            const Weight w = plan_weight(DType::planes_q4_k, 5120, cols);
+            const Weight* const all[] = {&w};
+            for (const int64_t rows : kPlanRows) {
+                if (rows > 256) continue;
+                const std::string chosen =
+                    names_or_none({Family::decode, rows, cols, ActKind::plain, true, false, all, chip.chip});
+                EXPECT_EQ(chosen.find("kquant_f16") != std::string::npos, linear::half_weight(chip.chip, w))
+                    << chip.name << ", " << rows << " rows of " << cols << ": " << chosen;
+            }
+        }
+}
+
+}  // namespace
+}  // namespace riptide::ops::cuda
