@@ -24,6 +24,12 @@ struct Case {
     bool residual = false;  // the product is added to something else, too: one weight
     std::span<const Weight* const> weights;
     Chip chip;
+
+    /// Whether x is given as floats, perhaps to be normalised.
+    bool floats_as_given() const { return x == decode::ActKind::plain || x == decode::ActKind::norm; }
+    /// Whether the kernels of this name take x: kquant_i8_wide_*, bf16_small_sm90.
+    bool wide_source() const;
+    bool small_bf16_source() const;
 };
 
 enum class Kernel {
