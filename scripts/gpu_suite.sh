@@ -4,7 +4,7 @@
 #   --bin      riptide, test_* and bench_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
-#   --steps    of tests,models,portable,memcheck,racecheck,errors,ops,kv,bench,profile,serve; left out: all but kv, profile, serve
+#   --steps    of tests,models,shared,portable,memcheck,racecheck,errors,ops,kv,bench,profile,serve; left out: all but kv, profile, serve
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
 #   --kv       K/V type of bench, profile and serve (f16)
@@ -13,7 +13,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
-bin=build/cuda out=build/gpu_report model="" steps=tests,models,portable,memcheck,racecheck,errors,ops,bench
+bin=build/cuda out=build/gpu_report model="" steps=tests,models,shared,portable,memcheck,racecheck,errors,ops,bench
 groups=. minutes=8 jobs=12 kv=f16
 while [ $# -gt 0 ]; do
   case $1 in
@@ -80,6 +80,13 @@ if has tests; then
   for name in quant ops cache engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
 fi
 has models && run test_models 240 "$(binary test_models)" --device cuda
+# Replayed chains of kernels while other processes use the GPU: what clusters and early launches rely on is slow then.
+if has shared; then
+  run shared_gpu 100 bash -c 'end=$((SECONDS + 60)); for i in {1..14}; do
+      (while [ $SECONDS -lt $end ]; do "$0" --device cuda --gtest_filter="*replays*" >"$1.$i" 2>&1 || { cat "$1.$i"; exit 1; }; done) &
+      all+=($!)
+    done; for one in "${all[@]}"; do wait "$one" || failed=1; done; exit "${failed:-0}"' "$(binary test_ops)" "$out/shared_gpu"
+fi
 if has portable; then
   for name in quant ops cache engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done
 fi

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor/context.h"
+#include "tests/sanitizers.h"
 
 namespace riptide {
 
@@ -24,13 +25,6 @@ std::vector<T> brief(std::vector<T> cases, size_t most) {
     for (size_t i = 0; i < most; ++i) some.push_back(cases[most == 1 ? 0 : i * (cases.size() - 1) / (most - 1)]);
     return some;
 }
-/// Built with ThreadSanitizer, under which a demo model says a few tokens a second: tests have fewer cases then of what
-/// one thread does by itself, where only the number of threads' meetings counts (docs/results/engine.md).
-#ifdef __SANITIZE_THREAD__
-inline constexpr bool kThreadSanitizer = true;
-#else
-inline constexpr bool kThreadSanitizer = false;
-#endif
 /// all; with --brief `few`.
 template <class T>
 T fewer(T all, T few) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if a source file includes an upper layer, or an upper part of its layer, or if CUDA leaks out of its folders. The table is DESIGN.md's.
+"""Fails if a source file includes an upper layer, or an upper part of its layer, or if CUDA leaks out of its folders.
+The table of layers is DESIGN.md's.
 
 usage: check_layers.py [ROOT]        check_layers.py --self-test
 """
@@ -58,9 +59,8 @@ def check(root: pathlib.Path) -> list[str]:
     for path in sorted((root / "src").rglob("*")):
         if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
             continue
-        layer = path.relative_to(root / "src").parts[0]
-        where = path.relative_to(root)
-        folder = path.relative_to(root / "src").parent.as_posix()
+        inside, where = path.relative_to(root / "src"), path.relative_to(root)
+        layer, folder = inside.parts[0], inside.parent.as_posix()
         above, _, part = folder.rpartition("/")
         if above in PARTS and part not in PARTS[above]:
             problems.append(f"{where}: folder '{part}' is not in the table of the parts of {above}")
@@ -79,7 +79,7 @@ def check(root: pathlib.Path) -> list[str]:
                 if bracket == '"' and first in ALLOWED and first != layer and first not in ALLOWED[layer]:
                     if not (layer == "server" and target in SERVER_MAY):
                         problems.append(f"{where}:{number}: {layer} must not include {target}")
-                if bracket == '"' and upward(path.relative_to(root / "src").as_posix(), target):
+                if bracket == '"' and upward(inside.as_posix(), target):
                     problems.append(f"{where}:{number}: {folder} must not include {target}")
             elif re.match(r"^\s*#\s*if.*CUDA", line) and layer not in CUDA_FOLDERS:
                 problems.append(f"{where}:{number}: CUDA conditional outside the CUDA folders")

@@ -161,7 +161,7 @@ def launch():
     expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
 
 
-def readme():
+def guide():
     """The guide's lines, by copy and paste: its server, with no flag but another port, and its questions."""
     block = re.search(r"```sh\n(build/cpu/riptide serve .*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)[1]
     port = free_port()
@@ -357,7 +357,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [readme, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
+for part in [guide, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
     try:
         part()
     except Exception as error:

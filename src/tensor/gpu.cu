@@ -40,8 +40,6 @@ void allow_shared(const void* kernel, int64_t bytes) {
     most = bytes;
 }
 
-bool built_with_cuda() { return true; }
-
 bool nvidia_driver_installed() {
     int driver = 0;
     return cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;

@@ -35,8 +35,6 @@ struct GpuOptions {
     bool portable = false;
 };
 
-/// Whether this program contains CUDA code at all.
-bool built_with_cuda();
 /// Whether the machine has an NVIDIA driver. False in builds without CUDA.
 bool nvidia_driver_installed();
 /// The devices that the driver shows. Empty without a driver or a device, and in builds without CUDA.

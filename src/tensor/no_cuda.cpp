@@ -16,7 +16,6 @@ namespace {
 
 struct Gpu::Impl {};
 
-bool built_with_cuda() { return false; }
 bool nvidia_driver_installed() { return false; }
 std::vector<GpuInfo> list_gpus() { return {}; }
 

@@ -88,6 +88,16 @@ TEST(Plan, products_are_those_of_the_tables) {
     }
 }
 
+TEST(Plan, kernels_are_in_the_files_that_the_plan_names) {
+    std::set<std::string> known;
+    for (int i = 0; i <= static_cast<int>(Kernel::gemm_bf16_sm80); ++i) {
+        const auto kernel = static_cast<Kernel>(i);
+        EXPECT_TRUE(known.insert(linear::kernel_name(kernel)).second) << linear::kernel_name(kernel);
+        const std::string path = source_dir() + "/src/ops/cuda/linear/" + linear::kernel_file(kernel);
+        EXPECT_TRUE(std::ifstream(path)) << path << " is not there";
+    }
+}
+
 /// A group of some matrices and rows, of any types and widths, and a chip, from a seed.
 struct SomeCase {
     std::vector<Weight> weights;

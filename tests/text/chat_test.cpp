@@ -1,8 +1,10 @@
 // Chat requests through templates: the Laguna formats, checks of messages, provenance of the prompt, speed.
 #include "text/chat/chat.h"
+#include "tests/sanitizers.h"
 #include "tests/source_dir.h"
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 
 #include "base/json.h"
@@ -352,16 +354,14 @@ TEST(Chat, a_long_conversation_renders_fast) {
                            {"parameters", {{"type", "object"}, {"properties", properties}}}}}});
     }
     const ChatTemplate chat = laguna(kDemo);
-    double best = 1e9;
+    double best = 1e9;  // of a core's time, whoever else is at work
     for (int i = 0; i < 5; ++i) {
-        const auto begin = std::chrono::steady_clock::now();
+        const std::clock_t begin = std::clock();
         EXPECT_GT(chat.render(messages, tools, {}).text.size(), 200'000u);
-        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        best = std::min(best, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
     }
     RecordProperty("milliseconds", std::to_string(best * 1e3));
-#if !defined(__SANITIZE_ADDRESS__)
-    EXPECT_LT(best, 0.05);
-#endif
+    EXPECT_LT(best, kAddressSanitizer ? 0.5 : 0.05);
 }
 
 }  // namespace

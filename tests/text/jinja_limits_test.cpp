@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 
+#include "tests/sanitizers.h"
 #include "tests/text/jinja_cases.h"
 
 #include "base/json.h"
@@ -22,11 +23,7 @@ std::string repeated(const std::string& text, int count) {
 
 /// Runs `work` on a thread with a small stack. Sanitizers make frames several times larger.
 void with_small_stack(std::function<void()> work) {
-#if defined(__SANITIZE_ADDRESS__)
-    constexpr std::size_t kStack = std::size_t{4} << 20;
-#else
-    constexpr std::size_t kStack = std::size_t{512} << 10;
-#endif
+    constexpr std::size_t kStack = std::size_t{kAddressSanitizer ? 4096 : 512} << 10;
     pthread_attr_t attributes;
     ASSERT_EQ(pthread_attr_init(&attributes), 0);
     ASSERT_EQ(pthread_attr_setstacksize(&attributes, kStack), 0);

@@ -34,7 +34,6 @@ class ResponseReply {
 
     json::object response(std::string_view status, const json::object& also) const;
     void emit(std::string_view type, json::object fields, std::string& out);
-    void begin_deltas(std::string_view type, std::string_view index_name);
     void delta(const std::string& head, std::string_view text, std::string_view tail, std::string& out);
 
     void open(Kind kind, std::string& out);

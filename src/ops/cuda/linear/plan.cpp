@@ -1,7 +1,6 @@
 #include "ops/cuda/linear/plan.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/error.h"
 #include "ops/cuda/linear/fit.h"
@@ -48,7 +47,6 @@ struct Group {
             n += (w->rows + (w->dtype == kQ6 ? each6 : each) - 1) / (w->dtype == kQ6 ? each6 : each);
         return n;
     }
-    bool floats_as_given() const { return c.x == ActKind::plain || c.x == ActKind::norm; }
     /// kquant_i8_sm80.cu is made for rows of 2,048 columns and for small matrices.
     bool small() const { return c.cols % 2048 == 0 && (c.cols <= 2048 || plane_rows < 4096); }
 };
@@ -65,7 +63,7 @@ bool lean_weight(const Weight& w) {
 
 bool drafts(const Group& g) {
     const Weight* const first = g.c.weights.empty() ? nullptr : g.c.weights[0];
-    return g.c.family == Family::draft && first != nullptr && g.floats_as_given() && g.c.aligned &&
+    return g.c.family == Family::draft && first != nullptr && g.c.floats_as_given() && g.c.aligned &&
            g.all([&](const Weight& w) { return draft_weight(g.c.chip, w) && w.dtype == first->dtype; });
 }
 
@@ -99,9 +97,7 @@ bool two_to_four(const Group& g) {
 }
 
 bool small_bf16(const Group& g) {
-    if (g.c.rows != 1 || g.matrices() > kLineMatrices || !g.c.chip.programmatic() || g.c.cols % 8 != 0 ||
-        g.c.cols > 4096 || !(g.c.x == ActKind::plain || (g.c.x == ActKind::norm && g.c.cols <= 2048)))
-        return false;
+    if (g.c.rows != 1 || g.matrices() > kLineMatrices || !g.c.small_bf16_source()) return false;
     int64_t batches = 0;
     bool singles = false;  // f32, behind the others
     for (const Weight* w : g.c.weights) {
@@ -117,7 +113,7 @@ bool small_bf16(const Group& g) {
 }
 
 bool floats(const Group& g) {
-    return g.matrices() > 0 && g.matrices() <= kFloatMatrices && g.floats_as_given() &&
+    return g.matrices() > 0 && g.matrices() <= kFloatMatrices && g.c.floats_as_given() &&
            g.all([](const Weight& w) { return float_weight(w) && w.rows >= kQuadRows; });
 }
 int64_t float_batches(const Group& g) { return g.batches(kQuadRows, kQuadRows); }
@@ -136,7 +132,7 @@ bool float_rows(const Group& g) {
 bool wide_with_floats(const Group& g) {
     const int64_t wide = g.count([&](const Weight& w) { return wide_weight(g.c.chip, w); });
     const int64_t along = g.matrices() - wide;
-    return wide > 0 && g.c.x != ActKind::staged && (g.c.x != ActKind::norm || g.c.cols <= int64_t{2048} * kWholeRow) &&
+    return wide > 0 && g.c.wide_source() &&
            (along == 0 || (along <= kMostFloats && !g.c.residual && g.c.x != ActKind::int8)) &&
            g.all([&](const Weight& w) { return wide_weight(g.c.chip, w) || plain_float(w); });
 }
@@ -191,8 +187,8 @@ bool both(const Group& g) {
 
 // ---- The table.
 
-/// Who is asked: a group as it comes; its half_weight()s with few floats beside; of the rest those of one kind.
-enum class Of { group, halves, kind };
+/// Who is asked: a drafter's group; of others the half_weight()s with few floats beside; the rest; of these one kind.
+enum class Of { drafter, halves, group, kind };
 
 struct Row {
     Of of;
@@ -203,28 +199,28 @@ struct Row {
 // clang-format off
 constexpr Row kTable[] = {
     // who is asked, kernel, when; in words: rows of x: types of weights, their columns and size; what it takes of the chip
-    {Of::group,  Kernel::draft_f16_sm90,           drafts},                           // any: drafts. bf16, f16 or Q8_0, x 256; Hopper
-    {Of::halves, Kernel::kquant_f16_row1_sm90,     half_row1},                        // 1: Q4_K, Q6_K, x 1,024, large; Hopper
-    {Of::halves, Kernel::kquant_f16_mma_sm90,      half_mma},                         // to 24: the same, x beside the weights
-    {Of::halves, Kernel::kquant_f16_wgmma_sm90,    half_wgmma},                       // to 24: the same, wider
-    {Of::group,  Kernel::kquant_i8_whole5,         both<one, lean_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
-    {Of::group,  Kernel::kquant_i8_whole6,         both<one, lean_whole<6>>},         // 1: the same, more rows
-    {Of::group,  Kernel::kquant_i8_split,          both<one, lean_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
-    {Of::group,  Kernel::kquant_i8_stream,         lean_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
-    {Of::group,  Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90
-    {Of::group,  Kernel::float_row1,               float_row1},                       // 1: f32, f16, bf16, fp8
-    {Of::group,  Kernel::kquant_i8_wide_row1_sm90, wide_row1},                        // 1: Q4_K, Q5_K, Q6_K, few floats, x 256; sm_90
-    {Of::group,  Kernel::kquant_i8_rows4_whole5,   both<two_to_four, lean_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
-    {Of::group,  Kernel::kquant_i8_rows4_whole6,   both<two_to_four, lean_whole<6>>}, // 2 to 4: the same, more rows
-    {Of::group,  Kernel::kquant_i8_rows4_split,    both<two_to_four, lean_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
-    {Of::group,  Kernel::kquant_i8_wide_sm90,      wide_mixed},                       // 2 up: K-quants, few floats, x 256, large; sm_90
-    {Of::kind,   Kernel::kquant_i8_narrow_sm90,    narrow},                           // 5 to 256 (9 up): Q4_K; Q6_K at 2,048; sm_90
-    {Of::kind,   Kernel::kquant_i8_sm80,           sm80_small},                       // 2 up: K-quants, x 2,048, small; sm_80
-    {Of::kind,   Kernel::kquant_i8_wide_sm90,      wide},                             // 2 up: K-quants, x 256; sm_90
-    {Of::kind,   Kernel::kquant_i8_sm80,           sm80},                             // 2 up: K-quants, x 2,048; sm_80
-    {Of::kind,   Kernel::q8_i8_sm80,               eight},                            // 2 up: Q8_0, x 2,048; sm_80
-    {Of::kind,   Kernel::float_rows,               float_rows},                       // 2 up: f32, f16, bf16, fp8
-    {Of::kind,   Kernel::any,                      always},                           // all else
+    {Of::drafter, Kernel::draft_f16_sm90,           drafts},                           // any: drafts. bf16, f16 or Q8_0, x 256; Hopper
+    {Of::halves,  Kernel::kquant_f16_row1_sm90,     half_row1},                        // 1: Q4_K, Q6_K, x 1,024, large; Hopper
+    {Of::halves,  Kernel::kquant_f16_mma_sm90,      half_mma},                         // to 24: the same, x beside the weights
+    {Of::halves,  Kernel::kquant_f16_wgmma_sm90,    half_wgmma},                       // to 24: the same, wider
+    {Of::group,   Kernel::kquant_i8_whole5,         both<one, lean_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
+    {Of::group,   Kernel::kquant_i8_whole6,         both<one, lean_whole<6>>},         // 1: the same, more rows
+    {Of::group,   Kernel::kquant_i8_split,          both<one, lean_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_stream,         lean_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
+    {Of::group,   Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90
+    {Of::group,   Kernel::float_row1,               float_row1},                       // 1: f32, f16, bf16, fp8
+    {Of::group,   Kernel::kquant_i8_wide_row1_sm90, wide_row1},                        // 1: Q4_K, Q5_K, Q6_K, few floats, x 256; sm_90
+    {Of::group,   Kernel::kquant_i8_rows4_whole5,   both<two_to_four, lean_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
+    {Of::group,   Kernel::kquant_i8_rows4_whole6,   both<two_to_four, lean_whole<6>>}, // 2 to 4: the same, more rows
+    {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, lean_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_wide_sm90,      wide_mixed},                       // 2 up: K-quants, few floats, x 256, large; sm_90
+    {Of::kind,    Kernel::kquant_i8_narrow_sm90,    narrow},                           // 5 to 256 (9 up): Q4_K; Q6_K at 2,048; sm_90
+    {Of::kind,    Kernel::kquant_i8_sm80,           sm80_small},                       // 2 up: K-quants, x 2,048, small; sm_80
+    {Of::kind,    Kernel::kquant_i8_wide_sm90,      wide},                             // 2 up: K-quants, x 256; sm_90
+    {Of::kind,    Kernel::kquant_i8_sm80,           sm80},                             // 2 up: K-quants, x 2,048; sm_80
+    {Of::kind,    Kernel::q8_i8_sm80,               eight},                            // 2 up: Q8_0, x 2,048; sm_80
+    {Of::kind,    Kernel::float_rows,               float_rows},                       // 2 up: f32, f16, bf16, fp8
+    {Of::kind,    Kernel::any,                      always},                           // all else
 };
 // clang-format on
 
@@ -277,7 +273,7 @@ void choose_some(const Case& all, std::span<const size_t> which, Choice& launche
     const auto launch = [&](const Row& row, std::span<const size_t> weights) {
         launches.push_back({row.kernel, 0, all.rows, {weights.begin(), weights.end()}});
     };
-    if (drafts(Group(group.c))) return launch(kTable[0], which);
+    if (const Row* const row = find(Of::drafter, group.c)) return launch(*row, which);
     if (divide_halves(all, which, launches)) return;
     if (const Row* const row = find(Of::group, group.c)) return launch(*row, which);
     struct Kind {
@@ -311,6 +307,14 @@ void choose_prefill(const Case& c, Choice& launches) {
 
 }  // namespace
 
+bool Case::wide_source() const {
+    return x != ActKind::staged && (x != ActKind::norm || cols <= int64_t{2048} * kWholeRow);
+}
+bool Case::small_bf16_source() const {
+    return chip.programmatic() && cols % 8 == 0 && cols <= 4096 &&
+           (x == ActKind::plain || (x == ActKind::norm && cols <= 2048));
+}
+
 Kernel gemm_kernel(const Chip& chip) { return chip.hopper() ? Kernel::gemm_bf16_sm90 : Kernel::gemm_bf16_sm80; }
 
 Choice choose(const Case& c) {
@@ -324,7 +328,7 @@ Choice choose(const Case& c) {
 }
 
 Choice choose_halves(const Case& c) {
-    RT_CHECK(Group(c).floats_as_given(), "no kernel for rows of {} values of this kind", c.cols);
+    RT_CHECK(c.floats_as_given(), "no kernel for rows of {} values of this kind", c.cols);
     std::vector<size_t> all(c.weights.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = i;
     Choice launches;

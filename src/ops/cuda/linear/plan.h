@@ -1,6 +1,6 @@
 // THE TABLE for matrix products: which kernel runs. Read kTable in plan.cpp from top to bottom: the first row that
 // matches is launched, the last one always matches. Pure functions of what is asked and of the chip, without CUDA:
-// tests/ops/plan/*.txt hold the choices for six chips.
+// tests/ops/plan/*.txt hold the choices for six chips, and `riptide kernels` prints those for a model.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,12 @@ struct Case {
     bool residual = false;  // the product is added to something else, too: one weight
     std::span<const Weight* const> weights;
     Chip chip;
+
+    /// Whether x is given as floats, perhaps to be normalised.
+    bool floats_as_given() const { return x == decode::ActKind::plain || x == decode::ActKind::norm; }
+    /// Whether the kernels of this name take x: kquant_i8_wide_*, bf16_small_sm90.
+    bool wide_source() const;
+    bool small_bf16_source() const;
 };
 
 enum class Kernel {
@@ -51,8 +57,9 @@ enum class Kernel {
     gemm_bf16_sm90,
     gemm_bf16_sm80,
 };
-/// "kquant_i8_split". Without the part that says how it is launched it is the name of the source file.
+/// "kquant_i8_split"; the source file below src/ops/cuda/linear/, "gemv/kquant_i8.cu".
 const char* kernel_name(Kernel kernel);
+const char* kernel_file(Kernel kernel);
 
 /// One launch (choose_pair: `any` is ../moe/experts_any.cuh, float_row1 ../moe/experts_float.cu): rows [row, row +
 /// rows) of x times weights[i] of the case for each i of `weights`.

@@ -18,7 +18,6 @@ struct PairCase {
         return f(c.chip, gate) && f(c.chip, up);
     }
     bool same_shape() const { return gate.dtype == up.dtype && gate.rows == up.rows; }
-    bool floats_as_given() const { return c.x == ActKind::plain || c.x == ActKind::norm; }
     bool one_by_one() const { return half_weight(c.chip, gate) || half_weight(c.chip, up); }
     /// One row for which there is a kernel that does both, but that kquant_i8.cu is faster for 2,048 columns.
     bool one_row() const {
@@ -28,9 +27,6 @@ struct PairCase {
         const bool planes = is_planes(gate.dtype);
         return c.rows == 1 && !(gate.cols == 2048 && lean(gate) && lean(up)) && !one_by_one() &&
                planes == is_planes(up.dtype) && (planes || c.x != ActKind::int8);
-    }
-    bool wide_source() const {
-        return c.x != ActKind::staged && (c.x != ActKind::norm || c.cols <= int64_t{2048} * kWholeRow);
     }
 };
 
@@ -48,34 +44,33 @@ bool maps_span(const Weight& gate, const Weight& up) {
 }
 
 bool pair_drafts(const PairCase& p) {
-    return p.c.family == Family::draft && p.floats_as_given() && p.c.aligned && p.same_shape() && p.both(draft_weight);
+    return p.c.family == Family::draft && p.c.floats_as_given() && p.c.aligned && p.same_shape() &&
+           p.both(draft_weight);
 }
 bool pair_halves(const PairCase& p) {
-    return p.floats_as_given() && p.both(half_weight) && p.same_shape() && maps_span(p.gate, p.up);
+    return p.c.floats_as_given() && p.both(half_weight) && p.same_shape() && maps_span(p.gate, p.up);
 }
 
 bool pair_bf16(const PairCase& p) {
     const auto suits = [&](const Chip&, const Weight& w) {
         return w.dtype == DType::bf16 && w.row_bytes == 2 * p.c.cols;
     };
-    return p.one_row() && p.c.chip.programmatic() && p.c.cols % 8 == 0 && p.c.cols <= 4096 &&
-           (p.c.x == ActKind::plain || (p.c.x == ActKind::norm && p.c.cols <= 2048)) && p.both(suits) &&
-           p.gate.rows == p.up.rows && p.gate.rows % 2 == 0 && p.gate.rows > 0 &&
-           fit_line(p.c.chip, p.c.cols, p.gate.rows / 2, false).has_value();
+    return p.one_row() && p.c.small_bf16_source() && p.both(suits) && p.gate.rows == p.up.rows &&
+           p.gate.rows % 2 == 0 && p.gate.rows > 0 && fit_line(p.c.chip, p.c.cols, p.gate.rows / 2, false).has_value();
 }
 bool pair_float(const PairCase& p) {
-    return p.one_row() && !is_planes(p.gate.dtype) && p.floats_as_given() && float_weight(p.gate) &&
+    return p.one_row() && !is_planes(p.gate.dtype) && p.c.floats_as_given() && float_weight(p.gate) &&
            alike(p.gate, p.up) && p.gate.rows % 2 == 0 &&
            fit_float_pair(p.c.chip, p.c.cols, p.c.x, p.gate.rows).has_value();
 }
 bool pair_wide_row1(const PairCase& p) {
-    return p.one_row() && p.both(wide_weight) && p.same_shape() && p.wide_source() &&
+    return p.one_row() && p.both(wide_weight) && p.same_shape() && p.c.wide_source() &&
            fit_wide_row(p.c.chip, p.c.cols, false, p.gate.dtype == DType::planes_q4_k).has_value();
 }
 bool pair_any(const PairCase& p) { return p.one_row(); }
 
 bool pair_wide(const PairCase& p) {
-    return p.c.rows > 1 && p.c.cols != 2048 && p.wide_source() && p.both(wide_weight) && p.same_shape() &&
+    return p.c.rows > 1 && p.c.cols != 2048 && p.c.wide_source() && p.both(wide_weight) && p.same_shape() &&
            fit_wide(p.c.chip, p.c.cols, p.c.rows, p.gate.dtype, p.gate.dtype == DType::planes_q6_k).has_value();
 }
 bool pair_eight(const PairCase& p) {

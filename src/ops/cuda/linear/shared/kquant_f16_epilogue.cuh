@@ -6,6 +6,10 @@
 // Sums go to another CTA by st.async to the inbox of its team, where an mbarrier counts bytes; an acknowledgement lets
 // the next ones come. A release at that would wait for a thread's stores to device memory (MEMBAR.ALL.GPU in machine
 // code: 16 rows of the head 312 instead of 290 us, H200), so the fence before it looks at shared memory alone.
+//
+// Behind the last strip nobody sends, so nobody acknowledges: an acknowledgement that comes when its CTA has ended is a
+// launch failure, and no barrier that does not wait for stores keeps a CTA until it has come. (One was there; a GPU
+// that many processes shared failed in one of 40 runs.) All else that a CTA is sent it waits for.
 #pragma once
 
 #include "ops/cuda/device/cluster.cuh"
@@ -143,8 +147,9 @@ struct HalfFinish {
         asm volatile("bar.sync %0, %1;" ::"r"(named), "n"(32 * W) : "memory");
     }
 
-    /// c: of the warp's chains. By all warps of the team.
-    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4]) {
+    /// c: of the warp's chains. By all warps of the team. last: of the kernel, for this team in all CTAs of the
+    /// cluster.
+    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
         float old[S::kOwn][4];
 #pragma unroll
         for (int i = 0; i < S::kOwn; ++i)
@@ -177,7 +182,7 @@ struct HalfFinish {
             turn ^= 1;
         } else {
             sync();  // it has been read
-            exchange(sum);
+            exchange(sum, last);
         }
 #pragma unroll
         for (int i = 0; i < S::kOwn; ++i)
@@ -185,7 +190,7 @@ struct HalfFinish {
     }
 
     /// Sends what others finish, adds what others sent.
-    __device__ __forceinline__ void exchange(float (&sum)[S::kOwn][4]) {
+    __device__ __forceinline__ void exchange(float (&sum)[S::kOwn][4], bool last) {
         if (sends) {
             wait_parity(there + 8, read_parity);  // what was sent before was read
             read_parity ^= 1;
@@ -219,7 +224,7 @@ struct HalfFinish {
             }
         }
         __syncwarp();
-        if (threadIdx.x % 32 == 0) acknowledge<C>(there, expected(), rank);
+        if (threadIdx.x % 32 == 0 && !last) acknowledge<C>(there, expected(), rank);
     }
 };
 

@@ -231,13 +231,9 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         if constexpr (kChains == 2)
 #pragma unroll
             for (int j = 0; j < 4 * NT; ++j) c[0][j / 4][j % 4] = __fadd_rn(c[0][j / 4][j % 4], c[1][j / 4][j % 4]);
-        finish.run(a, rows, c[0]);
+        finish.run(a, rows, c[0], i + 1 == share.parts);
     }
     if (!whole) wait_parity(x_there + 8, 0);
-    if constexpr (C > 1) {  // others may still tell that they have read
-        cluster_start();
-        cluster_wait();
-    }
 #endif
 }
 

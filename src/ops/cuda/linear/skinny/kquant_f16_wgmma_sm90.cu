@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_share(const HalfArgs& a, const char* x,
         if (q6) multiply(std::true_type{});
         else multiply(std::false_type{});
         if (part.to < share.quads) sums.leave(a, left);
-        else finish.run(a, rows, sums.c);
+        else finish.run(a, rows, sums.c, i + 1 == share.parts);
     }
     if (!whole) wait_parity(x_there + 8, 0);
 }
@@ -194,8 +194,6 @@ __global__ void __launch_bounds__(kChainThreads, 1)
         wait_parity(x_there, 0);
         multiply_share<NT>(a, x, ring, share, finish, left, x_there, first, rank, slab);
     }
-    cluster_start();  // others may still tell that they have read
-    cluster_wait();
 #endif
 }
 

@@ -261,8 +261,8 @@ struct ChainFinish {
         if (finishes()) expect_bytes(there, kChainParts * kPieceBytes);
     }
 
-    /// c: of this CTA's chain.
-    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4]) {
+    /// c: of this CTA's chain. last: of the kernel, for this group in all CTAs of the cluster.
+    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
         wait_parity(there + 8, read_parity);  // what was sent before was read
         read_parity ^= 1;
 #pragma unroll
@@ -272,7 +272,7 @@ struct ChainFinish {
                      in_cta(there, static_cast<uint32_t>(to)));
 #pragma unroll
         for (int j = 0; j < NT; ++j)
-            if (finisher(j) == rank) end(a, rows, j, c[j]);
+            if (finisher(j) == rank) end(a, rows, j, c[j], last);
     }
 
   private:
@@ -284,7 +284,8 @@ struct ChainFinish {
         return inbox + 32 * ((NT * slab + j) / kChainCtas * kChainParts + sender);
     }
 
-    __device__ __forceinline__ void end(const HalfArgs& a, const StripRows& rows, int j, const float (&c)[4]) {
+    __device__ __forceinline__ void end(const HalfArgs& a, const StripRows& rows, int j, const float (&c)[4],
+                                        bool last) {
         const PiecePlace place(a, rows, j);
         float old[4], rms[2], sum[4][4];
         place.load(a.residual, old);
@@ -299,7 +300,7 @@ struct ChainFinish {
 #pragma unroll
         for (int k = 0; k < 4; ++k) set_piece(sum[k], part(k)), add_piece(sum[k], part(k + 4));
         __syncwarp();
-        if (threadIdx.x % 32 == 0) acknowledge<kChainCtas>(there, kChainParts * kPieceBytes, rank);
+        if (threadIdx.x % 32 == 0 && !last) acknowledge<kChainCtas>(there, kChainParts * kPieceBytes, rank);
         add_piece(sum[0], piece_of(sum[1])), add_piece(sum[2], piece_of(sum[3])), add_piece(sum[0], piece_of(sum[2]));
         place.store(a, rows, sum[0], rms, old);
     }
