@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -55,9 +56,9 @@ inline std::string by_chip(const std::function<std::string(const Chip&)>& of) {
 }
 
 /// Types with the same lines are one paragraph.
-inline std::string by_type(const std::function<std::string(DType)>& of) {
+inline std::string by_type(const std::function<std::string(DType)>& of, std::span<const NamedType> types = kPlanTypes) {
     std::vector<std::pair<std::string, std::string>> parts;
-    for (const NamedType& type : kPlanTypes) {
+    for (const NamedType& type : types) {
         const std::string text = of(type.type);
         const auto same =
             std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.second == text; });
@@ -65,7 +66,7 @@ inline std::string by_type(const std::function<std::string(DType)>& of) {
         else same->first += std::string(" ") + type.name;
     }
     std::string all;
-    for (const auto& [types, text] : parts) all += "  " + types + "\n" + text;
+    for (const auto& [names, text] : parts) all += "  " + names + "\n" + text;
     return all;
 }
 

@@ -71,10 +71,10 @@ struct PlanModel {
 inline const std::vector<PlanModel>& plan_models() {
     static const std::vector<PlanModel> models = {
         {"laguna-xs.2",
-         {{"q, k, v, g", 2048, {8192, 1024, 1024, 64}},
-          {"o", 8192, {2048}, {}, false},
-          {"q, k, v, g of windows", 2048, {6144, 1024, 1024, 48}},
-          {"o of windows", 6144, {2048}, {}, false},
+         {{"q, k, v, g", 2048, {6144, 1024, 1024, 48}},
+          {"o", 6144, {2048}, {}, false},
+          {"q, k, v, g of windows", 2048, {8192, 1024, 1024, 64}},
+          {"o of windows", 8192, {2048}, {}, false},
           {"head", 2048, {100352}}},
          2048,
          8192},

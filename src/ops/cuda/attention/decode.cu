@@ -1,12 +1,13 @@
-// Decode attention: which kernels run.
+// Decode attention: launches what plan.h says.
 //
 // Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so
 // for a few rows of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a
-// row's bits are the same. Heads of 256: decode_d256_sm80.cu, unless the general kernel's order is asked for.
+// row's bits are the same.
 #include "ops/cuda/attention/decode.cuh"
 
 #include <numbers>
 
+#include "ops/cuda/attention/plan.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/kv/append.cuh"
 
@@ -62,18 +63,58 @@ KvAppendArgs append_args(const DecodeAttentionArgs& a, const AttentionInput& in,
     return append;
 }
 
-/// Up to so many rows a chunk for each CTA is faster than one for each warp: there are SMs enough.
-constexpr int kFewRows = 8;
+attn::Case case_of(const Context& ctx, const DecodeAttentionArgs& a, const Batch& batch, bool appends) {
+    return {.rows = a.rows,
+            .sequences = batch.sequences(),
+            .heads = a.heads,
+            .kv_heads = a.kv_heads,
+            .head_dim = a.d,
+            .rotary_dim = 2 * a.rope.half,
+            .k = a.k_dtype,
+            .v = a.v_dtype,
+            .aligned = a.k_slot_bytes % 16 == 0 && a.v_slot_bytes % 16 == 0,
+            .window = a.places.window,
+            .most_keys = a.most_keys,
+            .appends = appends,
+            .far = a.far,
+            .chip = chip_of(*ctx.gpu)};
+}
 
-/// REQUIRES has_tensor_attention.
-void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
-    if (launch_cluster_attention(ctx, a) || launch_one_attention(ctx, a)) return;
-    a.apart = a.rows > kFewRows;
-    if (a.apart) {
-        launch_rows_attention(ctx, a);
-        if (a.most_keys <= kMostShortKeys) return;
+/// append: K and V of the rows, where they come with the call.
+void attend(Context& ctx, DecodeAttentionArgs& a, const attn::Choice& choice, int64_t sequences,
+            const KvAppendArgs* append) {
+    using attn::Kernel;
+    a.fused = choice.fused;
+    a.apart = choice.kernel == Kernel::decode_d128_rows_sm80;
+    if (a.fused) a.places.parent = nullptr;  // a single row has no ancestors in its step
+    if (append != nullptr) {
+        a.k_norm = append->norm;
+        a.k = append->k;
+        a.v = append->v;
+        a.k_stride = append->k_stride;
+        a.v_stride = append->v_stride;
+        if (!choice.appends()) launch_kv_append(ctx, *append);
     }
-    launch_tensor_attention(ctx, a);
+    switch (choice.kernel) {
+        case Kernel::decode_d128_verify_sm90:
+            return launch_verify_d128(ctx, a);
+        case Kernel::decode_d128_window_sm90:
+            return launch_window_d128(ctx, a);
+        case Kernel::decode_d128_row1_sm90:
+            return launch_row1_d128(ctx, a);
+        case Kernel::decode_d128_rows_sm80:
+            launch_rows_d128(ctx, a);
+            if (choice.apart) launch_split_d128(ctx, a);
+            return;
+        case Kernel::decode_d128_sm80:
+            return launch_split_d128(ctx, a);
+        case Kernel::decode_d256_row1_sm90:
+            return launch_row1_d256(ctx, a);
+        case Kernel::decode_d256_sm80:
+            return launch_d256(ctx, a, sequences, append);
+        default:
+            return launch_any(ctx, a);
+    }
 }
 
 }  // namespace
@@ -81,10 +122,7 @@ void run_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     DecodeAttentionArgs a = attention_args(ctx, q, view, batch, softmax_scale);
     Tensor o = make_output(ctx, a, true);
-    if (a.rows == 0) return o;
-    if (has_tensor_attention(*ctx.gpu, a)) run_tensor_attention(ctx, a);
-    else if (has_wide_attention(*ctx.gpu, a)) launch_wide_attention(ctx, a, batch.sequences(), nullptr);
-    else launch_any_attention(ctx, a);
+    if (a.rows > 0) attend(ctx, a, choose(case_of(ctx, a, batch, false)), batch.sequences(), nullptr);
     return o;
 }
 
@@ -98,33 +136,20 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
         a.gate_width = static_cast<int>(in.gate.row_elements() / a.heads);
         a.gate_head_stride = a.gate_width;
     }
-    KvAppendArgs append = append_args(a, in, view, batch);
+    const KvAppendArgs append = append_args(a, in, view, batch);
     Tensor o = make_output(ctx, a, in.int8);
     if (a.rows == 0) return o;
-    const bool tensor = has_tensor_attention(*ctx.gpu, a);
-    if (!tensor && !in.general_order && has_wide_attention(*ctx.gpu, a)) {
-        launch_wide_attention(ctx, a, batch.sequences(), &append);
-        return o;
-    }
-    a.fused = tensor && batch.rows() == batch.sequences();
-    a.k_norm = append.norm;
-    a.k = append.k;
-    a.v = append.v;
-    a.k_stride = append.k_stride;
-    a.v_stride = append.v_stride;
-    if (a.fused) a.places.parent = nullptr;  // a single row has no ancestors in its step
-    // One row for each sequence over a window has launch_cluster_attention(), and one long row wants all SMs.
-    const bool few = !a.fused || (a.places.window == 0 && a.rows > 1);
-    if (tensor && few && launch_step_attention(ctx, a)) return o;
-    if (!a.fused) launch_kv_append(ctx, append);
-    if (tensor) run_tensor_attention(ctx, a);
-    else launch_any_attention(ctx, a);
+    attn::Case c = case_of(ctx, a, batch, true);
+    c.general_order = in.general_order;
+    attend(ctx, a, choose(c), batch.sequences(), &append);
     return o;
 }
 
 bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    return batch.rows() > 0 && !in.general_order &&
-           has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
+    if (batch.rows() == 0) return false;
+    attn::Case c = case_of(ctx, attention_args(ctx, in.q, view, batch, in.softmax_scale), batch, true);
+    c.general_order = in.general_order;
+    return choose(c).wide();
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
@@ -139,7 +164,7 @@ Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& v
     a.gate_sigmoid = true;
     const KvAppendArgs append = append_args(a, in, view, batch);
     Tensor o = make_output(ctx, a, in.int8);
-    launch_wide_attention(ctx, a, batch.sequences(), &append);
+    attend(ctx, a, choose(case_of(ctx, a, batch, true)), batch.sequences(), &append);
     return o;
 }
 

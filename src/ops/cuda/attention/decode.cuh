@@ -10,7 +10,7 @@ struct KvAppendArgs;
 
 /// One call. q: f32, rows q_stride floats apart, heads d apart. `fused`: the rows are one for each sequence, and the
 /// kernel itself appends k and v (see KvAppendArgs); otherwise they are in the cache already. Only
-/// launch_wide_attention takes heads of q and gate that lie apart, and gates of sigmoid.
+/// launch_d256 takes heads of q and gate that lie apart, and gates of sigmoid.
 struct DecodeAttentionArgs {
     KeyPlaces places;
     RopeParams rope;
@@ -34,7 +34,7 @@ struct DecodeAttentionArgs {
     int64_t v_slot_bytes = 0;
     float scale = 1;  // of scores, to units of log2
     int rows = 0;
-    bool apart = false;  // rows that see at most kMostShortKeys keys are launch_rows_attention's
+    bool apart = false;  // rows that see at most kMostShortKeys keys are launch_rows_d128's
     int heads = 0;
     int kv_heads = 0;
     int d = 0;
@@ -48,28 +48,20 @@ struct DecodeAttentionArgs {
     unsigned char* out8 = nullptr;  // ActRow rows, or null
 };
 
-/// True if decode_d128_sm80.cu has a kernel for the shapes and types.
-bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
-/// All rows, or (`apart`) those that launch_rows_attention leaves. REQUIRES has_tensor_attention.
-void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a);
-/// The rows that see at most kMostShortKeys keys. REQUIRES has_tensor_attention.
-void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a);
-/// One row for each sequence (`fused`), very few, over a short window, in clusters of CTAs. False: nothing was done.
-/// REQUIRES has_tensor_attention.
-bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a);
-/// One row (`fused`) without a window, on Hopper. False: nothing was done. REQUIRES has_tensor_attention.
-bool launch_one_attention(Context& ctx, DecodeAttentionArgs& a);
-/// True if decode_d256_sm80.cu has a kernel for the shapes and types: heads of 256 without a window.
-bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a);
-/// All rows; first stores k and v as `append` says, unless it is null. REQUIRES has_wide_attention.
-void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append);
-/// The same for one row, and two types of K/V, on Hopper. False: nothing was done. REQUIRES has_wide_attention.
-bool launch_wide_one_attention(Context& ctx, const DecodeAttentionArgs& a, const KvAppendArgs& append);
-/// Up to eight rows of any sequences, whose K and V it appends. False: nothing was done. REQUIRES has_tensor_attention;
-/// k, v.
-bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a);
-/// Any shapes and types, one CTA for each head of each row. Ignores `fused`.
-void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a);
+// The launches of ../attention/plan.h, each of what the plan says. a: of heads of 128 with k, v and `fused` set.
+void launch_verify_d128(Context& ctx, const DecodeAttentionArgs& a);
+void launch_window_d128(Context& ctx, const DecodeAttentionArgs& a);
+void launch_row1_d128(Context& ctx, DecodeAttentionArgs& a);
+/// The rows that see at most kMostShortKeys keys.
+void launch_rows_d128(Context& ctx, const DecodeAttentionArgs& a);
+/// All rows, or (`apart`) those that launch_rows_d128 leaves.
+void launch_split_d128(Context& ctx, DecodeAttentionArgs& a);
+/// Appends k and v itself.
+void launch_row1_d256(Context& ctx, const DecodeAttentionArgs& a);
+/// First stores k and v as `append` says, unless it is null.
+void launch_d256(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append);
+/// One CTA for each head of each row. Ignores `fused`.
+void launch_any(Context& ctx, const DecodeAttentionArgs& a);
 
 #ifdef __CUDACC__
 

@@ -211,7 +211,7 @@ AnyKernel kernel_for(const DecodeAttentionArgs& a) {
 
 }  // namespace
 
-void launch_any_attention(Context& ctx, const DecodeAttentionArgs& a) {
+void launch_any(Context& ctx, const DecodeAttentionArgs& a) {
     const ArenaScope scope(*ctx.arena);
     AnyArgs args{.a = a};
     args.chunks = static_cast<int>(std::max<int64_t>(1, (a.most_keys + kChunkKeys - 1) / kChunkKeys));

@@ -9,7 +9,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostCluster = 8;
+using cuda::attn::kMostCluster;
 
 #ifdef RT_CLUSTER_KERNEL
 

@@ -18,10 +18,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kCluster = 2;
-
-template <DType TK, DType TV>
-constexpr bool kTwoCtas = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) <= 3 * kD;
+constexpr int kCluster = cuda::attn::kRow1Cluster;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
@@ -67,27 +64,22 @@ __global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid
 }
 
 template <DType TK, DType TV>
-bool launch_types(Context& ctx, DecodeAttentionArgs& a) {
-    if constexpr (kTwoCtas<TK, TV>) {
+void launch_types(Context& ctx, DecodeAttentionArgs& a) {
+    if constexpr (cuda::attn::two_ctas(TK, TV)) {
         const int64_t grid = int64_t{a.kv_heads} * ((a.most_chunks + kCluster - 1) / kCluster * kCluster);
-        if (grid > 2 * int64_t{ctx.gpu->info().sm_count}) return false;
         ArenaScope scope(*ctx.arena);
         a.partial = ctx.alloc(DType::f32, {a.kv_heads * a.most_chunks, kPartialFloats}).row(0);
         launch_clusters(*ctx.gpu, one_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0,
                         kCluster, a);
-        return true;
+    } else {
+        RT_ASSERT(false);
     }
-    return false;
 }
 
 }  // namespace
 
-bool launch_one_attention(Context& ctx, DecodeAttentionArgs& a) {
-    const bool fits = ctx.gpu->hopper() && a.fused && a.places.window == 0 && a.rows == 1 && a.most_chunks > 1;
-    bool launched = false;
-    return fits &&
-           with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launched = launch_types<k, v>(ctx, a); }) &&
-           launched;
+void launch_row1_d128(Context& ctx, DecodeAttentionArgs& a) {
+    with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 
 }  // namespace riptide::ops

@@ -34,7 +34,7 @@ static_assert(kShortSteps * 32 * sizeof(uint4) <= kHeads * kHeadFloats * sizeof(
 /// K or V, never both, of a warp's next steps, on their way, and the slots of its chunk: key 32 i + lane.
 template <DType TK, DType TV>
 struct ChunkLoads {
-    static constexpr int kAhead = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
+    static constexpr int kAhead = cuda::attn::two_ctas(TK, TV) ? 2 : 1;
     static constexpr int kWords = KvUnit<TK>::kWords > KvUnit<TV>::kWords ? KvUnit<TK>::kWords : KvUnit<TV>::kWords;
     uint32_t w[kAhead][4][kWords];
     int32_t slot[kShortChunk / 32];
@@ -299,7 +299,7 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
 
 }  // namespace
 
-void launch_rows_attention(Context& ctx, const DecodeAttentionArgs& a) {
+void launch_rows_d128(Context& ctx, const DecodeAttentionArgs& a) {
     with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 

@@ -78,7 +78,7 @@ __device__ __forceinline__ void enter_chunk(const DecodeAttentionArgs& a, Shared
 }
 
 template <DType TK, DType TV>
-constexpr int kCtasPerSm = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
+constexpr int kCtasPerSm = cuda::attn::two_ctas(TK, TV) ? 2 : 1;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
@@ -152,13 +152,7 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
 
 }  // namespace
 
-bool has_tensor_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
-    const bool rope = a.rope.half == 0 || a.rope.half == 32 || a.rope.half == 64;
-    return gpu.info().major >= 8 && !gpu.options().portable && a.d == kD && rope && a.heads <= kHeads * a.kv_heads &&
-           with_kv_types(a.k_dtype, a.v_dtype, [](auto, auto) {});
-}
-
-void launch_tensor_attention(Context& ctx, DecodeAttentionArgs& a) {
+void launch_split_d128(Context& ctx, DecodeAttentionArgs& a) {
     with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 

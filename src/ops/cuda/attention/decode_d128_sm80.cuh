@@ -7,13 +7,14 @@
 #include <type_traits>
 
 #include "ops/cuda/attention/decode.cuh"
+#include "ops/cuda/attention/fit.h"
 #include "ops/cuda/device/mma.cuh"
 
 namespace riptide::ops {
 
 namespace {
 
-constexpr int kD = 128, kHeads = 8, kRegs = kD / 32, kThreads = 32 * kAttentionWarps;
+constexpr int kD = cuda::attn::kNarrow, kHeads = cuda::attn::kMostGroup, kRegs = kD / 32, kThreads = 32 * kAttentionWarps;
 constexpr int kHeadFloats = kD + 4;                       // padded against bank conflicts
 constexpr int kPartialFloats = kHeads * kD + 2 * kHeads;  // x[head][element], then (m, l)[head]
 constexpr int kRowBytes = 2 * kD;

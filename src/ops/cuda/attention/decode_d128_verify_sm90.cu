@@ -19,7 +19,7 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostStepRows = 8, kMostFusedRows = 8;
+constexpr int kMostStepRows = cuda::attn::kFewRows;
 
 struct StepShared : Shared {
     // Of the keys of this step that the row sees, from the oldest.
@@ -168,7 +168,7 @@ struct StepRows {
 #endif
 
 template <DType TK, DType TV>
-constexpr int kStepCtas = kv_row_bytes(TK, kD) + kv_row_bytes(TV, kD) > 3 * kD ? 1 : 2;
+constexpr int kStepCtas = cuda::attn::two_ctas(TK, TV) ? 2 : 1;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
@@ -239,9 +239,8 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
 
 }  // namespace
 
-bool launch_step_attention(Context& ctx, const DecodeAttentionArgs& a) {
-    if (!ctx.gpu->hopper() || a.rows > (a.fused ? kMostFusedRows : kMostStepRows)) return false;
-    return with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
+void launch_verify_d128(Context& ctx, const DecodeAttentionArgs& a) {
+    with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 
 }  // namespace riptide::ops

@@ -15,8 +15,6 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kMostRows = 8;
-
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, 2)
     cluster_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
@@ -64,11 +62,8 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
 
 }  // namespace
 
-bool launch_cluster_attention(Context& ctx, const DecodeAttentionArgs& a) {
-    // Chunks of one step a warp. More rows have warps enough for a chunk each.
-    const bool fits = ctx.gpu->hopper() && a.fused && a.places.window > 0 && a.most_chunks <= kMostCluster &&
-                      chunk_keys(a.places.window) == kShortChunk && a.rows <= kMostRows;
-    return fits && with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
+void launch_window_d128(Context& ctx, const DecodeAttentionArgs& a) {
+    with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) { launch_types<k, v>(ctx, a); });
 }
 
 }  // namespace riptide::ops

@@ -290,24 +290,16 @@ void launch_type(Context& ctx, OneArgs& args) {
 
 }  // namespace
 
-bool launch_wide_one_attention(Context& ctx, const DecodeAttentionArgs& a, const KvAppendArgs& append) {
-    if (!ctx.gpu->hopper() || a.rows != 1 || a.far || a.k_dtype != a.v_dtype || a.kv_heads * kCtas > 1024 ||
-        a.most_keys > INT32_MAX)
-        return false;
-    if (a.k_dtype != DType::q8_0 && a.k_dtype != DType::f8_e4m3) return false;
+void launch_row1_d256(Context& ctx, const DecodeAttentionArgs& a) {
     const ArenaScope scope(*ctx.arena);
     OneArgs args{.wide = {.a = a}};
     WideArgs& wide = args.wide;
-    wide.a.k_norm = append.norm;
-    wide.a.k = append.k;
-    wide.a.v = append.v;
     wide.most_chunks = static_cast<int>(std::max<int64_t>(1, (a.most_keys + kWideChunk - 1) / kWideChunk));
     const int64_t chunks = int64_t{a.heads} * wide.most_chunks;
     wide.sums = static_cast<float*>(ctx.arena->allocate(chunks * kWide * 4));
     wide.ml = static_cast<float2*>(ctx.arena->allocate(chunks * kCtas * 8));
     if (a.k_dtype == DType::q8_0) launch_type<DType::q8_0>(ctx, args);
     else launch_type<DType::f8_e4m3>(ctx, args);
-    return true;
 }
 
 }  // namespace riptide::ops

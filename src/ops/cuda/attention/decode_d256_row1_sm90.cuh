@@ -9,8 +9,8 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kCtas = 4, kWarps = kWideThreads / 32, kColumns = kWide / kCtas, kBlocks = kColumns / 32;
-constexpr int kOwnKeys = kWideChunk / kCtas, kTiles = kWideChunk / kTile, kMostHeads = 8, kHeadPairs = kMostHeads / 2;
+constexpr int kCtas = cuda::attn::kWideCluster, kWarps = kWideThreads / 32, kColumns = kWide / kCtas, kBlocks = kColumns / 32;
+constexpr int kOwnKeys = kWideChunk / kCtas, kTiles = kWideChunk / kTile, kMostHeads = cuda::attn::kMostGroup, kHeadPairs = kMostHeads / 2;
 constexpr int kUnits = kTiles * kHeadPairs / kWarps;  // of a warp: a tile and a pair of heads
 constexpr int kMergeLanes = 8;
 static_assert(kOwnKeys == kWarps * kStepKeys);

@@ -319,10 +319,11 @@ __global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_
 // ---- launching -----------------------------------------------------------------------------------------------------
 
 template <DType TK, DType TV, int kGroups>
-constexpr size_t kSharedBytes = sizeof(WideShared<TK, TV>) + sizeof(WideGroups<kGroups>);
+constexpr size_t kSharedBytes = cuda::attn::wide_shared_bytes(TK, TV, kGroups);
 
 template <DType TK, DType TV, int kGroups>
 void launch_groups(Context& ctx, WideArgs& args) {
+    static_assert(kSharedBytes<TK, TV, kGroups> == sizeof(WideShared<TK, TV>) + sizeof(WideGroups<kGroups>));
     static_assert(sizeof(WideShared<TK, TV>) % 16 == 0 && sizeof(WideGroups<kGroups>) >= sizeof(WideGroups<1>));
     constexpr size_t shared = kSharedBytes<TK, TV, kGroups>;
     const GpuInfo& gpu = ctx.gpu->info();
@@ -361,17 +362,7 @@ void launch_prepare(Context& ctx, const DecodeAttentionArgs& a, const KvAppendAr
 
 }  // namespace
 
-bool has_wide_attention(const Gpu& gpu, const DecodeAttentionArgs& a) {
-    bool fits = false;
-    with_kv_types(a.k_dtype, a.v_dtype, [&](auto k, auto v) {
-        fits = static_cast<int64_t>(kSharedBytes<k, v, 1>) <= gpu.info().shared_bytes;
-    });
-    return fits && gpu.info().major >= 8 && !gpu.options().portable && a.d == kWide && a.places.window == 0 &&
-           a.heads <= 8 * a.kv_heads && a.k_slot_bytes % 16 == 0 && a.v_slot_bytes % 16 == 0;
-}
-
-void launch_wide_attention(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append) {
-    if (append != nullptr && sequences == 1 && launch_wide_one_attention(ctx, a, *append)) return;
+void launch_d256(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, const KvAppendArgs* append) {
     const ArenaScope scope(*ctx.arena);
     WideArgs args{.a = a};
     auto* const queries = static_cast<uint4*>(ctx.arena->allocate(int64_t{a.rows} * a.heads * kQuerySteps * 4 * 16));

@@ -15,12 +15,10 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kWide = 256, kWideRegs = kWide / 32;  // a head; registers of a warp that holds one
-constexpr int kWideChunk = 512, kTile = 64, kTileSteps = kTile / kStepKeys;
+using cuda::attn::kQuerySteps, cuda::attn::kScoreStride, cuda::attn::kWeightStep, cuda::attn::kTile,
+    cuda::attn::kTileSteps, cuda::attn::kWide, cuda::attn::kWideChunk;
+constexpr int kWideRegs = kWide / 32;  // of a warp that holds a head
 constexpr int kWideThreads = 256;
-constexpr int kQuerySteps = kWide / 16;    // of a score
-constexpr int kScoreStride = kTile + 4;    // floats of a row of scores, padded against bank conflicts
-constexpr int kWeightStep = 32 * 16 + 32;  // bytes of a group's weights for 16 keys, padded likewise
 
 struct WideArgs {
     DecodeAttentionArgs a;
@@ -38,11 +36,10 @@ struct WideArgs {
 
 // ---- shared memory -------------------------------------------------------------------------------------------------
 
-/// Stored rows lie an odd number of 16-byte pieces apart.
 template <DType T>
 constexpr int kRowPieces = static_cast<int>(kv_row_bytes(T, kWide) / 16);
 template <DType T>
-constexpr int kStagedRow = (kRowPieces<T> | 1) * 16;
+constexpr int kStagedRow = static_cast<int>(cuda::attn::staged_row_bytes(T));
 
 /// What all shapes of a kernel share: a tile of keys at hand and one on its way, and where the chunk's keys lie.
 template <DType TK, DType TV>

@@ -14,6 +14,7 @@
 // a head each 13.1, 22.7, 71.6 us; turns in registers and a loop each for context and block 9.1, 18.6, 69.3.
 #include "ops/cuda/attention/draft_block_sm90.cuh"
 #include "ops/cuda/attention/draft_block_sm90.h"
+#include "ops/cuda/attention/plan.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/device/cluster.cuh"
 #include "ops/cuda/linear/shared/weight_ring.cuh"
@@ -405,8 +406,12 @@ Tensor launch_block(Context& ctx, BlockTensorArgs& a, const KvView& view, const 
 namespace cuda {
 
 bool has_block_tensor(const Context& ctx, const KvView& view, int64_t heads) {
-    return ctx.gpu->hopper() && ctx.gpu->programmatic() && !ctx.gpu->options().portable && view.head_dim == kDim &&
-           view.k_dtype == DType::f16 && view.v_dtype == DType::f16 && heads % view.num_kv_heads == 0;
+    return attn::choose_block({.heads = heads,
+                               .kv_heads = view.num_kv_heads,
+                               .head_dim = view.head_dim,
+                               .k = view.k_dtype,
+                               .v = view.v_dtype,
+                               .chip = chip_of(*ctx.gpu)}) == attn::Kernel::draft_block_sm90;
 }
 
 Tensor block_attention_tensor(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch,

@@ -14,12 +14,19 @@ namespace {
 
 constexpr int64_t kScratchBytes = int64_t{1} << 30;  // of K/V at once, unless one sequence needs more
 
+attn::Kernel choose_kernel(const Gpu& gpu, const KvView& view, const Batch& batch, float softmax_scale, bool sparse) {
+    return attn::choose({.family = Family::prefill,
+                         .head_dim = view.head_dim,
+                         .k = view.k_dtype,
+                         .v = view.v_dtype,
+                         .plain = batch.parent.empty() && softmax_scale > 0,
+                         .sparse = sparse,
+                         .chip = chip_of(gpu)})
+        .kernel;
+}
 /// What the scratch holds. bf16 rows keep their range; a mixture with other types goes to f16, saturating.
-Storage choose_storage(const Gpu& gpu, const KvView& view, const Batch& batch, float softmax_scale, bool sparse) {
-    const bool f32 = view.k_dtype == DType::f32 || view.v_dtype == DType::f32;
-    const bool dim = has_tiles(view.head_dim) || (!sparse && has_wide_tiles(view.head_dim));
-    const bool tiles = dim && batch.parent.empty() && softmax_scale > 0;
-    if (f32 || !tiles || gpu.info().major < 8) return Storage::f32;
+Storage storage_of(attn::Kernel kernel, const KvView& view) {
+    if (kernel == attn::Kernel::prefill_any) return Storage::f32;
     return view.k_dtype == DType::bf16 && view.v_dtype == DType::bf16 ? Storage::bf16 : Storage::f16;
 }
 
@@ -29,14 +36,14 @@ StoredRows stored_rows(const KvView& view, const Batch& batch, const Tensor& v) 
             view.v_slot_bytes,       v.row(0), v.row_stride};
 }
 
-void attend(const Gpu& gpu, const AttendArgs& args, Storage storage) {
-    if (storage == Storage::f32) attend_generic(gpu, args);
-    else if (gpu.hopper() && has_tiles(args.head_dim)) attend_wgmma(gpu, args, storage);
+void attend(const Gpu& gpu, const AttendArgs& args, attn::Kernel kernel, Storage storage) {
+    if (kernel == attn::Kernel::prefill_any) attend_generic(gpu, args);
+    else if (kernel == attn::Kernel::prefill_sm90) attend_wgmma(gpu, args, storage);
     else attend_mma(gpu, args, storage);
 }
 
 /// K/V of as many sequences at a time as the scratch holds, and the rows that read them.
-void attend_in_groups(Context& ctx, AttendArgs args, const KvView& view, Storage storage) {
+void attend_in_groups(Context& ctx, AttendArgs args, const KvView& view, attn::Kernel kernel, Storage storage) {
     const int64_t sequences = args.plan.batch.sequences(), n = args.rows;
     const int64_t bytes = 2 * view.num_kv_heads * kTile * view.head_dim * (storage == Storage::f32 ? 4 : 2);  // a tile
     const auto tiles = [&](int64_t count) {
@@ -54,7 +61,7 @@ void attend_in_groups(Context& ctx, AttendArgs args, const KvView& view, Storage
         args.plan.query_tiles = static_cast<int32_t>(n / kTile + count);
         args.plan.key_tiles = static_cast<int32_t>(tiles(count));
         gather(*ctx.gpu, args.plan, view, storage, scratch);
-        attend(*ctx.gpu, args, storage);
+        attend(*ctx.gpu, args, kernel, storage);
     }
 }
 
@@ -132,7 +139,8 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
 }
 
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale, false);
+    const attn::Kernel kernel = choose_kernel(*ctx.gpu, view, batch, in.softmax_scale, false);
+    const Storage storage = storage_of(kernel, view);
     Tensor out = ctx.alloc(DType::f32, {in.q.rows(), in.q.shape[1] * view.head_dim});
     if (in.q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
@@ -142,7 +150,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
         RT_ASSERT(in.gate.dtype == DType::f32 && in.gate.rows() == in.q.rows());
         attend.gate = {in.gate.row(0), in.gate.row_stride, in.gate.row_elements() != in.q.shape[1]};
     }
-    attend_in_groups(ctx, attend, view, storage);
+    attend_in_groups(ctx, attend, view, kernel, storage);
     return out;
 }
 
@@ -154,7 +162,8 @@ void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view
                       const SparseOptions& options, SparseResult& result) {
     using namespace prefill;
     const ArenaScope scope(*ctx.arena);
-    const Storage storage = choose_storage(*ctx.gpu, view, batch, in.softmax_scale, true);
+    const attn::Kernel kernel = choose_kernel(*ctx.gpu, view, batch, in.softmax_scale, true);
+    const Storage storage = storage_of(kernel, view);
     const PrepareArgs prepared = prepare_rows(ctx, in, view, batch, storage);
     const int64_t element = storage == Storage::f32 ? 4 : 2, d = view.head_dim, columns = result.lists.shape[2] - 1;
     ChooseArgs args{};
@@ -174,7 +183,7 @@ void sparse_attention(Context& ctx, const AttentionInput& in, const KvView& view
     args.bases = static_cast<float*>(ctx.arena->allocate(items * args.steps() * 4));
     gather(*ctx.gpu, args.attend.plan, view, storage, scratch);
     choose_tiles(*ctx.gpu, args, storage);
-    attend(*ctx.gpu, args.attend, storage);
+    attend(*ctx.gpu, args.attend, kernel, storage);
 }
 
 }  // namespace riptide::ops::cuda

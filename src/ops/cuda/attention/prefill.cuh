@@ -21,6 +21,7 @@
 
 #include "base/error.h"
 #include "ops/batch.h"
+#include "ops/cuda/attention/plan.h"
 #include "ops/cuda/attention/prefill_layout.h"
 #include "ops/cuda/device/key_chunks.h"
 #include "ops/kv/kv_view.h"
@@ -159,9 +160,7 @@ struct PrepareArgs {
     StoredRows stored;  // if k is set
 };
 
-/// Heads that tensor cores take. Those of 256 have one kernel (attend_mma), and none of sparse attention.
-inline bool has_tiles(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
-inline bool has_wide_tiles(int64_t head_dim) { return head_dim == 256; }
+using attn::has_tiles, attn::has_wide_tiles;
 
 /// f(T{}, std::integral_constant<int, head_dim>{}) for a tensor-core kernel: T is what tiles hold.
 template <bool kWide = false, class F>
