@@ -4,7 +4,8 @@
 #   --bin      riptide, test_* and bench_* of a CUDA build (build/cuda, built if it is not there)
 #   --out      report.txt, and one log for each command (build/gpu_report)
 #   --model    for the bench; left out: a full-size Laguna XS.2 with random weights in /dev/shm (20 GB)
-#   --steps    of tests,models,shared,portable,memcheck,racecheck,errors,ops,kv,bench,profile,serve; left out: all but kv, profile, serve
+#   --steps    of tests,models,shared,trace,portable,memcheck,racecheck,errors,ops,kv,bench,profile,serve;
+#              left out: all but kv, profile, serve
 #   --groups   only the commands of these steps whose names match, e.g. 'decode|router'
 #   --minutes  for everything (8): what does not fit is reported as left out
 #   --kv       K/V type of bench, profile and serve (f16)
@@ -13,7 +14,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
-bin=build/cuda out=build/gpu_report model="" steps=tests,models,shared,portable,memcheck,racecheck,errors,ops,bench
+bin=build/cuda out=build/gpu_report model="" steps=tests,models,shared,trace,portable,memcheck,racecheck,errors,ops,bench
 groups=. minutes=8 jobs=12 kv=f16
 while [ $# -gt 0 ]; do
   case $1 in
@@ -86,6 +87,22 @@ if has shared; then
       (while [ $SECONDS -lt $end ]; do "$0" --device cuda --gtest_filter="*replays*" >"$1.$i" 2>&1 || { cat "$1.$i"; exit 1; }; done) &
       all+=($!)
     done; for one in "${all[@]}"; do wait "$one" || failed=1; done; exit "${failed:-0}"' "$(binary test_ops)" "$out/shared_gpu"
+fi
+# The kernels that ran for 1 to 4,096 rows of full-size models, and those that the plans name.
+if has trace; then
+  chip=sm_$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+  rows=1,2,4,8,16,64,256
+  for model in laguna-xs.2:q4_k_m qwen3.5-27b:q4_k_m qwen3.5-0.8b:bf16; do
+    how=(--random-weights "$model" --kv f8_e4m3 --context 8192 --gen 4 --repeat 1 --profile --json --decode chain)
+    run "trace_${model%:*}" 200 bash -c 'set -e; out=$1 name=$2 rows=$3 chip=$4; shift 4
+      '"$bin"'/riptide bench "$@" --prompt 4096 --depth 500 --batch $rows >$out/$name.ran.json
+      '"$bin"'/riptide bench "$@" --prompt 4096 --depth 500 --verify-rows ${rows#1,} >$out/$name.verified.json
+      '"$bin"'/riptide kernels "${@:1:4}" --keys 8192 --rows $rows,4096 --chip $chip --json >$out/$name.planned.json
+      '"$bin"'/riptide kernels "${@:1:4}" --keys 8192 --rows $rows,4096 --chip $chip --json --together >$out/$name.together.json
+      tools/check_trace.py $out/$name.planned.json $out/$name.ran.json
+      tools/check_trace.py $out/$name.together.json $out/$name.verified.json' trace "$out" "trace_${model%:*}" $rows "$chip" "${how[@]}"
+    tail -n 5 "$out/trace_${model%:*}.log" >>"$report"
+  done
 fi
 if has portable; then
   for name in quant ops cache engine models; do run "portable_$name" 240 "$(binary "test_$name")" --device cuda --portable; done

@@ -53,8 +53,25 @@ def bad(code, needle, *arguments):
     expect(ok, f"riptide {' '.join(map(str, arguments))} -> exit {code}, one line with {needle!r}", done)
 
 
+def kernels():
+    """What the plans say for three models on six chips: tests/ops/plan/kernels-*.txt."""
+    plans = pathlib.Path(__file__).parent.parent / "tests/ops/plan"
+    for shape in ["laguna-xs.2:q4_k_m", "qwen3.5-27b:q4_k_m", "qwen3.5-0.8b:bf16"]:
+        said = "".join(good("kernels", "--random-weights", shape, "--chip", chip) + "\n"
+                       for chip in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+        held = plans / f"kernels-{shape.split(':')[0]}.txt"
+        if os.environ.get("RIPTIDE_WRITE_PLANS"):
+            held.write_text(said)
+        expect(said == held.read_text(), f"riptide kernels: {shape} as in {held.name}")
+    one = json.loads(good("kernels", "--rows", "1,4", "--kv", "q8_0/q4_0", "--json"))
+    files = {kernel["file"] for line in one["ops"] for run in line["runs"] for kernel in run["kernels"]}
+    expect(len(files) > 2 and all((plans.parent.parent.parent / file).is_file() for file in files), "kernels: files that are there")
+    bad(64, "sm_90", "kernels", "--chip", "sm_42")
+    bad(64, "ascending", "kernels", "--rows", "4,1")
+
+
 def help_and_usage():
-    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "ab", "niah", "trace", "ppl",
+    for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "kernels", "ab", "niah", "trace", "ppl",
                     "serve", "launch", "pull", "ps", "doctor", "completion"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 60, f"{command} --help fits one screen and has examples")
@@ -376,6 +393,7 @@ def interrupt(model):
 
 if __name__ == "__main__":
     help_and_usage()
+    kernels()
     bad_files()
     tiny = synthetic_models()
     text_commands(tiny)

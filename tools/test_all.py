@@ -162,6 +162,7 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     for check in ("layers", "names", "docs"):
         run.stage(f"{check}: the check can fail", f"tools/check_{check}.py", "--self-test")
         run.stage(check, f"tools/check_{check}.py")
+    run.stage("traces of kernels: the check can fail", "tools/check_trace.py", "--self-test")
     run.stage("the picture of the layers", "tools/draw_layers.py", "--check")
     run.stage("configure", "cmake", "--preset", "test")
     run.stage("build, no warnings", "tools/build_clean.sh", "test")

@@ -18,7 +18,7 @@ void add_product(OpCost& cost, const Weight& w, double n, double copies = 1, dou
 
 void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights) {
     if (!ctx.on_op) return;
-    OpCost cost{.name = name, .rows = n};
+    OpCost cost{.name = name, .rows = n, .weights = weights};
     int64_t rows = 0;
     for (const Weight* w : weights) {
         add_product(cost, *w, static_cast<double>(n));
@@ -43,7 +43,9 @@ void announce_attention(Context& ctx, std::string_view name, const AttentionInpu
          .rows = in.q.rows(),
          .flops_per_key = 4 * static_cast<double>(heads * view.head_dim),
          .key_bytes = view.k_slot_bytes + view.v_slot_bytes,
-         .window = view.window});
+         .window = view.window,
+         .attention = &in,
+         .kv = &view});
 }
 
 void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode) {
@@ -56,22 +58,29 @@ void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, 
                .state_bytes = mode == DeltaMode::update ? 2 * state : state});
 }
 
-void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared) {
-    if (!ctx.on_op) return;
+OpCost experts_cost(std::string_view name, int64_t n, const Router& router, const ExpertWeights& weights,
+                    const SharedExpert& shared) {
     const auto rows = static_cast<double>(n), experts = static_cast<double>(weights.gate.size()),
                used = static_cast<double>(router.top_k);
     OpCost cost{.name = name,
                 .shape = fmt::format("{} of {} experts, {} x {}", router.top_k, weights.gate.size(),
                                      weights.gate.front().rows, weights.gate.front().cols),
-                .rows = n};
+                .rows = n,
+                .router = &router,
+                .experts = &weights,
+                .shared = &shared};
     const double distinct = experts * (1 - std::pow(1 - used / experts, rows));
     add_product(cost, *router.w, rows);
     for (const auto* stack : {&weights.gate, &weights.up, &weights.down})
         add_product(cost, stack->front(), rows, distinct, used);
     if (shared.gate != nullptr)
         for (const Weight* w : {shared.gate, shared.up, shared.down}) add_product(cost, *w, rows);
-    ctx.on_op(cost);
+    return cost;
+}
+
+void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
+                      const ExpertWeights& weights, const SharedExpert& shared) {
+    if (ctx.on_op) ctx.on_op(experts_cost(name, n, router, weights, shared));
 }
 
 }  // namespace riptide::ops

@@ -21,5 +21,8 @@ void announce_attention(Context& ctx, std::string_view name, const AttentionInpu
 void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode);
 void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
                       const ExpertWeights& weights, const SharedExpert& shared);
+/// What announce_experts tells.
+OpCost experts_cost(std::string_view name, int64_t n, const Router& router, const ExpertWeights& weights,
+                    const SharedExpert& shared);
 
 }  // namespace riptide::ops

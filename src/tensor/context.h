@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,14 @@
 #include "tensor/tensor.h"
 
 namespace riptide {
+
+struct KvView;
+namespace ops {
+struct AttentionInput;
+struct Router;
+struct ExpertWeights;
+struct SharedExpert;
+}  // namespace ops
 
 /// On a GPU there are three sets of kernels for one mathematics. Within a family a row's bits do not depend on the
 /// other rows of its step; between the families they may differ by rounding. On the CPU all are the same.
@@ -46,6 +55,13 @@ struct OpCost {
     int64_t key_bytes = 0;     // K and V of one token
     int64_t window = 0;        // keys that a row sees at most; 0: all
     double state_bytes = 0;    // of recurrent state, read and written
+    // What it works on, as long as on_op runs; empty, null: nothing of that kind.
+    std::span<const Weight* const> weights = {};
+    const ops::AttentionInput* attention = nullptr;
+    const KvView* kv = nullptr;
+    const ops::Router* router = nullptr;
+    const ops::ExpertWeights* experts = nullptr;
+    const ops::SharedExpert* shared = nullptr;
 };
 
 /// The device (a GPU, or the CPU if `gpu` is null), its threads, the arena for temporaries, and an optional tap. Passed

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string>
 
 namespace riptide {
 class Gpu;
@@ -14,6 +15,8 @@ class Gpu;
 /// Lets a kernel use so many bytes of dynamic shared memory (up to 8 KB, and 40 KB of static memory, need no asking).
 /// What was allowed stays allowed: another engine's thread may be about to launch the same kernel with more.
 void allow_shared(const void* kernel, int64_t bytes);
+/// "kv_append_kernel"; "?" from runtimes before CUDA 12.3.
+std::string kernel_name(const void* kernel);
 }  // namespace riptide
 
 /// Runs a CUDA runtime call; throws riptide::Error if it fails. Also right after a launch: RT_CUDA(cudaGetLastError()).

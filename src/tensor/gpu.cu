@@ -1,7 +1,12 @@
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,6 +29,24 @@ void fail_launch(cudaError_t error, const Gpu& gpu, dim3 grid, dim3 block, size_
          "(at most {}) on {}",
          cudaGetErrorString(error), cudaGetErrorName(error), grid.x, grid.y, grid.z, block.x * block.y * block.z,
          shared_bytes, gpu.info().shared_bytes, gpu.info().name);
+}
+
+std::string kernel_name(const void* kernel) {
+#if CUDART_VERSION >= 12030
+    const char* mangled = nullptr;
+    RT_CUDA(cudaFuncGetName(&mangled, kernel));
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                      &std::free);
+    std::string name = status == 0 ? text.get() : mangled;  // "void space::(anonymous namespace)::name<...>(...)"
+    constexpr std::string_view kAnonymous = "(anonymous namespace)::";
+    for (size_t at = name.find(kAnonymous); at != std::string::npos; at = name.find(kAnonymous))
+        name.erase(at, kAnonymous.size());
+    name.erase(std::min(name.find_first_of("<("), name.size()));
+    return name.substr(name.find_last_of(" :") + 1);
+#else
+    return "?";
+#endif
 }
 
 void allow_shared(const void* kernel, int64_t bytes) {
@@ -98,8 +121,8 @@ std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
     RT_CUDA(cudaRuntimeGetVersion(&runtime));
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         fail(ErrorKind::unavailable,
-             "no NVIDIA driver is installed, and this riptide needs one for CUDA {}.{}: use --device cpu", runtime / 1000,
-             runtime % 1000 / 10);
+             "no NVIDIA driver is installed, and this riptide needs one for CUDA {}.{}: use --device cpu",
+             runtime / 1000, runtime % 1000 / 10);
     if (driver / 1000 < runtime / 1000)
         fail(ErrorKind::unavailable,
              "the NVIDIA driver supports CUDA {}.{}, this riptide needs {}.{}: update the driver", driver / 1000,
@@ -315,7 +338,8 @@ std::vector<double> GpuMarks::take() {
     if (used_ > 0) RT_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(events_[used_ - 1])));
     for (size_t i = 1; i < used_; ++i) {
         float ms = 0;
-        RT_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(events_[i - 1]), static_cast<cudaEvent_t>(events_[i])));
+        RT_CUDA(
+            cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(events_[i - 1]), static_cast<cudaEvent_t>(events_[i])));
         seconds.push_back(1e-3 * static_cast<double>(ms));
     }
     used_ = 0;

@@ -82,6 +82,9 @@ class Gpu {
     int32_t* counters() const;
     static constexpr int kCounters = 4096;
 
+    /// Told the name of each kernel of Riptide before it is launched or recorded: "kv_append_kernel". For measuring.
+    std::function<void(const std::string& kernel)> on_launch = {};
+
   private:
     Gpu();
     struct Impl;

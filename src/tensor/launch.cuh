@@ -30,6 +30,7 @@ void launch_clusters(const Gpu& gpu, void (*kernel)(Params...), dim3 grid, dim3 
     attributes[2].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config.attrs = attributes;
     config.numAttrs = !gpu.programmatic() ? 0 : cluster == 1 ? 2 : 3;
+    if (gpu.on_launch) gpu.on_launch(kernel_name(reinterpret_cast<const void*>(kernel)));
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
     if (error != cudaSuccess) fail_launch(error, gpu, grid, block, shared_bytes);
 }

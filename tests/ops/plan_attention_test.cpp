@@ -45,7 +45,7 @@ attn::Case case_of(const AttentionLayer& layer, DType stored, const Chip& chip, 
             .chip = chip};
 }
 
-std::string text_of(const AttentionLayer& layer, bool together, int64_t keys) {
+std::string attention_text(const AttentionLayer& layer, bool together, int64_t keys) {
     const auto text = [&](DType stored) {
         return by_chip([&](const Chip& chip) {
             return plan_runs([&](int64_t rows) {
@@ -57,13 +57,13 @@ std::string text_of(const AttentionLayer& layer, bool together, int64_t keys) {
     return by_type(text, kStored);
 }
 
-std::string text_of(const AttentionLayer& layer) {
+std::string attention_text(const AttentionLayer& layer) {
     std::vector<std::pair<std::string, std::string>> parts;  // what has the same lines is one
     for (const bool together : {false, true})
         for (const int64_t keys : {4096, 131072}) {
             const std::string what = std::to_string(layer.window > 0 ? layer.window : keys) + " keys, " +
                                      (together ? "rows of one sequence" : "a row of each sequence");
-            const std::string text = text_of(layer, together, keys);
+            const std::string text = attention_text(layer, together, keys);
             const auto same = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.second == text; });
             if (same == parts.end()) parts.emplace_back(what, text);
             else if (same->first.find(what) == std::string::npos) same->first += "; " + what;
@@ -77,7 +77,7 @@ TEST(PlanAttention, layers_are_those_of_the_tables) {
     for (const AttentionModel& model : attention_models()) {
         std::string text = "# " + std::string(model.name) +
                            ": which kernel attends for how many rows; to 256 the decode family, above prefill\n";
-        for (const AttentionLayer& layer : model.layers) text += text_of(layer);
+        for (const AttentionLayer& layer : model.layers) text += attention_text(layer);
         hold_plan(std::string("attention-") + model.name, text);
     }
 }
@@ -110,7 +110,7 @@ TEST(PlanAttention, what_is_chosen_fits) {
 }
 
 TEST(PlanAttention, whoever_asks_for_it_gets_the_general_order) {
-    for (const NamedChip& chip : plan_chips())
+    for (const NamedChip& chip : kNamedChips)
         for (const int64_t rows : {1, 5, 256}) {
             attn::Case c = case_of(attention_models()[1].layers[0], DType::q8_0, chip.chip, rows, true, 4096);
             c.general_order = true;

@@ -97,7 +97,7 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
 
 TEST(PlanMoe, a_shared_expert_of_another_width_goes_alone) {
     SparseWorld world(DType::planes_q4_k, DType::planes_q4_k, 512, 1024);
-    for (const NamedChip& chip : plan_chips())
+    for (const NamedChip& chip : kNamedChips)
         for (const int64_t rows : kPlanRows) {
             const moe::Choice choice = world.choose(chip.chip, rows);
             EXPECT_TRUE(choice.separate) << chip.name << ", " << rows << " rows";

@@ -116,7 +116,7 @@ struct SomeCase {
         c.family = rng() % 4 == 0 ? Family::draft : Family::decode;
         c.x = pick(std::vector{ActKind::plain, ActKind::norm});
         c.aligned = rng() % 8 != 0;
-        c.chip = pick(plan_chips()).chip;
+        c.chip = pick(kNamedChips).chip;
         c.chip.portable = rng() % 8 == 0;
         const auto count = static_cast<size_t>(1 + rng() % 10);
         const DType type = pick(kPlanTypes).type;
@@ -169,7 +169,7 @@ TEST(Plan, a_kernel_for_later_chips_is_never_chosen) {
 }
 
 TEST(Plan, rows_of_half_precision_have_it_in_any_company) {
-    for (const NamedChip& chip : plan_chips())
+    for (const NamedChip& chip : kNamedChips)
         for (const int64_t cols : {3072, 5120, 6144, 17408}) {
             const Weight w = plan_weight(DType::planes_q4_k, 5120, cols);
             const Weight* const all[] = {&w};

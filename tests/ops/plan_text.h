@@ -43,7 +43,7 @@ inline std::string plan_runs(const std::function<std::string(int64_t)>& of) {
 /// Chips with the same text are one line.
 inline std::string by_chip(const std::function<std::string(const Chip&)>& of) {
     std::vector<std::pair<std::string, std::string>> lines;
-    for (const NamedChip& chip : plan_chips()) {
+    for (const NamedChip& chip : kNamedChips) {
         const std::string text = of(chip.chip);
         const auto same =
             std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.second == text; });

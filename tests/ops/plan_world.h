@@ -1,4 +1,4 @@
-// What models ask of matrix products, and the chips that plans are held for.
+// What models ask of matrix products.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,6 @@
 #include "quant/planes.h"
 
 namespace riptide::ops::cuda {
-
-struct NamedChip {
-    const char* name;
-    Chip chip;
-};
-inline const std::vector<NamedChip>& plan_chips() {
-    static const std::vector<NamedChip> chips = {
-        {"sm_75", {7, 5, 40, 64 << 10}},  {"sm_80", {8, 0, 108, 163 << 10}}, {"sm_86", {8, 6, 82, 99 << 10}},
-        {"sm_89", {8, 9, 128, 99 << 10}}, {"sm_90", {9, 0, 132, 227 << 10}}, {"sm_120", {12, 0, 170, 99 << 10}},
-    };
-    return chips;
-}
 
 /// A weight as it lies on a GPU, from an address of its own on; nothing is there.
 inline Weight plan_weight(DType type, int64_t rows, int64_t cols) {

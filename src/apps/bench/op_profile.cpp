@@ -5,11 +5,21 @@
 namespace riptide::apps {
 
 OpProfile::OpProfile(Context& context, Mode mode) : context_(context), mode_(mode) {
-    if (mode == Mode::time && context.gpu != nullptr) marks_.emplace(*context.gpu);
+    if (mode == Mode::time && context.gpu != nullptr) {
+        marks_.emplace(*context.gpu);
+        context.gpu->on_launch = [this](const std::string& kernel) {
+            if (running_.empty()) return;
+            std::vector<std::string>& all = lines_[running_.back()].kernels;
+            if (std::find(all.begin(), all.end(), kernel) == all.end()) all.push_back(kernel);
+        };
+    }
     context_.on_op = [this](const OpCost& cost) { see(cost); };
 }
 
-OpProfile::~OpProfile() { context_.on_op = nullptr; }
+OpProfile::~OpProfile() {
+    context_.on_op = nullptr;
+    if (context_.gpu != nullptr) context_.gpu->on_launch = nullptr;
+}
 
 void OpProfile::start(int64_t position, int64_t sequences) {
     lines_.clear();
@@ -22,7 +32,8 @@ size_t OpProfile::line_of(const OpCost& cost) {
     const auto found = std::find_if(lines_.begin(), lines_.end(),
                                     [&](const Line& l) { return l.op == cost.name && l.shape == cost.shape; });
     if (found != lines_.end()) return static_cast<size_t>(found - lines_.begin());
-    lines_.push_back({.op = std::string(cost.name), .shape = cost.shape});
+    lines_.emplace_back().op = std::string(cost.name);
+    lines_.back().shape = cost.shape;
     return lines_.size() - 1;
 }
 
@@ -76,7 +87,8 @@ void OpProfile::end_step() {
 }
 
 OpProfile::Line OpProfile::total() const {
-    Line sum{.op = "all ops"};
+    Line sum;
+    sum.op = "all ops";
     for (const Line& line : lines_) {
         sum.calls += line.calls;
         sum.seconds += line.seconds;

@@ -29,6 +29,7 @@ class OpProfile {
         int64_t calls = 0;
         double seconds = 0;
         double weight_bytes = 0, kv_bytes = 0, flops = 0;
+        std::vector<std::string> kernels;  // on a GPU, if times are taken: in the order in which they first ran
         double bytes() const { return weight_bytes + kv_bytes; }
     };
     /// In the order in which they first came.

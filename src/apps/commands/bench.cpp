@@ -110,12 +110,16 @@ void print_row(const BenchRow& row, const Roof& roof) {
 
 void print_profile(const BenchRow& row) {
     if (row.ops.empty()) return;
-    tell("  {:<18} {:<34} {:>5} {:>11} {:>7} {:>9} {:>9}\n", "op", "", "calls",
-         row.kind == BenchRow::Kind::prefill ? "per prompt" : "per step", "share", "GB/s", "TFLOP/s");
-    for (const OpProfile::Line& line : row.ops)
-        tell("  {:<18} {:<34} {:>5} {:>11} {:>6.1f}% {:>9.1f} {:>9.2f}\n", line.op, line.shape, line.calls,
+    tell("  {:<18} {:<34} {:>5} {:>11} {:>7} {:>9} {:>9}{}\n", "op", "", "calls",
+         row.kind == BenchRow::Kind::prefill ? "per prompt" : "per step", "share", "GB/s", "TFLOP/s",
+         row.ops.front().kernels.empty() ? "" : "  kernels");
+    for (const OpProfile::Line& line : row.ops) {
+        std::string kernels;
+        for (const std::string& kernel : line.kernels) kernels += " " + kernel;
+        tell("  {:<18} {:<34} {:>5} {:>11} {:>6.1f}% {:>9.1f} {:>9.2f} {}\n", line.op, line.shape, line.calls,
              duration(line.seconds), 100 * line.seconds / row.ops_seconds, line.bytes() / line.seconds * 1e-9,
-             line.flops / line.seconds * 1e-12);
+             line.flops / line.seconds * 1e-12, kernels);
+    }
     tell("  {:<59} {:>11}; without the profile {}\n\n", "all ops, one after the other", duration(row.ops_seconds),
          duration(row.seconds()));
 }
@@ -150,7 +154,8 @@ json::object bench_row_json(const BenchRow& row, const Roof& roof) {
                        {"seconds", line.seconds},
                        {"weight_bytes", line.weight_bytes},
                        {"kv_bytes", line.kv_bytes},
-                       {"flops", line.flops}});
+                       {"flops", line.flops},
+                       {"kernels", json::value_from(line.kernels)}});
     out["ops"] = std::move(ops);
     out["ops_seconds"] = row.ops_seconds;
     return out;

@@ -49,6 +49,7 @@ int run_command(int argc, const char* const* argv) {
     add_ps(app, action);
     add_doctor(app, action);
     add_bench(app, action);
+    add_kernels(app, action);
     add_ab(app, action);
     add_niah(app, action);
     add_ppl(app, action);

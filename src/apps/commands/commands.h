@@ -19,6 +19,7 @@ void add_template(Command& app, Action& action);
 void add_quantize(Command& app, Action& action);
 void add_synth(Command& app, Action& action);
 void add_bench(Command& app, Action& action);
+void add_kernels(Command& app, Action& action);
 void add_trace(Command& app, Action& action);
 void add_ppl(Command& app, Action& action);
 void add_ab(Command& app, Action& action);

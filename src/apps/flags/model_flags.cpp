@@ -152,9 +152,7 @@ SessionOptions session_options(const ModelFlags& flags) {
     }
     options.choose_kv = flags.kv == "auto";
     if (!options.choose_kv) {
-        const size_t slash = flags.kv.find('/');
-        options.k_dtype = kv_type(flags.kv.substr(0, slash));
-        options.v_dtype = slash == std::string::npos ? options.k_dtype : kv_type(flags.kv.substr(slash + 1));
+        std::tie(options.k_dtype, options.v_dtype) = kv_types(flags.kv);
     }
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     options.model.delta_by_chunks = flags.delta == "chunks";
@@ -199,6 +197,12 @@ std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions optio
 }
 
 std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }
+
+std::pair<DType, DType> kv_types(const std::string& text) {
+    const size_t slash = text.find('/');
+    const DType k = kv_type(text.substr(0, slash));
+    return {k, slash == std::string::npos ? k : kv_type(text.substr(slash + 1))};
+}
 
 std::string kv_name(DType k, DType v) {
     return k == v ? std::string(dtype_name(k)) : fmt::format("{}/{}", dtype_name(k), dtype_name(v));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -55,6 +56,8 @@ std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions optio
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);
 std::string kv_name(DType k, DType v);
+/// Those of "f16" or "q8_0/q4_0". Throws Error (usage).
+std::pair<DType, DType> kv_types(const std::string& text);
 
 /// How tokens are drawn where neither the command line nor the model's file says.
 SamplingParams usual_sampling();

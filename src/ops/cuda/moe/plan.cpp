@@ -242,24 +242,40 @@ bool shared_apart(const ExpertWeights& experts, const SharedExpert& shared) {
 }
 bool same_kind(const Weight& a, const Weight& b) { return is_planes(a.dtype) == is_planes(b.dtype); }
 
-const char* router_name(Router router) {
-    constexpr const char* kNames[] = {
-        "none",    "router_row1", "float_row1",          "router_rows_norm",  "router_rows",
-        "product", "router_any",  "router_prefill_sm80", "router_prefill_any"};
-    return kNames[static_cast<int>(router)];
-}
-const char* experts_name(Experts experts) {
-    constexpr const char* kNames[] = {"experts_q4k_row1_sm90",
-                                      "experts_q4k_rows8",
-                                      "experts_grouped_sm80",
-                                      "experts_float",
-                                      "experts_any",
-                                      "experts_fp8_sm90",
-                                      "grouped_gemm_dequant_few_rows_sm90",
-                                      "grouped_gemm_dequant_sm90",
-                                      "gemm_bf16_sm90",
-                                      "gemm_bf16_sm80"};
-    return kNames[static_cast<int>(experts)];
-}
+namespace {
+
+struct Name {
+    const char *name, *file;
+};
+constexpr Name kRouterNames[] = {
+    {"none", ""},
+    {"router_row1", "moe/router_row1.cuh"},
+    {"float_row1", "linear/gemv/float.cu"},
+    {"router_rows_norm", "moe/router_rows.cu"},
+    {"router_rows", "moe/router_rows.cu"},
+    {"product", "linear/linear.cu"},
+    {"router_any", "moe/moe_decode.cu"},
+    {"router_prefill_sm80", "moe/router_prefill.cu"},
+    {"router_prefill_any", "moe/router_prefill.cu"},
+};
+constexpr Name kExpertsNames[] = {
+    {"experts_q4k_row1_sm90", "moe/experts_q4k_row1_sm90.cu"},
+    {"experts_q4k_rows8", "moe/experts_q4k_rows8.cu"},
+    {"experts_grouped_sm80", "moe/experts_grouped_sm80.cu"},
+    {"experts_float", "moe/experts_float.cu"},
+    {"experts_any", "moe/experts_any.cuh"},
+    {"experts_fp8_sm90", "moe/experts_fp8_sm90.cu"},
+    {"grouped_gemm_dequant_few_rows_sm90", "moe/grouped_gemm_dequant_few_rows_sm90.cu"},
+    {"grouped_gemm_dequant_sm90", "moe/grouped_gemm_dequant_sm90.cu"},
+    {"gemm_bf16_sm90", "linear/gemm/bf16_sm90.cu"},
+    {"gemm_bf16_sm80", "linear/gemm/bf16_sm80.cu"},
+};
+
+}  // namespace
+
+const char* router_name(Router router) { return kRouterNames[static_cast<int>(router)].name; }
+const char* router_file(Router router) { return kRouterNames[static_cast<int>(router)].file; }
+const char* experts_name(Experts experts) { return kExpertsNames[static_cast<int>(experts)].name; }
+const char* experts_file(Experts experts) { return kExpertsNames[static_cast<int>(experts)].file; }
 
 }  // namespace riptide::ops::cuda::moe

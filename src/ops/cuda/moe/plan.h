@@ -45,8 +45,11 @@ enum class Experts {
     bf16_sm90,  // expanded before
     bf16_sm80,
 };
+/// "router_row1"; the source file below src/ops/cuda, "moe/router_row1.cuh".
 const char* router_name(Router router);
+const char* router_file(Router router);
 const char* experts_name(Experts experts);
+const char* experts_file(Experts experts);
 
 struct Choice {
     Router router = Router::none;

@@ -1,0 +1,163 @@
+#include "ops/kernel_plan.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "ops/cuda/attention/plan.h"
+#include "ops/cuda/linear/plan.h"
+#include "ops/cuda/moe/plan.h"
+#include "ops/gated_attention.h"
+#include "ops/kv/kv_view.h"
+#include "ops/moe.h"
+#include "ops/rope.h"
+#include "quant/placement.h"
+#include "quant/planes.h"
+
+namespace riptide::ops {
+
+namespace {
+
+using cuda::decode::ActKind;
+
+/// Weights as a GPU would hold them, at addresses where nothing is.
+class PlacedWeights {
+  public:
+    const Weight* one(const Weight& host) { return &placed_.emplace_back(place(host)); }
+    std::vector<Weight> experts(const std::vector<Weight>& host) {
+        std::vector<Weight> all;
+        if (host.empty()) return all;
+        const Placement plan = plan_placement(host.front());
+        for (size_t e = 0; e < host.size(); ++e) all.push_back(plan.at(take(plan.bytes())));
+        return all;
+    }
+
+  private:
+    Weight place(const Weight& host) {
+        const Placement plan = plan_placement(host);
+        return plan.at(take(plan.bytes()));
+    }
+    const std::byte* take(int64_t bytes) {
+        const uintptr_t at = next_;
+        next_ += static_cast<uintptr_t>((bytes + 255) / 256 * 256);
+        return reinterpret_cast<const std::byte*>(at);
+    }
+
+    std::deque<Weight> placed_;
+    uintptr_t next_ = uintptr_t{1} << 40;
+};
+
+Family family_of(const PlannedStep& step) { return step.rows <= 256 ? Family::decode : Family::prefill; }
+
+class Kernels {
+  public:
+    void add(const std::string& name, const std::string& file) {
+        const bool known = std::any_of(all_.begin(), all_.end(), [&](const auto& k) { return k.name == name; });
+        if (!known) all_.push_back({name, file});
+    }
+    void add(const cuda::linear::Choice& choice) {
+        for (const cuda::linear::Launch& launch : choice) add(launch.kernel);
+    }
+    void add(cuda::linear::Kernel kernel) {
+        add(cuda::linear::kernel_name(kernel), std::string("linear/") + cuda::linear::kernel_file(kernel));
+    }
+    std::vector<PlannedKernel> take() { return std::move(all_); }
+
+  private:
+    std::vector<PlannedKernel> all_;
+};
+
+cuda::linear::Case product_of(const PlannedStep& step, std::span<const Weight* const> weights, bool normed) {
+    const bool int8 = is_planes(weights[0]->dtype) && !cuda::linear::half_weight(step.chip, *weights[0]);
+    return {.family = family_of(step),
+            .rows = step.rows,
+            .cols = weights[0]->cols,
+            .x = normed ? ActKind::norm
+                 : int8 ? ActKind::int8
+                        : ActKind::plain,
+            .residual = !normed,
+            .weights = weights,
+            .chip = step.chip};
+}
+
+void plan_products(const OpCost& op, const PlannedStep& step, Kernels& to) {
+    PlacedWeights memory;
+    std::vector<const Weight*> placed;
+    for (const Weight* w : op.weights) placed.push_back(memory.one(*w));
+    to.add(choose(product_of(step, placed, op.name == "norm_matmul_group")));
+}
+
+void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
+    PlacedWeights memory;
+    const Weight* const both[] = {memory.one(*op.weights[0]), memory.one(*op.weights[1])};
+    const Weight* const down[] = {memory.one(*op.weights[2])};
+    const cuda::linear::Case up = product_of(step, both, true);
+    const cuda::linear::Choice pair = up.family == Family::prefill ? cuda::linear::Choice{} : choose_pair(up, *down[0]);
+    if (pair.empty()) {
+        to.add(choose(up));
+    } else {
+        for (const cuda::linear::Launch& launch : pair) {
+            if (launch.kernel == cuda::linear::Kernel::any) to.add("experts_any", "moe/experts_any.cuh");
+            else if (launch.kernel == cuda::linear::Kernel::float_row1) to.add("experts_float", "moe/experts_float.cu");
+            else to.add(launch.kernel);
+        }
+    }
+    cuda::linear::Case last = product_of(step, down, false);
+    if (pair.empty()) last.x = ActKind::plain;
+    to.add(choose(last));
+}
+
+void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
+    PlacedWeights memory;
+    const ExpertWeights experts = {memory.experts(op.experts->gate), memory.experts(op.experts->up),
+                                   memory.experts(op.experts->down)};
+    SharedExpert shared;
+    if (op.shared->gate != nullptr)
+        shared = {memory.one(*op.shared->gate), memory.one(*op.shared->up), memory.one(*op.shared->down)};
+    const cuda::moe::Choice choice = cuda::moe::choose({.family = family_of(step),
+                                                        .rows = step.rows,
+                                                        .router = memory.one(*op.router->w),
+                                                        .top_k = op.router->top_k,
+                                                        .experts = &experts,
+                                                        .shared = shared,
+                                                        .chip = step.chip});
+    to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));
+    for (const cuda::moe::Experts which : {choice.up, choice.down})
+        to.add(cuda::moe::experts_name(which), cuda::moe::experts_file(which));
+}
+
+void plan_attention(const OpCost& op, const PlannedStep& step, Kernels& to) {
+    const KvView& view = *op.kv;
+    const int64_t heads = op.attention->q.shape[1];
+    const cuda::attn::Choice choice =
+        choose(cuda::attn::Case{.family = family_of(step),
+                                .rows = step.rows,
+                                .sequences = step.sequences,
+                                .heads = heads,
+                                .kv_heads = view.num_kv_heads,
+                                .head_dim = view.head_dim,
+                                .rotary_dim = op.attention->rope == nullptr ? 0 : op.attention->rope->rotary_dim,
+                                .k = step.k,
+                                .v = step.v,
+                                .window = view.window,
+                                .most_keys = view.window > 0 ? view.window : step.keys,
+                                .chip = step.chip});
+    const auto add = [&](cuda::attn::Kernel kernel) {
+        const std::string name = cuda::attn::kernel_name(kernel);
+        to.add(name, "attention/" + name + ".cu");
+    };
+    add(choice.kernel);
+    if (choice.apart) add(cuda::attn::Kernel::decode_d128_sm80);
+}
+
+}  // namespace
+
+std::vector<PlannedKernel> planned_kernels(const OpCost& op, const PlannedStep& step) {
+    Kernels kernels;
+    if (op.experts != nullptr) plan_experts(op, step, kernels);
+    else if (op.attention != nullptr) plan_attention(op, step, kernels);
+    else if (op.name == "swiglu_ffn_add") plan_swiglu(op, step, kernels);
+    else if (!op.weights.empty()) plan_products(op, step, kernels);
+    return kernels.take();
+}
+
+}  // namespace riptide::ops
