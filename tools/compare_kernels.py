@@ -5,7 +5,9 @@ Compares the PTX that builds keep, kernel by kernel, without what names where a 
 compiler give the same machine code, registers and constants. Names go without what the compiler puts into those of
 anonymous namespaces (a hash of the file's path, and its name).
 
-usage: compare_kernels.py OLD NEW     build folders (those with ptx/)
+usage: compare_kernels.py OLD NEW [RENAMES]     build folders (those with ptx/)
+
+RENAMES: lines "old new", or "FILE.cu old new" for symbols of one file: OLD is read as if it bore the new names.
 """
 import collections
 import hashlib
@@ -25,13 +27,39 @@ def without_own(line: str) -> str:
     return line
 
 
-def kernels(path: pathlib.Path) -> list[tuple[str, str]]:
-    found, name, body = [], "", []
+class Renames:
+    """Renamed symbols as PTX has them: a mangled name follows its length."""
+    def __init__(self, path: str | None) -> None:
+        lines = [line.split() for line in pathlib.Path(path).read_text().splitlines()] if path else []
+        self.general = {line[0]: line[1] for line in lines if len(line) == 2}
+        self.of_file = collections.defaultdict(dict)
+        for line in lines:
+            if len(line) == 3:
+                self.of_file[pathlib.Path(line[0]).stem][line[1]] = line[2]
+
+    def of(self, path: pathlib.Path) -> dict[str, str]:
+        return self.general | self.of_file.get(path.stem, {})
+
+
+def renamed(line: str, table: dict[str, str], names: re.Pattern) -> str:
+    def one(match: re.Match) -> str:
+        size, name = match.groups()
+        if not size:
+            return table[name]
+        return f"{len(table[name])}{table[name]}" if int(size) == len(name) else match[0]
+    return names.sub(one, line)
+
+
+def kernels(path: pathlib.Path, renames: Renames) -> list[tuple[str, str]]:
+    found, name, body, table = [], "", [], renames.of(path)
+    names = re.compile(rf"(\d*)(?<![A-Za-z_])({'|'.join(sorted(table, key=len, reverse=True))})(?![a-z0-9])")
     for line in path.read_text().splitlines():
         line = re.sub(r"//.*", "", line).strip()
         if not line or line.startswith((".loc", ".file")):
             continue
         line = LABEL.sub(r"$L\1\2", HASH.sub("_own", without_own(line)))
+        if table:
+            line = renamed(line, table, names)
         if START.match(line):
             name, body = line.rstrip("( "), []
         if name:
@@ -42,16 +70,18 @@ def kernels(path: pathlib.Path) -> list[tuple[str, str]]:
     return found
 
 
-def build(folder: str) -> collections.Counter:
+def build(folder: str, renames: Renames) -> collections.Counter:
     """How often each (name, digest) is there: templates may be compiled in several files."""
-    return collections.Counter(item for path in sorted((pathlib.Path(folder) / "ptx").glob("*.ptx")) for item in kernels(path))
+    return collections.Counter(item for path in sorted((pathlib.Path(folder) / "ptx").glob("*.ptx"))
+                               for item in kernels(path, renames))
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         print(__doc__)
         return 2
-    old, new = build(sys.argv[1]), build(sys.argv[2])
+    renames = Renames(sys.argv[3] if len(sys.argv) == 4 else None)
+    old, new = build(sys.argv[1], renames), build(sys.argv[2], Renames(None))
     for sign, left in (("-", old - new), ("+", new - old)):
         for (name, digest), count in sorted(left.items()):
             print(f"{sign} {digest[:8]} {count} x {name}")

@@ -15,7 +15,7 @@ Arena::Arena(int64_t first_block_bytes, Gpu* gpu) : gpu_(gpu) { blocks_.push_bac
 
 void* Arena::allocate(int64_t bytes) {
     RT_ASSERT(bytes >= 0);
-    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    bytes = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     while (used_ + bytes > blocks_[current_].bytes) {
         if (current_ + 1 == blocks_.size())
             blocks_.push_back({{}, std::max(bytes, std::min(kMostAhead, 2 * blocks_.back().bytes))});

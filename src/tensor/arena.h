@@ -19,6 +19,7 @@ class Arena {
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
+    /// Memory that nobody else has, also where `bytes` is 0.
     void* allocate(int64_t bytes);
     void reset() { restore({0, 0}); }
     /// Bytes reserved from the system.

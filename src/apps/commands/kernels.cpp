@@ -62,6 +62,7 @@ void visit_ops(const Model& model, DType k, DType v, const std::function<void(co
     ctx.on_op = [&](const OpCost& cost) {
         if (!cost.name.empty()) visit(cost);
     };
+    float nothing = 0;
     std::vector<KvView> kv;
     std::vector<DeltaView> delta;
     for (const StateSpec& spec : model.state_specs()) {
@@ -73,7 +74,9 @@ void visit_ops(const Model& model, DType k, DType v, const std::function<void(co
             view.v_slot_bytes = spec.num_kv_heads * row_bytes(v, spec.head_dim);
             view.page_rows = view.ring_rows = 1;
         }
-        delta.push_back(spec.delta);
+        DeltaView& recurrent = delta.emplace_back(spec.delta);
+        recurrent.conv = recurrent.stash = &nothing;
+        recurrent.state = &nothing;
     }
     const int32_t none = 0;
     Batch batch;
