@@ -2,7 +2,7 @@
 //
 // Heads of 128. One row for each sequence (plain decoding): one kernel that also prepares and appends K and V, and so
 // for a few rows of any sequences (trees, drafts) on Hopper. More rows: kv_append with norm and rope, then attention; a
-// row's bits are the same. Heads of 256: decode_d256_sm80.cu, unless the general kernel's order is asked for.
+// row's bits are the same. Heads of 256: decode_d256_sm80.cu, or the general kernel (wide()).
 #include "ops/cuda/attention/decode.cuh"
 
 #include <numbers>
@@ -62,6 +62,11 @@ KvAppendArgs append_args(const DecodeAttentionArgs& a, const AttentionInput& in,
     return append;
 }
 
+/// Whether decode_d256_sm80.cu is to run. A step in one launch adds up in the general kernel's order, and then all do.
+bool wide(const Context& ctx, const DecodeAttentionArgs& a) {
+    return ctx.one_launch == nullptr && has_wide_attention(*ctx.gpu, a);
+}
+
 /// Up to so many rows a chunk for each CTA is faster than one for each warp: there are SMs enough.
 constexpr int kFewRows = 8;
 
@@ -83,7 +88,7 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
     Tensor o = make_output(ctx, a, true);
     if (a.rows == 0) return o;
     if (has_tensor_attention(*ctx.gpu, a)) run_tensor_attention(ctx, a);
-    else if (has_wide_attention(*ctx.gpu, a)) launch_wide_attention(ctx, a, batch.sequences(), nullptr);
+    else if (wide(ctx, a)) launch_wide_attention(ctx, a, batch.sequences(), nullptr);
     else launch_any_attention(ctx, a);
     return o;
 }
@@ -102,7 +107,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     Tensor o = make_output(ctx, a, in.int8);
     if (a.rows == 0) return o;
     const bool tensor = has_tensor_attention(*ctx.gpu, a);
-    if (!tensor && !in.general_order && has_wide_attention(*ctx.gpu, a)) {
+    if (!tensor && wide(ctx, a)) {
         launch_wide_attention(ctx, a, batch.sequences(), &append);
         return o;
     }
@@ -123,8 +128,7 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 }
 
 bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    return batch.rows() > 0 && !in.general_order &&
-           has_wide_attention(*ctx.gpu, attention_args(ctx, in.q, view, batch, in.softmax_scale));
+    return batch.rows() > 0 && wide(ctx, attention_args(ctx, in.q, view, batch, in.softmax_scale));
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
