@@ -38,6 +38,15 @@ TEST(OneLaunch, is_refused_by_engines_and_sessions_on_the_cpu) {
     EXPECT_EQ(refused([&] { Session::open(tied_path(), options); }), why);
 }
 
+TEST(OneLaunch, has_a_name_of_its_own_for_the_values_it_keeps) {
+    RT_GPU_ONLY();
+    const auto name = [](bool one_launch) {
+        return Machine(open_checkpoint(tied_path()), one_launch_options(one_launch)).weights_name();
+    };
+    EXPECT_NE(name(true), name(false));
+    EXPECT_EQ(name(true), name(true));
+}
+
 TEST(OneLaunch, weights_that_it_does_not_take_are_not_taken_by_a_reload) {
     RT_GPU_ONLY();
     // The same bytes, said to be f16.

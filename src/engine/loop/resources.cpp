@@ -193,6 +193,7 @@ std::string Machine::weights_name() const {
     if (options_.model.delta_by_chunks) name += " delta by chunks";
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
+    if (options_.one_launch) name += " decode persistent";
     if (!content_) return name;
     return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());
 }
