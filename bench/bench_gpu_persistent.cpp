@@ -1,8 +1,8 @@
 // Decoding Qwen3.5-0.8B in one launch and op by op, on a GPU: bits, device time, and where the time goes.
 //
-// One launch has the bits of the ops with attention's sums in the general order (AttentionInput::general_order), so
-// that is what it is compared with; what is timed beside it is the chain that a model without the kernel runs, whose
-// attention over heads of 256 adds in another order. Exits 1 unless all steps have the same logits and leave the same
+// One launch has the bits of the ops with attention's sums in its order (Context::one_launch), so that is what it is
+// compared with; what is timed beside it is the chain that a runner without the kernel runs, whose attention over heads
+// of 256 adds in another order. Exits 1 unless all steps have the same logits and leave the same
 // state, and all answers decoded ahead of the host leave the state of steps one by one.
 //
 // bench_gpu_persistent [--shape qwen3.5-0.8b:bf16] [--depth N] [--steps N] [--ahead G,D,I]...
@@ -18,37 +18,36 @@
 #include "cache/batch_builder.h"
 #include "engine/execution/decode_ahead.h"
 #include "engine/execution/device_batch.h"
+#include "engine/execution/one_launch.h"
 #include "engine/execution/runner.h"
-#include "models/qwen35.h"
 #include "ops/topk.h"
 
 namespace riptide {
 namespace {
 
 struct Run {
-    std::shared_ptr<Model> model;
+    const Model& model;
     std::unique_ptr<KvCache> cache;
+    std::unique_ptr<ops::PersistentDecode> launch;
     std::unique_ptr<Runner> runner;
     std::unique_ptr<SequenceState> sequence;
 
-    Run(Gpu& gpu, const Checkpoint& checkpoint, DecodeKind decode, int64_t tokens)
-        : Run(gpu, load(gpu, checkpoint, decode), tokens) {}
-    Run(Gpu& gpu, std::shared_ptr<Model> loaded, int64_t tokens) : model(std::move(loaded)) {
+    Run(Gpu& gpu, const Model& loaded, bool at_once, int64_t tokens) : model(loaded) {
         KvCacheOptions o;
         o.k_dtype = o.v_dtype = DType::q8_0;
         o.page_rows = 16;
         o.pages = static_cast<int32_t>(tokens / 16 + 16);
         o.max_sequences = 1;
         o.max_step_rows = 512;
-        cache = std::make_unique<KvCache>(model->state_specs(), o, &gpu);
-        runner = std::make_unique<Runner>(*model, *cache, nullptr);
+        cache = std::make_unique<KvCache>(model.state_specs(), o, &gpu);
+        if (at_once) launch = one_launch(model, *cache, int64_t{o.pages} * o.page_rows);
+        new_runner();
         sequence = std::make_unique<SequenceState>(*cache);
     }
-    static std::shared_ptr<Model> load(Gpu& gpu, const Checkpoint& checkpoint, DecodeKind decode) {
-        ModelOptions options;
-        options.gpu = &gpu;
-        options.decode = decode;
-        return load_model(checkpoint, options);
+    /// One that has recorded nothing.
+    void new_runner() {
+        runner = std::make_unique<Runner>(model, *cache, nullptr);
+        runner->context().one_launch = launch.get();
     }
     Tensor step(std::span<const int32_t> tokens, Family family) {
         const StepItem item{sequence.get(), tokens};
@@ -86,12 +85,12 @@ std::vector<double> time_steps(Gpu& gpu, Run& run, int repeats) {
 /// Answers of 1 to 9 tokens that the device decodes ahead of the host, and the same tokens fed one by one, in turns
 /// with the last step kept and dropped; how many left the same state.
 int ahead_of_host(Run& ahead, Run& by_steps, int32_t token) {
-    GpuDecoder decoder(*ahead.model, *ahead.cache, ahead.runner->context(), ahead.runner->device_batch(), 1);
+    GpuDecoder decoder(ahead.model, *ahead.cache, ahead.runner->context(), ahead.runner->device_batch(), 1);
     int same = 0;
     for (int64_t answer = 1; answer < 10; ++answer) {
         const bool drop = answer % 2 == 0;
         SequenceState& s = *ahead.sequence;
-        RT_ASSERT(s.try_reserve(answer + 1) && decoder.runs_ahead() == GpuDecoder::Recurrent::follows);
+        RT_ASSERT(s.try_reserve(answer + 1) && decoder.follow_rows() > 0);
         const DecodeRow row{&s, token};
         decoder.begin(std::span(&row, 1), GpuDecoder::Draw::largest, {}, GpuDecoder::Recurrent::follows);
         for (int64_t i = 0; i < answer; ++i) {
@@ -110,13 +109,15 @@ int ahead_of_host(Run& ahead, Run& by_steps, int32_t token) {
 int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vector<std::vector<int>>& ahead) {
     const auto gpu = Gpu::open({});
     const auto checkpoint = apps::random_checkpoint(shape, 0);
-    Run chain(*gpu, *checkpoint, DecodeKind::chain, depth + steps + 64),
-        by_steps(*gpu, *checkpoint, DecodeKind::chain, depth + steps + 64),
-        once(*gpu, *checkpoint, DecodeKind::persistent, depth + steps), one_by_one(*gpu, once.model, depth + steps);
+    ModelOptions options;
+    options.gpu = gpu.get();
+    const auto model = load_model(*checkpoint, options);
+    Run chain(*gpu, *model, false, depth + steps + 64), by_steps(*gpu, *model, false, depth + steps + 64),
+        once(*gpu, *model, true, depth + steps), one_by_one(*gpu, *model, true, depth + steps);
     one_by_one.runner->context().tap = [](std::string_view, int, const Tensor&) {};  // watched steps go op by op
     std::mt19937 random(3);
     std::vector<int32_t> tokens(static_cast<size_t>(depth));
-    const auto vocab = static_cast<uint32_t>(chain.model->info().vocab_size);
+    const auto vocab = static_cast<uint32_t>(model->info().vocab_size);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab);
     for (size_t at = 0; at < tokens.size(); at += 512) {
         const std::span<const int32_t> part = std::span(tokens).subspan(at, std::min<size_t>(512, tokens.size() - at));
@@ -146,21 +147,21 @@ int bench(const std::string& shape, int64_t depth, int64_t steps, const std::vec
         fmt::print("{:40} {:8.1f} us a step ({:.1f} .. {:.1f})\n", name, us[us.size() / 2], us.front(), us.back());
     };
     report("op by op (graph)", chain);
-    ops::PersistentDecode& op = *static_cast<Qwen35&>(*once.model).persistent();
-    const int64_t layers = once.model->info().num_hidden_layers;
+    ops::PersistentDecode& op = *once.launch;
+    const int64_t layers = model->info().num_hidden_layers;
     DeviceMemory clocks(gpu.get(), (layers + 1) * 64, "clocks");
     for (const std::vector<int>& lines : ahead) {
         op.tune(lines);
-        once.runner = std::make_unique<Runner>(*once.model, *once.cache, nullptr);  // recorded with other arguments
+        once.new_runner();
         report(fmt::format("one launch, lines ahead {}", fmt::join(lines, ",")), once);
     }
     for (const int cta : {0, 70}) {
         op.watch(reinterpret_cast<int64_t*>(clocks.data()), cta);
-        once.runner = std::make_unique<Runner>(*once.model, *once.cache, nullptr);
+        once.new_runner();
         time_steps(*gpu, once, 10);
         std::vector<int64_t> at(static_cast<size_t>((layers + 1) * 8));
         gpu->to_host(at.data(), clocks.data(), (layers + 1) * 64);
-        const auto specs = once.model->state_specs();
+        const auto specs = model->state_specs();
         for (const bool linear : {true, false}) {
             double sums[8] = {};
             int count = 0;

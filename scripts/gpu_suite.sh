@@ -94,7 +94,7 @@ if has trace; then
   chip=sm_$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
   rows=1,2,4,8,16,64,256
   for model in laguna-xs.2:q4_k_m qwen3.5-27b:q4_k_m qwen3.5-0.8b:bf16; do
-    how=(--random-weights "$model" --kv f8_e4m3 --gen 4 --repeat 1 --profile --json --decode chain)
+    how=(--random-weights "$model" --kv f8_e4m3 --gen 4 --repeat 1 --profile --json)
     run "trace_${model%:*}" 200 bash -c 'set -e; out=$1 name=$2 rows=$3 chip=$4; shift 4
       '"$bin"'/riptide bench "$@" --prompt 4096 --depth 300 --batch $rows >$out/$name.ran.json
       '"$bin"'/riptide bench "$@" --prompt 4096 --depth 300 --verify-rows ${rows#1,} >$out/$name.verified.json

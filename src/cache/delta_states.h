@@ -35,7 +35,6 @@ class DeltaStates {
     std::span<const DeltaView> layers() const { return layers_; }
     /// The most sequences whose steps of one row each may follow (ops::DeltaMode::follow); 0: none may.
     int64_t follow_rows() const;
-    bool can_follow() const { return follow_rows() > 0; }
     /// Bytes of one slot, of all layers.
     int64_t bytes_per_sequence() const { return slot_bytes_; }
     int64_t total_bytes() const { return total_bytes_; }

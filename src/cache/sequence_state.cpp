@@ -102,15 +102,6 @@ void SequenceState::begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode m
     delta.copy(slot_, step_.spare);
 }
 
-int32_t SequenceState::begin_turns() {
-    DeltaStates& delta = cache_->delta();
-    RT_ASSERT(delta.any() && reserved_ > 0);
-    commit_delta({});
-    step_ = {.rows = reserved_, .mode = ops::DeltaMode::update, .turns = true};
-    step_.spare = delta.acquire_spare();
-    return step_.spare;
-}
-
 void SequenceState::begin_follow(int64_t row) {
     DeltaStates& delta = cache_->delta();
     RT_ASSERT(row >= 0 && row < delta.follow_rows() && reserved_ > 0);
@@ -159,9 +150,7 @@ void SequenceState::commit_delta(std::span<const int32_t> path) {
         return end_rows();
     }
     RT_ASSERT(path.empty() || (step_.rows > 0 && step_.mode != ops::DeltaMode::follow));
-    if (step_.turns) {
-        if (path.size() % 2 != 0) cache_->delta().copy(step_.spare, slot_);
-    } else if (step_.mode == ops::DeltaMode::update) {
+    if (step_.mode == ops::DeltaMode::update) {
         RT_ASSERT(path.empty() || std::ssize(path) == step_.rows);
         if (path.empty() && step_.spare >= 0) cache_->delta().copy(step_.spare, slot_);
     } else if (!path.empty()) {

@@ -56,12 +56,6 @@ class SequenceState {
     /// Throws Error (unavailable) when there is no spare slot. REQUIRES the rows reserved.
     void begin_rows(int64_t first_row, int64_t rows, ops::DeltaMode mode);
 
-    /// Steps of one row each follow that a device runs by itself, each from the state that the one before it left: the
-    /// first reads slot() and writes the slot that is returned, the second the other way round, and so on. REQUIRES, at
-    /// commit_prefix(rows), that rows or rows + 1 of them were run: only the last two states are there. Throws as
-    /// begin_rows.
-    int32_t begin_turns();
-
     /// Steps of one row each follow that a device runs by itself, this sequence number `row` of their batch: each is
     /// stashed, and joins the state at the beginning of the next (ops::DeltaMode::follow). To be ended by
     /// commit_followed() or commit_followed_states(). REQUIRES row < follow_rows() of the cache's states.
@@ -144,8 +138,7 @@ class SequenceState {
         int64_t first_row = 0, rows = 0;
         int64_t committed = -1;  // by commit_state: rows
         ops::DeltaMode mode = ops::DeltaMode::stash;
-        int32_t spare = -1;  // holds the state from before the step; or takes turns with the sequence's own slot
-        bool turns = false;
+        int32_t spare = -1;  // holds the state from before the step
     };
     DeltaStep step_;
 };

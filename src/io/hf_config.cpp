@@ -104,15 +104,6 @@ std::string shown(const json::value& value) {
     return printable(json::serialize(value));
 }
 
-template <class T>
-std::vector<T> per_layer(const ConfigReader& config, std::string_view key, int64_t layers) {
-    if (!config.raw(key).is_array()) return std::vector<T>(static_cast<size_t>(layers), config.get<T>(key));
-    std::vector<T> values = config.get<std::vector<T>>(key);
-    RT_CHECK(std::ssize(values) == layers, "{} has {} values, expected one for each of {} layers", config.name_of(key),
-             values.size(), layers);
-    return values;
-}
-
 }  // namespace
 
 const json::value* ConfigReader::lookup(std::string_view key) const {
@@ -151,10 +142,11 @@ template std::vector<bool> ConfigReader::get<std::vector<bool>>(std::string_view
 template std::vector<std::string> ConfigReader::get<std::vector<std::string>>(std::string_view) const;
 
 std::vector<int64_t> ConfigReader::get_per_layer(std::string_view key, int64_t layers) const {
-    return per_layer<int64_t>(*this, key, layers);
-}
-std::vector<double> ConfigReader::get_per_layer_double(std::string_view key, int64_t layers) const {
-    return per_layer<double>(*this, key, layers);
+    if (!raw(key).is_array()) return std::vector<int64_t>(static_cast<size_t>(layers), get<int64_t>(key));
+    std::vector<int64_t> values = get<std::vector<int64_t>>(key);
+    RT_CHECK(std::ssize(values) == layers, "{} has {} values, expected one for each of {} layers", name_of(key),
+             values.size(), layers);
+    return values;
 }
 
 ConfigReader ConfigReader::child(std::string_view key) const {

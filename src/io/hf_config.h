@@ -51,7 +51,6 @@ class ConfigReader {
     }
     /// One value per layer: an array of exactly `layers` values, or a single one that holds for all.
     std::vector<int64_t> get_per_layer(std::string_view key, int64_t layers) const;
-    std::vector<double> get_per_layer_double(std::string_view key, int64_t layers) const;
 
     /// A nested object; messages name the whole path ("rope_parameters.full_attention.rope_theta").
     ConfigReader child(std::string_view key) const;

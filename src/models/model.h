@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,10 +49,7 @@ struct States {
     std::span<const KvView> kv;
     std::span<const DeltaView> delta = {};              // none at all if the model has no such layers
     ops::DeltaMode delta_mode = ops::DeltaMode::stash;  // what becomes of them
-    /// update, one row, a model that decodes_at_once(): [1] the slot that the state behind the row goes to, in place of
-    /// the row's own, which stays as it is. On the device.
-    std::span<const int32_t> next_slot = {};
-    std::span<const int32_t> held = {};  // follow: ops::gated_delta
+    std::span<const int32_t> held = {};                 // follow: ops::gated_delta
 };
 
 /// Hidden states of a step for a drafter: for row r and each i, out[r, i D .. i D + D) is the residual stream behind
@@ -95,24 +91,8 @@ class Model {
     /// As they lie on the model's device.
     virtual SharedWeights shared_weights() const { return {}; }
 
-    /// A whole step of one row in one launch, with the same bits; nothing if the model has no kernel for it, or none
-    /// for this step. `states`: as in forward().
-    virtual std::optional<Tensor> forward_at_once(Context&, const Batch&, const States&) const { return {}; }
-    /// Whether it has such a kernel; whether steps over K/V stored like that, of sequences of up to `tokens`, are run
-    /// by it.
-    virtual bool decodes_at_once() const { return false; }
-    virtual bool decodes_at_once(std::span<const KvView>, int64_t tokens) const { return tokens < 0; }
-
-    /// A whole step; returns its logits. On a GPU at once where it can: without tap, on_op and capture.
+    /// A whole step; returns its logits. In one launch where ctx.one_launch takes it.
     Tensor forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture = nullptr) const;
-};
-
-/// How a step of one row is run on a GPU, where a model has a kernel for whole steps
-/// (ops/cuda/megakernel/persistent_decode.h).
-enum class DecodeKind : uint8_t {
-    automatic,   // the faster on this chip, as measured
-    chain,       // op by op
-    persistent,  // in one launch; load_model throws an Error that says why, if it cannot
 };
 
 /// What the prefill family multiplies on a GPU.
@@ -122,7 +102,6 @@ enum class PrefillKind : uint8_t {
 };
 
 struct ModelOptions {
-    DecodeKind decode = DecodeKind::automatic;
     /// Prompts go through recurrent state in chunks of rows where the GPU can (ops/gated_delta.h): faster, and a row's
     /// bits then depend on where its step begins.
     bool delta_by_chunks = false;

@@ -39,7 +39,6 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .k_norm = {w.k_norm, eps},
                                  .rope = &rope_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
-                                 .general_order = persistent_ != nullptr,
                                  .int8 = ops::wants_int8(ctx.gpu, w.wo)};
     const Tensor o = ops::sigmoid_attention(ctx, in, kv, batch);           // o = softmax(q K^T / sqrt d) V * sigmoid(g)
     const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
@@ -232,65 +231,6 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
     if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);
     count(bind.binder());
-    if (options.gpu != nullptr && options.decode != DecodeKind::chain) make_persistent(*options.gpu, options.decode);
-}
-
-/// The kernel for whole steps, if the model is one for it; for DecodeKind::automatic only where it was measured faster.
-void Qwen35::make_persistent(Gpu& gpu, DecodeKind kind) {
-    const bool wanted = kind == DecodeKind::persistent;
-    if (config_.num_experts > 0) {
-        RT_CHECK(!wanted, ErrorKind::usage, "--decode persistent: the persistent kernel takes no mixtures of experts");
-        return;
-    }
-    ops::PersistentModel m;
-    m.embed_tokens = embed_tokens_;
-    m.lm_head = lm_head_;
-    m.norm = norm_;
-    m.rope = rope_;
-    m.eps = static_cast<float>(config_.rms_norm_eps);
-    m.hidden = config_.hidden_size;
-    m.ffn = config_.intermediate_size;
-    m.vocab = config_.vocab_size;
-    m.heads = config_.num_attention_heads;
-    m.kv_heads = config_.num_key_value_heads;
-    m.head_dim = config_.head_dim;
-    m.max_positions = config_.max_position_embeddings;
-    m.delta = config_.delta;
-    for (size_t l = 0; l < layers_.size(); ++l) {
-        const Layer& w = layers_[l];
-        ops::PersistentLayer layer;
-        layer.linear = config_.is_linear[l] != 0;
-        if (layer.linear) {
-            layer.in[0] = w.in_qkv, layer.in[1] = w.in_z, layer.in[2] = w.in_b, layer.in[3] = w.in_a;
-            layer.head_norm = w.delta_norm;
-        } else {
-            layer.in[0] = w.wq, layer.in[1] = w.wk, layer.in[2] = w.wv;
-            layer.head_norm = w.q_norm;
-            layer.k_norm = w.k_norm;
-        }
-        layer.out = layer.linear ? w.out : w.wo;
-        layer.gate = w.w_gate;
-        layer.up = w.w_up;
-        layer.down = w.w_down;
-        layer.attn_norm = w.attn_norm;
-        layer.ffn_norm = w.ffn_norm;
-        layer.conv = w.conv;
-        layer.decay = w.decay;
-        layer.dt_bias = w.dt_bias;
-        m.layers.push_back(layer);
-    }
-    const std::string why_not = ops::PersistentDecode::refusal(gpu, m);
-    RT_CHECK(!wanted || why_not.empty(), ErrorKind::usage, "--decode persistent: the persistent kernel {}", why_not);
-    if (why_not.empty() && (wanted || ops::PersistentDecode::faster_on(gpu, m)))
-        persistent_ = std::make_unique<ops::PersistentDecode>(gpu, std::move(m));
-}
-
-std::optional<Tensor> Qwen35::forward_at_once(Context& ctx, const Batch& batch, const States& states) const {
-    if (batch.rows() != 1 || batch.logit_rows.size() != 1) return {};
-    int64_t page_rows = 1;
-    for (const KvView& view : states.kv) page_rows = std::max<int64_t>(page_rows, view.page_rows);
-    if (!decodes_at_once(states.kv, batch.max_pages * page_rows)) return {};
-    return persistent_->run(ctx, batch, states.kv, states.delta, states.delta_mode, states.next_slot);
 }
 
 /// Router, norms and DeltaNet's decay and beta stay as they are, and so does the head, which few rows ask for.

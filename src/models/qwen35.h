@@ -8,7 +8,6 @@
 #include "models/binder.h"
 #include "models/model.h"
 #include "models/qwen35_config.h"
-#include "ops/cuda/megakernel/persistent_decode.h"
 #include "ops/moe.h"
 
 namespace riptide {
@@ -28,17 +27,8 @@ class Qwen35 final : public Model {
     void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const override;
     Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override;
     SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
-    std::optional<Tensor> forward_at_once(Context& ctx, const Batch& batch, const States& states) const override;
-    bool decodes_at_once() const override { return persistent_ != nullptr; }
-    bool decodes_at_once(std::span<const KvView> kv, int64_t tokens) const override {
-        return persistent_ != nullptr && persistent_->takes(kv, tokens);
-    }
-    /// For benches; null: none.
-    ops::PersistentDecode* persistent() { return persistent_.get(); }
 
-    const Qwen35Config& config() const { return config_; }
-
-  private:
+    // What forward() is made of, besides shared_weights().
     struct Layer {
         std::span<const float> attn_norm, ffn_norm;
         // Full attention; wq yields for each head the query and its gates.
@@ -52,7 +42,12 @@ class Qwen35 final : public Model {
         Weight router, shared_gate;
         ops::ExpertWeights experts;
     };
+    const Qwen35Config& config() const { return config_; }
+    std::span<const Layer> layers() const { return layers_; }
+    /// [hidden_size], of the norm before the head.
+    std::span<const float> last_norm() const { return norm_; }
 
+  private:
     TensorNames names(int64_t l, std::string_view gguf, std::string_view hf) const;
     std::span<const float> norm(WeightLoader& bind, const TensorNames& names, int64_t size) const;
     void bind_attention(WeightLoader& bind, int64_t l);
@@ -60,7 +55,6 @@ class Qwen35 final : public Model {
     void bind_feed_forward(WeightLoader& bind, int64_t l);
     void add_fp8();
     void count(const Binder& bind);
-    void make_persistent(Gpu& gpu, DecodeKind kind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
     void linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const;
@@ -77,7 +71,6 @@ class Qwen35 final : public Model {
     std::vector<Layer> layers_;
     std::vector<StateSpec> specs_;
     ModelInfo info_;
-    std::unique_ptr<ops::PersistentDecode> persistent_;
 };
 
 }  // namespace riptide

@@ -58,14 +58,7 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
     const std::string name = architecture_of(checkpoint);
     std::vector<std::string> known;
     for (const Architecture& architecture : kArchitectures) {
-        if (name == architecture.name) {
-            auto model = architecture.load(checkpoint, options);
-            RT_CHECK(options.decode != DecodeKind::persistent || model->decodes_at_once(), ErrorKind::usage,
-                     "--decode persistent: {}",
-                     options.gpu == nullptr ? "it runs on a GPU only"
-                                            : fmt::format("there is no such kernel for {} models", name));
-            return model;
-        }
+        if (name == architecture.name) return architecture.load(checkpoint, options);
         known.push_back(architecture.name);
     }
     fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name),

@@ -17,9 +17,6 @@ struct AttentionInput {
     Norm q_norm, k_norm;  // over d, each head by itself; empty weight: none
     const Rope* rope = nullptr;
     float softmax_scale = 1;
-    // Decoding on a GPU, heads of 256: add up in the order of the general kernel (decode_any.cu), which is
-    // that of the persistent kernel, so that steps that it does not take have the same bits.
-    bool general_order = false;
     bool int8 = true;  // on a GPU o is wanted as int8 rows, too: wants_int8()
 };
 

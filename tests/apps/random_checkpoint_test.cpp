@@ -50,7 +50,6 @@ TEST(RandomCheckpoint, a_hybrid_of_real_sizes_decodes_ahead_what_it_decodes_step
     SessionOptions o;
     o.context = 512;
     o.gpu = test_gpu()->options();
-    o.model.decode = DecodeKind::chain;
     const auto session = [&] { return Session(random_checkpoint("qwen3.5-0.8b:bf16", 2), o); };
     Session ahead = session(), steps = session();
     std::vector<int32_t> prompt(5);
@@ -75,6 +74,58 @@ TEST(RandomCheckpoint, a_hybrid_of_real_sizes_decodes_ahead_what_it_decodes_step
         ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << answer;
         token = static_cast<int32_t>(1000 + answer);
     }
+}
+
+/// Heads of 256, which op by op have two orders of sums: all of a runner's steps have that of the one launch.
+TEST(RandomCheckpoint, a_hybrid_of_real_sizes_has_the_same_bits_in_one_launch_op_by_op_and_with_rows_together) {
+    RT_GPU_ONLY();
+    const auto checkpoint = random_checkpoint("qwen3.5-0.8b:bf16", 2);
+    ModelOptions options;
+    options.gpu = test_gpu();
+    const auto model = load_model(*checkpoint, options);
+    struct World {
+        KvCache cache;
+        Runner runner;
+        SequenceState sequence;
+
+        explicit World(const Model& m)
+            : cache(m.state_specs(), cache_options(), test_gpu()), runner(m, cache, nullptr), sequence(cache) {
+            runner.decode_in_one_launch();
+        }
+        static KvCacheOptions cache_options() {
+            KvCacheOptions o;
+            o.k_dtype = o.v_dtype = DType::q8_0;
+            o.page_rows = 16;
+            o.pages = 8;
+            o.max_sequences = 1;
+            o.max_step_rows = 16;
+            return o;
+        }
+        std::vector<float> step(std::span<const int32_t> tokens) {
+            const StepItem item{&sequence, tokens, {}, StepRows::Logits::all, {}};
+            const Tensor logits = runner.step(std::span(&item, 1));
+            std::vector<float> host(static_cast<size_t>(logits.elements()));
+            test_gpu()->to_host(host.data(), logits.data, logits.elements() * int64_t{sizeof(float)});
+            sequence.commit_prefix(std::ssize(tokens));
+            return host;
+        }
+    };
+    World once(*model), ops(*model), together(*model);
+    ops.runner.context().tap = [](std::string_view, int, const Tensor&) {};  // watched steps go op by op
+    for (int32_t first = 300; first < 340; first += 4) {
+        const int32_t tokens[] = {first, 7 * first, first + 2, 5 * first};
+        const std::vector<float> rows = together.step(tokens);
+        const float* row = rows.data();
+        for (const int32_t& token : tokens) {
+            const std::vector<float> seen = once.step(std::span(&token, 1)), expected = ops.step(std::span(&token, 1));
+            const size_t bytes = seen.size() * sizeof(float);
+            ASSERT_EQ(std::memcmp(seen.data(), expected.data(), bytes), 0) << "op by op, " << once.sequence.length();
+            ASSERT_EQ(std::memcmp(seen.data(), row, bytes), 0) << "together, " << once.sequence.length();
+            row += seen.size();
+        }
+    }
+    EXPECT_EQ(once.sequence.save(), ops.sequence.save());
+    EXPECT_EQ(once.sequence.save(), together.sequence.save());
 }
 
 TEST(RandomCheckpoint, tensors_begin_in_places_of_their_own_and_fp8_has_block_scales) {

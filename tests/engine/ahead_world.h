@@ -25,7 +25,6 @@ class AheadWorld {
     explicit AheadWorld(const std::string& type) : checkpoint_(SeededHybrid::open(type)) {
         ModelOptions options;
         options.gpu = test_gpu();
-        options.decode = DecodeKind::chain;
         model_ = load_model(*checkpoint_, options);
         KvCacheOptions o;
         o.k_dtype = o.v_dtype = DType::q8_0;
@@ -39,9 +38,7 @@ class AheadWorld {
             decoder_.emplace(*model_, *cache_, runner_->context(), runner_->device_batch(), o.max_sequences);
     }
     KvCache& cache() { return *cache_; }
-    bool follows() const {
-        return decoder_ ? decoder_->runs_ahead() == GpuDecoder::Recurrent::follows : cache_->delta().can_follow();
-    }
+    bool follows() const { return (decoder_ ? decoder_->follow_rows() : cache_->delta().follow_rows()) > 0; }
     /// Greedy: the `kept` tokens that come after `token`, drawn by steps that follow each other. `dropped`: with one
     /// more step under way, whose row does not count. The last token is not fed.
     std::vector<int32_t> ahead(SequenceState& s, int32_t token, int64_t kept, bool dropped) {

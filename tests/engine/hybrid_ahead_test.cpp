@@ -137,7 +137,6 @@ EngineOptions engine_options() {
     EngineOptions o = demo_options();
     o.choose_kv = false;
     o.k_dtype = o.v_dtype = DType::q8_0;
-    o.model.decode = DecodeKind::chain;
     o.checkpoint_every = 64;
     o.max_running = 3;
     return o;

@@ -179,7 +179,6 @@ EngineOptions loop_options() {
     EngineOptions o = demo_options();
     o.choose_kv = false;
     o.k_dtype = o.v_dtype = DType::q8_0;
-    o.model.decode = DecodeKind::chain;
     o.checkpoint_every = 48;
     o.max_running = 4;
     return o;

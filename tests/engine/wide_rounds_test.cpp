@@ -54,7 +54,6 @@ TEST(WideRounds, say_what_plain_decoding_says) {
     o.k_dtype = o.v_dtype = DType::q8_0;
     o.chunk_rows = 64;
     o.page_rows = 16;
-    o.model.decode = DecodeKind::chain;
     if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
     Session session(SeededHybrid::open("wide"), o);
     if (session.gpu() != nullptr) limit_multiprocessors(*session.gpu());

@@ -43,7 +43,6 @@ TEST(ConfigReader, reads_each_type) {
     EXPECT_FALSE(config.has("none"));
     EXPECT_EQ(config.get_per_layer("heads", 2), (std::vector<int64_t>{48, 64}));
     EXPECT_EQ(config.get_per_layer("hidden_size", 3), (std::vector<int64_t>{2048, 2048, 2048}));
-    EXPECT_EQ(config.get_per_layer_double("eps", 1), (std::vector<double>{1e-6}));
 }
 
 TEST(ConfigReader, errors_name_key_value_and_wish) {

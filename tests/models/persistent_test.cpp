@@ -23,10 +23,9 @@ struct World {
     std::unique_ptr<Runner> runner;
     std::unique_ptr<SequenceState> sequence;
 
-    World(const Checkpoint& checkpoint, DecodeKind decode, DType kv, Gpu* gpu) {
+    World(const Checkpoint& checkpoint, bool one_launch, DType kv, Gpu* gpu) {
         ModelOptions options;
         options.gpu = gpu;
-        options.decode = decode;
         model = load_model(checkpoint, options);
         KvCacheOptions o;
         o.k_dtype = o.v_dtype = kv;
@@ -36,6 +35,7 @@ struct World {
         o.max_step_rows = fewer(64, 1040);
         cache = std::make_unique<KvCache>(model->state_specs(), o, gpu);
         runner = std::make_unique<Runner>(*model, *cache, nullptr);
+        if (one_launch) runner->decode_in_one_launch();
         sequence = std::make_unique<SequenceState>(*cache);
     }
     std::vector<float> step(std::span<const int32_t> tokens, Family family = Family::decode) {
@@ -79,10 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(PersistentTest, one_launch_has_the_bits_of_the_ops) {
     RT_GPU_ONLY();
     const auto checkpoint = open_checkpoint(fixture_path(GetParam().fixture) + "/model.safetensors");
-    World chain(*checkpoint, DecodeKind::chain, GetParam().kv, test_gpu());
-    World once(*checkpoint, DecodeKind::persistent, GetParam().kv, test_gpu());
-    ASSERT_TRUE(once.model->decodes_at_once());
-    ASSERT_FALSE(chain.model->decodes_at_once());
+    World chain(*checkpoint, false, GetParam().kv, test_gpu());
+    World once(*checkpoint, true, GetParam().kv, test_gpu());
     std::mt19937 random(7);
     const auto draw = [&] {
         return static_cast<int32_t>(random() % static_cast<uint32_t>(chain.model->info().vocab_size));
@@ -106,8 +104,8 @@ TEST_P(PersistentTest, one_launch_has_the_bits_of_the_ops) {
 TEST_P(PersistentTest, steps_of_one_row_and_of_more_take_turns) {
     RT_GPU_ONLY();
     const auto checkpoint = open_checkpoint(fixture_path(GetParam().fixture) + "/model.safetensors");
-    World chain(*checkpoint, DecodeKind::chain, GetParam().kv, test_gpu());
-    World once(*checkpoint, DecodeKind::persistent, GetParam().kv, test_gpu());
+    World chain(*checkpoint, false, GetParam().kv, test_gpu());
+    World once(*checkpoint, true, GetParam().kv, test_gpu());
     std::mt19937 random(8);
     for (int step = 0; step < fewer(60, 4); ++step) {
         std::vector<int32_t> tokens(random() % 2 == 0 ? 1 : 1 + random() % 20);
@@ -121,16 +119,16 @@ TEST_P(PersistentTest, steps_of_one_row_and_of_more_take_turns) {
 
 TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not) {
     RT_GPU_ONLY();
-    const auto session = [](DecodeKind decode) {
+    const auto session = [](bool one_launch) {
         SessionOptions options = Fixture(GetParam().fixture).options();
         options.context = 2048;
         options.k_dtype = options.v_dtype = GetParam().kv;
-        options.model.decode = decode;
+        options.one_launch = one_launch;
         auto opened = Session::open(fixture_path(GetParam().fixture) + "/model.safetensors", options);
         limit_multiprocessors(*opened->gpu());  // its own, not test_gpu()
         return opened;
     };
-    const auto chain = session(DecodeKind::chain), once = session(DecodeKind::persistent);
+    const auto chain = session(false), once = session(true);
     const std::vector<int32_t> prompt = {5, 3, 8, 13};
     chain->prefill(prompt);
     once->prefill(prompt);
@@ -151,13 +149,10 @@ TEST_P(PersistentTest, steps_that_run_ahead_leave_the_state_of_steps_that_do_not
 }
 
 TEST(PersistentTest, what_it_cannot_do_is_refused_in_a_sentence) {
-    const auto refused = [](const std::string& fixture) {
+    const auto refused = [](const std::string& fixture, DType kv = DType::f16) {
         const auto checkpoint = open_checkpoint(fixture_path(fixture) + "/model.safetensors");
-        ModelOptions options;
-        options.gpu = test_gpu();
-        options.decode = DecodeKind::persistent;
         try {
-            load_model(*checkpoint, options);
+            World(*checkpoint, true, kv, test_gpu());
         } catch (const Error& error) {
             return std::string(error.what());
         }
@@ -168,6 +163,7 @@ TEST(PersistentTest, what_it_cannot_do_is_refused_in_a_sentence) {
         return;
     }
     EXPECT_EQ(refused("qwen35_tied"), "");
+    EXPECT_NE(refused("qwen35_tied", DType::tq3_0).find("takes K/V of any type but tq3_0"), std::string::npos);
     EXPECT_NE(refused("qwen35_moe").find("takes no mixtures of experts"), std::string::npos);
     EXPECT_NE(refused("qwen3_tied").find("no such kernel for qwen3 models"), std::string::npos);
 }

@@ -6,10 +6,26 @@
 #include <vector>
 
 #include "base/json.h"
-#include "text/tokenizer/byte_alphabet.h"
 #include "text/tokenizer/tokenizer.h"
+#include "text/utf8.h"
 
 namespace riptide {
+
+/// How a vocabulary spells bytes: bytes_to_unicode of the GPT-2 release, the inverse of from_byte_alphabet().
+inline std::string to_byte_alphabet(std::string_view bytes) {
+    const auto printable = [](int b) { return (b >= '!' && b <= '~') || (b >= 0xA1 && b != 0xAD); };
+    std::string out;
+    for (const char c : bytes) {
+        const int byte = static_cast<unsigned char>(c);
+        char32_t code = static_cast<char32_t>(byte);
+        if (!printable(byte)) {
+            code = 0x100;
+            for (int b = 0; b < byte; ++b) code += printable(b) ? 0 : 1;
+        }
+        append_utf8(out, code);
+    }
+    return out;
+}
 
 /// All 256 bytes (after `specials`, so byte b is id specials + b), then one token for each merge.
 struct SmallVocabulary {

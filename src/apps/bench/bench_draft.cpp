@@ -32,7 +32,9 @@ class Rounds {
                                                                .context = deepest + DflashDrafter::kAheadRows,
                                                                .chunk_rows = kChunk})),
           rounds_(session.model(), cache_, runner_.context(), drafter_),
-          state_(cache_) {}
+          state_(cache_) {
+        if (session.options().one_launch) runner_.decode_in_one_launch();
+    }
 
     DflashDrafter& drafter() { return *drafter_; }
     Context& context() { return runner_.context(); }

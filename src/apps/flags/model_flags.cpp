@@ -48,9 +48,8 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
         ->check(Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--decode", flags.decode,
-                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16) "
-                   "| auto: the faster")
-        ->check(IsMember({"auto", "chain", "persistent"}))
+                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16)")
+        ->check(IsMember({"chain", "persistent"}))
         ->capture_default_str()
         ->group("");  // told by bench: help is one screen
     cmd.add_option("--delta", flags.delta,
@@ -157,9 +156,7 @@ SessionOptions session_options(const ModelFlags& flags) {
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     options.model.delta_by_chunks = flags.delta == "chunks";
     options.model.prefill = flags.prefill == "fp8" ? PrefillKind::fp8 : PrefillKind::bf16;
-    options.model.decode = flags.decode == "chain"        ? DecodeKind::chain
-                           : flags.decode == "persistent" ? DecodeKind::persistent
-                                                          : DecodeKind::automatic;
+    options.one_launch = flags.decode == "persistent";
     return options;
 }
 

@@ -17,7 +17,7 @@ class Command;
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, kv = "auto", device = "auto", memory_budget, decode = "auto", prefill = "bf16";
+    std::string model, kv = "auto", device = "auto", memory_budget, decode = "chain", prefill = "bf16";
     std::string random_weights;  // see random_checkpoint(); empty: MODEL
     std::string random_routing = "alike";
     int threads = 0;

@@ -34,23 +34,15 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
     auto* const slots = reinterpret_cast<int32_t*>(words + 2);
     ring_ = {reinterpret_cast<uint64_t*>(ring_memory_.data()), kRingSteps, words, slots + 2 * sequences, words + 1};
     row_slots_ = {slots, static_cast<size_t>(sequences)};
-    ahead_ = {slots + sequences, static_cast<size_t>(sequences)};
-}
-
-GpuDecoder::Recurrent GpuDecoder::runs_ahead() const {
-    const KvCache& cache = cache_;
-    if (!cache_.delta().any()) return Recurrent::waits;
-    if (model_.decodes_at_once(cache.views(), device_batch_.pages() * cache.options().page_rows))
-        return Recurrent::turns;
-    return cache_.delta().can_follow() ? Recurrent::follows : Recurrent::waits;
+    held_ = {slots + sequences, static_cast<size_t>(sequences)};
 }
 
 int64_t GpuDecoder::follow_rows() const {
-    return runs_ahead() == Recurrent::follows ? std::min(sequences_, cache_.delta().follow_rows()) : 0;
+    // A step in one launch stashes.
+    return context_.one_launch == nullptr ? std::min(sequences_, cache_.delta().follow_rows()) : 0;
 }
 
 void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, Recurrent state) {
-    RT_ASSERT(state != Recurrent::turns || (rows.size() == 1 && runs_ahead() == state));
     RT_ASSERT(state != Recurrent::follows || std::ssize(rows) <= follow_rows());
     RT_ASSERT(pending() == 0 && std::ssize(forced) <= kForced && !rows.empty() && std::ssize(rows) <= sequences_);
     step_.clear();
@@ -73,8 +65,7 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
         const auto number = static_cast<int64_t>(r);
         begin_words_.push_back(static_cast<int32_t>(sequence.length()));
         if (state == Recurrent::waits) sequence.begin_rows(number, 1, ops::DeltaMode::stash);
-        else if (state == Recurrent::follows) sequence.begin_follow(number);
-        else begin_words_.back() = sequence.begin_turns();
+        else sequence.begin_follow(number);
     }
     std::byte* const words = step_memory_.data() + sizeof(int64_t);
     context_.gpu->to_device(words, begin_words_.data(), std::ssize(begin_words_) * int64_t{sizeof(int32_t)});
@@ -86,19 +77,14 @@ void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<con
 }
 
 RecordedStep& GpuDecoder::recorded(Way way) {
-    if (state_ == Recurrent::turns) return turning_[kind_][way];
     return (state_ == Recurrent::follows ? following_ : waiting_)[way][kind_][static_cast<size_t>(rows_ - 1)];
 }
 
 States GpuDecoder::states() const {
     States states{cache_.views(), cache_.delta().views()};
-    const std::span<const int32_t> words = ahead_.first(static_cast<size_t>(rows_));
-    if (state_ == Recurrent::turns) {
-        states.delta_mode = ops::DeltaMode::update;
-        states.next_slot = words;
-    } else if (state_ == Recurrent::follows) {
+    if (state_ == Recurrent::follows) {
         states.delta_mode = ops::DeltaMode::follow;
-        states.held = words;
+        states.held = held_.first(static_cast<size_t>(rows_));
     }
     return states;
 }
@@ -114,9 +100,9 @@ void GpuDecoder::launch() {
         if (sampled) {
             const Tensor tokens = ops::sample(context_, logits, slots_.state(), batch.positions,
                                               row_slots_.first(static_cast<size_t>(rows_)));
-            ops::advance(context_, tokens, batch, ring_, states.next_slot, states.held);
+            ops::advance(context_, tokens, batch, ring_, {}, states.held);
         } else {
-            ops::advance_most_likely(context_, logits, batch, ring_, states.next_slot, states.held);
+            ops::advance_most_likely(context_, logits, batch, ring_, {}, states.held);
         }
         return logits;
     });
@@ -125,7 +111,7 @@ void GpuDecoder::launch() {
 }
 
 void GpuDecoder::forward() {
-    RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled && state_ != Recurrent::turns);
+    RT_ASSERT(rows_ > 0 && draw_ == Draw::sampled);
     context_.family = Family::decode;
     logits_ =
         recorded(kForward).run(context_, [&] { return model_.forward(context_, device_batch_.batch(), states()); });

@@ -38,7 +38,6 @@ class GpuDecoder {
     /// What becomes of recurrent state while steps run.
     enum class Recurrent {
         waits,    // nothing, or there is none
-        turns,    // SequenceState::begin_turns
         follows,  // SequenceState::begin_follow, to be ended by commit_followed(.., run())
     };
     /// Begins an answer in a slot. What is drawn for the slot joins its history. REQUIRES nothing pending. Throws what
@@ -47,13 +46,11 @@ class GpuDecoder {
 
     /// Decoding is begin(), then launch() and next() in turns, then end(). Each sequence must have a row reserved for
     /// every launched step; the caller commits what it keeps. With recurrent state (KvCache::delta) a step must be
-    /// committed before the next: one launch for each begin(); or (`state`: turns, of one row, or up to follow_rows()
-    /// that follow) steps run ahead, no more than one beyond the one whose token is asked for. For measurements
-    /// `forced` are fed in turn, to all rows, instead of what was drawn (at most kForced).
+    /// committed before the next: one launch for each begin(); or up to follow_rows() rows follow (`state`), and steps
+    /// run ahead, no more than one beyond the one whose token is asked for. For measurements `forced` are fed in turn,
+    /// to all rows, instead of what was drawn (at most kForced).
     void begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced = {},
                Recurrent state = Recurrent::waits);
-    /// How recurrent state lets steps of one row run ahead.
-    Recurrent runs_ahead() const;
     /// The most rows of steps that may follow; 0: none may.
     int64_t follow_rows() const;
     /// Steps since begin(), those that have no draw yet among them.
@@ -64,7 +61,7 @@ class GpuDecoder {
     /// host learns while the model's layers run, and so is known before they are done. forward() starts a step without
     /// its draw, behind the last one's, whose tokens may still be unknown here; draw() starts its draw, with what may
     /// come in each row, when they are known. REQUIRES Draw::sampled; of draw(): nothing pending, and nothing else run
-    /// since forward(), nor turns. A forward() without draw() is lost.
+    /// since forward(). A forward() without draw() is lost.
     void forward();
     void draw(std::span<const AllowedSet> allowed);
     /// Waits for the tokens of the oldest step not yet asked for, one for each row; valid until the next call. -1: the
@@ -108,7 +105,6 @@ class GpuDecoder {
     RecordedStep& recorded(Way way);
     States states() const;
     std::array<RecordedSteps, kWays> waiting_, following_;
-    RecordedStep turning_[4][kWays];  // of one row
     Recurrent state_ = Recurrent::waits;
     Draw draw_ = Draw::largest;
     size_t kind_ = 0;   // of recorded steps; of the running begin()
@@ -117,12 +113,12 @@ class GpuDecoder {
     DeviceMasks masks_;
     Tensor logits_;  // of forward(), until draw()
     PinnedMemory ring_memory_;
-    DeviceMemory step_memory_;  // step, forced_size, slot of each row, ahead_, forced tokens
+    DeviceMemory step_memory_;  // step, forced_size, slot of each row, held_, forced tokens
     ops::TokenRing ring_;
     std::vector<StepRows> step_;
-    std::vector<int32_t> begin_words_;    // forced_size, slots and ahead_, on their way to the device
+    std::vector<int32_t> begin_words_;    // forced_size, slots and held_, on their way to the device
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
-    std::span<const int32_t> ahead_;      // likewise; of turns: the slot that the next step writes; else States::held
+    std::span<const int32_t> held_;       // likewise, States::held
     DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
     DeviceMemory drawn_slots_;            // of draw_rows
     std::vector<int32_t> tokens_, drawn_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "engine/execution/device_batch.h"
 #include "engine/execution/graph_cache.h"
 #include "models/model.h"
+#include "ops/cuda/megakernel/persistent_decode.h"
 
 namespace riptide {
 
@@ -52,6 +54,9 @@ class Runner {
     /// then no sequence has rows reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
     Tensor step(std::span<const StepItem> items, Family family = Family::decode);
 
+    /// From now on steps of one row run in one launch (one_launch(), which may throw), in this runner's context.
+    void decode_in_one_launch();
+
     /// From now on steps keep what these layers of the model put out (FeatureCapture); empty: none.
     void capture(std::span<const int32_t> layers);
     /// Of the last step: f32 [rows, layers * hidden_size], on the device, valid until the next step.
@@ -80,6 +85,7 @@ class Runner {
     Context context_;
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
+    std::unique_ptr<ops::PersistentDecode> one_launch_;
     /// [rows - 1], on a GPU; chains and trees of one sequence.
     struct RecordedSteps {
         std::vector<RecordedStep> decode, chain, tree;

@@ -165,6 +165,7 @@ void Machine::plan_memory() {
 
 void Machine::make_runner() {
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_, kWorkspaceFixed);
+    if (options_.one_launch) runner_->decode_in_one_launch();
     prompts_ = std::make_unique<PromptStep>(*runner_, *cache_, context_, [this] { return now_us(); });
     capture(std::vector<int32_t>(capture_layers_));
     if (gpu_) {
@@ -192,6 +193,7 @@ std::string Machine::weights_name() const {
     if (options_.model.delta_by_chunks) name += " delta by chunks";
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
+    if (options_.one_launch) name += " decode persistent";
     if (!content_) return name;
     return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());
 }
@@ -331,22 +333,23 @@ void Machine::replace(std::unique_ptr<Checkpoint> checkpoint) {
         RT_CHECK(load_tokenizer(*checkpoint).fingerprint() == load_tokenizer(*checkpoint_).fingerprint(),
                  "{}: another vocabulary than the engine was opened with", checkpoint->path());
     // One set of weights at a time: there may not be memory for two.
-    decoder_.reset();
-    prompts_.reset();
-    runner_.reset();
-    model_.reset();
-    try {
-        auto model = load_model(*checkpoint, options_.model);
-        check_same_model(*checkpoint, *model);
-        model_ = std::move(model);
-    } catch (...) {
-        model_ = load_model(*checkpoint_, options_.model);
+    const auto load = [&](const Checkpoint& from) {
+        decoder_.reset();
+        prompts_.reset();
+        runner_.reset();
+        model_.reset();
+        model_ = load_model(from, options_.model);
+        check_same_model(from, *model_);
         make_runner();
+    };
+    try {
+        load(*checkpoint);
+    } catch (...) {
+        load(*checkpoint_);
         throw;
     }
     content_.reset();
     checkpoint_ = std::move(checkpoint);
-    make_runner();
     name_weights();
 }
 

@@ -73,7 +73,6 @@ ops::SampleMasks DeviceMasks::upload(std::span<const AllowedSet> rows, Use use) 
         changed = changed || known[r] != place.number;
         known[r] = place.number;
     }
-    uploaded_ += static_cast<int64_t>(fresh);
     if (changed) {
         std::copy(known.begin(), known.end(), numbers);
         gpu_.copy(of_row, numbers, static_cast<int64_t>(known.size() * sizeof(int32_t)));

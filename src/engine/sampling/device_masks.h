@@ -64,8 +64,6 @@ class DeviceMasks {
     /// was drawn with the last result for this use has arrived. The arrays stay where they are: valid until the next
     /// call.
     ops::SampleMasks upload(std::span<const AllowedSet> rows, Use use);
-    /// Masks that had to be uploaded.
-    int64_t uploaded() const { return uploaded_; }
 
   private:
     void take_memory();
@@ -76,7 +74,6 @@ class DeviceMasks {
     DeviceMemory masks_, of_row_;    // [count, words]; [2][kMostRows]
     PinnedMemory staged_;            // of each use: numbers of masks, then masks
     std::vector<int32_t> known_[2];  // what of_row_ holds
-    int64_t uploaded_ = 0;
 };
 
 }  // namespace riptide

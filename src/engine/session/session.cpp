@@ -49,6 +49,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
     }
     cache_ = std::make_unique<KvCache>(model_->state_specs(), kv, gpu_.get(), threads_.get());
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), 0, kWorkspaceFixed);
+    if (options.one_launch) runner_->decode_in_one_launch();
     if (gpu_)
         decoder_ = std::make_unique<GpuDecoder>(*model_, *cache_, runner_->context(), runner_->device_batch(),
                                                 kv.max_sequences);
@@ -199,7 +200,7 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
     constexpr int64_t kSpan = 256, kAhead = 3, kAheadWithState = 2;
     using Recurrent = GpuDecoder::Recurrent;
     const bool alone = !allowed && !runner_->context().on_op && !runner_->context().tap;
-    const Recurrent state = alone ? decoder_->runs_ahead() : Recurrent::waits;
+    const Recurrent state = alone && decoder_->follow_rows() > 0 ? Recurrent::follows : Recurrent::waits;
     const int64_t ahead = state == Recurrent::waits ? kAhead : kAheadWithState;
     bool damaged = false;
     for (bool more = true; more && steps > 0 && sequence_->length() < context_;) {

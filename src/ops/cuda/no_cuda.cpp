@@ -15,12 +15,9 @@ namespace {
 }
 }  // namespace
 
-std::string PersistentDecode::refusal(const Gpu&, const PersistentModel&) { no_cuda(); }
-bool PersistentDecode::faster_on(const Gpu&, const PersistentModel&) { no_cuda(); }
+std::string PersistentDecode::refusal(const Gpu&, const PersistentModel&, std::span<const KvView>) { no_cuda(); }
 PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel) : gpu_(gpu) { no_cuda(); }
-bool PersistentDecode::takes(std::span<const KvView>, int64_t) const { no_cuda(); }
-Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, std::span<const DeltaView>, DeltaMode,
-                             std::span<const int32_t>) const {
+Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, std::span<const DeltaView>) const {
     no_cuda();
 }
 void PersistentDecode::tune(std::span<const int>) { no_cuda(); }

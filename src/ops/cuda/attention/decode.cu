@@ -77,6 +77,7 @@ attn::Case case_of(const Context& ctx, const DecodeAttentionArgs& a, const Batch
             .most_keys = a.most_keys,
             .appends = appends,
             .far = a.far,
+            .general_order = ctx.one_launch != nullptr,
             .chip = chip_of(*ctx.gpu)};
 }
 
@@ -139,17 +140,13 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
     const KvAppendArgs append = append_args(a, in, view, batch);
     Tensor o = make_output(ctx, a, in.int8);
     if (a.rows == 0) return o;
-    attn::Case c = case_of(ctx, a, batch, true);
-    c.general_order = in.general_order;
-    attend(ctx, a, choose(c), batch.sequences(), &append);
+    attend(ctx, a, choose(case_of(ctx, a, batch, true)), batch.sequences(), &append);
     return o;
 }
 
 bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
     if (batch.rows() == 0) return false;
-    attn::Case c = case_of(ctx, attention_args(ctx, in.q, view, batch, in.softmax_scale), batch, true);
-    c.general_order = in.general_order;
-    return choose(c).wide();
+    return choose(case_of(ctx, attention_args(ctx, in.q, view, batch, in.softmax_scale), batch, true)).wide();
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {

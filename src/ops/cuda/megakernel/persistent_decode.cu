@@ -200,14 +200,14 @@ WordCounts word_counts(const PersistentModel& m) {
     c.in = (c.in + 1) / 2 * 2;
     c.mixed = (std::max(m.heads * m.head_dim, m.delta.value_heads * m.delta.value_dim) + 1) / 2 * 2;
     c.act = m.ffn;
-    c.most_chunks = m.max_positions / kPersistentChunk + 2;
+    c.most_chunks = m.tokens / kPersistentChunk + 2;
     c.chunks = m.heads * c.most_chunks * (2 + kMostHeadDim);
     return c;
 }
 
 }  // namespace
 
-std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m) {
+std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m, std::span<const KvView> kv) {
     for (const PersistentLayer& layer : m.layers) {
         const char* names[] = {"the first projection", "the second projection", "the third projection",
                                "the fourth projection"};
@@ -232,14 +232,15 @@ std::string PersistentDecode::refusal(const Gpu& gpu, const PersistentModel& m) 
         return fmt::format("takes Gated DeltaNet with keys up to {}, values up to {} and {} taps, not {}, {} and {}",
                            kPersistentKeyDim, kPersistentValueDim, kDeltaTaps, m.delta.key_dim, m.delta.value_dim,
                            m.delta.conv_width);
+    for (const KvView& view : kv)
+        if (view.num_kv_heads > 0 && (view.k_dtype == DType::tq3_0 || view.v_dtype == DType::tq3_0))
+            return "takes K/V of any type but tq3_0";
     if (m.head_dim > kMostHeadDim) return fmt::format("takes heads up to {} values, not {}", kMostHeadDim, m.head_dim);
     if (shared_bytes(m) > gpu.info().shared_bytes)
         return fmt::format("needs {} bytes of shared memory, and {} has {}", shared_bytes(m), gpu.info().name,
                            gpu.info().shared_bytes);
     return {};
 }
-
-bool PersistentDecode::faster_on(const Gpu&, const PersistentModel&) { return false; }
 
 PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel model)
     : gpu_(gpu),
@@ -249,17 +250,9 @@ PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel model)
 
 void PersistentDecode::tune(std::span<const int> ahead) { std::copy(ahead.begin(), ahead.end(), ahead_); }
 
-bool PersistentDecode::takes(std::span<const KvView> kv, int64_t tokens) const {
-    const auto unknown = [](const KvView& view) {
-        return view.num_kv_heads > 0 && (view.k_dtype == DType::tq3_0 || view.v_dtype == DType::tq3_0);
-    };
-    return std::none_of(kv.begin(), kv.end(), unknown) && tokens <= word_counts(model_).most_chunks * kPersistentChunk;
-}
-
 Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const KvView> kv,
-                             std::span<const DeltaView> delta, DeltaMode mode,
-                             std::span<const int32_t> next_slot) const {
-    RT_ASSERT(ctx.gpu == &gpu_ && batch.rows() == 1 && kv.size() == model_.layers.size());
+                             std::span<const DeltaView> delta) const {
+    RT_ASSERT(takes(ctx, batch, DeltaMode::stash) && kv.size() == model_.layers.size());
     const PersistentModel& m = model_;
     Tensor logits = ctx.alloc(DType::f32, {1, m.vocab});
     PersistentArgs args = {};
@@ -301,9 +294,9 @@ Tensor PersistentDecode::run(Context& ctx, const Batch& batch, std::span<const K
     a.lm_head = static_cast<const char*>(m.lm_head.data);
     a.norm = m.norm.data();
     a.tokens = batch.tokens.data();
-    if (mode == DeltaMode::update) a.next_slot = next_slot.empty() ? batch.state_slot.data() : next_slot.data();
     a.logits = logits.row(0);
     const WordCounts counts = word_counts(m);
+    RT_ASSERT(batch.max_pages * any.page_rows <= counts.most_chunks * kPersistentChunk);
     Word* next = reinterpret_cast<Word*>(words_.data());
     const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
     a.x_mid = take(counts.hidden);

@@ -34,37 +34,36 @@ struct PersistentModel {
     float eps = 0;
     int64_t hidden = 0, ffn = 0, vocab = 0;
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
-    int64_t max_positions = 0;
-    DeltaView delta;  // sizes alone
+    int64_t tokens = 0;  // of a sequence, at most
+    DeltaView delta;     // sizes alone
 };
 
 /// Runs steps of one row of one sequence in one launch: embedding, all layers, final norm and head.
 ///
-/// Same bits as the ops one by one (the decode family of kernels, with AttentionInput::general_order): logits, K and V
-/// rows, and the stash or (update) the recurrent state and the convolution's inputs. Reads the batch's arrays on the
-/// device, so a recorded launch serves every step.
+/// Same bits as the ops one by one (the decode family of kernels, where Context::one_launch is set): logits, K and V
+/// rows, and the stash. Reads the batch's arrays on the device, so a recorded launch serves every step.
 ///
 /// The kernel takes the whole device: a CTA for each SM, all of which must run at once (a cooperative launch). What one
 /// phase hands to the next are words of 64 bits, a float and the number of the step and layer it belongs to, so that
 /// data and "it is there" arrive together; no barriers, no fences, no counters between phases.
-/// Bytes: the weights once, state once or twice, K/V once for each query head (L2).
+/// Bytes: the weights once, state once, K/V once for each query head (L2).
 class PersistentDecode {
   public:
-    /// Why the model cannot run like that, in words that follow "the persistent kernel"; empty: it can.
-    static std::string refusal(const Gpu& gpu, const PersistentModel& model);
-    /// Whether it was measured to be faster than the ops one by one on this chip (docs/results/qwen35.md).
-    static bool faster_on(const Gpu& gpu, const PersistentModel& model);
+    /// Why the model cannot run like that over K/V stored like that (a view for each layer; any type but tq3_0), in
+    /// words that follow "the persistent kernel"; empty: it can.
+    static std::string refusal(const Gpu& gpu, const PersistentModel& model, std::span<const KvView> kv);
 
     /// Takes device memory for the words. REQUIRES no refusal. `gpu` and the weights must outlive it.
     PersistentDecode(Gpu& gpu, PersistentModel model);
 
-    /// Whether it can run steps over K/V stored like that (any type but tq3_0), of sequences of up to `tokens`.
-    bool takes(std::span<const KvView> kv, int64_t tokens) const;
-    /// The step's logits, f32 [1, vocab], in the arena. kv and delta: one view for each layer. update: as
-    /// DeltaMode::update, but the state behind the row goes to slot next_slot[0] (device memory; empty: the row's own).
-    /// REQUIRES one row, and takes() for the tokens of the batch's pages.
-    Tensor run(Context& ctx, const Batch& batch, std::span<const KvView> kv, std::span<const DeltaView> delta,
-               DeltaMode mode, std::span<const int32_t> next_slot = {}) const;
+    /// Whether one launch can do this step: one row of the decode family whose logits are wanted, which stashes and
+    /// which nobody watches.
+    bool takes(const Context& ctx, const Batch& batch, DeltaMode mode) const {
+        return ctx.gpu == &gpu_ && ctx.family == Family::decode && mode == DeltaMode::stash && !ctx.tap && !ctx.on_op &&
+               batch.rows() == 1 && batch.logit_rows.size() == 1;
+    }
+    /// The step's logits, f32 [1, vocab], in the arena. kv and delta: one view for each layer. REQUIRES takes().
+    Tensor run(Context& ctx, const Batch& batch, std::span<const KvView> kv, std::span<const DeltaView> delta) const;
 
     /// For benches: from now on a CTA stores the clock at the borders of phases to device memory: [layers + 1][8] of
     /// CTA `cta`.
